@@ -1,0 +1,1 @@
+"""Multi-head attention, head by head."""

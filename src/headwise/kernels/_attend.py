@@ -1,0 +1,116 @@
+"""The one door to attention: check, choose a kernel, compute."""
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from headwise.errors import ArgumentError, ShapeError
+from headwise.kernels._choose import choose
+from headwise.kernels._fused import attend_fused
+from headwise.kernels._rows import attend_rows
+from headwise.kernels._rule import MaskLike, WindowLike, make_rule
+
+
+class AttendOutput(NamedTuple):
+    """The heads, and what else was asked for."""
+
+    heads: Float[Tensor, "B H T Dv"]
+    weights: Float[Tensor, "B H T S"] | None  # before dropout
+    lse: Float[Tensor, "B H T"] | None  # nats; −inf for a query that may attend to nothing
+    backend: str  # the kernel that computed the heads
+
+
+def attend(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    *,
+    mask: MaskLike | None = None,
+    causal: bool = False,
+    window: WindowLike | None = None,
+    scale: float | None = None,
+    bias: Float[Tensor, "*shape"] | None = None,
+    softcap: float | None = None,
+    sinks: Float[Tensor, " H"] | None = None,
+    dropout_p: float = 0.0,
+    need_weights: bool = False,
+    need_lse: bool = False,
+    backend: str = "auto",
+) -> Float[Tensor, "B H T Dv"] | AttendOutput:
+    """Mix each head's values by how well its queries match its keys.
+
+    Query head `h` reads kv head `h // (H // Hkv)`. Logits are scaled, then capped, then biased
+    and masked. A query that may attend to nothing gets zeros and a log-sum-exp of −inf, with
+    finite gradients. Asking for weights or log-sum-exp does not change the heads by a bit,
+    unless there is dropout: then one kernel computes all of them.
+
+    Args:
+        mask: Booleans (True = may attend), floats (added to the logits), or a rule of
+            `headwise.masks`. `[T, S]` or `[B, H, T, S]`, with 1 to broadcast.
+        causal: Whether a query sees only its own position and earlier ones. With `T < S` the
+            last query sees the last key.
+        window: How many keys are visible on each side of the query, `(left, right)`.
+        scale: What `q · k` is multiplied by. None is `1 / sqrt(D)`.
+        bias: Added to the logits after the softcap.
+        softcap: Logits become `softcap · tanh(logits / softcap)`.
+        sinks: A further logit for each head, in the denominator alone.
+        dropout_p: Share of weights dropped, the rest scaled up; in training only.
+        need_weights: Whether to return the weights too. They hold `B·H·T·S` numbers.
+        need_lse: Whether to return the log of the sum of the exponentials too.
+        backend: "auto", "fused" (torch's kernel) or "rows" (plain PyTorch, every rule).
+    Returns:
+        The heads; with extras an `AttendOutput`.
+    Raises:
+        ShapeError: sizes do not fit together, or a mask does not fit them.
+        MaskError: a mask is neither boolean nor float.
+        ArgumentError: a value out of range, or a kernel that cannot follow the rule.
+    Source:
+        Vaswani et al. 2017, eq. 1 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023
+        (arXiv:2305.13245).
+    """
+    _check(q, k, v, dropout_p)
+    rule = make_rule(
+        head_dim=q.shape[-1], mask=mask, is_causal=causal, near=window,
+        scale=scale, bias=bias, softcap=softcap, sinks=sinks,
+    )  # fmt: skip
+    extras = need_weights or need_lse
+    kernel = choose("rows" if extras and dropout_p and backend == "auto" else backend, rule).backend
+    if kernel == "fused" and not extras:
+        return attend_fused(q, k, v, rule, dropout_p)
+    if kernel == "fused" and dropout_p:
+        raise ArgumentError(
+            f"attend: backend='fused' cannot return weights under dropout_p={dropout_p}: "
+            f"it does not tell which it dropped. Use backend='rows' or 'auto'."
+        )
+    heads, lse, weights = attend_rows(q, k, v, rule, dropout_p, keep_weights=need_weights)
+    if kernel == "fused":
+        heads = attend_fused(q, k, v, rule)
+    if not extras:
+        return heads
+    return AttendOutput(heads, weights, lse if need_lse else None, kernel)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ShapeError(f"attend: {shapes}. Give four axes each: batch, heads, tokens, width.")
+    H, Hkv = q.shape[1], k.shape[1]
+    if H % Hkv:
+        raise ShapeError(
+            f"attend: {H} query heads cannot share {Hkv} key/value heads evenly ({shapes}). "
+            f"Make H a multiple of Hkv."
+        )
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ShapeError(
+            f"attend: sizes do not fit ({shapes}). Queries and keys share batch and width, "
+            f"keys and values share batch, heads and length."
+        )
+    if not 0.0 <= dropout_p < 1.0:
+        raise ArgumentError(f"attend: dropout_p={dropout_p}. Give a share from 0 up to 1.")
+    kinds = {(x.dtype, x.device) for x in (q, k, v)}
+    if len(kinds) > 1:
+        found = ", ".join(
+            f"{n} {x.dtype} on {x.device}" for n, x in zip("qkv", (q, k, v), strict=True)
+        )
+        raise ArgumentError(f"attend: {found}. Bring them to one dtype and device.")

@@ -1,0 +1,70 @@
+"""Attention a block of rows at a time: every rule, any device, memory that grows with the text."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from headwise.kernels._cells import LN2, Cell, Named, mix, over_cells, powers_of_cell
+from headwise.kernels._rule import Rule
+
+
+def attend_rows(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    rule: Rule,
+    dropout_p: float = 0.0,
+    keep_weights: bool = False,
+) -> tuple[Float[Tensor, "B H T Dv"], Float[Tensor, "B H T"], Float[Tensor, "B H T S"] | None]:
+    """The heads, their log-sum-exp, and the weights (before dropout) where they are kept.
+
+    In training each block is computed again on the way back, so that no `T` x `S` array is
+    kept for it either.
+    """
+
+    def compute(cell: Cell) -> Named:
+        soft = powers_of_cell(q, k, rule, cell)
+        weights = soft.powers / soft.divisor
+        found = {
+            "heads": mix(cell, F.dropout(weights, dropout_p) if dropout_p else weights, v),
+            "lse": log_sum_exp(soft.peak, soft.total),
+        }
+        if keep_weights:
+            found["weights"] = _all_keys(weights, cell)
+        return found
+
+    training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    again = training and not keep_weights
+    found = over_cells(
+        q,
+        k,
+        rule,
+        lambda cell: checkpoint(compute, cell, use_reentrant=False) if again else compute(cell),
+    )
+    return found["heads"].to(q.dtype), found["lse"], found.get("weights")
+
+
+def weights_of_rows(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], rule: Rule
+) -> Float[Tensor, "B H T S"]:
+    """The weights themselves, `T` x `S` for each head: for those who want to see the matrix."""
+
+    def compute(cell: Cell) -> Named:
+        soft = powers_of_cell(q, k, rule, cell)
+        return {"weights": _all_keys(soft.powers / soft.divisor, cell)}
+
+    return over_cells(q, k, rule, compute)["weights"]
+
+
+def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:
+    """In nats; −inf for a row that may attend to nothing, with a gradient of zero there."""
+    empty = total == 0
+    return torch.where(empty, -torch.inf, (peak + torch.log2(torch.where(empty, 1.0, total))) * LN2)
+
+
+def _all_keys(weights: Tensor, cell: Cell) -> Tensor:
+    """Zeros for the keys that were not even looked at."""
+    keys = cell.tile.keys
+    return F.pad(weights, (keys.start, cell.tile.S - keys.stop))
