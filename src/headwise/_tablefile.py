@@ -1,0 +1,67 @@
+"""A frame and what it is about in one file: Parquet, CSV or JSON by the file's ending."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from headwise.errors import ArgumentError, InputError
+from headwise.files import write_beside
+
+ENDINGS = (".parquet", ".csv", ".json")
+# The first line of a CSV carries what the other formats keep in their metadata.
+_COMMENT = "# "
+
+
+def check_ending(path: Path) -> None:
+    """Refuse an ending that names no format, before any work is done."""
+    if path.suffix not in ENDINGS:
+        raise ArgumentError(
+            f"table file: {path} ends in {path.suffix!r}. End it in {', '.join(ENDINGS)}."
+        )
+
+
+def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) -> Path:
+    """Write the frame and its description; nothing half-written is left behind."""
+    check_ending(path)
+    with write_beside(path) as beside:
+        if path.suffix == ".parquet":
+            frame.attrs.update(about)
+            frame.to_parquet(beside)
+        elif path.suffix == ".csv":
+            with beside.open("w", encoding="utf-8", newline="") as out:
+                out.write(_COMMENT + json.dumps(about) + "\n")
+                frame.to_csv(out, index=False)
+        else:
+            rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+            whole = json.dumps({**about, "heads": rows}, indent=1, allow_nan=False)
+            beside.write_text(whole + "\n", "utf-8")
+    return path
+
+
+def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read what `write_table_file` wrote; never a pickle."""
+    check_ending(path)
+    if not path.is_file():
+        raise InputError(f"table file: {path} does not exist. Give a file that was saved.")
+    try:
+        return _read(path)
+    except (ValueError, KeyError, OSError) as error:
+        raise InputError(
+            f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it anew."
+        ) from error
+
+
+def _read(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    if path.suffix == ".parquet":
+        frame = pd.read_parquet(path)
+        return frame, {str(key): value for key, value in frame.attrs.items()}
+    text = path.read_text("utf-8")
+    if path.suffix == ".json":
+        about = json.loads(text)
+        return pd.DataFrame(about.pop("heads")), about
+    about = json.loads(text.splitlines()[0].removeprefix(_COMMENT))
+    with path.open(encoding="utf-8") as lines:
+        return pd.read_csv(lines, skiprows=1, float_precision="round_trip"), about

@@ -1,0 +1,297 @@
+"""One row per head: the narrow waist between models and what is said about them.
+
+A table holds sums, not means, so the table of two runs is the sum of their tables. It needs
+no model and no torch. Its standard errors take the text as the unit: tokens of one text are
+not independent of each other.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Int64
+
+from headwise._tablefile import read_table_file, write_table_file
+from headwise.errors import ArgumentError, HeadError, InputError
+from headwise.heads import Head, HeadLike, resolve_heads
+
+__all__ = ["SCHEMA", "STATISTICS", "HeadTable", "Statistic", "Totals"]
+
+SCHEMA = 1
+Column = Float64[np.ndarray, " N"]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What a number means: its unit, its range, and a sentence about it."""
+
+    unit: str
+    low: float
+    high: float
+    says: str
+
+
+_SHARE = ("share", 0.0, 1.0)
+STATISTICS: Mapping[str, Statistic] = {
+    "entropy": Statistic("nats", 0.0, np.inf, "how widely the head spreads its attention"),
+    "max_weight": Statistic(*_SHARE, "the largest weight of a query"),
+    "first": Statistic(*_SHARE, "attention given to the first token of the text"),
+    "self": Statistic(*_SHARE, "attention a token gives to itself"),
+    "previous": Statistic(*_SHARE, "attention given to the token before"),
+    "next": Statistic(*_SHARE, "attention given to the token after"),
+    "distance": Statistic("tokens", 0.0, np.inf, "how far away the head looks on average"),
+    "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
+    "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
+    "sink": Statistic(*_SHARE, "attention lost to a sink that is no token"),
+}
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums of one statistic over the rows that are eligible for it, for every head.
+
+    The three sums over texts give the standard error of the mean with the text as the unit:
+    with `S` the sum and `n` the number of rows of one text, they are ΣS², ΣSn and Σn².
+    `even` is the sum of what attention spread evenly over the same visible keys would have
+    given; NaN where that has no meaning.
+    """
+
+    count: Column
+    total: Column
+    even: Column
+    maximum: Column
+    texts: Column
+    total_squared: Column
+    cross: Column
+    count_squared: Column
+
+    @classmethod
+    def of_texts(
+        cls,
+        totals: Float64[np.ndarray, "M N"],
+        counts: Float64[np.ndarray, "M N"],
+        maximum: Column,
+        even: Float64[np.ndarray, "M N"] | None = None,
+    ) -> "Totals":
+        """Add up the sums and row counts of `M` texts."""
+        return cls(
+            count=counts.sum(0),
+            total=totals.sum(0),
+            even=np.full_like(maximum, np.nan) if even is None else even.sum(0),
+            maximum=maximum,
+            texts=(counts > 0).sum(0).astype(np.float64),
+            total_squared=(totals**2).sum(0),
+            cross=(totals * counts).sum(0),
+            count_squared=(counts**2).sum(0),
+        )
+
+    def __add__(self, other: "Totals") -> "Totals":
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Totals)}
+        # fmax: a side that saw no eligible row has no maximum, which is not a number.
+        return Totals(**sums | {"maximum": np.fmax(self.maximum, other.maximum)})
+
+    def mean(self) -> Column:
+        return _divide(self.total, self.count)
+
+    def even_mean(self) -> Column:
+        return _divide(self.even, self.count)
+
+    def standard_error(self) -> Column:
+        """Of the mean, texts being the unit; NaN for fewer than two texts."""
+        mean = np.nan_to_num(self.mean())
+        squared = self.total_squared - 2 * mean * self.cross + mean**2 * self.count_squared
+        spread = _divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
+        return _divide(np.sqrt(spread), self.count)
+
+    def select(self, choose: Callable[[Column], Column]) -> "Totals":
+        return Totals(**{f.name: choose(getattr(self, f.name)) for f in fields(Totals)})
+
+
+def _divide(above: Column, below: Column) -> Column:
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable:
+    """What was seen of every head: means, standard errors, counts and maxima of statistics.
+
+    A statistic that does not apply to a head is NaN, never 0. Tables of the same model add,
+    in any order.
+
+    Attributes:
+        heads: The address of each row.
+        kv_heads: The key/value head that each head reads.
+        totals: The sums behind each statistic, by name.
+        model: The fingerprint of the model's weights.
+        versions: The versions of what the table was made with.
+
+    Example:
+        >>> zeros = np.zeros((1, 1))
+        >>> entropy = Totals.of_texts(zeros + 6.0, zeros + 4.0, np.array([2.0]))
+        >>> table = HeadTable((Head("", 5, 3),), np.array([1]), {"entropy": entropy})
+        >>> (table + table).frame()
+            name stack  layer  head  entropy
+        0  L5.H3            5     3      1.5
+    """
+
+    heads: tuple[Head, ...]
+    kv_heads: Int64[np.ndarray, " N"]
+    totals: Mapping[str, Totals]
+    model: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of the statistics, in the order in which they were asked for."""
+        return tuple(self.totals)
+
+    def mean(self, statistic: str) -> Column:
+        """The mean over all eligible rows; NaN for a head that had none."""
+        return self._of(statistic).mean()
+
+    def even(self, statistic: str) -> Column:
+        """The mean if each row's attention were spread evenly over its visible keys.
+
+        NaN where the statistic is not one of weights.
+        """
+        return self._of(statistic).even_mean()
+
+    def standard_error(self, statistic: str) -> Column:
+        """The standard error of the mean, texts being the unit; NaN for fewer than two texts."""
+        return self._of(statistic).standard_error()
+
+    def count(self, statistic: str) -> Column:
+        """How many rows were eligible."""
+        return self._of(statistic).count
+
+    def maximum(self, statistic: str) -> Column:
+        """The largest value of any row; NaN for a head that had none."""
+        return self._of(statistic).maximum
+
+    def _of(self, statistic: str) -> Totals:
+        if statistic not in self.totals:
+            raise ArgumentError(
+                f"HeadTable: there is no statistic {statistic!r}. "
+                f"There are {', '.join(self.totals) or 'none'}."
+            )
+        return self.totals[statistic]
+
+    def row(self, head: HeadLike) -> int:
+        """The row of a head, named in any way that means one."""
+        return self.heads.index(resolve_heads(head, self.heads)[0])
+
+    def __add__(self, other: "HeadTable") -> "HeadTable":
+        """The table of both runs.
+
+        Raises:
+            ArgumentError: the tables are of different models or hold different statistics.
+            HeadError: they have different heads.
+        """
+        if self.model != other.model:
+            raise ArgumentError(
+                f"HeadTable: models {self.model[:12]!r} and {other.model[:12]!r} differ. "
+                f"Add tables of the same weights."
+            )
+        if set(self.heads) != set(other.heads):
+            raise HeadError(
+                f"HeadTable: {len(self.heads)} and {len(other.heads)} heads do not match. "
+                f"Add tables made with the same layers."
+            )
+        if set(self.totals) != set(other.totals):
+            odd = ", ".join(sorted(set(self.totals) ^ set(other.totals)))
+            raise ArgumentError(
+                f"HeadTable: only one of the two has {odd}. Add tables of the same request."
+            )
+        order = [other.heads.index(head) for head in self.heads]
+        totals = {
+            name: mine + other.totals[name].select(lambda column: column[order])
+            for name, mine in self.totals.items()
+        }
+        return replace(self, totals=totals)
+
+    def frame(self, detail: bool = False) -> pd.DataFrame:
+        """A tidy frame: name, stack, layer, head, then the mean of each statistic.
+
+        Args:
+            detail: Whether to add, after each mean, its standard error (`.se`), the number of
+                rows (`.count`), the largest value (`.max`) and the mean under even attention
+                (`.even`), and the kv head of each row.
+        """
+        columns: dict[str, object] = {
+            "name": [str(head) for head in self.heads],
+            "stack": [head.stack for head in self.heads],
+            "layer": [head.layer for head in self.heads],
+            "head": [head.head for head in self.heads],
+        }
+        if detail:
+            columns["kv_head"] = self.kv_heads
+        for name, totals in self.totals.items():
+            columns[name] = totals.mean()
+            if detail:
+                columns[f"{name}.se"] = totals.standard_error()
+                columns[f"{name}.count"] = totals.count
+                columns[f"{name}.max"] = totals.maximum
+                columns[f"{name}.even"] = totals.even_mean()
+        return pd.DataFrame(columns)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the whole table, sums and all; the ending says how: .parquet, .csv or .json.
+
+        Raises:
+            ArgumentError: another ending.
+            OutputError: the file cannot be written; nothing is left half-written.
+        """
+        frame = self.frame()
+        frame["kv_head"] = self.kv_heads
+        for name, totals in self.totals.items():
+            for part in fields(Totals):
+                frame[f"{name}.{part.name}"] = getattr(totals, part.name)
+        about = {
+            "headwise": SCHEMA,
+            "model": self.model,
+            "versions": dict(self.versions),
+            "statistics": list(self.totals),
+        }
+        return write_table_file(frame, about, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "HeadTable":
+        """Read a table that `save` wrote.
+
+        Raises:
+            InputError: the file is missing, or is no table of this schema.
+        """
+        frame, about = read_table_file(Path(path))
+        if about.get("headwise") != SCHEMA:
+            raise InputError(
+                f"HeadTable.load: {path} has schema {about.get('headwise')!r}, not {SCHEMA}. "
+                f"Give a table that this version of headwise saved."
+            )
+        try:
+            return _from_frame(frame, about)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"HeadTable.load: {path} is not a whole table ({error}). Save it anew."
+            ) from error
+
+    def _repr_html_(self) -> str:
+        return self.frame().to_html(index=False, float_format="{:.3f}".format, escape=True)
+
+
+def _from_frame(frame: pd.DataFrame, about: Mapping[str, object]) -> HeadTable:
+    def column(name: str) -> Column:
+        return frame[name].to_numpy(np.float64)
+
+    statistics: Iterable[str] = about["statistics"]  # type: ignore[assignment]
+    return HeadTable(
+        heads=tuple(Head.parse(name) for name in frame["name"]),
+        kv_heads=frame["kv_head"].to_numpy(np.int64),
+        totals={
+            name: Totals(**{f.name: column(f"{name}.{f.name}") for f in fields(Totals)})
+            for name in statistics
+        },
+        model=str(about["model"]),
+        versions=dict(about["versions"]),  # type: ignore[call-overload]
+    )
