@@ -1,0 +1,299 @@
+"""The definition of attention in NumPy: slow, obvious, and what every other path is held to.
+
+`attention` computes one query at a time, over exactly the keys it may attend to, in float64.
+`scaled_dot_product` is the formula as papers print it; the layer is built on that, once as a
+loop over heads and once as one batched expression. Query head `h` reads kv head `h // G`.
+"""
+
+import copy
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Num
+from numpy.typing import DTypeLike
+
+from headwise.errors import MaskError, ShapeError
+
+__all__ = [
+    "AttentionOutput",
+    "MultiHeadAttention",
+    "attention",
+    "multi_head_batched",
+    "multi_head_loop",
+    "scaled_dot_product",
+    "single_head",
+]
+
+Mask = Bool[np.ndarray, "*mask"] | Float[np.ndarray, "*mask"]
+Rows = Num[np.ndarray, "*B T d_model"]
+Memory = Num[np.ndarray, "*B S d_model"]
+Out = Float[np.ndarray, "*B T d_model"]
+Weights = Float[np.ndarray, "*B H T S"]
+
+
+class AttentionOutput(NamedTuple):
+    """What `attention` returns when more than the heads was asked for; None for what was not.
+
+    Weights are shares between 0 and 1, T×S numbers for each head; `lse` is in logits.
+    """
+
+    out: Float[np.ndarray, "B H T Dv"]
+    weights: Float[np.ndarray, "B H T S"] | None
+    lse: Float[np.ndarray, "B H T"] | None
+
+
+def attention(
+    q: Num[np.ndarray, "B H T D"],
+    k: Num[np.ndarray, "B Hkv S D"],
+    v: Num[np.ndarray, "B Hkv S Dv"],
+    *,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    bias: Float[np.ndarray, "*bias"] | None = None,
+    softcap: float | None = None,
+    sinks: Float[np.ndarray, " H"] | None = None,
+    need_weights: bool = False,
+    need_lse: bool = False,
+) -> Float[np.ndarray, "B H T Dv"] | AttentionOutput:
+    """Mix the values of the keys that each query may attend to, by softmax(scale · q·k).
+
+    Logits are scaled, then capped, then bias and mask are added. Queries stand at the end of
+    the keys: query i is at key position i + S - T. A query that may attend to nothing gets
+    zeros and an lse of −inf (with a sink, the sink's logit). What a masked key or value holds,
+    even NaN, reaches nothing. Computed in float64 and rounded once to the type of the input.
+
+    Args:
+        mask: True = may attend, or floats added to the logits (−inf or the dtype's most negative
+            number: may not). `[T, S]`, or four axes with ones to broadcast.
+        causal: A query sees its own position and what comes before.
+        window: Keys visible to the left and right of the query's own; None is no limit.
+        scale: What q·k is multiplied by. None is 1 / sqrt(D).
+        bias: Added to the logits after the cap; read like a mask.
+        softcap: Logits z become c · tanh(z / c), between −c and c.
+        sinks: One more logit for each head that takes its share of the softmax and gives nothing.
+    Returns:
+        The heads; with `need_weights` or `need_lse` an `AttentionOutput`. Weights of a row sum
+        to 1 (less with a sink, 0 without keys).
+    Raises:
+        ShapeError: sizes do not fit, H is no multiple of Hkv, or a mask does not broadcast.
+        MaskError: a mask or bias is neither boolean nor float.
+    Source:
+        Vaswani et al. 2017, eq. 1 (arXiv:1706.03762). Groups: Ainslie et al. 2023, section 2.2
+        (arXiv:2305.13245).
+    """
+    _check_sizes(q, k, v, sinks)
+    (B, H, T, D), (Hkv, S), Dv = q.shape, k.shape[1:3], v.shape[3]
+    factor = 1 / math.sqrt(D) if scale is None else scale
+    added = _additive("attention: mask", mask, (B, H, T, S))
+    added = added + _additive("attention: bias", bias, (B, H, T, S))
+    visible = (added > -np.inf) & _near(T, S, causal, window)
+    out, weights, lse = np.zeros((B, H, T, Dv)), np.zeros((B, H, T, S)), np.zeros((B, H, T))
+    kind = np.result_type(q, k, v, np.float16)  # whole numbers come back as floats
+    q, k, v = (array.astype(np.float64) for array in (q, k, v))
+    for b, h, t in np.ndindex(B, H, T):
+        seen, kv = visible[b, h, t], h // (H // Hkv)
+        logits = factor * (k[b, kv, seen] @ q[b, h, t])
+        if softcap is not None:
+            logits = softcap * np.tanh(logits / softcap)
+        logits = logits + added[b, h, t, seen]
+        row, lse[b, h, t] = _softmax(logits, -np.inf if sinks is None else float(sinks[h]))
+        weights[b, h, t, seen] = row
+        out[b, h, t] = row @ v[b, kv, seen]
+    kept = weights.astype(kind) if need_weights else None
+    full = AttentionOutput(out.astype(kind), kept, lse.astype(kind) if need_lse else None)
+    return full if need_weights or need_lse else full.out
+
+
+def scaled_dot_product(
+    q: Float[np.ndarray, "*B T D"],
+    k: Float[np.ndarray, "*B S D"],
+    v: Float[np.ndarray, "*B S Dv"],
+    mask: Mask | None = None,
+) -> tuple[Float[np.ndarray, "*B T Dv"], Float[np.ndarray, "*B T S"]]:
+    """Compute softmax(q kᵀ / sqrt(D)) v and its weights in one expression, as papers print it.
+
+    Any number of leading axes is a batch. A query that may attend to nothing gets zeros. Unlike
+    in `attention`, a NaN among masked values is multiplied by 0 and does reach the answer.
+
+    Raises:
+        ShapeError: the mask does not broadcast to the weights `[*B, T, S]`.
+        MaskError: the mask is neither boolean nor float.
+    Source:
+        Vaswani et al. 2017, eq. 1 (arXiv:1706.03762).
+    """
+    logits = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
+    added = _additive("scaled_dot_product: mask", mask, logits.shape)
+    weights, _ = _softmax(logits + added)
+    weights = weights.astype(logits.dtype)  # a mask in float64 does not change the type
+    return weights @ v, weights
+
+
+class MultiHeadAttention:
+    """A seeded layer: one d_model × d_model matrix per role, without biases, used as `x @ W`.
+
+    Head h owns columns h · head_dim to (h + 1) · head_dim of `W_q`, `W_k` and `W_v`, and the
+    rows of those numbers in `W_o`. Entries are drawn from a normal distribution in the order
+    Q, K, V, O and scaled by 1 / sqrt(d_model), in float32.
+
+    Raises:
+        ShapeError: d_model cannot be divided evenly among the heads.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, seed: int = 0) -> None:
+        if d_model < 1 or n_heads < 1 or d_model % n_heads:
+            raise ShapeError(
+                f"MultiHeadAttention: d_model {d_model} cannot be divided evenly among "
+                f"n_heads {n_heads}. Make d_model a multiple of n_heads."
+            )
+        self.d_model, self.n_heads, self.head_dim = d_model, n_heads, d_model // n_heads
+        shrink = np.float32(1 / math.sqrt(d_model))
+        normal = np.random.default_rng(seed).standard_normal
+        self.W_q, self.W_k, self.W_v, self.W_o = (
+            normal((d_model, d_model)).astype(np.float32) * shrink for _ in "QKVO"
+        )
+
+    def astype(self, dtype: DTypeLike) -> "MultiHeadAttention":
+        """Return a layer with the same numbers in another type, such as float64 for an oracle."""
+        other = copy.copy(self)
+        for name in ("W_q", "W_k", "W_v", "W_o"):
+            setattr(other, name, getattr(self, name).astype(dtype))
+        return other
+
+    def forward(
+        self,
+        x: Rows,
+        mask: Mask | None = None,
+        *,
+        memory: Memory | None = None,
+        need_weights: bool = False,
+    ) -> Out | tuple[Out, Weights]:
+        """Attend from `x` to itself, or to `memory`; the weights too if `need_weights`.
+
+        Arguments, returns and errors are those of `multi_head_batched`.
+        """
+        out, weights = multi_head_batched(self, x, mask, memory)
+        return (out, weights) if need_weights else out
+
+
+def multi_head_batched(
+    layer: MultiHeadAttention, x: Rows, mask: Mask | None = None, memory: Memory | None = None
+) -> tuple[Out, Weights]:
+    """Compute all heads of a layer at once: heads are one more axis of the batch.
+
+    Args:
+        mask: True = may attend, or floats added to the logits: `[T, S]` for every head, or
+            all the axes of the weights, such as `[B, 1, T, S]`.
+        memory: What keys and values are made of, for cross-attention. None is `x` itself.
+    Returns:
+        The output, and the weights of every head (T×S shares between 0 and 1, never averaged).
+    Raises:
+        ShapeError: x, memory or mask does not fit the layer, or they do not fit each other.
+        MaskError: the mask is neither boolean nor float.
+    Source:
+        Vaswani et al. 2017, section 3.2.2 (arXiv:1706.03762).
+    """
+    q, k, v, full_mask = _project(layer, x, mask, memory)
+    q, k, v = (
+        rows.reshape(*rows.shape[:-1], layer.n_heads, layer.head_dim).swapaxes(-2, -3)
+        for rows in (q, k, v)
+    )  # *B H T D
+    heads, weights = scaled_dot_product(q, k, v, full_mask)
+    concat = heads.swapaxes(-2, -3).reshape(x.shape)  # *B T d_model
+    return concat @ layer.W_o, weights
+
+
+def multi_head_loop(
+    layer: MultiHeadAttention, x: Rows, mask: Mask | None = None, memory: Memory | None = None
+) -> tuple[Out, Weights]:
+    """Compute one head after the other, lay them side by side, and mix them by `W_o`.
+
+    Equal to `multi_head_batched` to rounding, with the same arguments, returns and errors.
+    """
+    q, k, v, full_mask = _project(layer, x, mask, memory)
+    heads, weights = [], []
+    for h in range(layer.n_heads):
+        own = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
+        head = scaled_dot_product(q[..., own], k[..., own], v[..., own], full_mask[..., h, :, :])
+        heads.append(head[0])
+        weights.append(head[1])
+    return np.concatenate(heads, axis=-1) @ layer.W_o, np.stack(weights, axis=-3)
+
+
+def single_head(d_model: int, seed: int = 0) -> MultiHeadAttention:
+    """Make the layer with one head of full width, for comparison.
+
+    It has the very matrices of every other layer of that width and seed, but gives each query one
+    distribution over the keys where those give one for each head.
+    """
+    return MultiHeadAttention(d_model, 1, seed)
+
+
+def _project(
+    layer: MultiHeadAttention, x: Rows, mask: Mask | None, memory: Memory | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Queries, keys and values of all heads side by side, and the mask of every head."""
+    memory = x if memory is None else memory
+    fits = x.ndim in (2, 3) and x.shape[:-2] == memory.shape[:-2]
+    if not fits or {x.shape[-1], memory.shape[-1]} != {layer.d_model}:
+        raise ShapeError(
+            f"MultiHeadAttention: x {x.shape} and memory {memory.shape} do not fit d_model "
+            f"{layer.d_model}. Give [T, d_model] or [B, T, d_model], with the same B for both."
+        )
+    shape = (*x.shape[:-2], layer.n_heads, x.shape[-2], memory.shape[-2])
+    added = _additive("MultiHeadAttention: mask", mask, shape)
+    return x @ layer.W_q, memory @ layer.W_k, memory @ layer.W_v, added
+
+
+def _additive(what: str, mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Read any mask as what is added to the logits: −inf where a query may not attend."""
+    mask = np.zeros((1, 1)) if mask is None else np.asarray(mask)
+    if mask.dtype.kind not in "bf":
+        advice = "Give booleans (True = may attend) or floats (added to the logits)."
+        raise MaskError(f"{what} of dtype {mask.dtype}. {advice}")
+    sizes = shape[-2:] if mask.ndim == 2 else shape
+    pairs = zip(mask.shape, sizes, strict=False)
+    if mask.ndim != len(sizes) or any(has not in (1, size) for has, size in pairs):
+        advice = f"Give {shape[-2:]}, or {shape} with ones to broadcast."
+        raise ShapeError(f"{what} of shape {mask.shape} does not fit weights {shape}. {advice}")
+    allowed = mask if mask.dtype.kind == "b" else mask > np.finfo(mask.dtype).min
+    added = np.where(allowed, 0.0 if mask.dtype.kind == "b" else mask.astype(np.float64), -np.inf)
+    return np.broadcast_to(added, shape)
+
+
+def _near(T: int, S: int, causal: bool, window: tuple[int | None, int | None] | None) -> np.ndarray:
+    """What causality and the window leave visible, with the last query at the last key."""
+    ahead = np.arange(S) - (np.arange(T)[:, None] + S - T)
+    left, right = window or (None, None)
+    least = -np.inf if left is None else -left
+    most = 0 if causal else np.inf if right is None else right
+    return (least <= ahead) & (ahead <= most)
+
+
+def _softmax(logits: np.ndarray, sink: float = -np.inf) -> tuple[np.ndarray, np.ndarray]:
+    """Shares along the last axis and the log of what they were divided by."""
+    top = np.maximum(logits.max(axis=-1, keepdims=True, initial=-np.inf), sink)
+    top = np.where(top == -np.inf, 0.0, top)  # a row without keys: zeros, not NaN
+    shares = np.exp(logits - top)
+    total = shares.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+    with np.errstate(divide="ignore"):
+        lse = top + np.log(total)
+    return shares / np.where(total == 0, 1.0, total), lse[..., 0]
+
+
+def _check_sizes(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray | None) -> None:
+    shapes = f"q {q.shape}, k {k.shape}, v {v.shape}"
+    fits = q.ndim == k.ndim == v.ndim == 4 and q.shape[3] == k.shape[3]
+    if not fits or q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3]:
+        raise ShapeError(
+            f"attention: {shapes} do not fit together. "
+            f"Give q [B, H, T, D], k [B, Hkv, S, D] and v [B, Hkv, S, Dv]."
+        )
+    H, Hkv = q.shape[1], k.shape[1]
+    if Hkv == 0 or H % Hkv:
+        uneven = f"{H} query heads cannot share {Hkv} key/value heads evenly ({shapes})"
+        raise ShapeError(f"attention: {uneven}. Make H a multiple of Hkv.")
+    if sinks is not None and sinks.shape != (H,):
+        raise ShapeError(f"attention: sinks {sinks.shape}. Give one logit for each of {H} heads.")

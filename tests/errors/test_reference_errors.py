@@ -1,0 +1,106 @@
+"""What the definition refuses, and that it says which value was wrong."""
+
+import re
+
+import numpy as np
+import pytest
+from jaxtyping import config
+
+from headwise import reference
+from headwise.errors import MaskError, ShapeError
+from headwise.reference import MultiHeadAttention
+
+
+@pytest.fixture(autouse=True)
+def _as_users_meet_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Shapes in signatures are checked in tests only; here they would answer before our errors do.
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+
+
+def zeros(*shape: int) -> np.ndarray:
+    return np.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "said"),
+    [
+        ((5, 3), (1, 1, 5, 3), (1, 1, 5, 3), r"q \(5, 3\)"),
+        ((2, 1, 5, 3), (1, 1, 7, 3), (1, 1, 7, 3), r"q \(2, 1, 5, 3\), k \(1, 1, 7, 3\)"),
+        ((1, 1, 5, 3), (1, 1, 7, 2), (1, 1, 7, 3), r"k \(1, 1, 7, 2\)"),
+        ((1, 1, 5, 3), (1, 1, 7, 3), (1, 1, 11, 3), r"v \(1, 1, 11, 3\)"),
+        ((1, 2, 5, 3), (1, 2, 7, 3), (1, 1, 7, 3), r"v \(1, 1, 7, 3\)"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(q, k, v, said):
+    with pytest.raises(ShapeError, match=f"^attention: .*{said}.* do not fit together. Give"):
+        reference.attention(zeros(*q), zeros(*k), zeros(*v))
+
+
+@pytest.mark.parametrize("n_kv_heads", [0, 3])
+def test_heads_that_cannot_share_are_counted(n_kv_heads):
+    keys = zeros(1, n_kv_heads, 7, 3)
+    with pytest.raises(ShapeError, match=f"8 query heads cannot share {n_kv_heads} key/value"):
+        reference.attention(zeros(1, 8, 5, 3), keys, keys)
+
+
+def test_sinks_must_be_one_for_each_head():
+    q = zeros(1, 2, 5, 3)
+    with pytest.raises(ShapeError, match=r"sinks \(3,\).*each of 2 heads"):
+        reference.attention(q, q, q, sinks=zeros(3))
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize("shape", [(5, 5), (7, 5), (7,), (2, 5, 7), (3, 1, 5, 7), (1, 5, 5, 7)])
+def test_a_mask_that_does_not_broadcast_is_named(name, shape):
+    q, k = zeros(2, 3, 5, 1), zeros(2, 3, 7, 1)
+    said = f"attention: {name} of shape {shape} does not fit weights (2, 3, 5, 7). Give (5, 7)"
+    with pytest.raises(ShapeError, match=re.escape(said)):
+        reference.attention(q, k, k, **{name: zeros(*shape)})
+
+
+@pytest.mark.parametrize("name", ["mask", "bias"])
+@pytest.mark.parametrize("kind", ["int64", "uint8", "complex64", "object"])
+def test_a_mask_of_another_type_is_named(name, kind):
+    q = zeros(1, 1, 5, 1)
+    with pytest.raises(MaskError, match=f"{name} of dtype {kind}. Give booleans .* or floats"):
+        reference.attention(q, q, q, **{name: np.ones((5, 5), dtype=kind)})
+
+
+def test_the_printed_formula_refuses_the_same_masks():
+    q = zeros(2, 5, 3)
+    with pytest.raises(ShapeError, match=r"scaled_dot_product: mask of shape \(5, 3\)"):
+        reference.scaled_dot_product(q, q, q, zeros(5, 3))
+    with pytest.raises(MaskError, match="scaled_dot_product: mask of dtype int8"):
+        reference.scaled_dot_product(q, q, q, np.ones((5, 5), dtype=np.int8))
+
+
+@pytest.mark.parametrize(("d_model", "n_heads"), [(8, 3), (8, 0), (8, -2), (0, 2), (4, 8)])
+def test_a_width_that_does_not_divide_is_told_with_both_values(d_model, n_heads):
+    with pytest.raises(ShapeError, match=f"d_model {d_model} .* n_heads {n_heads}. Make d_model"):
+        MultiHeadAttention(d_model, n_heads)
+
+
+@pytest.mark.parametrize("shape", [(6,), (5, 7), (2, 3, 5, 6)])
+def test_the_layer_names_an_input_that_does_not_fit(shape):
+    said = re.escape(str(shape))
+    with pytest.raises(ShapeError, match=f"x {said} .*d_model 6. Give"):
+        MultiHeadAttention(6, 2).forward(zeros(*shape))
+
+
+@pytest.mark.parametrize("shape", [(7, 6), (3, 7, 6), (2, 7, 5)])
+def test_the_layer_names_a_memory_that_does_not_fit(shape):
+    said = re.escape(str(shape))
+    with pytest.raises(ShapeError, match=f"memory {said} do not fit d_model 6"):
+        MultiHeadAttention(6, 2).forward(zeros(2, 5, 6), memory=zeros(*shape))
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (5,), (2, 5, 5), (2, 3, 5, 5)])
+def test_the_layer_names_both_shapes_of_a_wrong_mask(shape):
+    said = re.escape(str(shape))
+    with pytest.raises(ShapeError, match=rf"mask of shape {said} .* weights \(2, 2, 5, 5\)"):
+        MultiHeadAttention(6, 2).forward(zeros(2, 5, 6), zeros(*shape))
+
+
+def test_the_layer_names_the_type_of_a_wrong_mask():
+    with pytest.raises(MaskError, match=r"mask of dtype int64\. Give booleans"):
+        MultiHeadAttention(6, 2).forward(zeros(5, 6), np.ones((5, 5), dtype=np.int64))
