@@ -2,19 +2,22 @@
 
 from headwise.kernels._attend import AttendOutput, attend
 from headwise.kernels._choose import BACKENDS, Choice, choose
-from headwise.kernels._rows import weights_of_rows
-from headwise.kernels._rule import Rule
+from headwise.kernels._rows import weights_of_head
+from headwise.kernels._rule import MaskLike, Rule, WindowLike, make_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics, row_statistics
 
 __all__ = [
     "BACKENDS",
     "AttendOutput",
     "Choice",
+    "MaskLike",
     "RowRequest",
     "RowStatistics",
     "Rule",
+    "WindowLike",
     "attend",
     "choose",
+    "make_rule",
     "row_statistics",
-    "weights_of_rows",
+    "weights_of_head",
 ]

@@ -68,7 +68,7 @@ def over_cells(q: Tensor, k: Tensor, rule: Rule, compute: Callable[[Cell], Named
 
     def of_heads(at: slice, kv: slice) -> Named:
         heads = slice(kv.start * (H // Hkv), kv.stop * (H // Hkv))
-        blocks = [range(start, min(T, start + rows)) for start in range(0, T, rows)]
+        blocks = [range(start, min(T, start + rows)) for start in range(0, max(1, T), rows)]
         tiles = [Tile(T, S, block, rule.extent(block, T, S), q.device) for block in blocks]
         return _join(2, [compute(Cell(at, kv, heads, tile)) for tile in tiles])
 
@@ -79,7 +79,7 @@ def over_cells(q: Tensor, k: Tensor, rule: Rule, compute: Callable[[Cell], Named
 
 
 def _slices(size: int, step: int) -> list[slice]:
-    return [slice(start, min(size, start + step)) for start in range(0, size, step)]
+    return [slice(start, min(size, start + step)) for start in range(0, max(1, size), step)]
 
 
 def _cell_size(B: int, Hkv: int, G: int, T: int, S: int) -> tuple[int, int, int]:

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.kernels._cells import LN2, Cell, Named, mix, over_cells, powers_of_cell
 from headwise.kernels._rule import Rule
+from headwise.masks import Tile
 
 
 def attend_rows(
@@ -46,16 +47,25 @@ def attend_rows(
     return found["heads"].to(q.dtype), found["lse"], found.get("weights")
 
 
-def weights_of_rows(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], rule: Rule
-) -> Float[Tensor, "B H T S"]:
-    """The weights themselves, `T` x `S` for each head: for those who want to see the matrix."""
-
-    def compute(cell: Cell) -> Named:
-        soft = powers_of_cell(q, k, rule, cell)
-        return {"weights": _all_keys(soft.powers / soft.divisor, cell)}
-
-    return over_cells(q, k, rule, compute)["weights"]
+def weights_of_head(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    rule: Rule,
+    head: int,
+    rows: range | None = None,
+) -> Float[Tensor, "B R S"]:
+    """The exact weights of one head, for some queries or all of them."""
+    T, S = q.shape[2], k.shape[2]
+    rows = range(T) if rows is None else rows
+    kv_head = head // (q.shape[1] // k.shape[1])
+    cell = Cell(
+        texts=slice(None),
+        kv_heads=slice(kv_head, kv_head + 1),
+        heads=slice(head, head + 1),
+        tile=Tile(T, S, rows, rule.extent(rows, T, S), q.device),
+    )
+    soft = powers_of_cell(q, k, rule, cell)
+    return _all_keys(soft.powers / soft.divisor, cell)[:, 0]
 
 
 def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ class RowStatistics:
     even_distance: Float[Tensor, "B H T"] | None = None  # the same for even weights
     key_mass: Float[Tensor, "B H T N"] | None = None
     key_seen: Bool[Tensor, "B H T N"] | None = None  # the key exists and may be attended to
+    sink: Float[Tensor, "B H T"] | None = None  # mass lost to the sink; None without one
     class_mass: Float[Tensor, "B H T C"] | None = None
     class_keys: Float[Tensor, "B H T C"] | None = None  # visible keys of the class
     heads: Float[Tensor, "B H T Dv"] | None = None
@@ -85,6 +86,8 @@ def row_statistics(
     def compute(cell: Cell) -> Named:
         soft = powers_of_cell(q, k, rule, cell)
         found = _plain(soft)
+        if rule.sinks is not None:
+            found["sink"] = 1.0 - soft.powers.sum(-1) / soft.divisor[..., 0]
         if request.keys is not None:
             found |= _on_keys(soft, cell, request.keys)
         if request.classes is not None:

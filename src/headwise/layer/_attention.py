@@ -6,8 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels import AttendOutput, attend
-from headwise.kernels._rule import MaskLike
+from headwise.kernels import AttendOutput, MaskLike, attend
 
 
 class LayerOutput(NamedTuple):
@@ -132,7 +131,7 @@ class MultiHeadAttention(nn.Module):
         return LayerOutput(self._join(attended.heads), cast(Tensor, attended.weights))
 
     def _split(self, x: Tensor, n_heads: int) -> Tensor:
-        return x.view(*x.shape[:2], n_heads, self.head_dim).transpose(1, 2)  # B H T D
+        return x.reshape(*x.shape[:2], n_heads, self.head_dim).transpose(1, 2)  # B H T D
 
     def _join(self, heads: Tensor) -> Tensor:
         return self.out_proj(heads.transpose(1, 2).flatten(2))  # B T H*D

@@ -1,0 +1,24 @@
+"""Other people's models: open them, find their heads, listen to their attention."""
+
+from headwise.models._call import Call
+from headwise.models._fingerprint import fingerprint
+from headwise.models._inputs import Inputs
+from headwise.models._listen import listen
+from headwise.models._open import load, load_tokenizer
+from headwise.models._tokens import Batch, batches, encode, token_strings
+from headwise.models._where import Site, Sites
+
+__all__ = [
+    "Batch",
+    "Call",
+    "Inputs",
+    "Site",
+    "Sites",
+    "batches",
+    "encode",
+    "fingerprint",
+    "listen",
+    "load",
+    "load_tokenizer",
+    "token_strings",
+]

@@ -1,0 +1,158 @@
+"""Listen to Hugging Face models through their attention interface.
+
+What `AttentionInterface.get_interface` returns is wrapped, so that whatever implementation a
+model uses still computes the answer, with its own masks, softcap and sinks. Registering an
+implementation of our own would change masks and settings of the model instead.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from headwise.errors import UnsupportedError
+from headwise.kernels import Rule, make_rule
+from headwise.masks import Mask, Window, as_mask
+from headwise.models._call import Call
+
+Hear = Callable[[Call], None]
+
+# On each module that is listened to, those who listen. A plain attribute: torch.compile
+# follows it, a look-up elsewhere by identity it would not.
+_LISTENERS = "_headwise_listeners"
+_lock = threading.Lock()
+_open = 0
+_original: Any = None
+
+
+@contextmanager
+def listen_to_interface(model: nn.Module, hear: Hear) -> Iterator[None]:
+    """Tell `hear` of every call that a module of `model` makes through the interface."""
+    modules = list(model.modules())
+    _install()
+    try:
+        for module in modules:
+            listeners = module.__dict__.get(_LISTENERS, ())
+            module.__dict__[_LISTENERS] = (*listeners, hear)
+        yield
+    finally:
+        for module in modules:
+            _forget(module, hear)
+        _uninstall()
+
+
+def _forget(module: nn.Module, hear: Hear) -> None:
+    left = tuple(one for one in module.__dict__.get(_LISTENERS, ()) if one is not hear)
+    if left:
+        module.__dict__[_LISTENERS] = left
+    else:
+        module.__dict__.pop(_LISTENERS, None)
+
+
+def _install() -> None:
+    global _open, _original
+    with _lock:
+        _open += 1
+        if _open > 1:
+            return
+        _original = AttentionInterface.get_interface
+
+        def get_interface(
+            interface: AttentionInterface, implementation: str, default: Callable[..., Any]
+        ) -> Callable[..., Any]:
+            inner = _original(interface, implementation, default)
+            return partial(_run, inner, implementation)
+
+        AttentionInterface.get_interface = get_interface
+
+
+def _uninstall() -> None:
+    global _open
+    with _lock:
+        _open -= 1
+        if _open == 0:
+            AttentionInterface.get_interface = _original
+
+
+def _run(
+    inner: Callable[..., Any],
+    implementation: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    answer = inner(module, query, key, value, attention_mask, *args, **kwargs)
+    listeners = module.__dict__.get(_LISTENERS, ())
+    if listeners:
+        with torch.no_grad():
+            q, k, v = query.detach(), key.detach(), value.detach()
+            call = Call(
+                module=module,
+                q=q, k=k, v=v,
+                rule=_rule(module, q, k, attention_mask, implementation, kwargs),
+                heads=answer[0].detach().transpose(1, 2),  # B T H Dv -> B H T Dv
+                kernel=implementation or "eager",
+                exact=not kwargs.get("dropout"),
+                cross=False,
+            )  # fmt: skip
+            for hear in listeners:
+                hear(call)
+    return answer
+
+
+def _rule(
+    module: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    implementation: str,
+    kwargs: dict[str, Any],
+) -> Rule:
+    """What the implementation does with its arguments, as a rule."""
+    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 4):
+        kind = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise UnsupportedError(
+            f"observe: {type(module).__name__} under {implementation!r} has a mask {kind} that "
+            f"cannot be read. Load the model with attn_implementation='sdpa'."
+        )
+    S = k.shape[2]
+    given: Tensor | Mask | None = None if mask is None else mask[..., :S]
+    if mask is None and implementation != "eager" and _is_causal(module, q, kwargs):
+        given = _top_left(q.shape[2], S, k.device)
+    return make_rule(
+        head_dim=q.shape[-1],
+        mask=given,
+        scale=kwargs.get("scaling"),
+        bias=_bias(kwargs.get("position_bias"), q, S),
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
+
+
+def _is_causal(module: nn.Module, q: Tensor, kwargs: dict[str, Any]) -> bool:
+    """Without a mask the kernel's causal flag decides, and a module's word stands for it."""
+    asked = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if asked is None else asked
+    return bool(causal) and q.shape[2] > 1
+
+
+def _top_left(T: int, S: int, device: torch.device) -> Mask:
+    """The kernel's causal flag: query i sees keys up to i, wherever the keys end."""
+    if T == S:
+        return Window(None, 0)
+    return as_mask(torch.ones(T, S, dtype=torch.bool, device=device).tril(), "observe")
+
+
+def _bias(position_bias: Tensor | None, q: Tensor, S: int) -> Tensor | None:
+    if position_bias is None:
+        return None
+    return position_bias[..., :S].to(torch.promote_types(q.dtype, torch.float32))

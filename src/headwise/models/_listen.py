@@ -1,0 +1,83 @@
+"""Hear every attention call of a model while a block runs, and leave nothing behind."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.kernels import AttendOutput, make_rule
+from headwise.layer import HeadAttention, MultiHeadAttention
+from headwise.models._call import Call
+
+Hear = Callable[[Call], None]
+
+
+@contextmanager
+def listen(model: nn.Module, hear: Hear) -> Iterator[None]:
+    """Tell `hear` of each attention call of `model`, after the model has computed it itself.
+
+    The model's answer is passed on untouched. Heard are layers of this library and every
+    Hugging Face model that goes through the attention interface.
+    """
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, HeadAttention):
+                stack.enter_context(_listen_to_core(module, hear))
+        for parent in model.modules():
+            if isinstance(parent, MultiHeadAttention):
+                handle = parent.register_forward_pre_hook(_note_cross, with_kwargs=True)
+                stack.callback(parent.attention.__dict__.pop, _CROSS, None)
+                stack.callback(handle.remove)
+        # A model of Hugging Face has imported transformers already; nobody else pays for it.
+        if "transformers" in sys.modules:
+            from headwise.models._huggingface import listen_to_interface
+
+            stack.enter_context(listen_to_interface(model, hear))
+        yield
+
+
+_CROSS = "_headwise_cross"
+
+
+def _note_cross(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """The core cannot tell self- from cross-attention; its layer can."""
+    query = args[0] if args else kwargs["query"]
+    key = args[1] if len(args) > 1 else kwargs.get("key")
+    module.attention.__dict__[_CROSS] = key is not None and key is not query
+
+
+@contextmanager
+def _listen_to_core(module: HeadAttention, hear: Hear) -> Iterator[None]:
+    handle = module.register_forward_hook(partial(_tell, hear), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def _tell(
+    hear: Hear,
+    module: nn.Module,
+    args: tuple[Tensor, Tensor, Tensor],
+    kwargs: dict[str, Any],
+    output: Tensor | AttendOutput,
+) -> None:
+    q, k, v = (x.detach() for x in args)
+    asked = {"mask": kwargs.get("mask"), "is_causal": kwargs.get("causal", False)}
+    heads = output.heads if isinstance(output, AttendOutput) else output
+    hear(
+        Call(
+            module=module,
+            q=q, k=k, v=v,
+            rule=make_rule(head_dim=q.shape[-1], **asked),
+            heads=heads.detach(),
+            kernel="headwise",
+            exact=not (module.training and module.dropout),
+            cross=module.__dict__.get(_CROSS, False),
+        )
+    )  # fmt: skip

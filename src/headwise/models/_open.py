@@ -1,0 +1,121 @@
+"""Open a model by folder or hub name: safetensors and JSON only, never a pickle, no remote code."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.errors import InputError
+from headwise.lab._checkpoint import load as load_lab
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+def load(
+    source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> nn.Module:
+    """Open a model, ready to be watched: in evaluation mode, with all its weights.
+
+    Args:
+        source: A folder of this library or of Hugging Face, or a name on its hub.
+        device: Where to put it.
+        dtype: The dtype of its weights. None keeps the one they were saved in.
+    Raises:
+        InputError: there is no such folder or name, weights are missing, broken or pickled.
+    """
+    folder = _folder(source)
+    model: nn.Module
+    if folder is not None and (folder / "headwise.json").is_file():
+        model = load_lab(folder)[0]
+    else:
+        model = _from_hugging_face(source, folder)
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer that belongs to a model.
+
+    Raises:
+        InputError: there is none.
+    """
+    folder = _folder(source)
+    if folder is not None and (folder / "headwise.json").is_file():
+        return load_lab(folder)[1]
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+    except Exception as error:  # transformers raises anything from OSError to TypeError here
+        raise InputError(
+            f"load_tokenizer: {source} has no tokenizer that can be opened ({_line(error)}). "
+            f"Save the tokenizer beside the model."
+        ) from error
+
+
+def _folder(source: str | Path) -> Path | None:
+    """The folder that is meant, or None for a hub name."""
+    path = Path(source)
+    if path.is_dir():
+        if not any((path / name).is_file() for name in ("headwise.json", "config.json")):
+            raise InputError(
+                f"load: {path} holds neither headwise.json nor config.json. Give a model's folder."
+            )
+        _refuse_pickles(path)
+        return path
+    name = str(source)
+    if path.exists() or path.is_absolute() or name.startswith(".") or name.count("/") > 1:
+        raise InputError(f"load: {path} is not a folder. Give a model's folder or a hub name.")
+    return None
+
+
+def _refuse_pickles(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise InputError(
+            f"load: {folder} has only {pickles[0]}, a pickle, and pickles can run code. "
+            f"Convert it to model.safetensors."
+        )
+    raise InputError(f"load: {folder} has no .safetensors file. Give a folder with weights.")
+
+
+def _from_hugging_face(source: str | Path, folder: Path | None) -> nn.Module:
+    try:
+        cls = _model_class(str(source))
+        model, report = cls.from_pretrained(
+            str(source), trust_remote_code=False, use_safetensors=True, output_loading_info=True
+        )
+    except Exception as error:  # transformers raises anything from OSError to KeyError here
+        where = (
+            "cannot be opened" if folder else "is neither a folder here nor a hub model in reach"
+        )
+        raise InputError(
+            f"load: {source} {where} ({_line(error)}). Give a model's folder or a hub name."
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise InputError(
+            f"load: {source} lacks {len(missing)} weights of {cls.__name__}, such as {missing[0]}. "
+            f"Give the whole checkpoint."
+        )
+    return model
+
+
+def _model_class(source: str) -> Any:
+    """The class that the checkpoint names, when transformers itself has it."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    for name in config.architectures or ():
+        cls = getattr(transformers, name, None)
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            return cls
+    return transformers.AutoModel
+
+
+def _line(error: Exception) -> str:
+    """The first line of a message, short enough to stand in one of ours."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(" .")[:160]

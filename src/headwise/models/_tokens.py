@@ -1,0 +1,101 @@
+"""Texts as batches of token ids, whatever the tokenizer."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, InputError, UnsupportedError
+
+# What a model gets at most when neither it nor its tokenizer knows a limit.
+LONGEST = 2048
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts padded on the right to one length; the mask is 1 for real tokens."""
+
+    input_ids: Int[Tensor, "B T"]
+    attention_mask: Int[Tensor, "B T"]
+
+
+def encode(
+    tokenizer: Any, texts: Sequence[str], model: nn.Module, max_tokens: int | None = None
+) -> list[list[int]]:
+    """The token ids of each text; a text that is too long becomes several.
+
+    Args:
+        max_tokens: The most tokens in one piece. None is what the model can read.
+    Raises:
+        ArgumentError: `max_tokens` is below 2.
+        InputError: there are no tokens at all.
+        UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
+    """
+    if max_tokens is not None and max_tokens < 2:
+        raise ArgumentError(f"encode: max_tokens={max_tokens}. Give at least 2.")
+    limit = context_of(model, tokenizer)
+    limit = limit if max_tokens is None else min(limit, max_tokens)
+    pieces = [piece for text in texts for piece in _pieces(tokenizer, text, limit) if piece]
+    if not pieces:
+        raise InputError(f"encode: {len(texts)} texts hold no token. Give texts with words.")
+    return pieces
+
+
+def context_of(model: nn.Module, tokenizer: Any) -> int:
+    """The most tokens that a model reads at once, as far as it or its tokenizer says."""
+    config = getattr(model, "config", None)
+    known = [
+        getattr(config, "context", None),
+        getattr(config, "max_position_embeddings", None),
+        getattr(tokenizer, "model_max_length", None),
+    ]
+    return int(min([size for size in known if size] + [LONGEST]))
+
+
+def _pieces(tokenizer: Any, text: str, limit: int) -> list[list[int]]:
+    if isinstance(tokenizer, Tokenizer):
+        ids = tokenizer.encode(text).ids
+        return [ids[start : start + limit] for start in range(0, len(ids), limit)]
+    if not getattr(tokenizer, "is_fast", False):
+        raise UnsupportedError(
+            f"encode: {type(tokenizer).__name__} is a slow tokenizer, which cannot cut long texts. "
+            f"Load its fast version (use_fast=True)."
+        )
+    cut = tokenizer(text, truncation=True, max_length=limit, return_overflowing_tokens=True)
+    return list(cut["input_ids"])
+
+
+def batches(pieces: Sequence[Sequence[int]], size: int, device: Any = "cpu") -> Iterator[Batch]:
+    """Batches of pieces of about equal length, so that little is padding."""
+    ordered = sorted(pieces, key=len)
+    for start in range(0, len(ordered), size):
+        yield _pad(ordered[start : start + size], device)
+
+
+def _pad(pieces: Sequence[Sequence[int]], device: Any) -> Batch:
+    longest = max(len(piece) for piece in pieces)
+    # Padding is masked, so any id will do; 0 exists in every vocabulary.
+    ids = torch.zeros(len(pieces), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, piece in enumerate(pieces):
+        ids[row, : len(piece)] = torch.tensor(piece)
+        mask[row, : len(piece)] = 1
+    return Batch(ids.to(device), mask.to(device))
+
+
+def token_strings(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
+    """What each token looks like to a reader."""
+    if isinstance(tokenizer, Tokenizer):
+        return tuple(tokenizer.id_to_token(one) or f"#{one}" for one in ids)
+    return tuple(_readable(tokenizer, one) for one in ids)
+
+
+def _readable(tokenizer: Any, one: int) -> str:
+    shown = tokenizer.decode([one])
+    if shown and "\N{REPLACEMENT CHARACTER}" not in shown:
+        return str(shown)
+    return str(tokenizer.convert_ids_to_tokens(one))
