@@ -5,7 +5,7 @@ from headwise.models._fingerprint import fingerprint
 from headwise.models._inputs import Inputs
 from headwise.models._listen import listen
 from headwise.models._open import load, load_tokenizer
-from headwise.models._tokens import Batch, batches, encode, token_strings
+from headwise.models._tokens import Batch, batches, encode, token_classes, token_strings
 from headwise.models._where import Site, Sites
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "listen",
     "load",
     "load_tokenizer",
+    "token_classes",
     "token_strings",
 ]

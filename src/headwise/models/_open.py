@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from headwise.errors import InputError
-from headwise.lab._checkpoint import load as load_lab
+from headwise.lab import load as load_lab
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 

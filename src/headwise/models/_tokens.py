@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 import torch
 from jaxtyping import Int
@@ -13,6 +14,8 @@ from headwise.errors import ArgumentError, InputError, UnsupportedError
 
 # What a model gets at most when neither it nor its tokenizer knows a limit.
 LONGEST = 2048
+# How byte-level and sentence-piece vocabularies write a space, and word pieces a continuation.
+_MARKS = "\u0120\u010a\u2581#"
 
 
 @dataclass(frozen=True)
@@ -99,3 +102,29 @@ def _readable(tokenizer: Any, one: int) -> str:
     if shown and "\N{REPLACEMENT CHARACTER}" not in shown:
         return str(shown)
     return str(tokenizer.convert_ids_to_tokens(one))
+
+
+def token_classes(tokenizer: Any) -> dict[str, tuple[frozenset[int], str]]:
+    """Classes of tokens that most vocabularies have: ids and what they are, by name."""
+    classes = {
+        "special": (_special(tokenizer), "special tokens of the tokenizer"),
+        "punctuation": (_punctuation(tokenizer), "tokens of punctuation alone"),
+    }
+    return {name: found for name, found in classes.items() if found[0]}
+
+
+def _special(tokenizer: Any) -> frozenset[int]:
+    if isinstance(tokenizer, Tokenizer):
+        added = tokenizer.get_added_tokens_decoder()
+        return frozenset(one for one, token in added.items() if token.special)
+    return frozenset(tokenizer.all_special_ids)
+
+
+def _punctuation(tokenizer: Any) -> frozenset[int]:
+    special = _special(tokenizer)
+    found = set()
+    for token, one in tokenizer.get_vocab().items():
+        bare = token.strip(_MARKS)
+        if one not in special and bare and all(category(c).startswith("P") for c in bare):
+            found.add(one)
+    return frozenset(found)

@@ -1,0 +1,193 @@
+"""The stages of a study: watch the heads on every text, then look closely at a few short ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from headwise.corpora import EOS, RELATIONS, Grammar, relations
+from headwise.lab import Trained
+from headwise.models import batches, encode, fingerprint, token_classes, token_strings
+from headwise.observe import Relation, Request, observe
+from headwise.report._study import Sample, Study
+from headwise.table import HeadTable
+
+# Texts that the model reads at once.
+_BATCH = 16
+# A map is read by eye: this many tokens at most, in this many samples.
+_MAP_TOKENS = 24
+_SAMPLES = 3
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class About:
+    """What the page says of a study's origin.
+
+    Attributes:
+        title: The model's name.
+        source: Where the texts are from.
+        meanings: What the requested classes and relations say, by name.
+        training: Facts about the training run, for a model that we trained.
+    """
+
+    title: str = ""
+    source: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict)
+    training: Mapping[str, str | int | float] | None = None
+
+
+def study(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Sequence[str],
+    *,
+    request: Request | None = None,
+    about: About | None = None,
+    max_tokens: int | None = None,
+    on_batch: Progress | None = None,
+) -> Study:
+    """Watch every head of a model on some texts, and take a few short maps for the eye.
+
+    A text longer than the model reads, or than `max_tokens`, becomes several: nothing is cut
+    off. The model is put in evaluation mode while it is watched.
+
+    Args:
+        model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
+            `attention_mask`.
+        tokenizer: Its tokenizer.
+        texts: What it reads.
+        request: What to find out. None is every statistic, and the mass on special tokens and
+            on punctuation, where the tokenizer has them.
+        about: What the page says of the study's origin.
+        max_tokens: The most tokens in one text.
+        on_batch: Told after each batch how many texts are done, of how many.
+    Returns:
+        The study: a table, samples and facts, without the model.
+    Raises:
+        InputError: the texts hold no token.
+        UnsupportedError: the model cannot be watched exactly.
+    """
+    about = about or About()
+    meanings = dict(about.meanings)
+    if request is None:
+        classes = token_classes(tokenizer)
+        request = Request(classes={name: ids for name, (ids, _) in classes.items()})
+        meanings |= {name: says for name, (_, says) in classes.items()}
+    pieces = encode(tokenizer, texts, model, max_tokens)
+    was_training = model.training
+    model.eval()
+    try:
+        table = _watch(model, pieces, request, on_batch)
+        samples = _samples(model, tokenizer, texts)
+    finally:
+        model.train(was_training)
+    return Study(
+        title=about.title or type(model).__name__,
+        model=_facts(model, table),
+        text={
+            "source": about.source or "texts given in code",
+            "texts": len(pieces),
+            "tokens": sum(len(piece) for piece in pieces),
+            "longest text": max(len(piece) for piece in pieces),
+        },
+        table=table,
+        meanings=meanings,
+        samples=samples,
+        training=about.training,
+    )
+
+
+def study_lab(trained: Trained, *, lines: int = 256, on_batch: Progress | None = None) -> Study:
+    """Study a Mini-GPT on fresh lines of its grammar, with the mass on every gold relation.
+
+    The sentences have a verb beside a pronoun that it never met in training; as many lines
+    repeat a random sequence.
+    """
+    grammar = trained.settings.grammar()
+    words = {at: word for word, at in trained.tokenizer.get_vocab().items()}
+    gold = {name: says for name, says in RELATIONS.items() if name != "previous token"}
+    request = Request(relations={name: _gold(name, words) for name in gold})
+    about = About(
+        title="Mini-GPT",
+        source="fresh lines of its grammar, with verbs beside pronouns they never met in training",
+        meanings=gold,
+        training=trained.facts(),
+    )
+    return study(
+        trained.model,
+        trained.tokenizer,
+        _fresh_lines(grammar, lines, trained.settings.seed),
+        request=request,
+        about=about,
+        on_batch=on_batch,
+    )
+
+
+def _gold(name: str, words: Mapping[int, str]) -> Relation:
+    def pairs(ids: Sequence[int]) -> list[tuple[int, int]]:
+        return relations([words[one] for one in ids])[name]
+
+    return pairs
+
+
+def _fresh_lines(grammar: Grammar, lines: int, seed: int) -> list[str]:
+    # Training draws with (seed, 0, step), evaluation with (seed, 1).
+    rng = np.random.default_rng([seed, 2])
+    drawn = [grammar.sentence(rng, held_out=True) for _ in range(lines)]
+    drawn += [grammar.repeat(rng) for _ in range(lines)]
+    return [f"{line} {EOS}" for line in drawn]
+
+
+def _watch(
+    model: nn.Module, pieces: Sequence[Sequence[int]], request: Request, on_batch: Progress | None
+) -> HeadTable:
+    done = 0
+    with torch.no_grad(), observe(model, request) as watch:
+        for batch in batches(pieces, _BATCH, _device(model)):
+            model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+            done += len(batch.input_ids)
+            if on_batch is not None:
+                on_batch(done, len(pieces))
+        return watch.table()
+
+
+def _samples(model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> tuple[Sample, ...]:
+    """Maps of the beginnings of a few texts, spread over all of them."""
+    step = max(1, len(texts) // _SAMPLES)
+    chosen = [encode(tokenizer, [text], model, _MAP_TOKENS)[0] for text in texts[::step]]
+    return tuple(_sample(model, tokenizer, piece) for piece in chosen[:_SAMPLES])
+
+
+def _sample(model: nn.Module, tokenizer: Any, piece: Sequence[int]) -> Sample:
+    request = Request(statistics=(), maps=True)
+    with torch.no_grad(), observe(model, request) as watch:
+        for batch in batches([piece], 1, _device(model)):
+            model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+        heads = [head for site in watch.sites() for head in site.heads()]
+        weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}
+    return Sample(token_strings(tokenizer, piece), weights)
+
+
+def _facts(model: nn.Module, table: HeadTable) -> dict[str, str | int]:
+    layers = {(head.stack, head.layer) for head in table.heads}
+    kv_heads = {
+        (head.stack, head.layer, int(kv))
+        for head, kv in zip(table.heads, table.kv_heads, strict=True)
+    }
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "layers": len(layers),
+        "heads": len(table.heads),
+        "key/value heads": len(kv_heads),
+        "fingerprint": fingerprint(model),
+    }
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
