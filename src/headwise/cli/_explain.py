@@ -1,0 +1,181 @@
+"""`headwise explain`: the worked example in the terminal, step by step, or as JSON."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from headwise.example import WorkedExample, load_example
+
+__all__ = ["figures", "render", "run"]
+
+_BAR = 20
+"""Cells of a bar that stands for all of the attention."""
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_WIDEST = 16
+"""The largest d_model whose mixing matrix is still a picture."""
+
+
+def run(weights: Path | None, values: Path | None, as_json: bool, console: Console) -> None:
+    """Print the worked example, or the one in the files given, as pictures or as JSON.
+
+    Raises:
+        InputError: a file cannot be read or does not hold weights or values.
+    """
+    example = load_example(weights, values)
+    if as_json:
+        lines = [
+            f"  {json.dumps(key)}: {json.dumps(held)}" for key, held in figures(example).items()
+        ]
+        console.out("{\n" + ",\n".join(lines) + "\n}", highlight=False)
+    else:
+        render(example, console)
+
+
+def figures(example: WorkedExample) -> dict[str, Any]:
+    """Every figure of the example as plain lists, to 15 digits: what float64 holds exactly."""
+    return {
+        "tokens": list(example.tokens),
+        "query": example.tokens[example.query],
+        "weights": _tidy(example.weights),
+        "values": _tidy(example.values),
+        "heads": _tidy(example.heads),
+        "concat": _tidy(example.concat),
+        "out": _tidy(example.out),
+        "W_mix": _tidy(example.W_mix),
+        "out_mixed": _tidy(example.out_mixed),
+    }
+
+
+def render(example: WorkedExample, console: Console) -> None:
+    """Print each step with its shapes: score cards, sums, concatenation, and `W_O` twice."""
+    page = _Page(console)
+    n_heads, head_dim = example.heads.shape
+    d_model = example.concat.size
+    query = page.safe(example.tokens[example.query])
+    page.title(
+        f"What '{query}' attends to", f"heads {n_heads} x width {head_dim} = d_model {d_model}"
+    )
+    page.show(page.sentence(example))
+    page.title("1. Score cards: how much, in each head", f"weights {_shape(example.weights)}")
+    for h in range(n_heads):
+        page.show(Text(f"Head {h + 1}", "bold"), page.score_card(example, h))
+    page.title("2. Heads: values times weights, added up", f"heads {_shape(example.heads)}")
+    for h in range(n_heads):
+        page.show(Text(f"Head {h + 1}", "bold"), page.weighted_sum(example, h))
+    page.title("3. Concatenation: side by side", f"concat {_shape(example.concat)}")
+    page.show(_answer(example.concat))
+    page.title("4. W_O = identity: the heads stay apart", f"W_O {_shape(example.W_mix)}")
+    page.show(_answer(example.out))
+    page.title("5. W_O that mixes: each feature reads every head", f"W_O {_shape(example.W_mix)}")
+    page.show(Text(_mixing(n_heads, head_dim)))
+    if d_model <= _WIDEST:
+        page.show(_matrix(example.W_mix))
+    page.show(_answer(example.out_mixed))
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What this terminal can show of the user's text and of our pictures."""
+
+    console: Console
+
+    def title(self, words: str, shapes: str) -> None:
+        self.console.print()
+        self.console.print(Text.assemble((words, "bold cyan"), "   ", (shapes, "dim")))
+
+    def show(self, *pictures: RenderableType) -> None:
+        for picture in pictures:
+            self.console.print(Padding(picture, (0, 0, 0, 2), expand=False))
+
+    def sentence(self, example: WorkedExample) -> Text:
+        parts = [Text(self.safe(token)) for token in example.tokens]
+        parts[example.query].stylize("bold reverse")
+        return Text(" ").join(parts)
+
+    def score_card(self, example: WorkedExample, h: int) -> Table:
+        """A row per token: its bar, its weight, and the value it has to give."""
+        card = Table.grid(padding=(0, 2))
+        for token, weight, value in zip(
+            example.tokens, example.weights[h], example.values[h], strict=True
+        ):
+            given = _vector(value) if weight or value.any() else ""
+            cells = (self.safe(token), self.bar(weight), _number(weight), given)
+            card.add_row(*(Text(cell) for cell in cells), style="" if weight else "dim")
+        return card
+
+    def weighted_sum(self, example: WorkedExample, h: int) -> Table:
+        times = "·" if self.can("·") else "*"
+        total = Table.grid(padding=(0, 1))
+        for s in np.flatnonzero(example.weights[h]):
+            sign = "+" if total.rows else ""
+            weight, value = _number(example.weights[h, s]), _vector(example.values[h, s])
+            cells = (sign, weight, times, value, self.safe(example.tokens[s]))
+            total.add_row(*(Text(cell) for cell in cells))
+        total.add_row("=", "", "", _answer(example.heads[h]))
+        return total
+
+    def bar(self, weight: float) -> str:
+        full, rest = divmod(round(weight * _BAR * 8), 8)
+        blocks = _EIGHTHS[8] * full + _EIGHTHS[rest]
+        return (blocks if self.can(blocks) else "#" * round(weight * _BAR)).ljust(_BAR)
+
+    def can(self, characters: str) -> bool:
+        try:
+            characters.encode(self.console.encoding)
+        except UnicodeEncodeError:
+            return False
+        return True
+
+    def safe(self, text: str) -> str:
+        """The user's text, with what would steer the terminal or break it written out."""
+        shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        encoding = self.console.encoding
+        return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _matrix(W: np.ndarray) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    for _ in W:
+        grid.add_column(justify="right")
+    for row in W:
+        grid.add_row(*(Text(_number(x), "" if x else "dim") for x in row))
+    return grid
+
+
+def _mixing(n_heads: int, head_dim: int) -> str:
+    if n_heads == 1:
+        return "With one head there is nothing to mix."
+    first = f"The first {head_dim} features are the sum of the heads"
+    if n_heads == 2:
+        return f"{first}, the others head 1 minus head 2."
+    return f"{first}; each further {head_dim}, that sum with one head counted negatively."
+
+
+def _answer(row: np.ndarray) -> Text:
+    return Text(_vector(row), "bold green")
+
+
+def _vector(row: np.ndarray) -> str:
+    return "[" + " ".join(_number(x) for x in row) + "]"
+
+
+def _shape(array: np.ndarray) -> str:
+    return str(list(array.shape))
+
+
+def _number(x: float) -> str:
+    """Six digits, without the zero before the point: .05, -1.5, 0."""
+    digits = f"{x + 0.0:.6g}"  # + 0.0: a minus zero is a zero
+    return digits.replace("0.", ".", 1) if abs(x) < 1 else digits
+
+
+def _tidy(array: np.ndarray) -> Any:
+    """Numbers as people write them: 0.1 + 0.2 is 0.3."""
+    return np.vectorize(lambda x: float(f"{x:.15g}"))(array).tolist()
