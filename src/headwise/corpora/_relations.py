@@ -1,0 +1,108 @@
+"""Which token stands in which relation to which earlier one, read off the words alone."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from headwise.corpora._verbs import (
+    ADVERBS,
+    PRONOUNS,
+    TENSES,
+    VERBS,
+    english_form,
+    spanish_form,
+)
+
+SPECIALS = PAD, BOS, EOS, UNK = ("<pad>", "<bos>", "<eos>", "<unk>")
+
+RELATIONS: Mapping[str, str] = {
+    "previous token": "a token → the token before it",
+    "subject": "a verb → its subject",
+    "same stem": "a verb → earlier forms of the same verb in the same language",
+    "verb translation": "a Spanish verb → the English verb it translates",
+    "pronoun translation": "a Spanish pronoun → the English pronoun it translates",
+    "next subject": "the word before a verb → the subject of that verb",
+    "next same stem": "the word before a verb → earlier forms of that verb in its language",
+    "next verb translation": "the word before a Spanish verb → the English verb it will translate",
+    "next pronoun translation": "the word before a Spanish pronoun → the English pronoun it will "
+    "translate",
+    "earlier copy": "a word of a repeated sequence → the same word earlier",
+    "after earlier copy": "a word of a repeated sequence → the word after its earlier copy",
+}
+
+Pairs = list[tuple[int, int]]
+
+_TAGS = {",": ",", "=": "=", PAD: "_", BOS: "^", EOS: "$"}
+_TAGS |= dict.fromkeys(PRONOUNS, "P") | dict.fromkeys(PRONOUNS.values(), "p")
+_TAGS |= dict.fromkeys(ADVERBS, "A") | dict.fromkeys(ADVERBS.values(), "a")
+_LEMMAS: dict[str, str] = {}  # a form in either language -> its English verb
+for _verb in VERBS:
+    for _tense in TENSES:
+        for _pronoun in PRONOUNS:
+            _english = english_form(_verb, _tense, _pronoun)
+            _spanish = spanish_form(_verb, _tense, _pronoun)
+            _TAGS |= {_english: "V", _spanish: "v"}
+            _LEMMAS |= {_english: _verb, _spanish: _verb}
+
+# A line of the grammar, or the beginning of one: what a model is asked to go on from.
+_SENTENCE = re.compile(r"_* \^? (PA?V,)* ( (PA?V?)? | PA?V= (pa?v,)* (pa?v?)? ) \$? _*", re.VERBOSE)
+
+
+def relations(words: Sequence[str]) -> dict[str, Pairs]:
+    """The pairs (query, key) of every relation in RELATIONS that hold in a line.
+
+    Positions are those of the words given, special tokens included; padding takes part in
+    nothing, and no key comes after its query. Relations of grammar are empty in a line that is
+    not one of the grammar or the beginning of one. Those of copying are empty in a line that
+    is: there a comma is no copy of the one before.
+    """
+    tags = "".join(_TAGS.get(word, "?") for word in words)
+    real = [at for at, word in enumerate(words) if word != PAD]
+    pairs: dict[str, Pairs] = {name: [] for name in RELATIONS}
+    pairs["previous token"] = [(at, at - 1) for at in real if at - 1 in real]
+    if _SENTENCE.fullmatch(tags):
+        return pairs | _of_grammar(words, tags)
+    pairs["earlier copy"] = [
+        (at, before) for at in real for before in range(at) if words[before] == words[at]
+    ]
+    pairs["after earlier copy"] = [(at, before + 1) for at, before in pairs["earlier copy"]]
+    return pairs
+
+
+def _of_grammar(words: Sequence[str], tags: str) -> dict[str, Pairs]:
+    clauses = re.finditer("PA?V|pa?v", tags)
+    # The halves go in step; either may be unfinished.
+    verbs = zip(_places(tags, "v"), _places(tags, "V"), strict=False)
+    pronouns = zip(_places(tags, "p"), _places(tags, "P"), strict=False)
+    pairs = {
+        "subject": [(clause.end() - 1, clause.start()) for clause in clauses],
+        "same stem": _same_stem(words, _places(tags, "V")) + _same_stem(words, _places(tags, "v")),
+        "verb translation": [
+            (verb, source)
+            for verb, source in verbs
+            if _LEMMAS[words[verb]] == _LEMMAS[words[source]]
+        ],
+        "pronoun translation": [
+            (pronoun, source)
+            for pronoun, source in pronouns
+            if words[pronoun] == PRONOUNS[words[source]]
+        ],
+    }
+    return pairs | {f"next {name}": _one_earlier(those) for name, those in pairs.items()}
+
+
+def _places(tags: str, tag: str) -> list[int]:
+    return [at for at, one in enumerate(tags) if one == tag]
+
+
+def _same_stem(words: Sequence[str], verbs: Sequence[int]) -> Pairs:
+    return [
+        (verb, before)
+        for verb in verbs
+        for before in verbs
+        if before < verb and _LEMMAS[words[before]] == _LEMMAS[words[verb]]
+    ]
+
+
+def _one_earlier(pairs: Pairs) -> Pairs:
+    """The same keys, seen from the token that is about to be followed by the query."""
+    return [(query - 1, key) for query, key in pairs if key < query]

@@ -1,0 +1,56 @@
+"""Each refusal of the corpora says what is wrong."""
+
+import pytest
+
+from headwise.corpora import Grammar, read_texts
+from headwise.errors import ArgumentError, InputError
+
+
+def write(folder, data):
+    path = folder / "texts.txt"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["repeat_share", "adverb_share"])
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_outside_0_to_1(name, share):
+    with pytest.raises(ArgumentError, match=rf"{name} is {share}\. Give a share"):
+        Grammar(**{name: share})
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere\.txt cannot be read \(No such file"):
+        read_texts(tmp_path / "nowhere.txt")
+
+
+def test_a_folder(tmp_path):
+    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
+        read_texts(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b" \n\t\r\n\n", b"\xef\xbb\xbf\n"])
+def test_nothing_but_white_space(tmp_path, data):
+    with pytest.raises(InputError, match=rf"holds no text \({len(data)} bytes\)"):
+        read_texts(write(tmp_path, data))
+
+
+def test_not_utf8_names_the_byte(tmp_path):
+    with pytest.raises(InputError, match=r"not UTF-8 \(byte 6 is 0xe9\)"):
+        read_texts(write(tmp_path, "ok\nun été\n".encode("latin-1")[:10]))
+
+
+@pytest.mark.parametrize(
+    ("data", "texts"),
+    [
+        (b"one\ntwo\n", ["one", "two"]),
+        (b"\n\none\ntwo\n\n\n", ["one", "two"]),
+        (b"one\ntwo\n\n \nthree", ["one\ntwo", "three"]),
+        (b"one\r\ntwo\r\n\r\nthree\r\n", ["one\ntwo", "three"]),
+        (b"\xef\xbb\xbfun caf\xc3\xa9", ["un café"]),
+        ("a\u2028b\x0cc\nd".encode(), ["a\u2028b\x0cc", "d"]),
+        (b"  indented\nno", ["  indented", "no"]),
+    ],
+)
+def test_texts_are_paragraphs_or_lines(tmp_path, data, texts):
+    assert read_texts(write(tmp_path, data)) == texts
