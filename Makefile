@@ -1,0 +1,71 @@
+# What people who work on headwise type; CI types the same (.ci/run).
+#
+#   make report     train the Mini-GPT, study its heads, write report.html
+#   make test       lint, types, tests and the documents' code: under 10 minutes
+#   make test-full  all that and the long tests
+#   make setup lint format bench docs clean
+
+# Which Python builds the environment: the first of these that is new enough and can.
+PYTHONS = python3.13 python3.12 python3.11 python3
+
+BIN = .venv/bin
+# A worker per core, and in each worker one thread: more would only wait for one another.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
+
+# Set here and not by `-c`, so that they hold for what pip installs to build us, too.
+export PIP_CONSTRAINT = constraints.txt
+export PIP_BUILD_CONSTRAINT = constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: setup report test test-full lint types format bench docs clean
+
+setup: .venv/dev
+
+report: .venv/run
+	$(BIN)/headwise report --out report.html
+
+test: lint types
+	$(PYTEST) -m "not full" --cov
+
+test-full: lint types
+	$(PYTEST) --cov
+
+lint: .venv/dev
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+
+types: .venv/dev
+	$(BIN)/mypy
+
+format: .venv/dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: .venv/dev
+	$(BIN)/python benchmarks/watching.py
+
+docs: .venv/dev
+	$(PYTEST) tests/examples/test_docs.py
+
+clean:
+	rm -rf .venv build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+# Stamps: what was installed, and from which files. Who has the tools also has what a run needs.
+.venv/dev: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing headwise and its tools into .venv (a few minutes the first time)"
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch .venv/run $@
+
+.venv/run: pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing headwise into .venv (a few minutes the first time)"
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+# A name on the PATH is not enough: it may be a stub, too old, or lack venv (as on bare Debian).
+$(BIN)/pip:
+	@for python in $(PYTHONS); do \
+	    $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
+	        2>/dev/null && exec $$python -m venv --clear .venv; \
+	done; \
+	echo "headwise needs Python 3.11 or newer with venv; none of $(PYTHONS) is. Install one, \
+	or name yours: make PYTHONS=/path/to/python" >&2; exit 1

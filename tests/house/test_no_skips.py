@@ -1,0 +1,49 @@
+"""The plugin that forbids skips: what it fails, what it lets through."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = """
+import pytest
+
+@pytest.mark.skip(reason="no browser")
+def test_marked(): ...
+
+def test_within():
+    pytest.skip("no package")
+
+@pytest.mark.skipif(True, reason="needs a GPU with 80 GB")
+def test_excused(): ...
+
+@pytest.mark.xfail(reason="known")
+def test_expected():
+    raise AssertionError
+
+def test_runs(): ...
+"""
+FILE = "import pytest\npytest.importorskip('no_such_package')\n"
+
+
+def test_only_a_missing_gpu_excuses_a_skip(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    done = _pytest(tmp_path)
+    assert "1 failed, 1 passed, 1 skipped, 1 xfailed, 1 error" in done.stdout
+    assert "no browser, but nothing may be skipped here" in done.stdout
+    assert done.returncode == 1
+
+
+def test_a_file_that_skips_itself_fails_too(tmp_path: Path) -> None:
+    (tmp_path / "test_file.py").write_text(FILE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    done = _pytest(tmp_path)
+    assert "no_such_package" in done.stdout
+    assert done.returncode != 0
+
+
+def _pytest(folder: Path) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTEST_PLUGINS": "no_skips", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
