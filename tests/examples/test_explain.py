@@ -43,13 +43,14 @@ def test_every_step_is_there_with_its_shape():
     assert "[.975 .6 .205 .485 .265 -.22 -.035 -.065]" in text
 
 
-def test_bars_are_as_long_as_the_weights():
+@pytest.mark.parametrize(("width", "full_bar"), [(200, 20), (80, 20), (46, 10)])
+def test_bars_are_as_long_as_the_weights(width: int, full_bar: int):
     example = worked_example()
-    lines = shown(example).splitlines()
+    lines = shown(example, width).splitlines()
     start = lines.index("  Head 1") + 1
     for line, token, weight in zip(lines[start:], example.tokens, example.weights[0], strict=False):
         assert line.split()[0] == token
-        assert line.count("█") == int(20 * weight + 1e-9)
+        assert line.count("█") == int(full_bar * weight + 1e-9)
 
 
 def test_json_holds_what_python_computes():
@@ -122,4 +123,6 @@ def test_any_number_of_heads_is_drawn(n_heads: int):
 
 @pytest.mark.parametrize("width", [20, 40, 200])
 def test_no_line_is_wider_than_the_terminal(width: int):
-    assert max(len(line) for line in shown(worked_example(), width).splitlines()) <= width
+    text = shown(worked_example(), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert width < 40 or "…" not in text

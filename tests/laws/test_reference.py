@@ -126,6 +126,12 @@ def test_a_float_mask_and_a_bias_are_added_to_the_logits(problem: Problem, rando
     np.testing.assert_allclose(np.exp(both.lse), exps, rtol=1e-12)
 
 
+def test_a_mask_and_a_bias_of_few_digits_are_added_in_full():
+    q = np.zeros((1, 1, 1, 1))
+    mask, bias = np.full((1, 1), 1000, np.float16), np.full((1, 1), 0.125, np.float16)
+    assert full(q, q, q, mask=mask, bias=bias).lse.item() == 1000.125
+
+
 @given(problems())
 def test_causal_is_the_triangle_that_ends_at_the_last_key(problem: Problem):
     q, k, v, _ = problem

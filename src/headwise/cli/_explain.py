@@ -15,8 +15,6 @@ from headwise.example import WorkedExample, load_example
 
 __all__ = ["figures", "render", "run"]
 
-_BAR = 20
-"""Cells of a bar that stands for all of the attention."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _WIDEST = 16
 """The largest d_model whose mixing matrix is still a picture."""
@@ -102,6 +100,8 @@ class _Page:
     def score_card(self, example: WorkedExample, h: int) -> Table:
         """A row per token: its bar, its weight, and the value it has to give."""
         card = Table.grid(padding=(0, 2))
+        for min_width in (None, self.full_bar, None, None):
+            card.add_column(min_width=min_width)
         for token, weight, value in zip(
             example.tokens, example.weights[h], example.values[h], strict=True
         ):
@@ -121,10 +121,15 @@ class _Page:
         total.add_row("=", "", "", _answer(example.heads[h]))
         return total
 
+    @property
+    def full_bar(self) -> int:
+        """Cells of a bar that stands for all of the attention."""
+        return max(4, min(20, self.console.width - 36))
+
     def bar(self, weight: float) -> str:
-        full, rest = divmod(round(weight * _BAR * 8), 8)
-        blocks = _EIGHTHS[8] * full + _EIGHTHS[rest]
-        return (blocks if self.can(blocks) else "#" * round(weight * _BAR)).ljust(_BAR)
+        full, rest = divmod(round(weight * self.full_bar * 8), 8)
+        blocks = (_EIGHTHS[8] * full + _EIGHTHS[rest]).rstrip()
+        return blocks if self.can(blocks) else "#" * round(weight * self.full_bar)
 
     def can(self, characters: str) -> bool:
         try:
