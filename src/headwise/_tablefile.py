@@ -64,4 +64,4 @@ def _read(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         return pd.DataFrame(about.pop("heads")), about
     about = json.loads(text.splitlines()[0].removeprefix(_COMMENT))
     with path.open(encoding="utf-8") as lines:
-        return pd.read_csv(lines, skiprows=1, float_precision="round_trip"), about
+        return pd.read_csv(lines, skiprows=1), about

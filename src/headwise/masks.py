@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from headwise.errors import ArgumentError, MaskError, ShapeError
@@ -20,6 +20,7 @@ __all__ = [
     "Tile",
     "as_mask",
     "causal",
+    "cut",
     "documents",
     "from_additive",
     "from_blocked",
@@ -193,6 +194,22 @@ def split_additive(
     return visible, bias
 
 
+def cut(whole: Shaped[Tensor, "#B #H #T #S"], tile: Tile) -> Shaped[Tensor, "#B #H #R #n"]:
+    """The part of a tensor over queries and keys that lies in a tile; axes of one broadcast."""
+    for axis, size, name in ((2, tile.T, "queries"), (3, tile.S, "keys")):
+        if whole.shape[axis] not in (1, size):
+            raise ShapeError(
+                f"mask or bias: shape {tuple(whole.shape)} does not fit {size} {name}. "
+                f"Give [..., {tile.T}, {tile.S}], or ones to broadcast."
+            )
+    part = whole.to(tile.device)
+    if part.shape[2] > 1:
+        part = part[:, :, tile.rows.start : tile.rows.stop]
+    if part.shape[3] > 1:
+        part = part[..., tile.keys.start : tile.keys.stop]
+    return part
+
+
 def _four(mask: Tensor, where: str) -> Tensor:
     if mask.ndim == 2:
         return mask[None, None]
@@ -260,19 +277,7 @@ class Dense(Mask):
     visible: Bool[Tensor, "#B #H #T #S"]
 
     def tile(self, tile: Tile) -> Bool[Tensor, "#B #H #R #n"]:
-        for axis, size, name in ((2, tile.T, "queries"), (3, tile.S, "keys")):
-            if self.visible.shape[axis] not in (1, size):
-                raise ShapeError(
-                    f"mask: shape {tuple(self.visible.shape)} does not fit {size} {name}. "
-                    f"Give [..., {tile.T}, {tile.S}] or ones to broadcast."
-                )
-        rows, keys = tile.rows, tile.keys
-        visible = self.visible.to(tile.device)
-        if visible.shape[2] > 1:
-            visible = visible[:, :, rows.start : rows.stop]
-        if visible.shape[3] > 1:
-            visible = visible[..., keys.start : keys.stop]
-        return visible
+        return cut(self.visible, tile)
 
 
 @dataclass(frozen=True)

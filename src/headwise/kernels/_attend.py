@@ -9,7 +9,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import choose
 from headwise.kernels._fused import attend_fused
 from headwise.kernels._rows import attend_rows
-from headwise.kernels._rule import MaskLike, WindowLike, make_rule
+from headwise.kernels._rule import MaskLike, WindowLike, check_rule, make_rule
 
 
 class AttendOutput(NamedTuple):
@@ -30,7 +30,7 @@ def attend(
     causal: bool = False,
     window: WindowLike | None = None,
     scale: float | None = None,
-    bias: Float[Tensor, "*shape"] | None = None,
+    bias: Float[Tensor, "*bias"] | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     dropout_p: float = 0.0,
@@ -74,6 +74,7 @@ def attend(
         head_dim=q.shape[-1], mask=mask, is_causal=causal, near=window,
         scale=scale, bias=bias, softcap=softcap, sinks=sinks,
     )  # fmt: skip
+    check_rule(rule, q, k)
     extras = need_weights or need_lse
     kernel = choose("rows" if extras and dropout_p and backend == "auto" else backend, rule).backend
     if kernel == "fused" and not extras:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headwise.kernels._rule import Rule, check_tile
+from headwise.kernels._rule import Rule
 from headwise.masks import Tile
 
 LN2 = math.log(2.0)
@@ -100,15 +100,13 @@ def _join(axis: int, parts: Sequence[Named]) -> Named:
 def powers_of_cell(q: Tensor, k: Tensor, rule: Rule, cell: Cell) -> Powers:
     """The unnormalised softmax of one cell. Half precisions are computed in float32."""
     shifted = _base2_logits(q, k, rule, cell)
-    visible = rule.tile(cell.tile)
+    visible = rule.visible_in(cell.tile, cell.texts, cell.heads)
     if visible is not None:
-        check_tile(visible, q.shape[0], q.shape[1])
-        visible = _part(visible, cell)
         shifted = shifted.masked_fill_(~visible, HIDDEN)
     highest = _amax(shifted)
     peak = highest
-    if rule.bias is not None:
-        bias = _part(rule.bias, cell)[..., cell.rows, cell.keys]
+    bias = rule.bias_in(cell.tile, cell.texts, cell.heads)
+    if bias is not None:
         shifted = shifted + (bias * LOG2E).to(shifted.dtype)
         peak = _amax(shifted)
     sinks = None
@@ -139,15 +137,6 @@ def _base2_logits(q: Tensor, k: Tensor, rule: Rule, cell: Cell) -> Float[Tensor,
     return logits
 
 
-def _part(whole: Tensor, cell: Cell) -> Tensor:
-    """The texts and heads of a cell, where the tensor tells them apart."""
-    if whole.shape[0] > 1:
-        whole = whole[cell.texts]
-    if whole.shape[1] > 1:
-        whole = whole[:, cell.heads]
-    return whole
-
-
 def _amax(logits: Tensor) -> Tensor:
     if logits.shape[-1] == 0:  # no key is in sight of any of these rows
         return logits.new_full(logits.shape[:-1], HIDDEN)
@@ -158,5 +147,6 @@ def mix(cell: Cell, weights: Tensor, v: Tensor) -> Float[Tensor, "b h R Dv"]:
     """Weights times values, the heads of a group against their one value head."""
     values = v[cell.texts, cell.kv_heads, cell.keys].to(weights.dtype)
     b, h, R, n = weights.shape
-    grouped = weights.reshape(b, values.shape[1], -1, n)
+    kv_heads = values.shape[1]
+    grouped = weights.reshape(b, kv_heads, h // kv_heads * R, n)
     return torch.matmul(grouped, values).view(b, h, R, -1)

@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.kernels._rule import Rule, check_tile
-from headwise.masks import Window
+from headwise.kernels._rule import Rule
+from headwise.masks import Tile, Window
 
 
 def attend_fused(
@@ -30,11 +30,9 @@ def attend_fused(
 
 
 def _dense(q: Tensor, k: Tensor, rule: Rule) -> Tensor | None:
-    visible = None
-    if rule.visible is not None:
-        visible = rule.visible.dense(q.shape[2], k.shape[2], q.device)
-        check_tile(visible, q.shape[0], q.shape[1])
-    if rule.bias is None:
+    whole = Tile.whole(q.shape[2], k.shape[2], q.device)
+    visible, bias = rule.visible_in(whole), rule.bias_in(whole)
+    if bias is None:
         return visible
-    bias = rule.bias.to(q.dtype)
+    bias = bias.to(q.dtype)
     return bias if visible is None else bias.masked_fill(~visible, -torch.inf)

@@ -8,10 +8,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.masks import Dense, Mask, Tile, as_mask, causal, split_additive, window
+from headwise.masks import Dense, Mask, Tile, as_mask, causal, cut, split_additive, window
 
-MaskLike = Mask | Bool[Tensor, "*shape"] | Float[Tensor, "*shape"]
+MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
 WindowLike = int | tuple[int | None, int | None]
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,17 @@ class Rule:
     softcap: float | None = None
     sinks: Float[Tensor, " H"] | None = None
 
-    def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"] | None:
-        return None if self.visible is None else self.visible.tile(tile)
+    def visible_in(
+        self, tile: Tile, texts: slice = _ALL, heads: slice = _ALL
+    ) -> Bool[Tensor, "#B #H #R #n"] | None:
+        """What may be attended to in a tile, for some texts and heads; None: everything."""
+        return None if self.visible is None else _part(self.visible.tile(tile), texts, heads)
+
+    def bias_in(
+        self, tile: Tile, texts: slice = _ALL, heads: slice = _ALL
+    ) -> Float[Tensor, "#B #H #R #n"] | None:
+        """The bias of a tile, for some texts and heads."""
+        return None if self.bias is None else _part(cut(self.bias, tile), texts, heads)
 
     def extent(self, rows: range, T: int, S: int) -> range:
         """The keys outside of which these queries see nothing."""
@@ -43,7 +53,7 @@ def make_rule(
     is_causal: bool = False,
     near: WindowLike | None = None,
     scale: float | None = None,
-    bias: Float[Tensor, "*shape"] | None = None,
+    bias: Float[Tensor, "*bias"] | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
 ) -> Rule:
@@ -99,11 +109,27 @@ def _all_of(masks: list[Mask]) -> Mask | None:
     return combined
 
 
-def check_tile(visible: Tensor, B: int, H: int) -> None:
-    """Refuse a mask made for another batch or another number of heads."""
-    for axis, size, name in ((0, B, "texts"), (1, H, "heads")):
-        if visible.shape[axis] not in (1, size):
-            raise ShapeError(
-                f"attend: a mask for {visible.shape[axis]} {name} where there are {size} "
-                f"(mask {tuple(visible.shape)}). Give {size}, or 1 to broadcast."
-            )
+def check_rule(rule: Rule, q: Tensor, k: Tensor) -> None:
+    """Refuse what was made for another batch, another number of heads or other lengths."""
+    B, H, T, _ = q.shape
+    corner = Tile(T, k.shape[2], range(min(1, T)), range(min(1, k.shape[2])), q.device)
+    for name, part in (("mask", rule.visible_in(corner)), ("bias", rule.bias_in(corner))):
+        for axis, size, things in ((0, B, "texts"), (1, H, "heads")):
+            if part is not None and part.shape[axis] not in (1, size):
+                raise ShapeError(
+                    f"attend: a {name} for {part.shape[axis]} {things} where there are {size}. "
+                    f"Give {size}, or 1 to broadcast."
+                )
+    if rule.sinks is not None and rule.sinks.shape != (H,):
+        raise ShapeError(
+            f"attend: sinks {tuple(rule.sinks.shape)} for {H} heads. Give one logit for each head."
+        )
+
+
+def _part(whole: Tensor, texts: slice, heads: slice) -> Tensor:
+    """Some texts and heads, where the tensor tells them apart."""
+    if whole.shape[0] > 1:
+        whole = whole[texts]
+    if whole.shape[1] > 1:
+        whole = whole[:, heads]
+    return whole

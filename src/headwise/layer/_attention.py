@@ -84,15 +84,15 @@ class MultiHeadAttention(nn.Module):
         vdim: int | None = None,
     ) -> None:
         super().__init__()
-        n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        _check_sizes(d_model, n_heads, n_kv_heads, head_dim, dropout)
-        self.d_model, self.n_heads, self.n_kv_heads = d_model, n_heads, n_kv_heads
-        self.head_dim = d_model // n_heads if head_dim is None else head_dim
+        self.d_model, self.n_heads = d_model, n_heads
+        self.n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
         self.kdim = d_model if kdim is None else kdim
         self.vdim = self.kdim if vdim is None else vdim
+        self._check_sizes(head_dim, dropout)
+        self.head_dim = d_model // n_heads if head_dim is None else head_dim
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(self.kdim, n_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(self.vdim, n_kv_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(self.kdim, self.n_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(self.vdim, self.n_kv_heads * self.head_dim, bias=bias)
         self.attention = HeadAttention(dropout)
         self.out_proj = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
 
@@ -146,31 +146,28 @@ class MultiHeadAttention(nn.Module):
                     f"Give [batch, tokens, {width}]; the layer was made for that width."
                 )
 
+    def _check_sizes(self, head_dim: int | None, dropout: float) -> None:
+        sizes = {n: getattr(self, n) for n in ("d_model", "n_heads", "n_kv_heads", "kdim", "vdim")}
+        for name, size in (sizes | {"head_dim": 1 if head_dim is None else head_dim}).items():
+            if size < 1:
+                raise ArgumentError(f"MultiHeadAttention: {name}={size}. Give a positive number.")
+        if head_dim is None and self.d_model % self.n_heads:
+            raise ShapeError(
+                f"MultiHeadAttention: d_model={self.d_model} cannot be shared by "
+                f"n_heads={self.n_heads} evenly. Make it a multiple, or give head_dim."
+            )
+        if self.n_heads % self.n_kv_heads:
+            raise ShapeError(
+                f"MultiHeadAttention: n_heads={self.n_heads} cannot share "
+                f"n_kv_heads={self.n_kv_heads} evenly. Make n_heads a multiple of n_kv_heads."
+            )
+        if not 0.0 <= dropout < 1.0:
+            raise ArgumentError(
+                f"MultiHeadAttention: dropout={dropout}. Give a share from 0 up to 1."
+            )
+
     def extra_repr(self) -> str:
         return (
             f"d_model={self.d_model}, n_heads={self.n_heads}, "
             f"n_kv_heads={self.n_kv_heads}, head_dim={self.head_dim}"
         )
-
-
-def _check_sizes(
-    d_model: int, n_heads: int, n_kv_heads: int, head_dim: int | None, dropout: float
-) -> None:
-    sizes = {"d_model": d_model, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
-    if head_dim is not None:
-        sizes["head_dim"] = head_dim
-    for name, size in sizes.items():
-        if size < 1:
-            raise ArgumentError(f"MultiHeadAttention: {name}={size}. Give a positive number.")
-    if head_dim is None and d_model % n_heads:
-        raise ShapeError(
-            f"MultiHeadAttention: d_model={d_model} cannot be shared by n_heads={n_heads} evenly. "
-            f"Make it a multiple, or give head_dim."
-        )
-    if n_heads % n_kv_heads:
-        raise ShapeError(
-            f"MultiHeadAttention: n_heads={n_heads} cannot share n_kv_heads={n_kv_heads} evenly. "
-            f"Make n_heads a multiple of n_kv_heads."
-        )
-    if not 0.0 <= dropout < 1.0:
-        raise ArgumentError(f"MultiHeadAttention: dropout={dropout}. Give a share from 0 up to 1.")

@@ -1,0 +1,9 @@
+"""Here the written errors are tested, so the shape checks of annotations are off, as for users."""
+
+import pytest
+from jaxtyping import config
+
+
+@pytest.fixture(autouse=True)
+def _no_annotation_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "jaxtyping_disable", True)

@@ -1,0 +1,97 @@
+"""Bad sizes, masks and arguments: one clear error each, with the values."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from headwise import masks
+from headwise.errors import ArgumentError, HeadwiseError, MaskError, ShapeError
+from headwise.kernels import attend
+from headwise.layer import MultiHeadAttention
+
+Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"q": torch.zeros(6, 5, 4)}, ShapeError, r"q \(6, 5, 4\).*four axes"),
+        ({"k": torch.zeros(2, 4, 7, 4)}, ShapeError, "6 query heads cannot share 4"),
+        ({"k": torch.zeros(2, 3, 7, 5)}, ShapeError, r"k \(2, 3, 7, 5\)"),
+        ({"v": torch.zeros(2, 3, 8, 4)}, ShapeError, r"v \(2, 3, 8, 4\)"),
+        ({"v": torch.zeros(2, 3, 7, 4).half()}, ArgumentError, "v torch.float16"),
+        ({"mask": torch.ones(5, 7, dtype=torch.int64)}, MaskError, "torch.int64"),
+        ({"mask": torch.ones(5, 8, dtype=torch.bool)}, ShapeError, r"\(1, 1, 5, 8\).*7 keys"),
+        ({"mask": torch.ones(4, 7, dtype=torch.bool)}, ShapeError, r"\(1, 1, 4, 7\).*5 queries"),
+        ({"mask": torch.ones(7, dtype=torch.bool)}, ShapeError, r"shape \(7,\)"),
+        ({"mask": torch.ones(3, 1, 5, 7).bool()}, ShapeError, "3 texts where there are 2"),
+        ({"mask": torch.ones(2, 3, 5, 7).bool()}, ShapeError, "3 heads where there are 6"),
+        ({"bias": torch.ones(2, 3, 5, 7)}, ShapeError, "3 heads where there are 6"),
+        ({"bias": torch.ones(5, 8)}, ShapeError, r"\(1, 1, 5, 8\).*7 keys"),
+        ({"sinks": torch.ones(3)}, ShapeError, r"sinks \(3,\).*6 heads"),
+        ({"window": (-1, 0)}, ArgumentError, r"\(-1, 0\)"),
+        ({"softcap": 0.0}, ArgumentError, "softcap=0.0"),
+        ({"dropout_p": 1.0}, ArgumentError, "dropout_p=1.0"),
+        ({"backend": "eager"}, ArgumentError, "'eager' is not known"),
+        ({"backend": "fused", "softcap": 2.0}, ArgumentError, "'fused' has no softcap"),
+        (
+            {"backend": "fused", "dropout_p": 0.5, "need_weights": True},
+            ArgumentError,
+            "dropout_p=0.5",
+        ),
+        ({"mask": masks.documents(torch.zeros(2, 6).long())}, ShapeError, "6 ids for 7 keys"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["fused", "rows"])
+def test_attend_refuses(
+    change: dict[str, Any], error: type[HeadwiseError], message: str, backend: str
+) -> None:
+    given = {"q": Q, "k": K, "v": K, "backend": backend} | change
+    with pytest.raises(error, match=message):
+        attend(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: masks.padding([3, -1]), ArgumentError, r"\[3, -1\]"),
+        (lambda: masks.padding([3], side="up"), ArgumentError, "side='up'"),
+        (lambda: masks.window(-2), ArgumentError, r"\(-2, -2\)"),
+        (lambda: masks.from_blocked(torch.zeros(2, 2)), MaskError, "torch.float32"),
+        (lambda: masks.from_blocked(torch.zeros(3).bool()), ShapeError, r"\(3,\)"),
+        (lambda: masks.from_additive(torch.tensor([[0.5, 0.0]])), MaskError, "0.5"),
+        (lambda: masks.from_additive(torch.zeros(2, 2).bool()), MaskError, "torch.bool"),
+    ],
+)
+def test_masks_refuse(make: Any, error: type[HeadwiseError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "error", "message"),
+    [
+        ((10, 3), {}, ShapeError, "d_model=10 cannot be shared by n_heads=3"),
+        ((12, 4, 3), {}, ShapeError, "n_heads=4 cannot share n_kv_heads=3"),
+        ((12, 0), {}, ArgumentError, "n_heads=0"),
+        ((12, 4), {"head_dim": -1}, ArgumentError, "head_dim=-1"),
+        ((12, 4), {"kdim": 0}, ArgumentError, "kdim=0"),
+        ((12, 4), {"dropout": 1.5}, ArgumentError, "dropout=1.5"),
+    ],
+)
+def test_a_layer_of_impossible_sizes_is_refused(
+    sizes: tuple[int, ...], how: dict[str, Any], error: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        MultiHeadAttention(*sizes, **how)
+
+
+def test_a_layer_refuses_inputs_of_another_width() -> None:
+    layer = MultiHeadAttention(12, 4, kdim=5)
+    with pytest.raises(ShapeError, match=r"query \(2, 3, 11\).*12"):
+        layer(torch.zeros(2, 3, 11), torch.zeros(2, 3, 5))
+    with pytest.raises(ShapeError, match=r"key \(2, 3, 12\).*5"):
+        layer(torch.zeros(2, 3, 12))
+    with pytest.raises(ShapeError, match=r"query \(3, 12\)"):
+        layer(torch.zeros(3, 12))

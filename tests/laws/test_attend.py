@@ -1,0 +1,181 @@
+"""What holds for every kernel: both equal the definition, and extras change nothing."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise import reference
+from headwise.kernels import AttendOutput, _cells, attend, choose, make_rule
+from strategies import Problem, problems
+
+
+@pytest.fixture(params=[1 << 19, 24], ids=["one-cell", "many-cells"])
+def cell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Cells so small that every axis is cut, and cells that hold everything."""
+    monkeypatch.setattr(_cells, "CELL", request.param)
+    return request.param
+
+
+def _all(problem: Problem, backend: str) -> AttendOutput:
+    return attend(*problem.qkv, **problem.how, backend=backend, need_weights=True, need_lse=True)
+
+
+def _reference(problem: Problem) -> reference.AttentionOutput:
+    qkv = (x.numpy() for x in problem.qkv)
+    return reference.attention(*qkv, **problem.numpy(), need_weights=True, need_lse=True)
+
+
+@pytest.mark.usefixtures("cell")
+@given(problem=problems())
+def test_the_row_kernel_equals_the_definition(problem: Problem) -> None:
+    ours, theirs = _all(problem, "rows"), _reference(problem)
+    np.testing.assert_allclose(ours.heads.numpy(), theirs.out, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(ours.weights.numpy(), theirs.weights, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(ours.lse.numpy(), theirs.lse, rtol=1e-9, atol=1e-12)
+
+
+@given(problem=problems(extras=False))
+def test_the_fused_kernel_equals_the_definition(problem: Problem) -> None:
+    ours, theirs = _all(problem, "fused"), _reference(problem)
+    assert ours.backend == "fused"
+    np.testing.assert_allclose(ours.heads.numpy(), theirs.out, rtol=1e-9, atol=1e-12)
+
+
+@given(problem=problems())
+def test_extras_do_not_change_the_heads(problem: Problem) -> None:
+    plain = attend(*problem.qkv, **problem.how)
+    assert torch.equal(plain, _all(problem, "auto").heads)
+
+
+@given(problem=problems())
+def test_the_weights_mix_the_values_into_the_heads(problem: Problem) -> None:
+    found = _all(problem, "auto")
+    groups = problem.q.shape[1] // problem.v.shape[1]
+    mixed = found.weights @ problem.v.repeat_interleave(groups, dim=1)
+    torch.testing.assert_close(mixed, found.heads, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("cell")
+@pytest.mark.parametrize("backend", ["fused", "rows"])
+@given(problem=problems(extras=False))
+def test_gradients_are_those_of_the_written_out_softmax(backend: str, problem: Problem) -> None:
+    rule = make_rule(
+        head_dim=problem.q.shape[-1],
+        mask=problem.how.get("mask"),
+        is_causal=problem.how.get("causal", False),
+        near=problem.how.get("window"),
+        scale=problem.how.get("scale"),
+    )
+    how = {name: value for name, value in problem.how.items() if name != "bias"}
+    inputs = [x.clone().requires_grad_() for x in problem.qkv]
+    found = torch.autograd.grad(attend(*inputs, **how, backend=backend).square().sum(), inputs)
+    q, k, v = inputs
+    groups = q.shape[1] // k.shape[1]
+    logits = rule.scale * q @ k.repeat_interleave(groups, 1).transpose(-1, -2)
+    T, S = q.shape[2], k.shape[2]
+    seen = (
+        torch.ones(1, 1, T, S, dtype=torch.bool)
+        if rule.visible is None
+        else (rule.visible.dense(T, S))
+    )
+    seen = seen.expand_as(logits)
+    weights = torch.where(seen, (logits - logits.detach().amax()).exp(), 0.0)
+    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+    heads = weights @ v.repeat_interleave(groups, 1)
+    expected = torch.autograd.grad(heads.square().sum(), inputs)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.usefixtures("cell")
+@pytest.mark.parametrize("backend", ["fused", "rows"])
+def test_a_query_without_keys_gives_zeros_and_finite_gradients(backend: str) -> None:
+    q, k, v = (torch.randn(2, 3, 5, 7, requires_grad=True) for _ in range(3))
+    mask = torch.ones(2, 1, 5, 5, dtype=torch.bool)
+    mask[0, :, 2] = False
+    mask[1] = False
+    heads = attend(q, k, v, mask=mask, backend=backend)
+    heads.sum().backward()
+    assert not heads[0, :, 2].any()
+    assert not heads[1].any()
+    assert heads[0, :, 1].all()
+    for x in (q, k, v):
+        assert x.grad.isfinite().all()
+        assert not x.grad[1].any()
+    assert not q.grad[0, :, 2].any()
+
+
+def test_sinks_and_biases_learn_through_the_row_kernel() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 3, dtype=torch.float64) for _ in range(3))
+    sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+
+    def heads(sinks: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, sinks=sinks, bias=bias, causal=True)
+
+    assert torch.autograd.gradcheck(heads, (sinks, bias))
+
+
+@given(problem=problems(extras=False), at=st.integers(0, 8))
+def test_the_future_never_moves_the_past(problem: Problem, at: int) -> None:
+    q, k, v = problem.qkv
+    how = problem.how | {"causal": True}
+    changed = min(at, k.shape[2] - 1)
+    before = attend(q, k, v, **how)
+    k2, v2 = k.clone(), v.clone()
+    k2[:, :, changed:] += 1
+    v2[:, :, changed:] -= 1
+    past = max(0, changed - (k.shape[2] - q.shape[2]))
+    torch.testing.assert_close(attend(q, k2, v2, **how)[:, :, :past], before[:, :, :past])
+
+
+@given(problem=problems())
+def test_grouped_heads_are_heads_with_repeated_keys(problem: Problem) -> None:
+    q, k, v = problem.qkv
+    groups = q.shape[1] // k.shape[1]
+    repeated = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    expected = attend(q, *repeated, **problem.how)
+    torch.testing.assert_close(attend(q, k, v, **problem.how), expected)
+
+
+@pytest.mark.parametrize("backend", ["fused", "rows"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_good_as_a_plain_implementation(
+    backend: str, dtype: torch.dtype
+) -> None:
+    q, k, v = (torch.randn(2, 3, 29, 17, dtype=torch.float64).to(dtype) for _ in range(3))
+    exact = attend(q.double(), k.double(), v.double(), causal=True)
+    logits = (q @ k.transpose(-1, -2)) / 17**0.5
+    hidden = torch.ones(29, 29, dtype=torch.bool).triu(1)
+    plain = logits.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    error = (attend(q, k, v, causal=True, backend=backend).double() - exact).abs().max()
+    assert error <= 2 * (plain.double() - exact).abs().max()
+
+
+@pytest.mark.parametrize("backend", ["fused", "rows"])
+def test_inputs_are_not_written_to(backend: str) -> None:
+    q, k, v = (torch.randn(1, 2, 5, 3) for _ in range(3))
+    mask = torch.randn(5, 5)
+    kept = [x.clone() for x in (q, k, v, mask)]
+    attend(q, k, v, mask=mask, causal=True, backend=backend)
+    for now, before in zip((q, k, v, mask), kept, strict=True):
+        assert torch.equal(now, before)
+
+
+def test_dropout_scales_what_it_keeps() -> None:
+    q, k = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 400, 2)
+    found = attend(q, k, torch.ones(1, 1, 400, 1), dropout_p=0.25, need_weights=True)
+    kept = found.heads.squeeze() * 400 * 0.75  # how many of 400 even weights were kept
+    assert torch.all((kept > 250) & (kept < 350))
+    torch.testing.assert_close(kept, kept.round())
+    torch.testing.assert_close(found.weights, torch.full((1, 1, 3, 400), 1 / 400))
+
+
+def test_who_computes_is_told_with_a_reason() -> None:
+    assert choose("auto", make_rule(head_dim=4)).backend == "fused"
+    capped = choose("auto", make_rule(head_dim=4, softcap=2.0))
+    assert capped.backend == "rows"
+    assert "softcap" in capped.reason

@@ -1,0 +1,84 @@
+"""Masks are rules: combined before or after they become tensors, they say the same."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise import masks
+from headwise.masks import Mask, Tile
+
+T, S = 5, 7
+
+
+def _some() -> st.SearchStrategy[Mask]:
+    side = st.none() | st.integers(0, 4)
+    dense = st.integers(0, 2**31).map(
+        lambda seed: masks.as_mask(
+            torch.rand(2, 1, T, S, generator=torch.Generator().manual_seed(seed)) < 0.5
+        )
+    )
+    return st.one_of(
+        st.just(masks.causal()),
+        st.tuples(side, side).map(masks.window),
+        st.lists(st.integers(0, S), min_size=2, max_size=2).map(masks.padding),
+        st.lists(st.integers(0, S), min_size=2, max_size=2).map(
+            lambda lengths: masks.padding(lengths, "left")
+        ),
+        st.just(masks.documents(torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0] * 7]))),
+        dense,
+    )
+
+
+def _full(mask: Mask) -> torch.Tensor:
+    return mask.dense(T, S).expand(2, 1, T, S)
+
+
+@given(one=_some(), two=_some())
+def test_combining_rules_is_combining_tensors(one: Mask, two: Mask) -> None:
+    assert torch.equal(_full(one & two), _full(one) & _full(two))
+    assert torch.equal(_full(one | two), _full(one) | _full(two))
+    assert torch.equal(_full(~one), ~_full(one))
+    assert torch.equal(_full(~(one & two)), _full(~one | ~two))
+
+
+@given(one=_some(), two=_some(), rows=st.tuples(st.integers(0, T), st.integers(0, T)))
+def test_outside_its_extent_a_rule_sees_nothing(one: Mask, two: Mask, rows: tuple) -> None:
+    block = range(*sorted(rows))
+    for mask in (one, two, one & two, one | two, ~one, one & ~two):
+        extent = mask.extent(block, T, S)
+        seen = _full(mask)[:, :, block.start : block.stop]
+        outside = torch.ones(S, dtype=torch.bool)
+        outside[extent.start : extent.stop] = False
+        assert not seen[..., outside].any()
+
+
+@given(mask=_some(), rows=st.tuples(st.integers(0, T), st.integers(0, T)))
+def test_a_tile_is_a_part_of_the_whole(mask: Mask, rows: tuple) -> None:
+    block = range(*sorted(rows))
+    tile = Tile(T, S, block, range(2, 6), torch.device("cpu"))
+    whole = _full(mask)[:, :, block.start : block.stop, 2:6]
+    assert torch.equal(mask.tile(tile).expand(2, 1, len(block), 4), whole)
+
+
+def test_causal_is_aligned_bottom_right() -> None:
+    expected = torch.ones(3, 5, dtype=torch.bool).tril(2)
+    assert torch.equal(masks.causal().dense(3, 5)[0, 0], expected)
+    assert torch.equal(masks.causal().dense(5, 3)[0, 0], torch.ones(5, 3).tril(-2).bool())
+
+
+def test_a_window_counts_the_keys_beside_the_query() -> None:
+    expected = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [0, 1, 1, 1]]).bool()
+    assert torch.equal(masks.window((2, 1)).dense(4, 4)[0, 0], expected)
+    assert torch.equal(masks.window(1).dense(4, 4), masks.window((1, 1)).dense(4, 4))
+
+
+def test_both_polarities_and_additive_masks_mean_the_same() -> None:
+    seen = torch.rand(4, 6) < 0.5
+    additive = torch.zeros(4, 6).masked_fill(~seen, -torch.inf)
+    lowest = torch.zeros(4, 6).masked_fill(~seen, torch.finfo(torch.float32).min)
+    for mask in (
+        masks.from_blocked(~seen),
+        masks.from_additive(additive),
+        masks.from_additive(lowest),
+    ):
+        assert torch.equal(mask.dense(4, 6)[0, 0], seen)

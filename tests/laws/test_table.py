@@ -1,0 +1,98 @@
+"""Tables add, in any order, and what was saved loads equal."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from headwise.heads import Head
+from headwise.table import HeadTable, Totals
+from strategies import tables
+
+
+def _assert_same(one: HeadTable, two: HeadTable, **tolerance: float) -> None:
+    assert one.heads == two.heads
+    assert one.statistics == two.statistics
+    assert (one.model, one.versions) == (two.model, two.versions)
+    np.testing.assert_array_equal(one.kv_heads, two.kv_heads)
+    for name in one.statistics:
+        for field in fields(Totals):
+            mine, theirs = (getattr(t.totals[name], field.name) for t in (one, two))
+            np.testing.assert_allclose(mine, theirs, **tolerance)
+
+
+@given(a=tables(), b=tables(), c=tables())
+def test_tables_add_in_any_order(a: HeadTable, b: HeadTable, c: HeadTable) -> None:
+    _assert_same(a + b, b + a, rtol=0)
+    _assert_same((a + b) + c, a + (b + c), rtol=1e-9, atol=1e-12)
+
+
+@given(table=tables())
+def test_a_row_finds_its_head_whatever_the_order(table: HeadTable) -> None:
+    turned = HeadTable(
+        heads=table.heads[::-1],
+        kv_heads=table.kv_heads[::-1],
+        totals={n: t.select(lambda column: column[::-1]) for n, t in table.totals.items()},
+        model=table.model,
+        versions=table.versions,
+    )
+    _assert_same(table + turned, table + table, rtol=0)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
+@given(table=tables())
+def test_what_was_saved_loads_equal(
+    tmp_path_factory: pytest.TempPathFactory, ending: str, table: HeadTable
+) -> None:
+    path = tmp_path_factory.mktemp("tables") / f"table.{ending}"
+    table.save(path)
+    _assert_same(HeadTable.load(path), table, rtol=0)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_the_mean_weighs_rows_not_texts() -> None:
+    totals = Totals.of_texts(
+        totals=np.array([[2.0], [30.0]]), counts=np.array([[1.0], [3.0]]), maximum=np.array([12.0])
+    )
+    assert totals.mean() == [8.0]  # 32 / 4, not (2 + 10) / 2
+    assert totals.texts == [2.0]
+
+
+def test_the_standard_error_takes_the_text_as_the_unit() -> None:
+    rng = np.random.default_rng(0)
+    # Rows of one text are copies of each other: they tell no more than one row would.
+    values = rng.standard_normal((400, 1))
+    copied = Totals.of_texts(values * 10, np.full((400, 1), 10.0), np.array([9.0]))
+    single = Totals.of_texts(values, np.ones((400, 1)), np.array([9.0]))
+    np.testing.assert_allclose(copied.standard_error(), single.standard_error())
+    expected = values.std(ddof=1) / np.sqrt(400)
+    np.testing.assert_allclose(single.standard_error(), expected, rtol=1e-9)
+
+
+def test_nothing_seen_is_nan_never_zero() -> None:
+    nothing = Totals.of_texts(np.zeros((2, 1)), np.zeros((2, 1)), np.array([np.nan]))
+    table = HeadTable((Head("", 5, 3),), np.array([1]), {"next": nothing})
+    assert np.isnan(table.mean("next"))
+    assert np.isnan(table.standard_error("next"))
+    assert np.isnan(table.frame(detail=True)["next.max"][0])
+
+
+def test_the_frame_is_tidy() -> None:
+    one = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([2.0]))
+    table = HeadTable((Head("decoder.cross", 5, 3),), np.array([1]), {"entropy": one})
+    frame = table.frame()
+    assert list(frame.columns) == ["name", "stack", "layer", "head", "entropy"]
+    assert frame.iloc[0].tolist() == ["decoder.cross.L5.H3", "decoder.cross", 5, 3, 1.5]
+
+
+def test_saving_to_a_file_that_exists_keeps_it_when_saving_fails(tmp_path: Path) -> None:
+    one = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([np.inf]))
+    table = HeadTable((Head("", 5, 3),), np.array([1]), {"entropy": one})
+    path = tmp_path / "table.json"
+    path.write_text("precious")
+    with pytest.raises(ValueError, match="inf"):
+        table.save(path)
+    assert path.read_text() == "precious"
+    assert [file.name for file in tmp_path.iterdir()] == ["table.json"]

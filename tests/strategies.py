@@ -1,0 +1,97 @@
+"""One Hypothesis strategy for each noun."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headwise.heads import Head
+from headwise.table import HeadTable, Totals
+
+seeds = st.integers(0, 2**32 - 1)
+sizes = st.integers(1, 4)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries, keys, values in float64 and the arguments that say how they attend."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    how: dict[str, Any]
+
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q, self.k, self.v
+
+    def numpy(self) -> dict[str, Any]:
+        """The same arguments for the reference."""
+        return {
+            name: value.numpy() if isinstance(value, Tensor) else value
+            for name, value in self.how.items()
+        }
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, extras: bool = True) -> Problem:
+    """Every small size, grouped heads, more or fewer keys than queries, queries without keys.
+
+    With `extras`, also softcap and sinks, which torch's kernel does not have.
+    """
+    B, Hkv, G, D, Dv = (draw(sizes) for _ in range(5))
+    T, S = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    rng = torch.Generator().manual_seed(draw(seeds))
+    H = Hkv * G
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    how: dict[str, Any] = {}
+    if draw(st.booleans()):
+        shape = (draw(st.sampled_from([1, B])), draw(st.sampled_from([1, H])), T, S)
+        how["mask"] = torch.rand(*shape, generator=rng) < draw(st.sampled_from([0.2, 0.8, 1.0]))
+    if draw(st.booleans()):
+        how["causal"] = True
+    if draw(st.booleans()):
+        side = st.none() | st.integers(0, 4)
+        how["window"] = (draw(side), draw(side))
+    if draw(st.booleans()):
+        how["bias"] = normal(1, H, T, S)
+    if draw(st.booleans()):
+        how["scale"] = draw(st.sampled_from([0.1, 1.0, 3.0]))
+    if extras and draw(st.booleans()):
+        how["softcap"] = draw(st.sampled_from([0.5, 5.0]))
+    if extras and draw(st.booleans()):
+        how["sinks"] = normal(H)
+    q, k, v = normal(B, H, T, D), normal(B, Hkv, S, D), normal(B, Hkv, S, Dv)
+    return Problem(q, k, v, how)
+
+
+@st.composite
+def tables(draw: st.DrawFn, n_heads: int = 3, texts: int | None = None) -> HeadTable:
+    """A table of a few texts; some heads have no eligible row for some statistics."""
+    rng = np.random.default_rng(draw(seeds))
+    M = draw(sizes) if texts is None else texts
+
+    def totals() -> Totals:
+        counts = rng.integers(0, 3, (M, n_heads)).astype(float)
+        values = rng.standard_normal((M, n_heads)) * counts
+        seen = counts.sum(0) > 0
+        return Totals.of_texts(
+            totals=values,
+            counts=counts,
+            maximum=np.where(seen, rng.standard_normal(n_heads), np.nan),
+            even=rng.random((M, n_heads)) * counts,
+        )
+
+    return HeadTable(
+        heads=tuple(Head("", 0, head) for head in range(n_heads)),
+        kv_heads=np.zeros(n_heads, dtype=np.int64),
+        totals={"entropy": totals(), "first": totals()},
+        model="model",
+        versions={"torch": "1"},
+    )
