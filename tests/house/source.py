@@ -1,0 +1,67 @@
+"""The package and the repository as the house rules see them: files, trees, imports."""
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "headwise"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the package."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path.relative_to(PACKAGE))
+
+    @property
+    def part(self) -> str:
+        """The folder the file is in, or its own name where it stands in none."""
+        return self.path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+    @property
+    def lines(self) -> int:
+        return len(self.path.read_text("utf-8").splitlines())
+
+    @property
+    def tree(self) -> ast.Module:
+        return _parse(self.path)
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Each module that is imported, wherever in the file, with its line."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module == "headwise":
+                yield from ((node.lineno, f"headwise.{alias.name}") for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                yield node.lineno, "." * node.level + (node.module or "")
+
+    def functions(self) -> Iterator[ast.FunctionDef]:
+        yield from (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
+
+
+def sources() -> list[Source]:
+    """Every file of the package."""
+    return [Source(path) for path in sorted(PACKAGE.rglob("*.py"))]
+
+
+def tracked_texts() -> dict[Path, str]:
+    """Every text file that git tracks, by its path from the root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    paths = [Path(name) for name in listed.stdout.split("\0") if name]
+    contents = {path: (ROOT / path).read_bytes() for path in paths if (ROOT / path).is_file()}
+    return {path: c.decode("utf-8") for path, c in contents.items() if b"\0" not in c}
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"), str(path))

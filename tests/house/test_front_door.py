@@ -1,0 +1,54 @@
+"""The front door: importing does nothing, and every public name is there and documented."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import headwise
+from house.source import PACKAGE
+
+HEAVY = ("torch", "transformers", "tokenizers", "pandas", "pyarrow", "rich", "typer")
+QUIET = f"""
+import socket, sys
+
+def refuse(*args, **kwargs):
+    raise AssertionError("the network was asked for")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+import headwise
+heavy = [name for name in {HEAVY!r} if name in sys.modules]
+assert not heavy, heavy
+"""
+FOLDERS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+
+
+def test_importing_does_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", headwise.__all__)
+def test_a_public_name_is_there_and_documented(name: str) -> None:
+    assert name in dir(headwise)
+    assert (getattr(headwise, name).__doc__ or "").strip()
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        headwise.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_lists_what_it_gives(folder: str) -> None:
+    module = importlib.import_module(f"headwise.{folder}")
+    assert sorted(set(module.__all__)) == sorted(module.__all__)
+    for name in module.__all__:
+        assert (getattr(module, name).__doc__ or "").strip(), f"{folder}.{name}"
+
+
+def test_every_folder_and_file_says_what_is_in_it() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py"]
+    for path in files:
+        assert path.read_text("utf-8").startswith('"""'), path
