@@ -1,0 +1,121 @@
+"""A study as the plain numbers that the page draws: rounded, and maps packed into bytes."""
+
+import base64
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from headwise.heads import Head
+from headwise.report._findings import telling
+from headwise.report._study import Sample, Study
+from headwise.report._text import visible, visible_token
+from headwise.table import STATISTICS
+
+# What the numbers and the maps may take of a page, in bytes: with the rest it stays below 3 MB.
+ROOM = 2_850_000
+
+Payload = dict[str, Any]
+
+
+def payload(study: Study) -> Payload:
+    """All that the page's script reads.
+
+    Samples that would make the page too large are left out, from the last; `left_out` counts
+    them. NaN becomes None.
+    """
+    heads = study.table.heads
+    data: Payload = {
+        "heads": [str(head) for head in heads],
+        "stacks": [head.stack for head in heads],
+        "layers": [head.layer for head in heads],
+        "places": [head.head for head in heads],
+        "statistics": [_statistic(study, name) for name in study.table.statistics],
+        "findings": [
+            {
+                "head": heads.index(found.head),
+                "statistic": study.table.statistics.index(found.statistic),
+            }
+            for found in telling(study.table, study.meanings)
+        ],
+        "samples": [],
+        "left_out": len(study.samples),
+    }
+    room = ROOM - len(as_json(data))
+    for sample in study.samples:
+        packed = _sample(sample, heads)
+        room -= len(as_json(packed))
+        if room < 0:
+            break
+        data["samples"].append(packed)
+        data["left_out"] -= 1
+    return data
+
+
+def as_json(data: Payload) -> str:
+    """JSON that is safe inside a script element: ASCII, without the signs that HTML reads."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _statistic(study: Study, name: str) -> Payload:
+    table, built_in = study.table, STATISTICS.get(name)
+    asked = name in study.meanings
+    return {
+        "name": visible(name),
+        "unit": built_in.unit if built_in else "share" if asked else "",
+        "says": visible(built_in.says if built_in else study.meanings.get(name, "")),
+        "asked": asked,
+        "from_zero": built_in.low == 0 if built_in else asked,
+        "mean": _rounded(table.mean(name)),
+        "error": _rounded(table.standard_error(name), digits=3),
+        "count": _rounded(table.count(name), digits=15),
+        "maximum": _rounded(table.maximum(name)),
+        "even": _rounded(table.even(name)),
+    }
+
+
+def _rounded(column: Float[np.ndarray, " N"], digits: int = 5) -> list[float | int | None]:
+    return [_shortest(float(f"{x:.{digits}g}")) if np.isfinite(x) else None for x in column]
+
+
+def _shortest(number: float) -> float | int:
+    return int(number) if number.is_integer() else number
+
+
+def _sample(sample: Sample, heads: Iterable[Head]) -> Payload:
+    """The tokens, which cells there are, and for each head its weights in those cells.
+
+    `cells` has a row for each query and a sign for each key: `.` is not visible, `1` is the
+    only key that is, `+` is one of several. Maps hold the `+` cells only, each a byte that
+    counts 255ths of the head's `peak`.
+    """
+    maps = [sample.weights.get(head) for head in heads]
+    seen = np.zeros((len(sample.tokens), len(sample.tokens)), dtype=bool)
+    for weights in sample.weights.values():
+        # A single head may give no weight to a key that it sees: ask all of them.
+        seen |= weights > 0
+    alone = seen.sum(1, keepdims=True) == 1
+    cells = np.where(seen, np.where(alone, "1", "+"), ".")
+    packed = [(None, None) if weights is None else _map(weights, cells == "+") for weights in maps]
+    return {
+        "tokens": [visible_token(token) for token in sample.tokens],
+        "cells": ["".join(row) for row in cells],
+        "peaks": [peak for peak, _ in packed],
+        "maps": [data for _, data in packed],
+    }
+
+
+def _map(
+    weights: Float[np.ndarray, "T T"], shown: Bool[np.ndarray, "T T"]
+) -> tuple[float | None, str | None]:
+    if not np.isfinite(weights).all():
+        return None, None
+    values = weights[shown].astype(np.float64)
+    # Rounded first, so that the page divides by the very number that we divide by; upwards,
+    # so that no weight is more than 255 of its 255ths.
+    peak = float(np.ceil(values.max(initial=0.0) * 1e6) / 1e6) or 1.0
+    data = np.rint(values / peak * 255).astype(np.uint8)
+    return peak, base64.b64encode(data.tobytes()).decode("ascii")

@@ -1,0 +1,72 @@
+"""What a study holds: facts, a table, and a few short texts with every head's map."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+
+from headwise.heads import Head
+from headwise.report._findings import nothing_found, telling
+from headwise.table import HeadTable
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A short text and how every head attends on it.
+
+    Attributes:
+        tokens: The text, as the model reads it.
+        weights: The exact weights of each head: a row for each query, which sums to 1;
+            0 for a key that the query may not see.
+    """
+
+    tokens: tuple[str, ...]
+    weights: Mapping[Head, Float32[np.ndarray, "T T"]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that is known of a model's heads on some texts: enough to draw its page.
+
+    Attributes:
+        title: The model's name.
+        model: Facts about the model, in the order in which they are printed.
+        text: Facts about the texts.
+        table: What was seen of every head.
+        meanings: What the statistics say that were asked for beside the built-in ones:
+            classes of tokens and gold relations, by name.
+        samples: A few short texts with every head's map.
+        training: Facts about the training run, for a model that we trained.
+    """
+
+    title: str
+    model: Mapping[str, str | int]
+    text: Mapping[str, str | int]
+    table: HeadTable
+    meanings: Mapping[str, str]
+    samples: tuple[Sample, ...]
+    training: Mapping[str, str | int | float] | None
+
+    def findings(self) -> list[str]:
+        """Up to three lines about heads that stand out, or one that says that none does.
+
+        A head stands out where its share of attention lies surely above what attention spread
+        evenly over the same keys would give. What the head is for does not follow from that.
+        """
+        found = [finding.line(self.meanings) for finding in telling(self.table, self.meanings)]
+        return found or [nothing_found(self.table, self.meanings)]
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page: one HTML file that needs no network. Nothing is computed anew.
+
+        Raises:
+            ArgumentError: the path does not end in .html.
+            OutputError: the file cannot be written; nothing is left half-written.
+        """
+        # Not at the top: the page is drawn from a Study, so it imports this file.
+        from headwise.report._page import write_page
+
+        return write_page(self, Path(path))

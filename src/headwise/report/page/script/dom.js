@@ -1,0 +1,36 @@
+// Elements. Text is only ever set as text: tokens can hold anything.
+
+function byId(id) {
+  return document.getElementById(id);
+}
+
+function make(tag, { text, ...attributes } = {}, children = []) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  if (text !== undefined) element.textContent = text;
+  element.append(...children);
+  return element;
+}
+
+function fill(id, ...children) {
+  byId(id).replaceChildren(...children);
+}
+
+// A token keeps to itself: its direction must not rearrange its neighbours.
+function tokenText(token) {
+  return make("bdi", { text: token, class: "token", title: token });
+}
+
+function makeHeader(names) {
+  const cells = names.map((name) => make("th", { text: name, scope: "col" }));
+  return make("thead", {}, [make("tr", {}, cells)]);
+}
+
+function setVariables(element, variables) {
+  for (const [name, value] of Object.entries(variables)) {
+    element.style.setProperty(`--${name}`, value);
+  }
+  return element;
+}

@@ -1,0 +1,56 @@
+// The numbers of the chosen head.
+
+function drawNumbers() {
+  const table = make("table", { class: "numbers" }, [
+    makeHeader(["Statistic", "Mean ± s.e.", "Evenly", "Largest", "Queries"]),
+    ...statisticGroups().flatMap(drawGroup),
+  ]);
+  fill("numbers", table);
+  for (const name of document.querySelectorAll("[data-head]")) name.textContent = study.heads[chosen.head];
+}
+
+function drawGroup({ label, those }) {
+  const title = make("tr", { class: "group" }, [make("th", { colspan: 5, scope: "rowgroup", text: label })]);
+  return [make("tbody", {}, [title, ...those.map(drawStatistic)])];
+}
+
+function drawStatistic(statistic) {
+  const value = valueOf(statistic, chosen.head);
+  const drawn = statistic.unit === "share" && value.mean !== null;
+  return make("tr", {}, [
+    make("th", { scope: "row" }, [
+      make("span", { text: statistic.name }), make("small", { text: statistic.says }),
+    ]),
+    make("td", { class: "main" }, [formatMean(value), ...(drawn ? [makeBar(value.mean, value.even)] : [])]),
+    make("td", { text: formatNumber(value.even) }),
+    make("td", { text: formatNumber(value.maximum) }),
+    make("td", { text: formatCount(value.count) }),
+  ]);
+}
+
+// A share as a bar, with a mark where even attention would end.
+function makeBar(share, even) {
+  const bar = setVariables(make("span", { class: "bar", "aria-hidden": "true" }), { v: share });
+  if (even !== null) bar.append(setVariables(make("span", { class: "tick" }), { at: even }));
+  return bar;
+}
+
+// Each finding leads to its head and statistic.
+function linkFindings() {
+  study.findings.forEach(({ head, statistic }, at) => {
+    const button = make("button", { type: "button", text: "show", "aria-label": `Show ${study.heads[head]}` });
+    button.addEventListener("click", () => {
+      choose("statistic", statistic);
+      choose("head", head);
+      byId("every-title").scrollIntoView();
+    });
+    byId("findings").children[at].append(" ", button);
+  });
+}
+
+linkFindings();
+bindSelect("head", [...new Set(study.stacks)].map((stack) => ({
+  label: stack || "Layer and head",
+  options: study.heads.map((name, at) => [at, name]).filter(([at]) => study.stacks[at] === stack),
+})));
+follow(["head"], drawNumbers);

@@ -1,0 +1,76 @@
+// Numbers as text, and as places on a scale.
+
+const NONE = "–";
+
+function formatNumber(value) {
+  if (value === null) return NONE;
+  const size = Math.abs(value);
+  return withMinus(value.toFixed(size < 10 ? 3 : size < 100 ? 2 : 1));
+}
+
+// Short enough to stand in a cell.
+function formatBrief(value) {
+  const size = Math.abs(value);
+  const text = value.toFixed(size < 1 ? 2 : size < 10 ? 1 : 0);
+  return withMinus(text.replace(/^(-?)0\./, "$1."));
+}
+
+function withMinus(text) {
+  return text.replace("-", "−");
+}
+
+// A byte holds no more digits than these.
+function formatWeight(value) {
+  return value.toFixed(2);
+}
+
+function formatCount(value) {
+  return value === null ? NONE : value.toLocaleString("en");
+}
+
+function formatMean({ mean, error }) {
+  if (mean === null || error === null) return formatNumber(mean);
+  const margin = error > 0 && error < 0.0005 ? "<0.001" : formatNumber(error);
+  return `${formatNumber(mean)} ± ${margin}`;
+}
+
+// The next of 0.1, 0.2, 0.5, 1, 2, 5 … that is not below.
+function roundUp(value) {
+  if (value <= 0) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((step) => step * power >= value * 0.9999);
+}
+
+function makeScale(statistic) {
+  const values = statistic.mean.filter((value) => value !== null);
+  const highest = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  const lowest = values.reduce((a, b) => Math.min(a, b), Infinity);
+  if (!values.length) return { low: 0, high: 1 };
+  if (statistic.from_zero) return { low: 0, high: roundUp(highest) };
+  return { low: lowest, high: highest > lowest ? highest : lowest + 1 };
+}
+
+// Where a value lies on a scale, 0 … 1.
+function placeOn({ low, high }, value) {
+  return Math.min(Math.max((value - low) / (high - low), 0), 1);
+}
+
+function makeLegend({ low, high }, { unit = "", evens = [], hatched = "" }) {
+  const ramp = make("span", { class: "ramp" });
+  const parts = [make("span", { text: formatLimit(low) }), ramp, make("span", { text: `${formatLimit(high)} ${unit}` })];
+  const known = evens.filter((even) => even !== null);
+  if (known.length) {
+    const least = Math.min(...known);
+    const most = Math.max(...known);
+    const middle = placeOn({ low, high }, (least + most) / 2);
+    ramp.append(setVariables(make("span", { class: "tick" }), { at: middle }));
+    const range = most - least < 0.0005 ? formatNumber(least) : `${formatNumber(least)}–${formatNumber(most)}`;
+    parts.push(make("span", { class: "tick-key", text: `spread evenly: ${range}` }));
+  }
+  if (hatched) parts.push(make("span", { class: "hatch-key", text: hatched }));
+  return parts;
+}
+
+function formatLimit(value) {
+  return withMinus(Number(value.toPrecision(3)).toString());
+}

@@ -1,0 +1,86 @@
+// The chosen head on one short text: its map, and its strongest pairs.
+
+const PAIRS = 12;
+const ONLY_KEY = "1";
+const ONE_OF_SEVERAL = "+";
+
+function drawSample() {
+  const sample = study.samples[chosen.sample];
+  const weights = readMap(sample, chosen.head);
+  if (!weights) {
+    fill("map", make("p", { class: "note", text: "No map was kept of this head." }));
+    fill("map-legend");
+    fill("map-readout");
+    fill("pairs");
+    return;
+  }
+  drawMap(sample, weights);
+  drawPairs(sample, weights);
+}
+
+// Bytes hold the cells that are one of several, row by row, as 255ths of the peak.
+function readMap({ cells, maps, peaks }, head) {
+  if (maps[head] === null) return null;
+  const bytes = Uint8Array.from(atob(maps[head]), (character) => character.charCodeAt(0));
+  let next = 0;
+  return cells.map((row) => [...row].map((sign) =>
+    sign === ONE_OF_SEVERAL ? (bytes[next++] / 255) * peaks[head] : sign === ONLY_KEY ? 1 : 0));
+}
+
+function drawMap({ tokens, cells, peaks }, weights) {
+  const scale = { low: 0, high: roundUp(peaks[chosen.head]) };
+  const say = (query, key) => `${tokens[query]} → ${tokens[key]}: ${formatWeight(weights[query][key])}`
+    + (cells[query][key] === ONLY_KEY ? " (the only key it sees)" : "");
+  const { table } = makeGrid({
+    label: `Attention of ${study.heads[chosen.head]} on the text`,
+    corner: "query ↓\nkey →",
+    rows: tokens,
+    columns: tokens,
+    cell: (query, key) => cells[query][key] === "." ? null : {
+      place: cells[query][key] === ONLY_KEY ? null : placeOn(scale, weights[query][key]),
+      label: say(query, key),
+    },
+    look: (query, key) => { byId("map-readout").textContent = say(query, key); },
+    kind: "map",
+  });
+  fill("map", table);
+  const hatched = cells.some((row) => row.includes(ONLY_KEY)) ? "only one key to see" : "";
+  fill("map-legend", ...makeLegend(scale, { unit: "share of the query's attention", hatched }));
+  fill("map-readout", "Point at a cell to read its weight.");
+}
+
+function strongestPairs({ cells }, weights) {
+  const pairs = cells.flatMap((row, query) => {
+    const evenly = 1 / [...row].filter((sign) => sign !== ".").length;
+    return [...row].flatMap((sign, key) =>
+      sign === ONE_OF_SEVERAL ? [{ query, key, weight: weights[query][key], evenly }] : []);
+  });
+  return pairs.sort((a, b) => b.weight - a.weight).slice(0, PAIRS);
+}
+
+function drawPairs(sample, weights) {
+  const rows = strongestPairs(sample, weights).map(({ query, key, weight, evenly }) => make("tr", {}, [
+    make("td", {}, [tokenText(sample.tokens[query]), ` → `, tokenText(sample.tokens[key])]),
+    make("td", { class: "place", text: `${query} → ${key}` }),
+    make("td", { class: "main", text: formatWeight(weight) }),
+    make("td", {}, [makeBar(weight, evenly)]),
+    make("td", { text: formatWeight(evenly) }),
+  ]));
+  const header = makeHeader(["Query → key", "At", "Weight", "", "Evenly"]);
+  fill("pairs", make("table", { class: "numbers" }, [header, make("tbody", {}, rows)]));
+}
+
+function sampleNote() {
+  const left = study.left_out;
+  return left ? `${left} more ${left > 1 ? "texts were" : "text was"} left out to keep this page small.` : "";
+}
+
+fill("sample-note", sampleNote());
+if (study.samples.length) {
+  bindSelect("sample", study.samples.map(({ tokens }, at) => (
+    { options: [[at, `${at + 1}: ${tokens.join(" ")}`]] })));
+  follow(["head", "sample"], drawSample);
+} else {
+  const note = make("p", { class: "note", text: sampleNote() || "The study holds no text with maps." });
+  byId("sample-section").replaceChildren(byId("sample-title"), note);
+}

@@ -1,0 +1,271 @@
+"""The page in a real browser: it works, by pointer and by keyboard, and talks to nobody."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from headwise.report import Study
+from studies import make_sample, make_study
+
+pytestmark = pytest.mark.browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+RELATIONS = {
+    "subject": "a verb → its subject",
+    "earlier copy": "a word of a repeated sequence → the same word earlier",
+}
+HOSTILE = '</script><img src=x onerror="window.ran = true"><script>window.ran = true</script>'
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        reason = f"no Chromium on the PATH (looked for {', '.join(NAMES)})"
+        # Where everything must be tested, a skip would pass unseen.
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens the page of a study; at the end, nothing went wrong there and nothing was fetched."""
+    wrong: list[str] = []
+    asked: list[str] = []
+    contexts = []
+    path = tmp_path / "report.html"
+
+    def open_it(study: Study, **settings: object) -> Page:
+        context = browser.new_context(**settings)  # type: ignore[arg-type]
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(study.report(path).as_uri())
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert wrong == []
+    assert set(asked) == {path.as_uri()}
+
+
+def column(page: Page, title: str) -> list[str]:
+    """The cells of a column of the table of heads."""
+    at = page.locator("#table thead tr:last-child th").all_inner_texts()
+    index = next(i for i, text in enumerate(at) if text.rstrip(" ↑↓") == title)
+    return page.locator(f"#table tbody tr > :nth-child({index + 1})").all_inner_texts()
+
+
+def test_page_opens_with_the_first_finding(open_page: Open) -> None:
+    study = make_study(relations=RELATIONS)
+    page = open_page(study)
+    findings = page.locator("#findings li")
+    assert [text.removesuffix(" show") for text in findings.all_inner_texts()] == study.findings()
+    head = study.findings()[0].split()[0]
+    expect(page.locator("#head-title")).to_have_text(head)
+    expect(page.locator("#heatmap [aria-selected=true]")).to_have_attribute(
+        "aria-label", page.locator("#heatmap-readout").inner_text()
+    )
+    findings.nth(1).get_by_role("button").click()
+    expect(page.locator("#head-title")).to_have_text(study.findings()[1].split()[0])
+
+
+def test_a_head_is_picked_by_pointer(open_page: Open) -> None:
+    study = make_study(3, 4, relations=RELATIONS)
+    page = open_page(study)
+    page.locator("#heatmap tbody tr").nth(1).locator("td").nth(3).click()
+    expect(page.locator("#head-title")).to_have_text("L1.H3")
+    expect(page.locator("#table tr.chosen button")).to_have_text("L1.H3")
+    numbers = page.locator("#numbers tr", has=page.get_by_text("previous", exact=True))
+    row = study.table.row("L1.H3")
+    expect(numbers).to_contain_text(f"{study.table.mean('previous')[row]:.3f} ± ")
+    expect(numbers).to_contain_text(f"{study.table.count('previous')[row]:,.0f}")
+
+
+def test_a_head_is_picked_by_keyboard(open_page: Open) -> None:
+    page = open_page(make_study(3, 4))
+    first = page.locator("#heatmap td[tabindex='0']")
+    first.focus()
+    for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowRight"):
+        page.keyboard.press(key)
+    page.keyboard.press("Enter")
+    expect(page.locator("#head-title")).to_have_text("L2.H1")
+    assert page.locator("#heatmap td[tabindex='0']").count() == 1
+
+
+def test_the_statistic_can_be_switched(open_page: Open) -> None:
+    study = make_study(2, 3, relations=RELATIONS)
+    page = open_page(study)
+    page.select_option("#statistic", label="subject")
+    expect(page.locator("#says")).to_contain_text("A verb → its subject")
+    cells = page.locator("#heatmap td.cell").all_inner_texts()
+    brief = [f"{x:.2f}".replace("0.", ".", 1) for x in study.table.mean("subject")]
+    assert [cell.replace("−", "-") for cell in cells] == brief
+    expect(page.locator("#legend")).to_contain_text("spread evenly: 0.090")
+
+
+def test_what_does_not_apply_is_hatched_and_never_zero(open_page: Open) -> None:
+    page = open_page(make_study(2, 3))
+    page.select_option("#statistic", label="next")
+    assert page.locator("#heatmap td.hatched").count() == 6
+    assert set(page.locator("#heatmap td.cell").all_inner_texts()) == {""}
+    expect(page.locator("#legend")).to_contain_text("does not apply")
+    assert set(column(page, "next")) == {"–"}
+
+
+def test_the_table_sorts_down_and_up_by_numbers(open_page: Open) -> None:
+    study = make_study(4, 5, relations=RELATIONS)
+    page = open_page(study)
+    title = page.locator("#table th[scope=col]", has_text="max_logit")
+    values = np.sort(study.table.mean("max_logit"))
+    assert (values < 0).any()
+    assert (values >= 10).any()  # so that an order of text would show
+
+    def numbers() -> list[float]:
+        return [float(text.replace("−", "-")) for text in column(page, "max_logit")]
+
+    title.get_by_role("button").click()
+    expect(title).to_have_attribute("aria-sort", "descending")
+    np.testing.assert_allclose(numbers(), values[::-1], atol=0.006)
+    title.get_by_role("button").press("Enter")
+    expect(title).to_have_attribute("aria-sort", "ascending")
+    np.testing.assert_allclose(numbers(), values, atol=0.006)
+    assert page.locator("#table [aria-sort]:not([aria-sort=none])").count() == 1
+
+
+def test_heads_sort_as_the_model_has_them(open_page: Open) -> None:
+    study = make_study(2, 12)
+    page = open_page(study)
+    names = [str(head) for head in study.table.heads]
+    assert column(page, "Head") == names
+    page.get_by_role("button", name="Head", exact=True).click()
+    assert column(page, "Head") == names[::-1]
+
+
+def test_what_does_not_apply_sorts_last_both_ways(open_page: Open) -> None:
+    study = make_study(1, 3)
+    entropy = study.table.totals["entropy"]
+    lacking = entropy.select(lambda totals: np.where(np.arange(3) == 0, 0.0, totals))
+    totals = {**study.table.totals, "entropy": lacking}
+    page = open_page(replace(study, table=replace(study.table, totals=totals)))
+    for _ in range(2):
+        page.get_by_role("button", name="entropy").click()
+        assert column(page, "entropy")[-1] == "–"
+
+
+def test_another_sample_has_its_own_map_and_pairs(open_page: Open) -> None:
+    study = make_study(2, 3)
+    page = open_page(study)
+    page.select_option("#head", label="L0.H1")
+    page.select_option("#sample", index=1)
+    sample = study.samples[1]
+    weights = sample.weights[study.table.heads[1]].astype(float)
+    size = len(sample.tokens)
+    assert page.locator("#map td.cell").count() == size * (size + 1) // 2
+    assert page.locator("#map td.hatched").count() == 1
+    page.locator("#map tbody tr").nth(3).locator("td").nth(1).hover()
+    expect(page.locator("#map-readout")).to_contain_text(
+        f"{sample.tokens[3]} → {sample.tokens[1]}: {weights[3, 1]:.2f}"
+    )
+    weights[0] = 0  # it sees itself only: no choice, so no pair
+    query, key = np.unravel_index(weights.argmax(), weights.shape)
+    strongest = page.locator("#pairs tbody tr")
+    expect(strongest).to_have_count(12)
+    expect(strongest.first).to_contain_text(f"{query} → {key}")
+    expect(strongest.first).to_contain_text(f"{weights.max():.2f}")
+    expect(strongest.first).to_contain_text(f"{1 / (query + 1):.2f}")
+
+
+@pytest.mark.parametrize("heads", [4, 12, 32])
+def test_nothing_overflows_on_a_phone(open_page: Open, heads: int) -> None:
+    words = " ".join(["incomprehensibilities"] * 24)
+    study = make_study(3, heads, title="a" * 200, relations=RELATIONS, sentences=[words])
+    page = open_page(study, viewport={"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_dark_is_dark_and_light_is_light(open_page: Open) -> None:
+    study = make_study()
+    script = """() => {
+      const canvas = document.createElement("canvas").getContext("2d");
+      canvas.fillStyle = getComputedStyle(document.body).backgroundColor;
+      canvas.fillRect(0, 0, 1, 1);
+      return Math.max(...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3));
+    }"""
+    assert open_page(study, color_scheme="dark").evaluate(script) < 60
+    assert open_page(study, color_scheme="light").evaluate(script) > 240
+
+
+def test_hostile_text_is_shown_and_runs_nothing(open_page: Open) -> None:
+    plain = make_study(1, 2, relations=RELATIONS)
+    study = replace(
+        plain,
+        title=HOSTILE,
+        model={HOSTILE: HOSTILE},
+        meanings={"subject": HOSTILE, "earlier copy": HOSTILE},
+        samples=(make_sample([HOSTILE, "\u202eb", "\n"], plain.table.heads, np.zeros(2, int)),),
+    )
+    page = open_page(study)
+    assert page.title() == f"{HOSTILE} · headwise"
+    expect(page.locator("h1")).to_have_text(HOSTILE)
+    labels = page.locator("#map tbody th").all_text_contents()
+    assert labels == [HOSTILE, "‹202E›b", "↵"]
+    assert page.evaluate("window.ran") is None
+    assert page.locator("img").count() == 0
+
+
+def test_the_policy_stops_what_is_not_ours(browser: Browser, tmp_path: Path) -> None:
+    page = browser.new_page()
+    page.goto(make_study().report(tmp_path / "page.html").as_uri())
+    ran = page.evaluate("""() => {
+      const script = document.createElement("script");
+      script.textContent = "window.ran = true";
+      document.body.append(script);
+      return window.ran ?? false;
+    }""")
+    page.close()
+    assert ran is False
+
+
+@pytest.mark.parametrize("stacks", [("",), ("encoder", "decoder", "decoder.cross")])
+def test_every_head_has_its_cell(open_page: Open, stacks: tuple[str, ...]) -> None:
+    study = make_study(2, 3, stacks=stacks)
+    page = open_page(study)
+    assert page.locator("#heatmap table").count() == len(stacks)
+    labels = [
+        cell.get_attribute("aria-label") or "" for cell in page.locator("#heatmap td.cell").all()
+    ]
+    assert sorted(label.split(":")[0] for label in labels) == sorted(map(str, study.table.heads))
+
+
+def test_a_study_without_samples_still_has_its_page(open_page: Open) -> None:
+    page = open_page(replace(make_study(), samples=()))
+    expect(page.locator("#sample-section")).to_contain_text("no text with maps")
+    page.select_option("#head", index=2)
+    expect(page.locator("#head-title")).to_have_text("L0.H2")

@@ -1,0 +1,302 @@
+"""The page holds what the study holds, runs nothing that is not its own, and stays small."""
+
+import base64
+import hashlib
+import json
+import re
+import unicodedata
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise.heads import Head
+from headwise.report import Sample, Study
+from headwise.report._findings import _student
+from headwise.report._page import render
+from headwise.report._payload import as_json, payload
+from headwise.report._text import visible, visible_token
+from headwise.table import HeadTable
+from studies import SENTENCES, make_heads, make_sample, make_study, make_totals
+
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)>",
+    "<!--<script>",
+    "&lt;b&gt;",
+    '" onmouseover="alert(1)',
+    "{{ 7*7 }}",
+    "\u202eright to left\u2028",
+    "line\nbreak\x00",
+    "\ud800",
+)
+RELATIONS = {f"relation {at}": f"a word → the word number {at}" for at in range(12)}
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: elements with attributes, and what is inside."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: dict[str, list[str]] = {}
+        self._open = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag
+        self.inside.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.inside[self._open][-1] += data
+
+    def attributes(self, name: str) -> set[str | None]:
+        return {attrs[name] for _, attrs in self.elements if name in attrs}
+
+
+def decode(cells: list[str], peak: float, data: str) -> np.ndarray:
+    """Read a map as the page does."""
+    numbers = iter(base64.b64decode(data))
+    signs = {"+": lambda: next(numbers) / 255 * peak, "1": lambda: 1.0, ".": lambda: 0.0}
+    return np.array([[signs[sign]() for sign in row] for row in cells])
+
+
+def study_of(means: list[float], texts: int = 40, noise: float = 0.02, even: float = 0.1) -> Study:
+    """A study of heads in one layer with these shares on the token before."""
+    table = HeadTable(
+        make_heads(1, len(means)),
+        np.arange(len(means)),
+        {"previous": make_totals(np.array(means), even, texts, noise)},
+    )
+    return Study("planted", {}, {}, table, {}, (), None)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_page_of_a_large_model_stays_below_3_megabytes(causal: bool) -> None:
+    words = " ".join(["word"] * 24)
+    study = make_study(32, 32, relations=RELATIONS, sentences=[words] * 7, causal=causal)
+    data = payload(study)
+    assert len(render(study).encode()) < 3_000_000
+    assert len(data["samples"]) >= 1
+    assert len(data["samples"]) + data["left_out"] == 7
+
+
+def test_page_asks_for_nothing_from_anywhere() -> None:
+    html = render(make_study(relations=RELATIONS))
+    page = Page(html)
+    assert page.attributes("src") == set()
+    assert {link for link in page.attributes("href") if not (link or "").startswith("#")} == set()
+    assert not {"link", "iframe", "img", "object", "embed", "base"} & page.inside.keys()
+    found = re.findall(r"https?:|url\(|@import|import\(|fetch\(|XMLHttp|WebSocket|Beacon", html)
+    assert found == []
+
+
+def test_policy_lets_in_exactly_the_style_and_script_of_the_page() -> None:
+    page = Page(render(make_study()))
+    (policy,) = page.attributes("content") - {"width=device-width, initial-scale=1", "light dark"}
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+    for text in (page.inside["style"][0], page.inside["script"][1]):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_text_from_models_and_corpora_is_never_markup(hostile: str) -> None:
+    plain = make_study(relations={"name": "says"})
+    study = replace(
+        plain,
+        title=hostile,
+        model={hostile: hostile},
+        text={hostile: hostile},
+        training={hostile: hostile},
+        meanings={"name": hostile},
+        samples=(make_sample([hostile, "b", "c"], plain.table.heads, np.zeros(8, int)),),
+    )
+    html = render(study)
+    page, calm = Page(html), Page(render(plain))
+    assert page.inside.keys() == calm.inside.keys()
+    assert len(page.inside["script"]) == 2
+    assert page.inside["h1"] == [visible(hostile)]
+    assert json.loads(page.inside["script"][0]) == payload(study)
+    html.encode("utf-8")
+
+
+def test_data_can_not_end_its_element() -> None:
+    text = as_json({"tokens": list(HOSTILE)})
+    assert text.isascii()
+    assert not set("<>&") & set(text)
+    assert json.loads(text) == {"tokens": list(HOSTILE)}
+
+
+@given(st.text(st.characters()))
+def test_every_mark_is_made_visible(text: str) -> None:
+    shown = visible(text)
+    assert not {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"} & set(map(unicodedata.category, shown))
+    assert visible(shown) == shown
+    assert visible_token(text).strip(" ") == visible_token(text) != ""
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [("", "∅"), ("  ", "␣␣"), (" the", "␣the"), ("a b", "a b"), ("\n", "↵"), ("\u200f", "‹200F›")],
+)
+def test_tokens_show_their_spaces_and_breaks(token: str, shown: str) -> None:
+    assert visible_token(token) == shown
+
+
+@given(st.integers(2, 11), st.booleans(), st.integers(0, 5))
+def test_maps_decode_to_half_a_step(size: int, causal: bool, style: int) -> None:
+    heads = make_heads(2, 3)
+    sample = make_sample(["w"] * size, heads, np.full(len(heads), style), causal)
+    data = payload(replace(make_study(2, 3), samples=(sample,)))["samples"][0]
+    for at, head in enumerate(heads):
+        read = decode(data["cells"], data["peaks"][at], data["maps"][at])
+        step = data["peaks"][at] / 255
+        np.testing.assert_allclose(read, sample.weights[head], atol=step / 2 + 1e-6, rtol=0)
+
+
+def test_cells_say_which_rows_have_a_choice() -> None:
+    heads = make_heads(1, 2)
+    diagonal = np.eye(3, dtype=np.float32)
+    causal = np.tril(np.ones((3, 3), np.float32)) / np.arange(1, 4)[:, None].astype(np.float32)
+    sample = Sample(("a", "b", "c"), {heads[0]: diagonal, heads[1]: causal})
+    data = payload(replace(study_of([0.5, 0.5]), samples=(sample,)))["samples"][0]
+    assert data["cells"] == ["1..", "++.", "+++"]
+
+
+def test_a_head_without_a_map_or_with_a_broken_one_has_none() -> None:
+    heads = make_heads(1, 2)
+    broken = np.full((2, 2), np.nan, np.float32)
+    sample = Sample(("a", "b"), {heads[0]: broken, Head("other", 0, 0): np.eye(2, dtype="f4")})
+    data = payload(replace(study_of([0.5, 0.5]), samples=(sample,)))["samples"][0]
+    assert data["maps"] == [None, None]
+
+
+def test_numbers_of_the_page_are_those_of_the_table() -> None:
+    study = make_study(3, 5, relations=RELATIONS)
+    data = payload(study)
+    assert data["heads"] == [str(head) for head in study.table.heads]
+    for statistic, name in zip(data["statistics"], study.table.statistics, strict=True):
+        for part, column in {
+            "mean": study.table.mean(name),
+            "error": study.table.standard_error(name),
+            "count": study.table.count(name),
+            "maximum": study.table.maximum(name),
+            "even": study.table.even(name),
+        }.items():
+            # None stands for what does not apply, and for nothing else.
+            read = np.array([np.nan if x is None else x for x in statistic[part]])
+            np.testing.assert_allclose(read, column, rtol=0.006 if part == "error" else 1e-4)
+        assert statistic["asked"] == (name in RELATIONS)
+
+
+def test_drawing_twice_gives_the_same_page() -> None:
+    assert render(make_study()) == render(make_study())
+
+
+def test_report_writes_the_page(tmp_path: Path) -> None:
+    study = make_study()
+    path = study.report(str(tmp_path / "report.HTML"))
+    assert path.read_text(encoding="utf-8") == render(study)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_study_without_samples_has_a_page() -> None:
+    assert payload(replace(make_study(), samples=()))["samples"] == []
+
+
+def test_a_planted_head_is_found() -> None:
+    (line,) = study_of([0.1, 0.12, 0.9, 0.08]).findings()
+    assert re.fullmatch(
+        r"L0\.H2 gives 0\.9\d? ± 0\.0\d of its attention to the token before; "
+        r"spread evenly it would be 0\.10\.",
+        line,
+    )
+
+
+@given(st.lists(st.floats(0.0, 0.3), min_size=1, max_size=7))
+def test_where_nothing_stands_out_the_page_says_so(means: list[float]) -> None:
+    (line,) = study_of(means).findings()
+    assert line.startswith("No head stands out: on 40 texts, ")
+    assert f"{len(means)} heads × 1 shares of attention (previous)" in line
+
+
+@pytest.mark.parametrize("texts", [1, 2, 4])
+def test_few_texts_tell_nothing(texts: int) -> None:
+    (line,) = study_of([0.9, 0.1], texts, noise=0.0).findings()
+    assert line.startswith(f"No head stands out: {texts} text")
+
+
+def test_a_large_share_with_a_wide_interval_is_not_told() -> None:
+    (line,) = study_of([0.9, 0.1], texts=6, noise=0.9).findings()
+    assert line.startswith("No head stands out")
+
+
+def test_all_of_the_attention_on_the_only_keys_is_no_lift() -> None:
+    (line,) = study_of([1.0, 1.0], noise=0.0, even=1.0).findings()
+    assert line.startswith("No head stands out")
+
+
+def test_a_table_without_shares_says_so() -> None:
+    table = HeadTable(make_heads(1, 1), np.array([0]), {"entropy": make_totals(np.ones(1), np.nan)})
+    (line,) = Study("", {}, {}, table, {}, (), None).findings()
+    assert "no share of attention" in line
+
+
+def test_of_two_equal_heads_the_first_is_told() -> None:
+    (line,) = study_of([0.1, 0.8, 0.8], noise=0.0).findings()
+    assert line.startswith("L0.H1 gives 0.80 ± 0.01 ")
+
+
+def test_a_head_and_a_statistic_are_told_once() -> None:
+    high, low = np.array([0.9, 0.7, 0.1, 0.1, 0.1]), np.full(5, 0.1)
+    columns = {
+        "previous": high,
+        "copy": high,
+        "first": low,
+        "self": low + 0.5 * (np.arange(5) == 2),
+    }
+    totals = {name: make_totals(column, 0.1) for name, column in columns.items()}
+    table = HeadTable(make_heads(1, 5), np.arange(5), totals)
+    lines = Study("", {}, {}, table, {"copy": "of before"}, (), None).findings()
+    assert [line.split()[0] for line in lines] == ["L0.H0", "L0.H2"]
+
+
+def test_at_most_three_findings_the_largest_lift_first() -> None:
+    names = ["first", "self", "previous", "next"]
+    columns = 0.1 + np.diag([0.5, 0.8, 0.6, 0.7])
+    totals = {name: make_totals(c, 0.1) for name, c in zip(names, columns, strict=True)}
+    table = HeadTable(make_heads(1, 4), np.arange(4), totals)
+    lines = Study("", {}, {}, table, {}, (), None).findings()
+    assert [line.split()[0] for line in lines] == ["L0.H1", "L0.H3", "L0.H2"]
+
+
+def test_an_asked_for_relation_is_told_with_its_meaning() -> None:
+    study = study_of([0.1, 0.9])
+    totals = {"subject": study.table.totals["previous"]}
+    told = replace(
+        study, table=replace(study.table, totals=totals), meanings={"subject": "a verb → its own"}
+    )
+    assert "to “subject” (a verb → its own); spread evenly" in told.findings()[0]
+
+
+@pytest.mark.parametrize(
+    ("tail", "freedom", "value"),
+    [(0.025, 1, 12.7062), (0.025, 10, 2.22814), (0.005, 30, 2.75), (1e-5, 7, 10.1029),
+     (0.025, 100_000, 1.95999)],
+)  # fmt: skip
+def test_quantiles_are_those_of_students_t(tail: float, freedom: int, value: float) -> None:
+    assert _student(tail, freedom) == pytest.approx(value, rel=2e-4)
+
+
+def test_sentences_of_made_up_studies_fit_a_map() -> None:
+    assert max(len(sentence.split()) for sentence in SENTENCES) <= 24

@@ -1,0 +1,114 @@
+"""Made-up studies with some structure, for tests of the report and for looking at it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from headwise.heads import Head
+from headwise.report import Sample, Study
+from headwise.table import HeadTable, Totals
+
+SENTENCES = (
+    "the animal crossed the road because it was tired",
+    "I always work , you always work , he never works = yo siempre trabajo , tú siempre trabajas",
+)
+
+
+def make_totals(
+    means: np.ndarray,
+    evens: np.ndarray | float,
+    texts: int = 40,
+    noise: float = 0.02,
+    seed: int = 0,
+) -> Totals:
+    """Totals of texts of various lengths that scatter about the means; NaN for no rows at all."""
+    rng = np.random.default_rng(seed)
+    rows = np.repeat(rng.integers(5, 30, (texts, 1)).astype(float), len(means), 1)
+    rows[:, np.isnan(means)] = 0
+    each = np.nan_to_num(means) + noise * rng.standard_normal(rows.shape)
+    maximum = np.where(np.isnan(means), np.nan, np.nan_to_num(means) + 3 * noise)
+    return Totals.of_texts(each * rows, rows, maximum, evens * rows)
+
+
+def make_heads(layers: int, heads: int, stack: str = "") -> tuple[Head, ...]:
+    return tuple(Head(stack, layer, head) for layer in range(layers) for head in range(heads))
+
+
+def make_study(
+    layers: int = 2,
+    heads: int = 4,
+    *,
+    title: str = "Mini-GPT",
+    relations: Mapping[str, str] | None = None,
+    sentences: Sequence[str] = SENTENCES,
+    causal: bool = True,
+    stacks: Sequence[str] = ("",),
+) -> Study:
+    """A study in which heads look at the token before, at the first, at relations, or widely."""
+    rows = tuple(head for stack in stacks for head in make_heads(layers, heads, stack))
+    rng = np.random.default_rng(layers * 100 + heads)
+    relations = relations or {}
+    shares = ["first", "self", "previous", *([] if causal else ["next"]), *relations]
+    styles = rng.integers(0, len(shares) + 2, len(rows))
+    styles[0] = shares.index("previous")
+    totals = {
+        name: make_totals(
+            np.where(styles == at, rng.beta(8, 2, len(rows)), rng.beta(1, 12, len(rows))),
+            0.09,
+            seed=at,
+        )
+        for at, name in enumerate(shares)
+    }
+    width = rng.uniform(0.3, 2.6, len(rows))
+    none = np.nan
+    totals = {
+        "entropy": make_totals(width, none),
+        "max_weight": make_totals(np.exp(-width), none),
+        **totals,
+        **({"next": make_totals(np.full(len(rows), none), none)} if causal else {}),
+        "distance": make_totals(rng.uniform(0.5, 9, len(rows)), 4.0, noise=0.3),
+        "max_logit": make_totals(rng.normal(6, 4, len(rows)), none),
+        "lse": make_totals(rng.normal(5, 4, len(rows)), none),
+    }
+    order = [*(name for name in totals if name not in relations), *relations]
+    table = HeadTable(
+        rows,
+        np.arange(len(rows)),
+        {name: totals[name] for name in order},
+        model="5f1d0c9a7e3b4466",
+        versions={"headwise": "0.1.0", "torch": "2.13.0", "transformers": "5.1.0"},
+    )
+    samples = tuple(make_sample(text.split(" "), rows, styles, causal) for text in sentences)
+    return Study(
+        title=title,
+        model={
+            "class": "MiniGPT",
+            "parameters": 812_544,
+            "layers": layers,
+            "heads": heads,
+            "width": 128,
+        },
+        text={"source": "the generated verb grammar", "texts": 512, "tokens": 19_204},
+        table=table,
+        meanings=relations,
+        samples=samples,
+        training={"steps": 1500, "seconds": 71.4, "held-out loss": 0.4127} if relations else None,
+    )
+
+
+def make_sample(
+    tokens: Sequence[str], heads: Sequence[Head], styles: np.ndarray, causal: bool = True
+) -> Sample:
+    """Maps that look as the style of each head says: at the first, itself, before, or widely."""
+    size = len(tokens)
+    rng = np.random.default_rng(size)
+    query, key = np.indices((size, size))
+    wanted = [key == 0, key == query, key == query - 1, (key * 7 + query * 3) % 5 == 0]
+    weights = {}
+    for head, style in zip(heads, styles, strict=True):
+        logits = rng.normal(0, 1, (size, size)) + 4 * wanted[min(style, len(wanted) - 1)]
+        if causal:
+            logits[key > query] = -np.inf
+        odds = np.exp(logits - logits.max(1, keepdims=True))
+        weights[head] = (odds / odds.sum(1, keepdims=True)).astype(np.float32)
+    return Sample(tuple(tokens), weights)
