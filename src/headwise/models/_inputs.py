@@ -1,7 +1,7 @@
 """What text a model is reading: its token ids, and which of them are padding."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,12 @@ class Text:
     Attributes:
         ids: The tokens of this forward pass.
         real: False for padding; longer than `ids` where earlier tokens are cached.
+        positions: Of the tokens of this forward pass in their text, where the caller told.
     """
 
     ids: Int[Tensor, "B T"] | None = None
     real: Bool[Tensor, "B S"] | None = None
+    positions: Int[Tensor, "B T"] | None = None
 
 
 class Inputs:
@@ -46,10 +48,8 @@ class Inputs:
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = signature.bind_partial(*args, **kwargs).arguments
             given |= given.pop("kwargs", {})
-            self.main = _text(given.get("input_ids"), given.get("attention_mask"))
-            self.decoder = _text(
-                given.get("decoder_input_ids"), given.get("decoder_attention_mask")
-            )
+            self.main = _text(given)
+            self.decoder = _text(given, "decoder_")
             self.passes += 1
             self.inside = True
 
@@ -66,8 +66,15 @@ class Inputs:
             after.remove()
 
 
-def _text(ids: Any, mask: Any) -> Text:
-    known = ids if isinstance(ids, Tensor) and ids.ndim == 2 else None
+def _text(given: Mapping[str, Any], side: str = "") -> Text:
     # A mask of four axes says who sees whom, not what is padding.
-    real = mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
-    return Text(known, real)
+    mask = _two_axes(given.get(f"{side}attention_mask"))
+    return Text(
+        ids=_two_axes(given.get(f"{side}input_ids")),
+        real=None if mask is None else mask.bool(),
+        positions=_two_axes(given.get(f"{side}position_ids")),
+    )
+
+
+def _two_axes(value: Any) -> Tensor | None:
+    return value if isinstance(value, Tensor) and value.ndim == 2 else None

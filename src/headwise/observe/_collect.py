@@ -40,7 +40,7 @@ def collect(
     real = places.query_real[:, None] & (rows.n_keys > 0)
     found = {
         name: values.totals(real)
-        for name, values in _values(rows, request, question, call.cross).items()
+        for name, values in _values(rows, request, question, places.across).items()
     }
     return found, rows.heads
 
@@ -58,10 +58,10 @@ def _ask(call: Call, places: Places, text: Text, request: Request, heads_too: bo
         if name in request.statistics:
             add(name, offset_keys(places, name))
     for name, relation in request.relations.items():
-        add(name, related_keys(places, relation, name, text, call.cross))
+        add(name, related_keys(places, relation, name, text))
     rows = RowRequest(
         entropy="entropy" in request.statistics,
-        distance="distance" in request.statistics and not call.cross,
+        distance="distance" in request.statistics and not places.across,
         keys=torch.cat(columns, dim=-1) if columns else None,
         classes=_members(places, text, request) if request.classes else None,
         query_at=places.query_at,
@@ -72,7 +72,7 @@ def _ask(call: Call, places: Places, text: Text, request: Request, heads_too: bo
 
 
 def _members(places: Places, text: Text, request: Request) -> Float[Tensor, "B S C"]:
-    if text.ids is None or text.ids.shape[1] != places.key_real.shape[1]:
+    if text.ids is None or places.across or text.ids.shape[1] != places.key_real.shape[1]:
         raise UnsupportedError(
             f"observe: the classes {', '.join(request.classes)} need whole texts as input_ids, "
             f"without a cache. Ask for them only there."
@@ -109,7 +109,7 @@ class _Values:
 
 
 def _values(
-    rows: RowStatistics, request: Request, question: _Question, cross: bool
+    rows: RowStatistics, request: Request, question: _Question, across: bool
 ) -> dict[str, _Values]:
     """What was requested, in the order in which it was requested."""
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
@@ -125,7 +125,7 @@ def _values(
         known["entropy"] = _Values(rows.entropy, several, n_keys.log())
     if rows.distance is not None and rows.even_distance is not None:
         known["distance"] = _Values(rows.distance, several, rows.even_distance)
-    if cross:
+    if across:
         known["distance"] = _Values(rows.lse, nowhere)
     for name, columns in question.key_columns.items():
         if rows.key_mass is not None and rows.key_seen is not None:

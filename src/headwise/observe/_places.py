@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.masks import Tile
 from headwise.models import Call
 from headwise.models._inputs import Text
 from headwise.observe._request import Relation
@@ -29,6 +30,11 @@ class Places:
     key_index: Int[Tensor, "B S"]
     own_index: Int[Tensor, " T"] | None  # of each query among the keys; None across texts
 
+    @property
+    def across(self) -> bool:
+        """Whether the keys belong to another text than the queries."""
+        return self.own_index is None
+
     def index_of(self, position: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         """The keys at these positions; NONE where the text has no such position."""
         exists = (position >= 0) & (position < self.key_real.sum(-1, keepdim=True))
@@ -39,9 +45,12 @@ class Places:
 def places_within(call: Call, text: Text) -> Places:
     """Queries and keys of the same text; cached keys come before the queries."""
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
-    real = _fit(text.real, B, S, call.k.device)
-    # A preallocated cache is longer than the text so far: the queries end where the text does.
-    total = S if text.real is None else min(S, text.real.shape[1])
+    if text.real is None and T < S:
+        total, real = _cached(call, text)
+    else:
+        real = _fit(text.real, B, S, call.k.device)
+        # A preallocated cache is longer than the text: the queries end where the text does.
+        total = S if text.real is None else min(S, text.real.shape[1])
     own = torch.arange(total - T, total, device=call.k.device)
     at = (real.cumsum(-1) - 1).clamp(min=0)
     return Places(real[:, own], real, at[:, own], at, _in_order(real), own)
@@ -70,6 +79,21 @@ def _fit(real: Bool[Tensor, "B n"] | None, B: int, S: int, device: torch.device)
     return torch.nn.functional.pad(real, (0, S - real.shape[1]), value=False)
 
 
+def _cached(call: Call, text: Text) -> tuple[int, Bool[Tensor, "B S"]]:
+    """Where the text ends in a cache, and which keys are of it, when no mask tells."""
+    B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    last = Tile(T, S, range(T - 1, T), range(S), call.k.device)
+    visible = call.rule.visible_in(last)
+    at = torch.arange(S, device=call.k.device)
+    # The last query is the last token, and the last key that it sees is its own.
+    seen = at if visible is None else at[visible.any(0).any(0).any(0)]
+    total = int(seen.max()) + 1
+    start = at.new_zeros(B, 1)
+    if text.positions is not None:  # what stands before position 0 is padding
+        start = total - 1 - text.positions[:, -1:].to(at.device).expand(B, 1)
+    return total, (at >= start) & (at < total)
+
+
 def _in_order(real: Bool[Tensor, "B S"]) -> Int[Tensor, "B S"]:
     return torch.argsort((~real).to(torch.int8), dim=1, stable=True)
 
@@ -79,18 +103,16 @@ def offset_keys(places: Places, name: str) -> Int[Tensor, "B T 1"]:
     at = places.query_at
     if name == "first":
         return places.index_of(torch.zeros_like(at)).unsqueeze(-1)
-    if places.own_index is None:  # the neighbor in another text is nobody
+    if places.across:  # the neighbor in another text is nobody
         return torch.full_like(at, NONE).unsqueeze(-1)
     step = {"self": 0, "previous": -1, "next": 1}[name]
     keys = places.index_of(at + step)
     return keys.masked_fill(~places.query_real, NONE).unsqueeze(-1)
 
 
-def related_keys(
-    places: Places, relation: Relation, name: str, text: Text, cross: bool
-) -> Int[Tensor, "B T m"]:
+def related_keys(places: Places, relation: Relation, name: str, text: Text) -> Int[Tensor, "B T m"]:
     """The keys of each query under a relation, as many columns as a query has at most."""
-    if text.ids is None or cross or text.ids.shape[1] != places.key_real.shape[1]:
+    if text.ids is None or places.across or text.ids.shape[1] != places.key_real.shape[1]:
         raise UnsupportedError(
             f"observe: the relation {name!r} needs whole texts as input_ids, without a cache and "
             f"within one text. Ask for it only there."

@@ -1,0 +1,133 @@
+"""What cannot be watched is refused by name, and nothing stays on the model."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from headwise.errors import ArgumentError, HeadError, UnsupportedError
+from headwise.heads import Head, resolve_heads
+from headwise.layer import MultiHeadAttention
+from headwise.observe import Request, observe
+from oracles import modules_of, padded
+
+
+def _bert() -> nn.Module:
+    return transformers.BertModel(
+        transformers.BertConfig(
+            hidden_size=12, num_hidden_layers=2, num_attention_heads=3, vocab_size=13,
+            intermediate_size=16, max_position_embeddings=16,
+        )
+    ).eval()  # fmt: skip
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    with observe(nn.Linear(3, 3)) as watch:
+        watch._model(torch.zeros(2, 3))
+    with pytest.raises(UnsupportedError, match="in 1 forward passes of Linear"):
+        watch.table()
+
+
+def test_a_block_that_never_ran_the_model_is_refused() -> None:
+    with observe(MultiHeadAttention(4, 2)) as watch:
+        pass
+    with pytest.raises(UnsupportedError, match="in 0 forward passes"):
+        watch.table()
+
+
+def test_a_layer_that_does_not_exist_is_refused() -> None:
+    model = _bert()
+    with observe(model, layers=[1, 7]) as watch:
+        model(**padded([[1, 2, 3]], "right"))
+    with pytest.raises(ArgumentError, match=r"layers \[7\].*There are 2"):
+        watch.table()
+
+
+def test_a_call_that_was_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> Any:
+        return (q @ k.transpose(-1, -2)).softmax(-1).matmul(2 * v).transpose(1, 2), None
+
+    model = _bert()
+    before = modules_of(model)
+    transformers.AttentionInterface.register("doubled", doubled)
+    transformers.AttentionMaskInterface.register("doubled", transformers.masking_utils.sdpa_mask)
+    model.set_attn_implementation("doubled")
+    with (
+        pytest.raises(UnsupportedError, match=r"layer.0.attention.self \(doubled\)"),
+        observe(model),
+    ):
+        model(**padded([[1, 2, 3]], "right"))
+    assert modules_of(model) == before
+    del transformers.AttentionInterface._global_mapping["doubled"]
+    del transformers.AttentionMaskInterface._global_mapping["doubled"]
+
+
+def test_relations_need_whole_texts() -> None:
+    layer = MultiHeadAttention(4, 2)
+    for request in (Request(relations={"all": lambda ids: []}), Request(classes={"all": {1}})):
+        with pytest.raises(UnsupportedError, match=r"all.*input_ids"), observe(layer, request):
+            layer(torch.zeros(1, 3, 4))
+
+
+def test_a_relation_outside_the_text_is_refused() -> None:
+    model = _bert()
+    request = Request(relations={"beyond": lambda ids: [(1, len(ids))]})
+    with (
+        pytest.raises(ArgumentError, match=r"'beyond' gives \(1, 3\).*0 to 2"),
+        observe(model, request),
+    ):
+        model(**padded([[1, 2, 3], [1, 2]], "right"))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"statistics": ("entropie",)}, "'entropie'.*Choose from entropy"),
+        ({"classes": {"self": {1}}}, "'self' is asked for twice"),
+    ],
+)
+def test_impossible_requests_are_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Request(**how)
+
+
+def test_every_must_be_positive() -> None:
+    with pytest.raises(ArgumentError, match="every=0"), observe(MultiHeadAttention(4, 2), every=0):
+        pass
+
+
+def test_maps_must_be_asked_for_and_lie_within_the_text() -> None:
+    layer = MultiHeadAttention(4, 2)
+    with observe(layer) as watch:
+        layer(torch.zeros(1, 3, 4))
+    with pytest.raises(ArgumentError, match="maps=False"):
+        watch.weights("L0.H0")
+    with observe(layer, Request(maps=True)) as watch:
+        layer(torch.zeros(1, 3, 4))
+    with pytest.raises(ArgumentError, match=r"range\(0, 4\) in a text of 3"):
+        watch.weights("L0.H0", range(4))
+    with pytest.raises(HeadError, match=r"no head L1.H0.*L0.H0 to L0.H1"):
+        watch.weights("L1.H0")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("L0H1", "'L0H1' names no head"),
+        ((3, 1), r"no head \(3, 1\)"),
+        ([(0, 1), "encoder.L0.H1"], "encoder.L0.H1 is named twice"),
+        ({1: [0, 0]}, "decoder.L1.H0 is named twice"),
+    ],
+)
+def test_heads_that_cannot_be_meant_are_refused(wanted: Any, message: str) -> None:
+    heads = [Head("encoder", 0, 1), Head("decoder", 1, 0)]
+    with pytest.raises(HeadError, match=message):
+        resolve_heads(wanted, heads)
+
+
+def test_a_bare_pair_that_could_be_two_heads_is_refused() -> None:
+    heads = [Head("encoder", 0, 1), Head("decoder", 0, 1)]
+    with pytest.raises(HeadError, match=r"could be decoder.L0.H1, encoder.L0.H1"):
+        resolve_heads((0, 1), heads)

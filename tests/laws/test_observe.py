@@ -1,0 +1,174 @@
+"""Watching our own layers: additive, in any split and order, whatever the padding."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise.errors import ShapeError
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.layer import MultiHeadAttention
+from headwise.observe import Request, observe
+from headwise.table import HeadTable
+from oracles import means, modules_of, padded
+
+CONFIG = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2)
+texts = st.lists(st.lists(st.integers(0, 12), min_size=1, max_size=9), min_size=1, max_size=4)
+
+
+def _model() -> MiniGPT:
+    torch.manual_seed(1)
+    return MiniGPT(CONFIG).eval()
+
+
+MODEL = _model()
+
+
+def _follow(ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Earlier copies of the same token: several keys for a query, or none."""
+    return [(q, k) for q in range(len(ids)) for k in range(q) if ids[q] == ids[k]]
+
+
+def _odd(ids: Sequence[int]) -> list[tuple[int, int]]:
+    return [(q, k) for q in range(len(ids)) for k in range(q + 1) if ids[k] % 2]
+
+
+REQUEST = Request(classes={"odd": {1, 3, 5, 7, 9, 11}}, relations={"copy": _follow})
+
+
+def _watch(batches: Sequence[dict[str, torch.Tensor]], request: Request = REQUEST) -> HeadTable:
+    with torch.no_grad(), observe(MODEL, request) as watch:
+        for batch in batches:
+            MODEL(**batch)
+    return watch.table()
+
+
+def _assert_close(one: HeadTable, two: HeadTable) -> None:
+    for name in one.statistics:
+        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
+        for column in ("mean", "standard_error", "maximum", "even"):
+            mine, theirs = (getattr(table, column)(name) for table in (one, two))
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@given(texts=texts, seed=st.integers(0, 99))
+def test_any_split_and_order_gives_the_same_table(texts: list[list[int]], seed: int) -> None:
+    whole = _watch([padded(texts, "right")])
+    order = np.random.default_rng(seed).permutation(len(texts))
+    _assert_close(_watch([padded([texts[at]], "right") for at in order]), whole)
+    if len(texts) > 1:
+        one, two = (_watch([padded(part, "right")]) for part in (texts[:1], texts[1:]))
+        _assert_close(one + two, whole)
+
+
+@given(texts=texts)
+def test_statistics_are_those_of_the_weights(texts: list[list[int]]) -> None:
+    table = _watch([padded(texts, "right")])
+    layers = _maps(texts)
+    pairs = {
+        "copy": [(n, q, k) for n, ids in enumerate(texts) for q, k in _follow(ids)],
+        "odd": [(n, q, k) for n, ids in enumerate(texts) for q, k in _odd(ids)],
+    }
+    for layer, maps in enumerate(layers):
+        expected = means(maps, pairs)
+        for name in ("entropy", "max_weight", "first", "self", "previous", "distance", *pairs):
+            ours = table.mean(name)[4 * layer : 4 * layer + 4]
+            theirs = expected.get(name, np.full(4, np.nan))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert np.isnan(table.mean("next")).all()  # a decoder never sees the next token
+    assert np.isnan(table.mean("sink")).all()
+
+
+def _maps(texts: list[list[int]]) -> list[list[np.ndarray]]:
+    """Whole matrices by the watch itself, which another law holds to the layer's weights."""
+    layers: list[list[np.ndarray]] = [[], []]
+    for ids in texts:
+        with torch.no_grad(), observe(MODEL, Request(statistics=(), maps=True)) as watch:
+            MODEL(torch.tensor([ids]))
+        for layer in range(2):
+            heads = [watch.weights((layer, head))[0] for head in range(4)]
+            layers[layer].append(torch.stack(heads).double().numpy())
+    return layers
+
+
+@given(texts=texts)
+def test_everything_stays_in_its_range(texts: list[list[int]]) -> None:
+    table = _watch([padded(texts, "right")])
+    for name in ("first", "self", "previous", "max_weight", "copy", "odd"):
+        for column in (table.mean(name), table.maximum(name), table.even(name)):
+            seen = column[~np.isnan(column)]
+            assert ((seen >= 0) & (seen <= 1 + 1e-6)).all()
+    most = np.log(max(map(len, texts)))
+    assert not (table.maximum("entropy") > most + 1e-5).any()
+
+
+@given(texts=texts)
+def test_rows_with_one_key_count_for_logits_alone(texts: list[list[int]]) -> None:
+    table = _watch([padded(texts, "right")])
+    tokens = sum(map(len, texts))
+    assert (table.count("lse") == tokens).all()
+    assert (table.count("entropy") == tokens - len(texts)).all()
+
+
+def test_uniform_attention_has_closed_forms() -> None:
+    layer = MultiHeadAttention(6, 2)
+    torch.nn.init.zeros_(layer.q_proj.weight)
+    with torch.no_grad(), observe(layer) as watch:
+        layer(torch.randn(3, 5, 6), causal=True)
+    table = watch.table()
+    np.testing.assert_allclose(table.mean("entropy"), np.log([2, 3, 4, 5]).mean(), rtol=1e-6)
+    np.testing.assert_allclose(table.mean("distance"), np.mean([0.5, 1, 1.5, 2]), rtol=1e-6)
+    np.testing.assert_allclose(
+        table.mean("first"), np.mean([1 / 2, 1 / 3, 1 / 4, 1 / 5]), rtol=1e-6
+    )
+    np.testing.assert_allclose(table.mean("max_logit"), 0, atol=1e-7)
+    np.testing.assert_allclose(table.mean("lse"), np.log([1, 2, 3, 4, 5]).mean(), rtol=1e-6)
+    for name in ("entropy", "distance", "first", "self", "previous", "max_weight"):
+        np.testing.assert_allclose(table.mean(name), table.even(name), rtol=1e-6)
+
+
+def test_the_map_of_a_head_is_the_layers_own() -> None:
+    layer = MultiHeadAttention(12, 4, 2)
+    x = torch.randn(2, 7, 12)
+    with observe(layer, Request(maps=True)) as watch:
+        known = layer(x, causal=True, need_weights=True).weights
+    for head in range(4):
+        torch.testing.assert_close(watch.weights((0, head)), known[:, head])
+        torch.testing.assert_close(watch.weights(f"L0.H{head}", range(2, 5)), known[:, head, 2:5])
+
+
+def test_cross_attention_has_no_neighbors() -> None:
+    layer = MultiHeadAttention(6, 2, kdim=5)
+    with torch.no_grad(), observe(layer) as watch:
+        layer(torch.randn(3, 4, 6), torch.randn(3, 4, 5))
+    table = watch.table()
+    assert [str(head) for head in table.heads] == ["cross.L0.H0", "cross.L0.H1"]
+    for name in ("self", "previous", "next", "distance"):
+        assert np.isnan(table.mean(name)).all()
+    assert (table.count("first") == 12).all()
+
+
+def test_watching_changes_no_bit_and_leaves_nothing() -> None:
+    model = _model()
+    before = modules_of(model)
+    batch = padded([[1, 2, 3, 4], [5, 6]], "right")
+    plain = model(**batch)
+    with observe(model):
+        assert torch.equal(model(**batch), plain)
+    assert modules_of(model) == before
+    with pytest.raises(ShapeError), observe(model):
+        model(torch.zeros(1, 99, dtype=torch.int64))
+    assert modules_of(model) == before
+
+
+def test_only_some_layers_and_every_nth_pass() -> None:
+    batch = padded([[1, 2, 3, 4], [5, 6]], "right")
+    with torch.no_grad(), observe(MODEL, layers=[1], every=2) as watch:
+        for _ in range(5):
+            MODEL(**batch)
+    table = watch.table()
+    assert [str(head) for head in table.heads] == [f"L1.H{head}" for head in range(4)]
+    assert (table.count("lse") == 3 * 6).all()

@@ -1,0 +1,78 @@
+"""What a table must say, computed from whole attention matrices, a text at a time."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def padded(texts: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]:
+    """Texts as the arguments of a model, padded on one side."""
+    longest = max(map(len, texts))
+    ids = torch.full((len(texts), longest), 1)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        at = slice(0, len(text)) if side == "right" else slice(longest - len(text), longest)
+        ids[row, at] = torch.tensor(text)
+        mask[row, at] = 1
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if side == "left":  # learned positions must be told where the text begins
+        batch["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    return batch
+
+
+def means(
+    maps: Iterable[np.ndarray], pairs: Mapping[str, Sequence[tuple[int, int, int]]] | None = None
+) -> dict[str, np.ndarray]:
+    """Means per head of the statistics of weights, as DESIGN defines them.
+
+    Args:
+        maps: For each text the weights `[H, T, T]` of its real tokens alone.
+        pairs: For each relation its (text, query, key).
+    """
+    rows: dict[str, list[np.ndarray]] = {}
+
+    def add(name: str, values: np.ndarray) -> None:
+        rows.setdefault(name, []).append(values)
+
+    for number, weights in enumerate(maps):
+        _, T, _ = weights.shape
+        for query in range(T):
+            row = weights[:, query]
+            seen = (weights[:, query] > 0).any(0)
+            if seen.sum() < 2:
+                continue  # its weight is 1 by necessity
+            logs = np.log(np.where(row > 0, row, 1.0))
+            add("entropy", -(row * logs).sum(-1))
+            add("max_weight", row.max(-1))
+            add("distance", (row * np.abs(np.arange(T) - query)).sum(-1))
+            keys = {"first": 0, "self": query, "previous": query - 1, "next": query + 1}
+            for name, key in keys.items():
+                if 0 <= key < T and seen[key]:
+                    add(name, row[:, key])
+            for name, triples in (pairs or {}).items():
+                mine = [key for text, asked, key in triples if (text, asked) == (number, query)]
+                mine = [key for key in mine if seen[key]]
+                if mine:
+                    add(name, row[:, mine].sum(-1))
+    return {name: np.mean(values, axis=0) for name, values in rows.items()}
+
+
+def eager_maps(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+    """For each layer and text the weights that the model itself gives, without any padding."""
+    per_text = []
+    for text in texts:
+        with torch.no_grad():
+            out = model(input_ids=torch.tensor([text]), output_attentions=True)
+        per_text.append([layer[0].double().numpy() for layer in out.attentions])
+    return [list(layer) for layer in zip(*per_text, strict=True)]
+
+
+def modules_of(model: nn.Module) -> dict[str, object]:
+    """All that watching could leave behind on a model's modules."""
+    return {
+        f"{name}.{key}": id(value) if not isinstance(value, dict) else (id(value), len(value))
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+    }
