@@ -1,1 +1,58 @@
-"""Multi-head attention, head by head."""
+"""Multi-head attention, head by head.
+
+Build it (`attend`, `MultiHeadAttention`, `masks`, and the definition in `reference`), watch
+every head of a model while it runs (`observe`, `Request`, `HeadTable`), and look at what was
+seen (`study`). `load` opens a model, `load_tokenizer` the tokenizer beside it.
+
+Importing this package imports nothing else: each name is fetched when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwise import errors as errors
+    from headwise import masks as masks
+    from headwise import reference as reference
+    from headwise.heads import Head as Head
+    from headwise.kernels import attend as attend
+    from headwise.layer import MultiHeadAttention as MultiHeadAttention
+    from headwise.models import load as load
+    from headwise.models import load_tokenizer as load_tokenizer
+    from headwise.watch import Request as Request
+    from headwise.watch import observe as observe
+    from headwise.report import Study as Study
+    from headwise.report import study as study
+    from headwise.table import HeadTable as HeadTable
+
+_HOME = {
+    "Head": "heads",
+    "HeadTable": "table",
+    "MultiHeadAttention": "layer",
+    "Request": "watch",
+    "Study": "report",
+    "attend": "kernels",
+    "errors": "",
+    "load": "models",
+    "load_tokenizer": "models",
+    "masks": "",
+    "observe": "watch",
+    "reference": "",
+    "study": "report",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    home = _HOME[name]
+    if not home:
+        return import_module(f"headwise.{name}")
+    value = globals()[name] = getattr(import_module(f"headwise.{home}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,7 +10,7 @@ from torch import nn
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
 from headwise.heads import Head, resolve_heads
 from headwise.layer import MultiHeadAttention
-from headwise.observe import Request, observe
+from headwise.watch import Request, observe
 from oracles import modules_of, padded
 
 

@@ -12,7 +12,7 @@ FLOORS = (
     ("layer",),
     ("lab",),
     ("models",),
-    ("observe", "importance"),
+    ("watch", "importance"),
     ("roles", "surgery"),
     ("report",),
     ("cli",),

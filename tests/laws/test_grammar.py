@@ -121,7 +121,8 @@ def test_the_vocabulary_starts_with_the_special_tokens_and_has_every_word_once()
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_shares_are_kept(share):
     rng = np.random.default_rng(0)
-    lines = [Grammar(repeat_share=share).line(rng) for _ in range(600)]
+    grammar = Grammar(repeat_share=share)
+    lines = [grammar.line(rng) for _ in range(600)]
     assert sum(line.verb is None for line in lines) / 600 == pytest.approx(share, abs=0.06)
     grammar = Grammar(adverb_share=share)
     clauses = [clause for _ in range(300) for clause in halves(grammar.sentence(rng))[0]]

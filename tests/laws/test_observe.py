@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwise.errors import ShapeError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import MultiHeadAttention
-from headwise.observe import Request, observe
+from headwise.watch import Request, observe
 from headwise.table import HeadTable
 from oracles import means, modules_of, padded
 

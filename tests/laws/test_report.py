@@ -21,7 +21,7 @@ from headwise.report._page import render
 from headwise.report._payload import as_json, payload
 from headwise.report._text import visible, visible_token
 from headwise.table import HeadTable
-from studies import SENTENCES, make_heads, make_sample, make_study, make_totals
+from studies import make_heads, make_sample, make_study, make_totals
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
@@ -296,7 +296,3 @@ def test_an_asked_for_relation_is_told_with_its_meaning() -> None:
 )  # fmt: skip
 def test_quantiles_are_those_of_students_t(tail: float, freedom: int, value: float) -> None:
     assert _student(tail, freedom) == pytest.approx(value, rel=2e-4)
-
-
-def test_sentences_of_made_up_studies_fit_a_map() -> None:
-    assert max(len(sentence.split()) for sentence in SENTENCES) <= 24

@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from headwise.models import load, load_tokenizer
-from headwise.observe import Request, observe
+from headwise.watch import Request, observe
 from headwise.table import HeadTable
 from oracles import eager_maps, means, modules_of, padded
 

@@ -11,7 +11,7 @@ from torch import nn
 from headwise.corpora import EOS, RELATIONS, Grammar, relations
 from headwise.lab import Trained
 from headwise.models import batches, encode, fingerprint, token_classes, token_strings
-from headwise.observe import Relation, Request, observe
+from headwise.watch import Relation, Request, observe
 from headwise.report._study import Sample, Study
 from headwise.table import HeadTable
 

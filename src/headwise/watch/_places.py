@@ -11,7 +11,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.masks import Tile
 from headwise.models import Call
 from headwise.models._inputs import Text
-from headwise.observe._request import Relation
+from headwise.watch._request import Relation
 
 NONE = -1  # the index of a key that does not exist
 

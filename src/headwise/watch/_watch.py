@@ -14,9 +14,9 @@ from headwise.heads import HeadLike, resolve_heads
 from headwise.kernels import weights_of_head
 from headwise.models import Call, Inputs, Site, Sites, fingerprint, listen
 from headwise.models._inputs import Text
-from headwise.observe._collect import collect
-from headwise.observe._places import Places, places_across, places_within
-from headwise.observe._request import Request
+from headwise.watch._collect import collect
+from headwise.watch._places import Places, places_across, places_within
+from headwise.watch._request import Request
 from headwise.table import HeadTable, Totals
 
 # How far our heads may lie from the model's own before we say that we misread the call.
