@@ -50,7 +50,6 @@ def render(study: Study) -> str:
         },
         heads=len(study.table.heads),
         versions=_facts(study.table.versions),
-        fingerprint=study.table.model,
         policy=_policy(style, script),
         # Ours, or escaped already: the only things printed as they are.
         style=Markup(style),

@@ -17,7 +17,8 @@ function makeGrid({ label, corner, rows, columns, cell, look, pick = () => {}, k
   ])]);
   const body = make("tbody", {}, rows.map((name, row) =>
     make("tr", {}, [makeLabel(name, "row"), ...cells[row].map((made) => made ?? make("td"))])));
-  const table = make("table", { class: `grid ${kind}`, role: "grid", "aria-label": label }, [head, body]);
+  const about = { class: `grid ${kind}`, role: "grid", "aria-label": label };
+  const table = make("table", about, [head, body]);
   setVariables(table, { columns: columns.length });
   makeWalkable(table, cells, look, pick);
   return { table, cells };

@@ -6,22 +6,26 @@ function drawNumbers() {
     ...statisticGroups().flatMap(drawGroup),
   ]);
   fill("numbers", table);
-  for (const name of document.querySelectorAll("[data-head]")) name.textContent = study.heads[chosen.head];
+  for (const name of document.querySelectorAll("[data-head]")) {
+    name.textContent = study.heads[chosen.head];
+  }
 }
 
 function drawGroup({ label, those }) {
-  const title = make("tr", { class: "group" }, [make("th", { colspan: 5, scope: "rowgroup", text: label })]);
-  return [make("tbody", {}, [title, ...those.map(drawStatistic)])];
+  const title = make("th", { colspan: 5, scope: "rowgroup", text: label });
+  const rows = those.map(drawStatistic);
+  return [make("tbody", {}, [make("tr", { class: "group" }, [title]), ...rows])];
 }
 
 function drawStatistic(statistic) {
   const value = valueOf(statistic, chosen.head);
   const drawn = statistic.unit === "share" && value.mean !== null;
+  const bars = drawn ? [makeBar(value.mean, value.even)] : [];
   return make("tr", {}, [
     make("th", { scope: "row" }, [
       make("span", { text: statistic.name }), make("small", { text: statistic.says }),
     ]),
-    make("td", { class: "main" }, [formatMean(value), ...(drawn ? [makeBar(value.mean, value.even)] : [])]),
+    make("td", { class: "main" }, [formatMean(value), ...bars]),
     make("td", { text: formatNumber(value.even) }),
     make("td", { text: formatNumber(value.maximum) }),
     make("td", { text: formatCount(value.count) }),
@@ -31,14 +35,15 @@ function drawStatistic(statistic) {
 // A share as a bar, with a mark where even attention would end.
 function makeBar(share, even) {
   const bar = setVariables(make("span", { class: "bar", "aria-hidden": "true" }), { v: share });
-  if (even !== null) bar.append(setVariables(make("span", { class: "tick" }), { at: even }));
+  if (even !== null) bar.append(makeTick(even));
   return bar;
 }
 
 // Each finding leads to its head and statistic.
 function linkFindings() {
   study.findings.forEach(({ head, statistic }, at) => {
-    const button = make("button", { type: "button", text: "show", "aria-label": `Show ${study.heads[head]}` });
+    const name = `Show ${study.heads[head]}`;
+    const button = make("button", { type: "button", text: "show", "aria-label": name });
     button.addEventListener("click", () => {
       choose("statistic", statistic);
       choose("head", head);

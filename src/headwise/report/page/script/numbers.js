@@ -34,11 +34,11 @@ function formatMean({ mean, error }) {
   return `${formatNumber(mean)} ± ${margin}`;
 }
 
-// The next of 0.1, 0.2, 0.5, 1, 2, 5 … that is not below.
+// The next round number that is not below.
 function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 5, 10].find((step) => step * power >= value * 0.9999);
+  return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.9999);
 }
 
 function makeScale(statistic) {
@@ -55,20 +55,34 @@ function placeOn({ low, high }, value) {
   return Math.min(Math.max((value - low) / (high - low), 0), 1);
 }
 
-function makeLegend({ low, high }, { unit = "", evens = [], hatched = "" }) {
+function makeLegend(scale, { unit = "", evens = [], hatched = "" }) {
   const ramp = make("span", { class: "ramp" });
-  const parts = [make("span", { text: formatLimit(low) }), ramp, make("span", { text: `${formatLimit(high)} ${unit}` })];
   const known = evens.filter((even) => even !== null);
-  if (known.length) {
-    const least = Math.min(...known);
-    const most = Math.max(...known);
-    const middle = placeOn({ low, high }, (least + most) / 2);
-    ramp.append(setVariables(make("span", { class: "tick" }), { at: middle }));
-    const range = most - least < 0.0005 ? formatNumber(least) : `${formatNumber(least)}–${formatNumber(most)}`;
-    parts.push(make("span", { class: "tick-key", text: `spread evenly: ${range}` }));
-  }
-  if (hatched) parts.push(make("span", { class: "hatch-key", text: hatched }));
-  return parts;
+  if (known.length) ramp.append(makeTick(placeOn(scale, middleOf(known))));
+  return [
+    make("span", { text: formatLimit(scale.low) }),
+    ramp,
+    make("span", { text: `${formatLimit(scale.high)} ${unit}` }),
+    ...(known.length ? [makeKey("tick-key", `spread evenly: ${formatRange(known)}`)] : []),
+    ...(hatched ? [makeKey("hatch-key", hatched)] : []),
+  ];
+}
+
+function makeKey(kind, text) {
+  return make("span", { class: kind, text });
+}
+
+function makeTick(place) {
+  return setVariables(make("span", { class: "tick" }), { at: place });
+}
+
+function middleOf(values) {
+  return (Math.min(...values) + Math.max(...values)) / 2;
+}
+
+function formatRange(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)].map(formatNumber);
+  return low === high ? low : `${low}–${high}`;
 }
 
 function formatLimit(value) {

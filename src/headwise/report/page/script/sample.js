@@ -29,8 +29,10 @@ function readMap({ cells, maps, peaks }, head) {
 
 function drawMap({ tokens, cells, peaks }, weights) {
   const scale = { low: 0, high: roundUp(peaks[chosen.head]) };
-  const say = (query, key) => `${tokens[query]} → ${tokens[key]}: ${formatWeight(weights[query][key])}`
-    + (cells[query][key] === ONLY_KEY ? " (the only key it sees)" : "");
+  const say = (query, key) => {
+    const only = cells[query][key] === ONLY_KEY ? " (the only key it sees)" : "";
+    return `${tokens[query]} → ${tokens[key]}: ${formatWeight(weights[query][key])}${only}`;
+  };
   const { table } = makeGrid({
     label: `Attention of ${study.heads[chosen.head]} on the text`,
     corner: "query ↓\nkey →",
@@ -59,20 +61,25 @@ function strongestPairs({ cells }, weights) {
 }
 
 function drawPairs(sample, weights) {
-  const rows = strongestPairs(sample, weights).map(({ query, key, weight, evenly }) => make("tr", {}, [
-    make("td", {}, [tokenText(sample.tokens[query]), ` → `, tokenText(sample.tokens[key])]),
-    make("td", { class: "place", text: `${query} → ${key}` }),
-    make("td", { class: "main", text: formatWeight(weight) }),
-    make("td", {}, [makeBar(weight, evenly)]),
-    make("td", { text: formatWeight(evenly) }),
-  ]));
+  const rows = strongestPairs(sample, weights).map((pair) => drawPair(sample, pair));
   const header = makeHeader(["Query → key", "At", "Weight", "", "Evenly"]);
   fill("pairs", make("table", { class: "numbers" }, [header, make("tbody", {}, rows)]));
 }
 
+function drawPair({ tokens }, { query, key, weight, evenly }) {
+  return make("tr", {}, [
+    make("td", {}, [tokenText(tokens[query]), " → ", tokenText(tokens[key])]),
+    make("td", { text: `${query} → ${key}` }),
+    make("td", { class: "main", text: formatWeight(weight) }),
+    make("td", {}, [makeBar(weight, evenly)]),
+    make("td", { text: formatWeight(evenly) }),
+  ]);
+}
+
 function sampleNote() {
   const left = study.left_out;
-  return left ? `${left} more ${left > 1 ? "texts were" : "text was"} left out to keep this page small.` : "";
+  if (!left) return "";
+  return `${left} more ${left > 1 ? "texts were" : "text was"} left out to keep this page small.`;
 }
 
 fill("sample-note", sampleNote());
@@ -81,6 +88,6 @@ if (study.samples.length) {
     { options: [[at, `${at + 1}: ${tokens.join(" ")}`]] })));
   follow(["head", "sample"], drawSample);
 } else {
-  const note = make("p", { class: "note", text: sampleNote() || "The study holds no text with maps." });
-  byId("sample-section").replaceChildren(byId("sample-title"), note);
+  const text = sampleNote() || "The study holds no text with maps.";
+  byId("sample-section").replaceChildren(byId("sample-title"), make("p", { class: "note", text }));
 }

@@ -22,7 +22,8 @@ function tableColumns() {
 function makeTable() {
   const groups = statisticGroups().map(({ label, those }) =>
     make("th", { colspan: those.length, scope: "colgroup", text: label }));
-  const titles = [["Head", null], ...tableColumns().map((statistic) => [statistic.name, statistic])];
+  const columns = tableColumns().map((statistic) => [statistic.name, statistic]);
+  const titles = [["Head", null], ...columns];
   const head = make("thead", {}, [
     make("tr", { class: "group" }, [make("td"), ...groups]),
     make("tr", {}, titles.map(([name, statistic]) => makeTitle(name, statistic))),
