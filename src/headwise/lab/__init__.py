@@ -1,0 +1,24 @@
+"""The Mini-GPT lab: a small model, its training on a generated grammar, and what it learned."""
+
+from headwise.lab._checkpoint import load, save
+from headwise.lab._data import make_tokenizer
+from headwise.lab._evaluate import Evaluation, Scores, evaluate
+from headwise.lab._model import MiniGPT, MiniGPTConfig
+from headwise.lab._run import TrainSettings
+from headwise.lab._sample import sample
+from headwise.lab._train import Trained, train
+
+__all__ = [
+    "Evaluation",
+    "MiniGPT",
+    "MiniGPTConfig",
+    "Scores",
+    "TrainSettings",
+    "Trained",
+    "evaluate",
+    "load",
+    "make_tokenizer",
+    "sample",
+    "save",
+    "train",
+]

@@ -1,0 +1,154 @@
+"""A Mini-GPT in a folder: JSON and safetensors, never a pickle."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+from headwise.errors import HeadwiseError, InputError, OutputError
+from headwise.files import write_beside
+from headwise.lab._model import MiniGPT, MiniGPTConfig
+
+FORMAT = "headwise/1"
+_CONFIG, _WEIGHTS, _TOKENIZER = "headwise.json", "model.safetensors", "tokenizer.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+# A zip archive (torch.save since 1.6), or the protocol byte of a bare pickle.
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
+
+def save(model: MiniGPT, tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> Path:
+    """Write a model and its tokenizer into a folder, which is made if it does not exist.
+
+    The folder then holds `headwise.json` (format, architecture, sizes), `model.safetensors`
+    and `tokenizer.json`.
+
+    Raises:
+        OutputError: the folder cannot be made or written.
+    """
+    folder = make_folder(folder)
+    with write_beside(folder / _WEIGHTS) as path:
+        save_file({name: w.contiguous() for name, w in model.state_dict().items()}, path)
+    with write_beside(folder / _TOKENIZER) as path:
+        path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    about = {"format": FORMAT, "architecture": "MiniGPT", "config": asdict(model.config)}
+    write_json(folder / _CONFIG, about)
+    return folder
+
+
+def load(folder: str | os.PathLike[str]) -> tuple[MiniGPT, Tokenizer]:
+    """Read back what `save` wrote. The model comes in evaluation mode.
+
+    Only JSON and safetensors are read: nothing in the folder can run code.
+
+    Raises:
+        InputError: the folder or a file in it is missing, broken, a pickle, of an unknown
+            format, or the weights do not fit the sizes.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"load: there is no folder {folder}. Name one that holds {_CONFIG}.")
+    model = _read_model(_existing(folder, _CONFIG))
+    weights = read_tensors(_existing(folder, _WEIGHTS))
+    check_weights(weights, model, folder / _WEIGHTS)
+    model.load_state_dict(weights)
+    return model.eval(), _read_tokenizer(_existing(folder, _TOKENIZER))
+
+
+def make_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder, made with its parents where it does not exist."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"save: the folder {folder} cannot be made ({error.strerror}). Choose another place."
+        ) from error
+    return Path(folder)
+
+
+def write_json(path: Path, content: object) -> None:
+    with write_beside(path) as beside:
+        beside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"load: {path} is not JSON ({error}). Save the model again.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"load: {path} holds no object but {content!r}. Save the model again.")
+    return content
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors in a safetensors file."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start.startswith(_PICKLE_STARTS):
+        raise InputError(
+            f"load: {path} is a pickle, whatever its name says; pickles can run code. "
+            f"Convert it to safetensors where you trust it."
+        )
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InputError(
+            f"load: {path} is no whole safetensors file ({error}). Copy or save it again."
+        ) from error
+
+
+def check_weights(found: dict[str, torch.Tensor], model: MiniGPT, path: Path) -> None:
+    """Refuse weights that are not those of this model."""
+    wanted = model.state_dict()
+    for name in sorted(found.keys() | wanted.keys()):
+        has = tuple(found[name].shape) if name in found else "missing"
+        needs = tuple(wanted[name].shape) if name in wanted else "not there"
+        if has != needs:
+            raise InputError(
+                f"load: {name} in {path} is {has} but {model.config} makes it {needs}. "
+                f"Copy or save the whole folder again."
+            )
+
+
+def _existing(folder: Path, name: str) -> Path:
+    if (folder / name).is_file():
+        return folder / name
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in _PICKLES)
+    if pickles:
+        raise InputError(
+            f"load: {folder} has no {name}, only {pickles[0]}, which is a pickle; pickles can "
+            f"run code. Convert it to safetensors where you trust it."
+        )
+    raise InputError(f"load: {folder} has no {name}. Name a folder that headwise saved.")
+
+
+def _read_model(path: Path) -> MiniGPT:
+    """A model of the sizes that were saved, its weights still to come."""
+    about = read_json(path)
+    for key, known in (("format", FORMAT), ("architecture", "MiniGPT")):
+        if about.get(key) != known:
+            raise InputError(
+                f"load: {path} has the {key} {about.get(key)!r}. This version reads {known!r}."
+            )
+    try:
+        return MiniGPT(MiniGPTConfig(**about["config"]))
+    except (KeyError, TypeError, RuntimeError, HeadwiseError) as error:
+        raise InputError(
+            f"load: the sizes in {path} cannot be read ({error}). Save the model again."
+        ) from error
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise InputError(
+            f"load: {path} is no tokenizer ({error}). Copy or save it again."
+        ) from error

@@ -1,0 +1,56 @@
+"""Words as tokens: a tokenizer with one token per word, and lines of the grammar as batches."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+
+from headwise.corpora import BOS, EOS, PAD, SPECIALS, UNK, Grammar, Line
+
+
+def make_tokenizer(vocabulary: Iterable[str]) -> Tokenizer:
+    """A tokenizer that splits at white space only and knows these words, in this order.
+
+    `encode(text)` puts `<bos>` before the text, as in training; words it does not know become
+    `<unk>`. The special tokens are part of the vocabulary.
+    """
+    ids = {word: number for number, word in enumerate(vocabulary)}
+    tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
+    tokenizer.pre_tokenizer = WhitespaceSplit()  # not Whitespace(): y'all is one word
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, ids[BOS])]
+    )
+    tokenizer.add_special_tokens(list(SPECIALS))  # so that decode() leaves them out
+    return tokenizer
+
+
+def draw_batch(
+    grammar: Grammar, tokenizer: Tokenizer, size: int, *, seed: Sequence[int]
+) -> Int[Tensor, "B T"]:
+    """Draw `size` lines and encode them. The same seed draws the same lines.
+
+    In training the seed holds the number of the step: so a run that was interrupted goes on
+    with the lines it would have seen, and no state of a generator needs to be kept.
+    """
+    rng = np.random.default_rng(seed)
+    return encode_lines(tokenizer, [grammar.line(rng) for _ in range(size)])
+
+
+def encode_lines(tokenizer: Tokenizer, lines: Iterable[Line]) -> Int[Tensor, "B T"]:
+    """`<bos>`, the words, `<eos>`, and `<pad>` on the right up to the longest line."""
+    texts = [f"{line} {EOS}" for line in lines]
+    rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+    longest = max(len(row) for row in rows)
+    padding = number_of(tokenizer, PAD)
+    return torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
+
+
+def number_of(tokenizer: Tokenizer, word: str) -> int:
+    """The number of a word that the tokenizer knows."""
+    return tokenizer.get_vocab()[word]

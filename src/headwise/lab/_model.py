@@ -1,0 +1,111 @@
+"""Mini-GPT: a small decoder-only model in the nanoGPT manner, built on our attention layer."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, ShapeError
+from headwise.layer import MultiHeadAttention
+
+
+@dataclass(frozen=True)
+class MiniGPTConfig:
+    """The sizes of a Mini-GPT.
+
+    Attributes:
+        context: The longest text it can read.
+        n_kv_heads: Key/value heads; None is as many as there are heads.
+        mlp_ratio: Width of the hidden layer of each MLP, in multiples of `d_model`.
+        dropout: Share of each update of the stream dropped in training.
+    Raises:
+        ArgumentError: a size is not positive, or `dropout` is not a share below 1.
+    """
+
+    vocab_size: int
+    context: int = 40
+    d_model: int = 128
+    n_heads: int = 4
+    n_kv_heads: int | None = None
+    n_layers: int = 3
+    mlp_ratio: int = 2
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context", "d_model", "n_heads", "n_layers", "mlp_ratio"):
+            if getattr(self, name) < 1:
+                raise ArgumentError(
+                    f"MiniGPTConfig: {name} is {getattr(self, name)}. Give a positive number."
+                )
+        if not 0 <= self.dropout < 1:
+            raise ArgumentError(
+                f"MiniGPTConfig: dropout is {self.dropout}. Give a share from 0 to below 1."
+            )
+
+
+class Block(nn.Module):
+    """Attention, then an MLP; each reads the normalised stream and adds to it."""
+
+    def __init__(self, config: MiniGPTConfig) -> None:
+        super().__init__()
+        width, hidden = config.d_model, config.mlp_ratio * config.d_model
+        self.norm_1 = nn.LayerNorm(width)
+        # Dropout is on the updates only: on the attention weights it delays the copying heads.
+        self.attention = MultiHeadAttention(width, config.n_heads, config.n_kv_heads)
+        self.norm_2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B T d_model"], mask: Tensor | None = None
+    ) -> Float[Tensor, "B T d_model"]:
+        x = x + self.dropout(self.attention(self.norm_1(x), mask=mask, causal=True))
+        return x + self.dropout(self.mlp(self.norm_2(x)))
+
+
+class MiniGPT(nn.Module):
+    """Token and position embeddings, blocks, and a linear head over the vocabulary."""
+
+    def __init__(self, config: MiniGPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = nn.Embedding(config.context, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = nn.LayerNorm(config.d_model)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        # Between torch's 1, under which updates drown, and the usual .02, under which the heads
+        # that copy appear too late for a run of a minute.
+        nn.init.normal_(self.tokens.weight, std=0.3)
+        nn.init.normal_(self.positions.weight, std=0.3)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        attention_mask: Int[Tensor, "B T"] | None = None,
+    ) -> Float[Tensor, "B T vocab_size"]:
+        """The logits of the next token at every position.
+
+        Args:
+            attention_mask: 1 for the tokens of the text, 0 for padding, on whichever side it
+                stands: positions are counted from the first token of the text. What comes
+                out at padding has no meaning.
+        Raises:
+            ShapeError: the text is longer than the context.
+        """
+        T = input_ids.shape[1]
+        if self.config.context < T:
+            raise ShapeError(
+                f"MiniGPT: {T} tokens do not fit a context of {self.config.context}. "
+                f"Shorten the text, or train with a longer context."
+            )
+        if attention_mask is None:
+            at, mask = torch.arange(T, device=input_ids.device), None
+        else:
+            at = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+            mask = attention_mask.bool()[:, None, None, :]  # B 1 1 T
+        x = self.tokens(input_ids) + self.positions(at)
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(self.norm(x))

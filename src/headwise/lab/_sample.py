@@ -1,0 +1,68 @@
+"""Let a Mini-GPT go on from a prompt."""
+
+import torch
+from tokenizers import Tokenizer
+
+from headwise.corpora import EOS, UNK
+from headwise.errors import ArgumentError, InputError
+from headwise.lab._data import number_of
+from headwise.lab._model import MiniGPT
+
+
+@torch.no_grad()
+def sample(
+    model: MiniGPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    max_new_tokens: int = 40,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> str:
+    """Go on from a prompt until the line ends, the context is full, or enough words are said.
+
+    Args:
+        prompt: Words the tokenizer knows, with white space between them.
+        temperature: 0 takes the likeliest word each time; 1 draws from what the model predicts.
+        seed: Of the draws, where the temperature is not 0.
+    Returns:
+        The prompt and what the model adds to it.
+    Raises:
+        InputError: a word of the prompt is unknown, or the prompt does not fit the context.
+        ArgumentError: `max_new_tokens` or `temperature` is negative.
+    """
+    for name, value in (("max_new_tokens", max_new_tokens), ("temperature", temperature)):
+        if value < 0:
+            raise ArgumentError(f"sample: {name} is {value}. Give 0 or more.")
+    ids = _read_prompt(tokenizer, prompt, model.config.context)
+    end = number_of(tokenizer, EOS)
+    generator = torch.Generator().manual_seed(seed)
+    training = model.training
+    model.eval()
+    for _ in range(min(max_new_tokens, model.config.context - len(ids))):
+        logits = model(torch.tensor([ids]))[0, -1]
+        if temperature == 0:
+            token = int(logits.argmax())
+        else:
+            weights = (logits / temperature).softmax(-1)
+            token = int(torch.multinomial(weights, 1, generator=generator))
+        if token == end:
+            break
+        ids.append(token)
+    model.train(training)
+    return tokenizer.decode(ids)
+
+
+def _read_prompt(tokenizer: Tokenizer, prompt: str, context: int) -> list[int]:
+    for word in prompt.split():
+        if word == UNK or tokenizer.token_to_id(word) is None:
+            raise InputError(
+                f"sample: the model does not know the word {word!r}. Use words of its "
+                f"{tokenizer.get_vocab_size()}, with spaces between them and around commas."
+            )
+    ids = tokenizer.encode(prompt).ids
+    if len(ids) > context:
+        raise InputError(
+            f"sample: the prompt has {len(ids)} tokens but the context holds {context}. Shorten it."
+        )
+    return ids

@@ -1,0 +1,89 @@
+"""Train a Mini-GPT on the grammar: seeded, repeatable, and able to go on after an interruption."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from tokenizers import Tokenizer
+
+from headwise.errors import ArgumentError
+from headwise.lab._checkpoint import make_folder, save, write_json
+from headwise.lab._evaluate import Evaluation, evaluate
+from headwise.lab._model import MiniGPT
+from headwise.lab._run import Run, TrainSettings
+
+_STATE, _FACTS = "training.safetensors", "training.json"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gives.
+
+    Attributes:
+        seconds: Spent on steps, those before an interruption included.
+    """
+
+    model: MiniGPT
+    tokenizer: Tokenizer
+    settings: TrainSettings
+    evaluation: Evaluation
+    seconds: float
+
+    def facts(self) -> dict[str, str | int | float]:
+        """The facts of the run, in an order to print them. What does not apply is left out."""
+        held_out, seen = asdict(self.evaluation.held_out), asdict(self.evaluation.seen)
+        facts: dict[str, str | int | float] = {
+            "steps": self.settings.steps,
+            "seconds": round(self.seconds, 1),
+            "lines judged": self.evaluation.lines,
+        }
+        for name, score in held_out.items():
+            words = name.replace("_", " ")
+            facts |= {f"held-out {words}": score, f"seen {words}": seen[name]}
+        facts["copying"] = self.evaluation.copying
+        return {name: fact for name, fact in facts.items() if fact == fact}  # NaN is unlike itself
+
+
+def train(
+    settings: TrainSettings,
+    folder: str | os.PathLike[str],
+    *,
+    on_step: Callable[[int, int, float], None] | None = None,
+    checkpoint_every: int = 100,
+    lines_judged: int = 512,
+) -> Trained:
+    """Train a Mini-GPT, judge it, and save it into a folder.
+
+    The same settings give the same weights, bit for bit on one machine and number of threads.
+    A run that was interrupted goes on from its last checkpoint and ends with those same weights.
+    Beside what `save` writes the folder gets `training.safetensors` (the checkpoint) and
+    `training.json` (settings and facts).
+
+    Args:
+        on_step: Called after each step with the steps done, the steps in all, and the loss.
+        checkpoint_every: Steps from one checkpoint to the next; the last step makes one too.
+        lines_judged: Lines of each kind to judge the model on when it is trained.
+    Raises:
+        ArgumentError: the folder holds a run with other settings, or an argument is out of range.
+        InputError: the checkpoint in the folder cannot be read.
+        OutputError: the folder cannot be made or written.
+    """
+    for name, number in (("checkpoint_every", checkpoint_every), ("lines_judged", lines_judged)):
+        if number < 1:
+            raise ArgumentError(f"train: {name} is {number}. Give 1 or more.")
+    folder = make_folder(folder)
+    run = Run(settings)
+    if (folder / _STATE).exists():
+        run.resume(folder / _STATE)
+    while run.step < settings.steps:
+        loss = run.advance()
+        if run.step % checkpoint_every == 0 or run.step == settings.steps:
+            run.checkpoint(folder / _STATE)
+        if on_step is not None:
+            on_step(run.step, settings.steps, loss)
+    model = run.model.eval()
+    judged = evaluate(model, run.tokenizer, run.grammar, lines=lines_judged, seed=settings.seed)
+    trained = Trained(model, run.tokenizer, settings, judged, run.seconds)
+    save(model, run.tokenizer, folder)
+    write_json(folder / _FACTS, {"settings": asdict(settings), "facts": trained.facts()})
+    return trained

@@ -1,0 +1,250 @@
+"""Each refusal of the lab says what is wrong, and leaves nothing behind."""
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headwise.corpora import Grammar
+from headwise.errors import ArgumentError, InputError, OutputError, ShapeError
+from headwise.lab import (
+    MiniGPT,
+    MiniGPTConfig,
+    TrainSettings,
+    load,
+    make_tokenizer,
+    sample,
+    save,
+    train,
+)
+
+TOKENIZER = make_tokenizer(Grammar().vocabulary)
+SMALL = TrainSettings(steps=2, batch_size=3, d_model=6, n_heads=2, n_layers=1, mlp_ratio=1)
+
+
+@pytest.fixture
+def model():
+    return MiniGPT(MiniGPTConfig(len(Grammar().vocabulary), context=7, d_model=6, n_heads=2))
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    return save(model, TOKENIZER, tmp_path / "saved")
+
+
+# Sizes and settings.
+
+
+@pytest.mark.parametrize(
+    "name", ["vocab_size", "context", "d_model", "n_heads", "n_layers", "mlp_ratio"]
+)
+@pytest.mark.parametrize("value", [0, -3])
+def test_a_size_below_one(name, value):
+    with pytest.raises(ArgumentError, match=f"MiniGPTConfig: {name} is {value}"):
+        MiniGPTConfig(**({"vocab_size": 5} | {name: value}))
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_a_dropout_that_is_no_share(dropout):
+    with pytest.raises(ArgumentError, match=f"dropout is {dropout}"):
+        MiniGPTConfig(5, dropout=dropout)
+
+
+def test_heads_that_do_not_divide_the_width(tmp_path):
+    with pytest.raises(ShapeError, match=r"d_model=128 .* n_heads=5"):
+        train(TrainSettings(n_heads=5), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_longer_than_the_context(model):
+    with pytest.raises(ShapeError, match="8 tokens do not fit a context of 7"):
+        model(torch.zeros(1, 8, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "bound"),
+    [
+        ("steps", 0, 1),
+        ("batch_size", -1, 1),
+        ("seed", -7, 0),
+        ("warmup", -2, 0),
+        ("weight_decay", -0.5, 0),
+        ("context", 32, 33),
+    ],
+)
+def test_a_setting_below_its_bound(name, value, bound):
+    with pytest.raises(ArgumentError, match=rf"{name} is {value}\. Give {bound} or more"):
+        TrainSettings(**{name: value})
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_learning_rate_that_is_not_positive(rate):
+    with pytest.raises(ArgumentError, match=f"learning_rate is {rate}"):
+        TrainSettings(learning_rate=rate)
+
+
+@pytest.mark.parametrize("name", ["checkpoint_every", "lines_judged"])
+def test_less_than_one_of_what_is_counted(name, tmp_path):
+    with pytest.raises(ArgumentError, match=f"{name} is 0"):
+        train(SMALL, tmp_path, **{name: 0})
+
+
+# Training in a folder.
+
+
+def test_another_run_is_not_gone_on_with(tmp_path):
+    train(SMALL, tmp_path, lines_judged=3)
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(ArgumentError, match=r"batch_size=3, but batch_size=5 is asked for"):
+        train(dataclasses.replace(SMALL, batch_size=5), tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_checkpoint_that_is_none(tmp_path):
+    save_file({"w": torch.zeros(2)}, tmp_path / "training.safetensors")
+    with pytest.raises(InputError, match=r"training\.safetensors is no checkpoint .*tells \[\]"):
+        train(SMALL, tmp_path)
+
+
+def test_a_truncated_checkpoint(tmp_path):
+    train(SMALL, tmp_path, lines_judged=3)
+    path = tmp_path / "training.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"training\.safetensors is no whole safetensors"):
+        train(SMALL, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(model, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for write in (lambda place: save(model, TOKENIZER, place), lambda place: train(SMALL, place)):
+        with pytest.raises(OutputError, match="file/model cannot be made"):
+            write(tmp_path / "file" / "model")
+
+
+def test_a_file_that_cannot_be_written(model, tmp_path):
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(OutputError, match=r"model\.safetensors is a folder"):
+        save(model, TOKENIZER, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+# Loading.
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(InputError, match=r"there is no folder .*nowhere"):
+        load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["headwise.json", "model.safetensors", "tokenizer.json"])
+def test_a_missing_file(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=f"has no {name}"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_a_folder_with_only_a_pickle(tmp_path, name):
+    torch.save({"w": torch.zeros(2)}, tmp_path / name)
+    with pytest.raises(InputError, match=f"only {name}, which is a pickle; pickles can run code"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("write", ["zip", "bare"])
+def test_a_pickle_under_another_name(folder, write):
+    path = folder / "model.safetensors"
+    if write == "zip":
+        torch.save({"w": torch.zeros(2)}, path)
+    else:
+        path.write_bytes(pickle.dumps({"w": [0.0]}))
+    with pytest.raises(InputError, match=r"model\.safetensors is a pickle, .* can run code"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, -1])
+def test_truncated_weights(folder, kept):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match=r"model\.safetensors is no whole safetensors file"):
+        load(folder)
+
+
+def test_weights_of_other_sizes(folder):
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"norm.weight": torch.ones(11)}, path)
+    with pytest.raises(InputError, match=r"norm\.weight in .* is \(11,\) but .* \(6,\)"):
+        load(folder)
+
+
+def test_weights_that_are_missing_or_unknown(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    save_file(weights | {"spare": torch.ones(2)}, path)
+    with pytest.raises(InputError, match=r"spare in .* is \(2,\) but .* not there"):
+        load(folder)
+    del weights["head.weight"]
+    save_file(weights, path)
+    with pytest.raises(InputError, match=r"head\.weight in .* is missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": "headwise/9"}, "the format 'headwise/9'"),
+        ({"format": None}, "the format None"),
+        ({"architecture": "Llama"}, "the architecture 'Llama'"),
+        ({"config": {"vocab_size": 5, "wings": 2}}, "unexpected keyword argument 'wings'"),
+        ({"config": {"vocab_size": 5, "n_heads": 0}}, "n_heads is 0"),
+        ({"config": {"vocab_size": "many"}}, "sizes in .* cannot be read"),
+        ({"config": [1]}, "sizes in .* cannot be read"),
+        ({"config": {"vocab_size": 5, "n_heads": 3}}, "d_model=128"),
+    ],
+)
+def test_an_unknown_format_or_sizes_that_cannot_be(folder, change, says):
+    path = folder / "headwise.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=says):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "\udce9", ""])
+def test_broken_json(folder, text):
+    (folder / "headwise.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(InputError, match=r"headwise\.json is not JSON"):
+        load(folder)
+
+
+def test_json_that_is_no_object(folder):
+    (folder / "headwise.json").write_text("[3]")
+    with pytest.raises(InputError, match=r"holds no object but \[3\]"):
+        load(folder)
+
+
+def test_a_broken_tokenizer(folder):
+    (folder / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(InputError, match=r"tokenizer\.json is no tokenizer"):
+        load(folder)
+
+
+# Sampling.
+
+
+@pytest.mark.parametrize("word", ["frobnicate", "work,", "<unk>"])
+def test_a_word_that_the_model_does_not_know(model, word):
+    with pytest.raises(InputError, match=f"does not know the word '{word}'"):
+        sample(model, TOKENIZER, f"I {word} always")
+
+
+def test_a_prompt_that_is_too_long(model):
+    with pytest.raises(InputError, match="the prompt has 8 tokens but the context holds 7"):
+        sample(model, TOKENIZER, "I work , you work , he")
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_new_tokens", -1), ("temperature", -0.5)])
+def test_less_than_nothing(model, name, value):
+    with pytest.raises(ArgumentError, match=f"sample: {name} is {value}"):
+        sample(model, TOKENIZER, "I", **{name: value})
