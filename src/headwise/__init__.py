@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
-    from headwise.watch import Request as Request
-    from headwise.watch import observe as observe
     from headwise.report import Study as Study
     from headwise.report import study as study
     from headwise.table import HeadTable as HeadTable
+    from headwise.watch import Request as Request
+    from headwise.watch import observe as observe
 
 _HOME = {
     "Head": "heads",

@@ -26,17 +26,17 @@ def payload(study: Study) -> Payload:
     Samples that would make the page too large are left out, from the last; `left_out` counts
     them. NaN becomes None.
     """
-    heads = study.table.heads
+    heads, shown = study.table.heads, applying(study)
     data: Payload = {
         "heads": [str(head) for head in heads],
         "stacks": [head.stack for head in heads],
         "layers": [head.layer for head in heads],
         "places": [head.head for head in heads],
-        "statistics": [_statistic(study, name) for name in study.table.statistics],
+        "statistics": [_statistic(study, name) for name in shown],
         "findings": [
             {
                 "head": heads.index(found.head),
-                "statistic": study.table.statistics.index(found.statistic),
+                "statistic": shown.index(found.statistic),
             }
             for found in telling(study.table, study.meanings)
         ],
@@ -52,6 +52,12 @@ def payload(study: Study) -> Payload:
         data["samples"].append(packed)
         data["left_out"] -= 1
     return data
+
+
+def applying(study: Study) -> list[str]:
+    """The statistics that apply to at least one head."""
+    table = study.table
+    return [name for name in table.statistics if np.isfinite(table.mean(name)).any()]
 
 
 def as_json(data: Payload) -> str:

@@ -11,9 +11,9 @@ from torch import nn
 from headwise.corpora import EOS, RELATIONS, Grammar, relations
 from headwise.lab import Trained
 from headwise.models import batches, encode, fingerprint, token_classes, token_strings
-from headwise.watch import Relation, Request, observe
 from headwise.report._study import Sample, Study
 from headwise.table import HeadTable
+from headwise.watch import Relation, Request, observe
 
 # Texts that the model reads at once.
 _BATCH = 16
@@ -158,8 +158,9 @@ def _watch(
 
 def _samples(model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> tuple[Sample, ...]:
     """Maps of the beginnings of a few texts, spread over all of them."""
-    step = max(1, len(texts) // _SAMPLES)
-    chosen = [encode(tokenizer, [text], model, _MAP_TOKENS)[0] for text in texts[::step]]
+    worded = [stripped for text in texts if (stripped := text.strip())]
+    step = max(1, len(worded) // _SAMPLES)
+    chosen = [encode(tokenizer, [text], model, _MAP_TOKENS)[0] for text in worded[::step]]
     return tuple(_sample(model, tokenizer, piece) for piece in chosen[:_SAMPLES])
 
 
