@@ -11,9 +11,9 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, row_statistics
 from headwise.models import Call
 from headwise.models._inputs import Text
+from headwise.table import Totals
 from headwise.watch._places import Places, offset_keys, related_keys
 from headwise.watch._request import Request
-from headwise.table import Totals
 
 _OFFSETS = ("first", "self", "previous", "next")
 

@@ -14,10 +14,10 @@ from headwise.heads import HeadLike, resolve_heads
 from headwise.kernels import weights_of_head
 from headwise.models import Call, Inputs, Site, Sites, fingerprint, listen
 from headwise.models._inputs import Text
+from headwise.table import HeadTable, Totals
 from headwise.watch._collect import collect
 from headwise.watch._places import Places, places_across, places_within
 from headwise.watch._request import Request
-from headwise.table import HeadTable, Totals
 
 # How far our heads may lie from the model's own before we say that we misread the call.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
