@@ -2,7 +2,7 @@
 
 from headwise.models._call import Call
 from headwise.models._fingerprint import fingerprint
-from headwise.models._inputs import Inputs
+from headwise.models._inputs import Inputs, Text
 from headwise.models._listen import listen
 from headwise.models._open import load, load_tokenizer
 from headwise.models._tokens import Batch, batches, encode, token_classes, token_strings
@@ -14,6 +14,7 @@ __all__ = [
     "Inputs",
     "Site",
     "Sites",
+    "Text",
     "batches",
     "encode",
     "fingerprint",

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, row_statistics
-from headwise.models import Call
-from headwise.models._inputs import Text
+from headwise.models import Call, Text
 from headwise.table import Totals
 from headwise.watch._places import Places, offset_keys, related_keys
 from headwise.watch._request import Request

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.masks import Tile
-from headwise.models import Call
-from headwise.models._inputs import Text
+from headwise.models import Call, Text
 from headwise.watch._request import Relation
 
 NONE = -1  # the index of a key that does not exist

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike, resolve_heads
 from headwise.kernels import weights_of_head
-from headwise.models import Call, Inputs, Site, Sites, fingerprint, listen
-from headwise.models._inputs import Text
+from headwise.models import Call, Inputs, Site, Sites, Text, fingerprint, listen
 from headwise.table import HeadTable, Totals
 from headwise.watch._collect import collect
 from headwise.watch._places import Places, places_across, places_within
@@ -134,7 +133,7 @@ class Watch:
         """Take in one attention call; `observe` sees to it that this is called."""
         # In a backward pass, checkpointed layers run again: they have been counted already.
         again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
-        if again or (max(0, self.inputs.passes - 1)) % self._every:
+        if again or max(0, self.inputs.passes - 1) % self._every:
             return
         site = self._found.of(call, self.inputs.passes)
         if self._layers is not None and site.layer not in self._layers:
@@ -151,13 +150,13 @@ class Watch:
             known[name] = known[name] + totals if name in known else totals
 
     def _read(self, site: Site, call: Call) -> tuple[Text, Places]:
-        queries = self.inputs.decoder if site.stack.startswith("decoder") else self.inputs.main
-        if site.cross:
-            # Outside an encoder-decoder nothing is known of the text that is attended to.
-            keys = self.inputs.main if site.stack else Text()
-            keys = Text() if site.stack == "cross" else keys
-            return queries, places_across(call, queries, keys)
-        return queries, places_within(call, queries)
+        decoder = site.stack.startswith("decoder")
+        queries = self.inputs.decoder if decoder else self.inputs.main
+        if not site.cross:
+            return queries, places_within(call, queries)
+        # Outside an encoder-decoder nothing is known of the text that is attended to.
+        keys = self.inputs.main if decoder else Text()
+        return queries, places_across(call, queries, keys)
 
     def _check_seen(self) -> None:
         if not self._totals:
