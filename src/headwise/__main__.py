@@ -1,0 +1,5 @@
+"""`python -m headwise` is `headwise`."""
+
+from headwise.cli import main
+
+main()

@@ -1,0 +1,50 @@
+"""`headwise observe`: the statistics of every head on some texts, as a table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli._options import (
+    Device,
+    Dtype,
+    Json,
+    MaxTexts,
+    MaxTokens,
+    Seed,
+    Shared,
+    check_output,
+)
+from headwise.cli._show import note, say_json
+from headwise.errors import ArgumentError
+
+
+def observe(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
+    ],
+    text: Annotated[Path, typer.Option(help="What MODEL reads: a UTF-8 file, a text a paragraph.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The table to write: .parquet, .csv or .json."),
+    ] = None,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    max_texts: MaxTexts = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Watch every head of a model while it reads, and write a row of statistics for each."""
+    if out is None and not as_json:
+        raise ArgumentError("observe: nowhere to put the table. Add -o table.parquet, or --json.")
+    if out is not None:
+        check_output(out, ".parquet", ".csv", ".json")
+    from headwise.cli import _work
+
+    shared = Shared(seed, device, dtype, max_texts, max_tokens)
+    table = _work.study_model(model, text, shared).table
+    if out is not None:
+        note(f"{len(table.heads)} heads: {table.save(out)}")
+    if as_json:
+        say_json(table.frame().to_dict("records"))

@@ -1,0 +1,72 @@
+"""`headwise report`: study a model's heads, or train the Mini-GPT and study its, as a page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli._options import Device, Dtype, MaxTexts, MaxTokens, Seed, Shared, check_output
+from headwise.cli._show import say
+from headwise.errors import ArgumentError
+
+_LAB = Path("mini-gpt")
+
+
+def report(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="What MODEL reads: a UTF-8 file, a text a paragraph.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
+        "report.html"
+    ),
+    lab_folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the Mini-GPT is, or will be trained.", show_default=str(_LAB)),
+    ] = None,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    max_texts: MaxTexts = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Study every head of a model and write a page about it.
+
+    Without MODEL, a small model is trained on a generated grammar first: the Mini-GPT.
+    """
+    shared = Shared(seed, device, dtype, max_texts, max_tokens)
+    _check(model, text, lab_folder, shared)
+    check_output(out, ".html")
+    from headwise.cli import _work
+
+    if model is not None and text is not None:
+        study = _work.study_model(model, text, shared)
+    else:
+        given = {} if seed is None else {"seed": seed}
+        study = _work.study_mini_gpt(lab_folder or _LAB, given)
+    page = study.report(out)
+    for line in study.findings():
+        say(line)
+    say(f"The page is {page.resolve()}")
+
+
+def _check(model: str | None, text: Path | None, lab_folder: Path | None, shared: Shared) -> None:
+    """Refuse what would be ignored otherwise."""
+    if model is not None and text is None:
+        raise ArgumentError(f"report: {model} needs something to read. Add --text FILE.")
+    if model is not None and lab_folder is not None:
+        raise ArgumentError(
+            f"report: --lab-folder {lab_folder} is for the Mini-GPT, not for {model}. "
+            f"Leave one of them out."
+        )
+    for_models = {"text": text, **vars(shared)}
+    del for_models["seed"]
+    stray = [name.replace("_", "-") for name, value in for_models.items() if value is not None]
+    if model is None and stray:
+        raise ArgumentError(
+            f"report: --{stray[0]} is for a MODEL, and none is named; the Mini-GPT reads lines of "
+            f"its own grammar. Name a MODEL, or leave --{stray[0]} out."
+        )

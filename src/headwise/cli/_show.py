@@ -1,0 +1,76 @@
+"""What the terminal gets to see: lines, JSON, a bar while something takes long."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+USAGE = 2
+"""The exit code of a command that was given something it cannot work with."""
+
+
+def say(line: str) -> None:
+    """Print a line of the result."""
+    print(_printable(line, sys.stdout.encoding), flush=True)
+
+
+def note(line: str) -> None:
+    """Print a line about what is going on, apart from the result."""
+    print(_printable(line, sys.stderr.encoding), file=sys.stderr, flush=True)
+
+
+def complain(message: str) -> int:
+    """Print what is wrong, as one line whatever it holds, and give the exit code for it."""
+    note(" ".join(message.split()))
+    return USAGE
+
+
+def say_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print JSON that any program can read: what is not a number is null."""
+    print(json.dumps(_finite(content), indent=1, allow_nan=False))
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[..., None]]:
+    """Show a bar on stderr while the block runs; where no one watches, only say that it began.
+
+    Yields:
+        What to call with the steps done, the steps in all, and perhaps a word about them.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}", markup=False),
+        TextColumn("{task.fields[word]}", markup=False),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        tasks: list[TaskID] = []
+
+        def tell(done: int, total: int, word: str = "") -> None:
+            if not tasks:  # no bar for what turns out to be done already
+                tasks.append(bar.add_task(_printable(what, sys.stderr.encoding), word=""))
+                if bar.disable:
+                    note(what)
+            bar.update(tasks[0], completed=done, total=total, word=word)
+
+        yield tell
+
+
+def _printable(text: str, encoding: str) -> str:
+    """Write out what would steer the terminal, or what it cannot show: names can hold anything."""
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if content != content else content  # only NaN is unlike itself

@@ -1,0 +1,131 @@
+"""The long parts that commands share: the study of a model, a Mini-GPT in its folder.
+
+Everything heavy is imported here, so commands import this file when they run.
+"""
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.cli._options import Shared
+from headwise.cli._show import note, progress
+from headwise.corpora import read_texts
+from headwise.errors import ArgumentError, HeadwiseError, InputError
+from headwise.lab import Trained, TrainSettings, sample, train
+from headwise.models import load, load_tokenizer
+from headwise.report import About, Study, study, study_lab
+
+__all__ = ["SETTINGS", "sample", "study_mini_gpt", "study_model", "trained_in"]
+
+SETTINGS = {field.name for field in fields(TrainSettings)}
+
+# What `train` leaves in its folder: the checkpoint while it runs, the facts when it has ended.
+_CHECKPOINT, _FACTS = "training.safetensors", "training.json"
+
+
+def study_model(model: str, text: Path, shared: Shared) -> Study:
+    """Watch a model on the texts of a file."""
+    # The text first: it is read in no time, a model is not.
+    texts = _texts(text, shared)
+    device = _device(shared.device or "cpu")
+    dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
+    opened = load(model, device=device, dtype=dtype)
+    tokenizer = load_tokenizer(model)
+    # The last of a folder's names alone says little: many end in `hf` or `model`.
+    about = About(title="/".join(Path(model).parts[-2:]), source=text.name)
+    with progress(f"Studying {model}") as tell:
+        return study(
+            opened,
+            tokenizer,
+            texts,
+            about=about,
+            max_tokens=shared.max_tokens,
+            on_batch=tell,
+        )
+
+
+def study_mini_gpt(folder: Path, given: Mapping[str, Any]) -> Study:
+    """Study the Mini-GPT of a folder, trained first if need be."""
+    trained = trained_in(folder, given)
+    with progress("Studying the Mini-GPT") as tell:
+        return study_lab(trained, on_batch=tell)
+
+
+def trained_in(folder: Path, given: Mapping[str, Any]) -> Trained:
+    """Train the Mini-GPT of a folder, go on where it was interrupted, or take it as it is.
+
+    Args:
+        given: Settings by name. The others are those of the run that has ended in the folder,
+            or the defaults.
+    Raises:
+        ArgumentError: the folder holds a model of other origin.
+    """
+    settings = replace(_settings_in(folder) or TrainSettings(), **given)
+    _check_ours(folder)
+    resumed = (folder / _CHECKPOINT).exists()
+    what = f"{'Going on with the' if resumed else 'Training a'} Mini-GPT in {folder}"
+    steps_taken = 0
+    with progress(what) as tell:
+
+        def on_step(step: int, steps: int, loss: float) -> None:
+            nonlocal steps_taken
+            steps_taken += 1
+            tell(step, steps, f"loss {loss:.2f}")
+
+        try:
+            trained = train(settings, folder, on_step=on_step)
+        except KeyboardInterrupt:
+            note(f"The same command goes on from the last checkpoint in {folder}.")
+            raise
+    if not steps_taken:
+        note(f"The Mini-GPT in {folder} is trained: taking it as it is")
+    return trained
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse to train over a model of other origin."""
+    theirs = [*folder.glob("*.safetensors"), *folder.glob("config.json")]
+    if theirs and not (folder / _CHECKPOINT).exists():
+        raise ArgumentError(
+            f"train: {folder} holds {theirs[0].name}, which would be overwritten, and no run of "
+            f"this command. Train into another folder."
+        )
+
+
+def _settings_in(folder: Path) -> TrainSettings | None:
+    """The settings of the run that has ended in a folder."""
+    path = folder / _FACTS
+    if not path.exists():
+        return None
+    try:
+        return TrainSettings(**json.loads(path.read_text("utf-8"))["settings"])
+    except (ValueError, KeyError, TypeError, HeadwiseError) as error:
+        raise InputError(
+            f"train: the settings in {path} cannot be read ({error}). Train into another folder."
+        ) from error
+
+
+def _texts(path: Path, shared: Shared) -> list[str]:
+    """The texts of a file, or some of them, in the order of the file."""
+    texts = read_texts(path)
+    if shared.max_texts is None or shared.max_texts >= len(texts):
+        return texts
+    # Not the first ones: the beginning of a file is seldom like the rest of it.
+    drawn = random.Random(shared.seed or 0).sample(range(len(texts)), shared.max_texts)
+    return [texts[at] for at in sorted(drawn)]
+
+
+def _device(name: str) -> torch.device:
+    """The device, once something could be put on it."""
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ArgumentError(
+            f"--device: {name!r} cannot be used here ({reason}). Leave it out for the CPU."
+        ) from error

@@ -1,0 +1,169 @@
+"""Bad input to a command: one clear line, exit code 2, no traceback, nothing written."""
+
+import errno
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from command import headwise
+
+GOOD = "I work , you work\n"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, which the command must leave as it was."""
+    (tmp_path / "good.txt").write_text(GOOD, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(place: Path, *arguments: object) -> str:
+    """The one line of a command that fails and leaves everything as it was."""
+    before = sorted(place.rglob("*"))
+    done = headwise(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.count("\n") == 1
+    assert sorted(place.rglob("*")) == before
+    return done.err
+
+
+@pytest.mark.parametrize("command", ["report", "observe"])
+class TestModelsAndTexts:
+    def run(self, place: Path, command: str, model: object, text: object) -> str:
+        out = {"report": "page.html", "observe": "table.csv"}[command]
+        return refused(place, command, model, "--text", text, "--out", out)
+
+    def test_an_unknown_model_folder(self, place: Path, command: str) -> None:
+        line = self.run(place, command, "./nowhere", "good.txt")
+        assert "nowhere is not a folder" in line
+
+    def test_a_checkpoint_that_is_a_pickle(self, place: Path, command: str) -> None:
+        (place / "model").mkdir()
+        (place / "model" / "config.json").write_text("{}", "utf-8")
+        (place / "model" / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+        line = self.run(place, command, "model", "good.txt")
+        assert "pytorch_model.bin, a pickle" in line
+
+    def test_a_missing_text(self, place: Path, command: str) -> None:
+        assert "no.txt" in self.run(place, command, "./any", "no.txt")
+
+    def test_an_empty_text(self, place: Path, command: str) -> None:
+        (place / "empty.txt").write_text(" \n", "utf-8")
+        assert "empty.txt holds no text" in self.run(place, command, "./any", "empty.txt")
+
+    def test_a_text_that_is_not_utf8(self, place: Path, command: str) -> None:
+        (place / "latin.txt").write_bytes("él trabaja".encode("latin-1"))
+        line = self.run(place, command, "./any", "latin.txt")
+        assert "latin.txt is not UTF-8 (byte 0 is 0xe9)" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "out", "tells"),
+    [
+        ("report", "missing/page.html", "missing/page.html cannot be written"),
+        ("report", "page.pdf", "page.pdf does not end in .html"),
+        ("report", "folder.html", "folder.html is a folder"),
+        ("observe", "missing/table.csv", "missing/table.csv cannot be written"),
+        ("observe", "table.xlsx", "table.xlsx does not end in .parquet, .csv, .json"),
+    ],
+)
+def test_an_output_is_tried_before_the_work(
+    place: Path, command: str, out: str, tells: str
+) -> None:
+    (place / "folder.html").mkdir()
+    # No such model: had the work begun, that would be the complaint.
+    assert tells in refused(place, command, "./any", "--text", "good.txt", "-o", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tells"),
+    [
+        (("report", "--text", "good.txt"), "--text is for a MODEL"),
+        (("report", "--device", "cpu"), "--device is for a MODEL"),
+        (("report", "--max-texts", "3"), "--max-texts is for a MODEL"),
+        (("report", "./any"), "./any needs something to read"),
+        (
+            ("report", "./any", "--text", "good.txt", "--lab-folder", "lab"),
+            "--lab-folder lab is for the Mini-GPT, not for ./any",
+        ),
+        (("observe", "./any", "--text", "good.txt"), "nowhere to put the table"),
+        (
+            ("observe", "./any", "--text", "good.txt", "--json", "--device", "abacus"),
+            "--device: 'abacus' cannot be used here",
+        ),
+        (("observe", "./any"), "'--text'"),
+        (("observe",), "'MODEL'"),
+        (("observe", "./any", "--text", "good.txt", "--max-tokens", "1"), "equal to 2"),
+        (("train", "--steps", "many"), "'--steps'"),
+        (("train", "--widgets", "3"), "--widgets"),
+        (("unearth",), "unearth"),
+        (("explain", "--weights", "no.json"), "no.json"),
+    ],
+)
+def test_arguments_that_make_no_sense(place: Path, arguments: tuple[str, ...], tells: str) -> None:
+    assert tells in refused(place, *arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there(place: Path) -> None:
+    line = refused(place, "observe", ".", "--text", "good.txt", "--json", "--device", "cuda")
+    assert "--device: 'cuda' cannot be used here" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "tells"),
+    [
+        (("--d-model", "30"), "30"),
+        (("--heads", "4", "--kv-heads", "3"), "3"),
+        (("--steps", "0"), "steps is 0"),
+        (("--context", "5"), "context is 5"),
+        (("--dropout", "1.5"), "1.5"),
+        (("--lr", "-1"), "-1"),
+        (("--out", "good.txt"), "good.txt cannot be made"),
+    ],
+)
+def test_sizes_and_places_that_cannot_be_trained(
+    place: Path, flags: tuple[str, ...], tells: str
+) -> None:
+    assert tells in refused(place, "train", *flags)
+
+
+def test_training_does_not_overwrite_a_model_of_other_origin(place: Path) -> None:
+    (place / "theirs").mkdir()
+    (place / "theirs" / "model.safetensors").write_bytes(b"precious")
+    for command in (("train", "--out"), ("report", "--lab-folder")):
+        line = refused(place, *command, "theirs")
+        assert "theirs holds model.safetensors, which would be overwritten" in line
+    assert (place / "theirs" / "model.safetensors").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("facts", ["{", "{}", '{"settings": {"wings": 2}}'])
+def test_facts_that_cannot_be_read(place: Path, facts: str) -> None:
+    (place / "lab").mkdir()
+    (place / "lab" / "training.json").write_text(facts, "utf-8")
+    assert "the settings in lab/training.json" in refused(place, "report", "--lab-folder", "lab")
+
+
+def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> list[str]:
+        raise OSError(errno.ENOSPC, "No space left on device", "table.csv")
+
+    monkeypatch.setattr("headwise.cli._work.read_texts", full)
+    line = refused(place, "observe", "./any", "--text", "good.txt", "--json")
+    assert line == "table.csv: No space left on device.\n"
+
+
+def test_a_terminal_without_unicode(place: Path) -> None:
+    done = headwise("report", "./Größe", encoding="ascii")
+    assert done.err == "report: ./Gr\\xf6\\xdfe needs something to read. Add --text FILE.\n"
+
+
+def test_a_name_cannot_steer_the_terminal(place: Path) -> None:
+    line = refused(place, "report", "./\x1b[31m[bold]\nred\u202e", "--text", "good.txt")
+    assert "\x1b" not in line
+    assert "\u202e" not in line
+    assert "[bold]" in line

@@ -1,0 +1,189 @@
+"""The commands, from the training of a tiny Mini-GPT to its page."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pandas as pd
+import pytest
+
+from command import headwise
+from headwise.cli._train import train
+from headwise.lab import TrainSettings
+from headwise.table import HeadTable
+
+TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2, "--batch", 5)
+TEXT = "I work , you work\nhe works\nthey work\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mini-GPT that has been trained for three steps."""
+    folder = tmp_path_factory.mktemp("lab") / "tiny"
+    done = headwise("train", "--out", folder, *TINY)
+    assert done.code == 0
+    assert done.err == f"Training a Mini-GPT in {folder}\n"
+    assert "held-out conjugation" in done.out
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "some.txt"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+def test_a_trained_folder_is_taken_as_it_is(folder: Path) -> None:
+    before = (folder / "model.safetensors").read_bytes()
+    done = headwise("train", "--out", folder, "--json")
+    assert done.err == f"The Mini-GPT in {folder} is trained: taking it as it is\n"
+    told = json.loads(done.out)
+    assert (told["folder"], told["steps"], told["sample"]) == (str(folder), 3, None)
+    assert 0 <= told["held-out translation"] <= 1
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_training_goes_on_where_it_was_interrupted(folder: Path, tmp_path: Path) -> None:
+    # What an interrupted run leaves is its checkpoint alone.
+    checkpoint = (folder / "training.safetensors").read_bytes()
+    (tmp_path / "training.safetensors").write_bytes(checkpoint)
+    headwise("train", "--out", tmp_path, *TINY)
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert weights == (folder / "model.safetensors").read_bytes()
+
+
+def test_a_prompt_is_gone_on_from(folder: Path) -> None:
+    done = headwise("train", "--out", folder, "--prompt", "I work , you work , he")
+    assert done.out.startswith("I work , you work , he ")
+    assert done.out.count("\n") == 1
+
+
+def test_the_report_of_the_mini_gpt(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = headwise("report", "--lab-folder", folder, "--out", page)
+    assert done.code == 0
+    *lines, last = done.out.splitlines()
+    assert last == f"The page is {page}"
+    assert 1 <= len(lines) <= 3
+    assert "Mini-GPT" in page.read_text("utf-8")
+
+
+def test_the_report_of_any_model(folder: Path, text: Path, tmp_path: Path) -> None:
+    page = tmp_path / "any.html"
+    done = headwise("report", folder, "--text", text, "-o", page, "--max-texts", 2)
+    assert done.code == 0
+    assert done.out.endswith(f"The page is {page}\n")
+    assert "some.txt" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
+def test_a_table_file_is_loaded_again(
+    folder: Path, text: Path, tmp_path: Path, ending: str
+) -> None:
+    out = tmp_path / f"table.{ending}"
+    done = headwise("observe", folder, "--text", text, "-o", out)
+    assert (done.code, done.out) == (0, "")
+    assert [str(head) for head in HeadTable.load(out).heads] == ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
+
+
+def test_json_has_the_rows_of_the_frame(folder: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table.parquet"
+    done = headwise("observe", folder, "--text", text, "--json", "-o", out)
+    rows = json.loads(done.out)
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(rows), HeadTable.load(out).frame(), check_dtype=False
+    )
+    assert rows[0]["next"] is None  # nothing in a decoder attends to the next token
+
+
+def test_a_seed_draws_texts_the_same_way(folder: Path, text: Path) -> None:
+    drawn = [
+        headwise("observe", folder, "--text", text, "--json", "--max-texts", 1, "--seed", seed).out
+        for seed in (0, 0, 1, 2)
+    ]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+
+
+def test_a_table_in_another_dtype(folder: Path, text: Path) -> None:
+    single, double = (
+        json.loads(headwise("observe", folder, "--text", text, "--json", *dtype).out)
+        for dtype in ((), ("--dtype", "float64"))
+    )
+    assert single != double
+    assert single[3]["entropy"] == pytest.approx(double[3]["entropy"], rel=1e-4)
+
+
+def test_the_worked_example_as_json() -> None:
+    told = json.loads(headwise("explain", "--json").out)
+    assert told["heads"][0] == [0.62, 0.19, 0.085, 0.21]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_help_lists_the_commands(arguments: tuple[str, ...]) -> None:
+    done = headwise(*arguments)
+    assert done.code == 0
+    assert all(f"\n  {name} " in done.out for name in ("report", "train", "observe", "explain"))
+
+
+@pytest.mark.parametrize("command", ["report", "train", "observe", "explain"])
+def test_every_option_is_explained(command: str) -> None:
+    done = headwise(command, "--help")
+    assert done.code == 0
+    for line in done.out.splitlines():
+        assert not line.startswith("  -") or "  " in line.strip() or "|" in line, line
+
+
+def test_help_tells_the_true_defaults() -> None:
+    settings = vars(TrainSettings())
+    hints = get_type_hints(train, include_extras=True)
+    shown = {name: get_args(hints[name])[1].show_default for name in settings if name in hints}
+    assert shown.pop("n_kv_heads") == "heads"
+    assert shown == {name: str(settings[name]) for name in shown}
+    assert settings.keys() == shown.keys() | {"n_kv_heads"}
+
+
+def test_the_version_is_told_without_delay() -> None:
+    program = (
+        "import sys; from headwise.cli import main\n"
+        "try: main(['--version'])\n"
+        "finally: assert not {'torch', 'transformers', 'pandas'} & sys.modules.keys()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("headwise 0.")
+
+
+def test_the_package_can_be_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headwise", "explain", "--json"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["query"] == "it"
+
+
+def test_an_interruption_has_its_own_code(monkeypatch: pytest.MonkeyPatch, text: Path) -> None:
+    def interrupt(path: Path) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwise.cli._work.read_texts", interrupt)
+    done = headwise("observe", "any", "--text", text, "--json")
+    assert (done.code, done.out, done.err) == (130, "", "Interrupted.\n")
+
+
+def test_an_interrupted_training_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwise.cli._work.train", interrupt)
+    done = headwise("train", "--out", tmp_path / "lab")
+    assert done.code == 130
+    assert done.err.splitlines()[-2:] == [
+        f"The same command goes on from the last checkpoint in {tmp_path / 'lab'}.",
+        "Interrupted.",
+    ]
