@@ -1,0 +1,73 @@
+"""The code in README.md, docs/ and docstrings runs, and prints what stands below it.
+
+A ```python block of a document is written as at the prompt (`>>>`), or plainly, with what it
+prints in a ```text block right below it. The blocks of a document share their names.
+"""
+
+import doctest
+import importlib
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from house.source import PACKAGE, ROOT, Source, sources
+
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_EXAMPLES = [source for source in sources() if ">>>" in source.path.read_text("utf-8")]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_code_of_a_document_is_true(document: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for code, printed, where in _blocks(document):
+        if ">>>" in code:
+            names = _run(doctest.DocTestParser().get_doctest(code, names, where, where, 0))
+            continue
+        out = StringIO()
+        with redirect_stdout(out):
+            exec(compile(code, where, "exec"), names)
+        same = doctest.OutputChecker().check_output(printed, out.getvalue(), FLAGS)
+        assert same, f"{where} prints\n{out.getvalue()}"
+
+
+def test_the_readme_shows_code() -> None:
+    assert list(_blocks(ROOT / "README.md"))
+
+
+@pytest.mark.parametrize("source", WITH_EXAMPLES, ids=str)
+def test_the_examples_of_a_file_are_true(source: Source) -> None:
+    path = source.path.relative_to(PACKAGE.parent).with_suffix("")
+    module = importlib.import_module(".".join(path.parts).removesuffix(".__init__"))
+    tests = [test for test in doctest.DocTestFinder().find(module) if test.examples]
+    assert tests, "its examples stand where nobody finds them"
+    for test in tests:
+        _run(test)
+
+
+def _blocks(document: Path) -> Iterator[tuple[str, str, str]]:
+    """The code of each block, what stands below it as printed, and where that is."""
+    text = document.read_text("utf-8")
+    for block in BLOCK.finditer(text):
+        line = text.count("\n", 0, block.start()) + 1
+        yield block[1], block[2] or "", f"{document.name}:{line}"
+
+
+def _run(test: doctest.DocTest) -> dict[str, Any]:
+    """Run one test; give the names that it knows at its end."""
+    said: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    runner.run(test, out=said.append, clear_globs=False)
+    assert not runner.failures, "".join(said)
+    return test.globs
