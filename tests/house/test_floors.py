@@ -9,7 +9,7 @@ FLOORS = (
     ("heads", "files"),
     ("reference", "masks", "table", "_tablefile", "corpora"),
     ("kernels", "example"),
-    ("layer",),
+    ("layer", "counts"),
     ("lab",),
     ("models",),
     ("watch", "importance"),
@@ -23,6 +23,11 @@ FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
 SAME = {("table", "_tablefile")}
 
 each_source = pytest.mark.parametrize("source", sources(), ids=str)
+
+
+@each_source
+def test_every_part_has_a_floor(source: Source) -> None:
+    assert source.part in FLOOR, f"say in FLOORS where {source.part} belongs"
 
 
 @each_source
