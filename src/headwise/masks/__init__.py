@@ -1,0 +1,27 @@
+"""Which queries may attend to which keys, as a rule that costs nothing until it is used.
+
+True = may attend, everywhere. Masks combine with `&`, `|` and `~`. Queries stand at the end
+of the keys: query `i` of `T` is at key position `i + S - T`, so a causal mask with `T < S` is
+aligned bottom-right and the last query sees the last key.
+"""
+
+from headwise.masks._given import Dense, as_mask, from_additive, from_blocked, split_additive
+from headwise.masks._mask import Mask
+from headwise.masks._rules import Window, causal, documents, padding, window
+from headwise.masks._tile import Tile, cut
+
+__all__ = [
+    "Dense",
+    "Mask",
+    "Tile",
+    "Window",
+    "as_mask",
+    "causal",
+    "cut",
+    "documents",
+    "from_additive",
+    "from_blocked",
+    "padding",
+    "split_additive",
+    "window",
+]

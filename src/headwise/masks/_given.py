@@ -1,0 +1,89 @@
+"""Masks that are given whole, as tensors of any of the usual kinds."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from headwise.errors import MaskError, ShapeError
+from headwise.masks._mask import Mask
+from headwise.masks._tile import Tile, cut
+
+
+@dataclass(frozen=True)
+class Dense(Mask):
+    """A boolean tensor that was given whole; axes of one entry broadcast."""
+
+    visible: Bool[Tensor, "#B #H #T #S"]
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "#B #H #R #n"]:
+        return cut(self.visible, tile)
+
+
+def from_blocked(blocked: Bool[Tensor, "*shape"]) -> Mask:
+    """Read a mask of the other polarity (True = blocked, as in `nn.MultiheadAttention`).
+
+    Raises:
+        MaskError: the mask is not boolean.
+        ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
+    """
+    if blocked.dtype != torch.bool:
+        raise MaskError(
+            f"from_blocked: dtype {blocked.dtype}. Give booleans, True where a key is blocked."
+        )
+    return Dense(_four(~blocked, "from_blocked"))
+
+
+def from_additive(additive: Float[Tensor, "*shape"]) -> Mask:
+    """Read a mask of zeros and minus infinities, as is added to logits.
+
+    The most negative number of the dtype counts as minus infinity (Hugging Face writes it).
+
+    Raises:
+        MaskError: the mask is not of floats, or has other entries: those are a bias.
+        ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
+    """
+    visible, bias = split_additive(additive, "from_additive")
+    if bias is not None:
+        raise MaskError(
+            f"from_additive: entries between {bias.min().item():g} and {bias.max().item():g} "
+            f"are a bias, not a mask. Give them as attend(bias=...)."
+        )
+    return Dense(visible)
+
+
+def as_mask(visible: Bool[Tensor, "*shape"], where: str = "mask") -> Mask:
+    """Read booleans, True = may attend: `[T, S]`, or `[B, H, T, S]` with ones to broadcast."""
+    return Dense(_four(visible, where))
+
+
+def split_additive(
+    additive: Float[Tensor, "*shape"], where: str
+) -> tuple[Bool[Tensor, "#B #H T S"], Float[Tensor, "#B #H T S"] | None]:
+    """Part an additive mask into what may be attended to and the finite bias that remains.
+
+    The bias is None when nothing but zeros and minus infinities was there.
+    """
+    if not additive.is_floating_point():
+        raise MaskError(
+            f"{where}: dtype {additive.dtype}. "
+            f"Give booleans (True = may attend) or floats (added to the logits)."
+        )
+    four = _four(additive, where)
+    visible = four > torch.finfo(four.dtype).min
+    bias = four.masked_fill(~visible, 0.0)
+    if not bool(bias.detach().any()):
+        return visible, None
+    return visible, bias
+
+
+def _four(mask: Tensor, where: str) -> Tensor:
+    if mask.ndim == 2:
+        return mask[None, None]
+    if mask.ndim != 4:
+        raise ShapeError(
+            f"{where}: a mask of shape {tuple(mask.shape)}. "
+            f"Give [T, S] or [B, H, T, S], with 1 for B or H to broadcast."
+        )
+    return mask

@@ -1,0 +1,71 @@
+"""What every mask can be asked, and how masks combine."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from headwise.masks._tile import Tile
+
+
+class Mask:
+    """A rule that says for every query and key whether the query may attend to the key."""
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
+        """The rule on one rectangle of queries and keys."""
+        raise NotImplementedError
+
+    def extent(self, rows: range, T: int, S: int) -> range:
+        """The keys outside of which these queries see nothing, without making a tensor."""
+        return range(S)
+
+    def dense(
+        self, T: int, S: int, device: torch.device | str = "cpu"
+    ) -> Bool[Tensor, "#B #H T S"]:
+        """The whole rule as a tensor. It holds T·S entries: kernels ask for tiles instead."""
+        return self.tile(Tile.whole(T, S, device))
+
+    def __and__(self, other: "Mask") -> "Mask":
+        return _And(self, other)
+
+    def __or__(self, other: "Mask") -> "Mask":
+        return _Or(self, other)
+
+    def __invert__(self) -> "Mask":
+        return _Not(self)
+
+
+@dataclass(frozen=True)
+class _And(Mask):
+    left: Mask
+    right: Mask
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
+        return self.left.tile(tile) & self.right.tile(tile)
+
+    def extent(self, rows: range, T: int, S: int) -> range:
+        one, two = self.left.extent(rows, T, S), self.right.extent(rows, T, S)
+        start = max(one.start, two.start)
+        return range(start, max(start, min(one.stop, two.stop)))
+
+
+@dataclass(frozen=True)
+class _Or(Mask):
+    left: Mask
+    right: Mask
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
+        return self.left.tile(tile) | self.right.tile(tile)
+
+    def extent(self, rows: range, T: int, S: int) -> range:
+        one, two = self.left.extent(rows, T, S), self.right.extent(rows, T, S)
+        return range(min(one.start, two.start), max(one.stop, two.stop))
+
+
+@dataclass(frozen=True)
+class _Not(Mask):
+    inner: Mask
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
+        return ~self.inner.tile(tile)

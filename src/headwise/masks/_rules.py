@@ -1,0 +1,116 @@
+"""Masks that follow from positions, lengths or documents."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from headwise.errors import ArgumentError, ShapeError
+from headwise.masks._mask import Mask
+from headwise.masks._tile import Tile
+
+
+def causal() -> Mask:
+    """A query sees its own position and what comes before."""
+    return Window(None, 0)
+
+
+def window(size: int | tuple[int | None, int | None]) -> Mask:
+    """A query sees its neighbors: `(left, right)` keys on each side besides its own position.
+
+    A single number is the same on both sides; None is no limit on that side. Hugging Face's
+    `sliding_window=W` counts the query itself and is `causal() & window((W - 1, 0))`.
+
+    Raises:
+        ArgumentError: a side is negative.
+    """
+    left, right = size if isinstance(size, tuple) else (size, size)
+    for side in (left, right):
+        if side is not None and side < 0:
+            raise ArgumentError(
+                f"window: ({left}, {right}) has a negative side. "
+                f"Give the number of keys visible on each side, or None for no limit."
+            )
+    return Window(left, right)
+
+
+def padding(
+    lengths: Sequence[int] | Int[Tensor, " B"], side: Literal["left", "right"] = "right"
+) -> Mask:
+    """Only the real keys of each text are seen: the first `lengths[b]`, or the last of them.
+
+    Args:
+        lengths: The number of real keys of each text.
+        side: Where the padding stands.
+    Raises:
+        ArgumentError: a length is negative, or `side` is neither "left" nor "right".
+    """
+    counts = torch.as_tensor(lengths)
+    if side not in ("left", "right"):
+        raise ArgumentError(f"padding: side={side!r}. Say 'left' or 'right'.")
+    if counts.ndim != 1 or bool((counts < 0).any()):
+        raise ArgumentError(
+            f"padding: lengths {counts.tolist()}. Give one number of real keys for each text."
+        )
+    return _Padding(counts, side)
+
+
+def documents(ids: Int[Tensor, "B S"]) -> Mask:
+    """Texts packed into one row are kept apart: a query sees the keys of its own document.
+
+    Args:
+        ids: For each key the number of its document; queries are the last `T` of them.
+    """
+    return _Documents(ids)
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """`left` and `right` keys beside the query's own position; None for no limit."""
+
+    left: int | None
+    right: int | None
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "1 1 R n"]:
+        ahead = tile.key_at - tile.query_at
+        visible = torch.ones_like(ahead, dtype=torch.bool)
+        if self.right is not None:
+            visible &= ahead <= self.right
+        if self.left is not None:
+            visible &= ahead >= -self.left
+        return visible[None, None]
+
+    def extent(self, rows: range, T: int, S: int) -> range:
+        shift = S - T
+        start = 0 if self.left is None else max(0, rows.start + shift - self.left)
+        stop = S if self.right is None else min(S, rows.stop + shift + self.right)
+        return range(start, max(start, stop))
+
+
+@dataclass(frozen=True)
+class _Padding(Mask):
+    lengths: Int[Tensor, " B"]
+    side: str
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "B 1 1 n"]:
+        lengths = self.lengths.to(tile.device)[:, None]
+        from_edge = tile.key_at if self.side == "right" else tile.S - 1 - tile.key_at
+        return (from_edge < lengths)[:, None, None]
+
+
+@dataclass(frozen=True)
+class _Documents(Mask):
+    ids: Int[Tensor, "B S"]
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "B 1 R n"]:
+        if self.ids.shape[-1] != tile.S:
+            raise ShapeError(
+                f"documents: {self.ids.shape[-1]} ids for {tile.S} keys. Give one id for each key."
+            )
+        ids = self.ids.to(tile.device)
+        shift = tile.S - tile.T
+        queries = ids[:, tile.rows.start + shift : tile.rows.stop + shift]
+        return (queries[:, :, None] == ids[:, None, tile.keys.start : tile.keys.stop])[:, None]

@@ -1,0 +1,52 @@
+"""A rectangle of queries and keys, the piece in which masks and biases are asked for."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from headwise.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A rectangle of the `T` x `S` plane: queries `rows` against keys `keys`."""
+
+    T: int
+    S: int
+    rows: range
+    keys: range
+    device: torch.device
+
+    @classmethod
+    def whole(cls, T: int, S: int, device: torch.device | str = "cpu") -> "Tile":
+        return cls(T, S, range(T), range(S), torch.device(device))
+
+    @property
+    def query_at(self) -> Int[Tensor, "R 1"]:
+        """Where each query stands among the keys."""
+        shift = self.S - self.T
+        return torch.arange(
+            self.rows.start + shift, self.rows.stop + shift, device=self.device
+        ).unsqueeze(-1)
+
+    @property
+    def key_at(self) -> Int[Tensor, " n"]:
+        return torch.arange(self.keys.start, self.keys.stop, device=self.device)
+
+
+def cut(whole: Shaped[Tensor, "#B #H #T #S"], tile: Tile) -> Shaped[Tensor, "#B #H #R #n"]:
+    """The part of a tensor over queries and keys that lies in a tile; axes of one broadcast."""
+    for axis, size, name in ((2, tile.T, "queries"), (3, tile.S, "keys")):
+        if whole.shape[axis] not in (1, size):
+            raise ShapeError(
+                f"mask or bias: shape {tuple(whole.shape)} does not fit {size} {name}. "
+                f"Give [..., {tile.T}, {tile.S}], or ones to broadcast."
+            )
+    part = whole.to(tile.device)
+    if part.shape[2] > 1:
+        part = part[:, :, tile.rows.start : tile.rows.stop]
+    if part.shape[3] > 1:
+        part = part[..., tile.keys.start : tile.keys.stop]
+    return part
