@@ -60,6 +60,14 @@ def test_a_tile_is_a_part_of_the_whole(mask: Mask, rows: tuple) -> None:
     assert torch.equal(mask.tile(tile).expand(2, 1, len(block), 4), whole)
 
 
+@given(one=_some(), two=_some(), seed=st.integers(0, 2**31))
+def test_a_rule_reaches_what_one_of_its_keys_marks(one: Mask, two: Mask, seed: int) -> None:
+    marked = torch.rand(2, 3, S, generator=torch.Generator().manual_seed(seed)) < 0.3
+    for mask in (one, two, one & two, ~one):
+        expected = (_full(mask) & marked[:, :, None]).any(-1)
+        assert torch.equal(mask.reaches(marked, T).expand_as(expected), expected)
+
+
 def test_causal_is_aligned_bottom_right() -> None:
     expected = torch.ones(3, 5, dtype=torch.bool).tril(2)
     assert torch.equal(masks.causal().dense(3, 5)[0, 0], expected)

@@ -8,6 +8,7 @@ from torch import Tensor
 from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import choose
 from headwise.kernels._fused import attend_fused
+from headwise.kernels._guard import guard
 from headwise.kernels._rows import attend_rows
 from headwise.kernels._rule import MaskLike, WindowLike, check_rule, make_rule
 
@@ -42,8 +43,10 @@ def attend(
 
     Query head `h` reads kv head `h // (H // Hkv)`. Logits are scaled, then capped, then biased
     and masked. A query that may attend to nothing gets zeros and a log-sum-exp of −inf, with
-    finite gradients. Asking for weights or log-sum-exp does not change the heads by a bit,
-    unless there is dropout: then one kernel computes all of them.
+    finite gradients. What is masked reaches nothing, whatever it holds: under a mask, a query
+    that may attend to something not finite gets NaN and gives no gradient, and no other query
+    is changed. Asking for weights or log-sum-exp does not change the heads by a bit, unless
+    there is dropout: then one kernel computes all of them.
 
     Args:
         mask: Booleans (True = may attend), floats (added to the logits), or a rule of
@@ -77,19 +80,25 @@ def attend(
     check_rule(rule, q, k)
     extras = need_weights or need_lse
     kernel = choose("rows" if extras and dropout_p and backend == "auto" else backend, rule).backend
-    if kernel == "fused" and not extras:
-        return attend_fused(q, k, v, rule, dropout_p)
-    if kernel == "fused" and dropout_p:
+    if kernel == "fused" and extras and dropout_p:
         raise ArgumentError(
             f"attend: backend='fused' cannot return weights under dropout_p={dropout_p}: "
             f"it does not tell which it dropped. Use backend='rows' or 'auto'."
         )
-    heads, lse, weights = attend_rows(q, k, v, rule, dropout_p, keep_weights=need_weights)
+    safe = guard(q, k, v, rule)
+    if kernel == "fused" and not extras:
+        return safe.mark(attend_fused(*safe.qkv, rule, dropout_p))
+    heads, lse, weights = attend_rows(*safe.qkv, rule, dropout_p, keep_weights=need_weights)
     if kernel == "fused":
-        heads = attend_fused(q, k, v, rule)
+        heads = attend_fused(*safe.qkv, rule)
     if not extras:
-        return heads
-    return AttendOutput(heads, weights, lse if need_lse else None, kernel)
+        return safe.mark(heads)
+    return AttendOutput(
+        heads=safe.mark(heads),
+        weights=None if weights is None else safe.mark(weights),
+        lse=safe.mark(lse) if need_lse else None,
+        backend=kernel,
+    )
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:

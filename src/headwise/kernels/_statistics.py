@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.kernels._cells import LN2, Cell, Named, Powers, mix, over_cells, powers_of_cell
+from headwise.kernels._guard import guard
 from headwise.kernels._rows import log_sum_exp
 from headwise.kernels._rule import Rule
 
@@ -82,6 +83,9 @@ def row_statistics(
         entropy from the moments of a running softmax: H = ln l − u / l with l = Σ exp(z − m)
         and u = Σ exp(z − m)(z − m).
     """
+
+    if request.heads:  # the rest never multiplies a hidden number by 0
+        v = guard(q, k, v, rule).v
 
     def compute(cell: Cell) -> Named:
         soft = powers_of_cell(q, k, rule, cell)

@@ -20,6 +20,16 @@ class Mask:
         """The keys outside of which these queries see nothing, without making a tensor."""
         return range(S)
 
+    def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H #T"]:
+        """Which queries may attend to one or more of the marked keys."""
+        S = marked.shape[-1]
+        visible = self.dense(T, S, marked.device).expand(-1, -1, -1, S)
+        # As a matrix product, in which texts and heads that share a mask share its reading.
+        axes = "".join(axis for axis, size in zip("bh", visible.shape, strict=False) if size > 1)
+        shape = [size for size in visible.shape[:2] if size > 1] + list(visible.shape[2:])
+        found = torch.einsum(f"{axes}ts,bhs->bht", visible.reshape(shape).float(), marked.float())
+        return found > 0
+
     def dense(
         self, T: int, S: int, device: torch.device | str = "cpu"
     ) -> Bool[Tensor, "#B #H T S"]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -82,6 +83,14 @@ class Window(Mask):
         if self.left is not None:
             visible &= ahead >= -self.left
         return visible[None, None]
+
+    def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H T"]:
+        S = marked.shape[-1]
+        before = F.pad(marked.cumsum(-1), (1, 0))  # marked keys before each key, and before S
+        at = torch.arange(S - T, S, device=marked.device)
+        start = torch.zeros_like(at) if self.left is None else (at - self.left).clamp(0, S)
+        stop = torch.full_like(at, S) if self.right is None else (at + 1 + self.right).clamp(0, S)
+        return before[..., stop] > before[..., start]
 
     def extent(self, rows: range, T: int, S: int) -> range:
         shift = S - T

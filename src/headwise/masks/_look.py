@@ -1,0 +1,14 @@
+"""Whether Python may decide by a tensor's numbers."""
+
+import torch
+from torch import Tensor
+
+
+def can_look(x: Tensor) -> bool:
+    """Whether looking at numbers is cheap and allowed: in memory, and not while being traced.
+
+    A look makes a GPU wait, breaks a compiled graph, and is impossible inside `vmap`. Where it
+    is not allowed, what would be decided by it is computed in any case, to the same result.
+    """
+    batched: bool = torch._C._functorch.is_batchedtensor(x)  # there is no public way to ask
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not batched
