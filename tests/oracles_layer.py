@@ -1,5 +1,6 @@
 """The layer by its definition: the weights of a module, copied into NumPy."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise import reference
-from headwise.layer import MultiHeadAttention
+from headwise.layer import ALiBi, MultiHeadAttention, RoPE, T5Bias
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -19,13 +20,65 @@ def by_definition(
     """The output and the weights of a layer, one head and one query at a time."""
     key = query if key is None else key
     value = key if value is None else value
-    q = _heads(linear(layer.q_proj, query), layer.n_heads)
-    k = _heads(linear(layer.k_proj, key), layer.n_kv_heads)
+    q = _normed(layer.q_norm, _heads(linear(layer.q_proj, query), layer.n_heads))
+    k = _normed(layer.k_norm, _heads(linear(layer.k_proj, key), layer.n_kv_heads))
     v = _heads(linear(layer.v_proj, value), layer.n_kv_heads)
+    T, S = q.shape[2], k.shape[2]
+    if layer.rope is not None:
+        q = turned(layer.rope, q, np.arange(S - T, S))
+        k = turned(layer.rope, k, np.arange(S))
     how = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in how.items()}
+    core = layer.attention
+    how |= {"scale": core.scale, "softcap": core.softcap, "window": core.window}
+    if core.sinks is not None:
+        how["sinks"] = np.broadcast_to(array(core.sinks), layer.n_heads)
+    if layer.position_bias is not None:
+        how["bias"] = position_bias(layer.position_bias, T, S)
     found = reference.attention(q, k, v, **how, need_weights=True)
-    concat = found.out.transpose(0, 2, 1, 3).reshape(*query.shape[:2], -1)
-    return linear(layer.out_proj, concat), found.weights
+    heads = found.out
+    if layer.gate_proj is not None:
+        gate = 1 / (1 + np.exp(-linear(layer.gate_proj, query)))
+        heads = heads * gate.swapaxes(1, 2)[..., None]
+    concat = heads.swapaxes(1, 2).reshape(*query.shape[:2], -1)
+    mixes = isinstance(layer.out_proj, nn.Linear)
+    return linear(layer.out_proj, concat) if mixes else concat, found.weights
+
+
+def turned(rope: RoPE, x: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Each pair of features as a complex number, times a number on the unit circle."""
+    n_pairs = rope.width // 2
+    first = np.arange(n_pairs) * (1 if rope.pairing == "half" else 2)
+    second = first + (n_pairs if rope.pairing == "half" else 1)
+    frequencies = array(rope.frequencies(torch.float64))
+    size = 1.0 if rope.scaling is None else rope.scaling.magnitude
+    angles = at[:, None] * frequencies
+    pairs = (x[..., first] + 1j * x[..., second]) * size * np.exp(1j * angles)
+    out = x.copy()
+    out[..., first], out[..., second] = pairs.real, pairs.imag
+    return out
+
+
+def position_bias(part: ALiBi | T5Bias, T: int, S: int) -> np.ndarray:
+    """One query, one key and one head at a time."""
+    bias = np.zeros((1, part.n_heads, T, S))
+    for h, t, s in np.ndindex(part.n_heads, T, S):
+        ahead = s - (t + S - T)
+        if isinstance(part, ALiBi):
+            bias[0, h, t, s] = -part.slopes()[h] * abs(ahead)
+        else:
+            bias[0, h, t, s] = array(part.buckets.weight)[t5_bucket(part, ahead), h]
+    return bias
+
+
+def t5_bucket(part: T5Bias, ahead: int) -> int:
+    """As the paper says it: near distances singly, far ones by their logarithm, then one bucket."""
+    side = part.buckets.num_embeddings // (2 if part.bidirectional else 1)
+    away = abs(ahead) if part.bidirectional else max(0, -ahead)
+    single = side // 2
+    if away >= single:
+        share = math.log(away / single) / math.log(part.max_distance / single)
+        away = min(side - 1, single + int(share * (side - single)))
+    return away + (side if part.bidirectional and ahead > 0 else 0)
 
 
 def linear(module: nn.Linear, x: Tensor | np.ndarray) -> np.ndarray:
@@ -41,5 +94,11 @@ def close(ours: Tensor, theirs: np.ndarray, rtol: float = 1e-9, atol: float = 1e
     torch.testing.assert_close(ours.detach(), torch.as_tensor(theirs), rtol=rtol, atol=atol)
 
 
+def _normed(norm: nn.Module, x: np.ndarray) -> np.ndarray:
+    if isinstance(norm, nn.Identity):
+        return x
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + norm.eps) * array(norm.weight)
+
+
 def _heads(x: np.ndarray, n_heads: int) -> np.ndarray:
-    return x.reshape(*x.shape[:2], n_heads, -1).transpose(0, 2, 1, 3)  # B H T D
+    return x.reshape(*x.shape[:2], n_heads, -1).swapaxes(1, 2)  # B H T D

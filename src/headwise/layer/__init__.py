@@ -1,5 +1,33 @@
-"""The attention layer: project, attend, join."""
+"""The attention layer: project, place, attend, join."""
 
-from headwise.layer._attention import HeadAttention, MultiHeadAttention
+from headwise.layer._attention import LayerOutput, MultiHeadAttention
+from headwise.layer._cache import Held, KVCache
+from headwise.layer._core import HeadAttention
+from headwise.layer._positions import (
+    ALiBi,
+    LinearScaling,
+    Llama3Scaling,
+    NTKScaling,
+    PositionBias,
+    RoPE,
+    Scaling,
+    T5Bias,
+    YaRN,
+)
 
-__all__ = ["HeadAttention", "MultiHeadAttention"]
+__all__ = [
+    "ALiBi",
+    "HeadAttention",
+    "Held",
+    "KVCache",
+    "LayerOutput",
+    "LinearScaling",
+    "Llama3Scaling",
+    "MultiHeadAttention",
+    "NTKScaling",
+    "PositionBias",
+    "RoPE",
+    "Scaling",
+    "T5Bias",
+    "YaRN",
+]

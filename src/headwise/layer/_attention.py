@@ -2,47 +2,24 @@
 
 from typing import NamedTuple, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels import AttendOutput, MaskLike, attend
+from headwise.errors import ArgumentError
+from headwise.kernels import MaskLike, WindowLike
+from headwise.layer._cache import KVCache
+from headwise.layer._check import check_inputs, check_parts, read_sizes
+from headwise.layer._core import HeadAttention
+from headwise.layer._positions import PositionBias, RoPE
+from headwise.masks import Mask, as_mask
 
 
 class LayerOutput(NamedTuple):
     """What the layer gives when weights are asked for."""
 
-    out: Float[Tensor, "B T d_model"]
+    out: Float[Tensor, "B T d_out"]
     weights: Float[Tensor, "B H T S"]  # per head, never averaged
-
-
-class HeadAttention(nn.Module):
-    """`attend` as a module without parameters, so that a hook can watch queries, keys and heads."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.dropout = dropout
-
-    def forward(
-        self,
-        q: Float[Tensor, "B H T D"],
-        k: Float[Tensor, "B Hkv S D"],
-        v: Float[Tensor, "B Hkv S Dv"],
-        *,
-        mask: MaskLike | None = None,
-        causal: bool = False,
-        need_weights: bool = False,
-    ) -> Float[Tensor, "B H T Dv"] | AttendOutput:
-        return attend(
-            q, k, v,
-            mask=mask,
-            causal=causal,
-            dropout_p=self.dropout if self.training else 0.0,
-            need_weights=need_weights,
-        )  # fmt: skip
-
-    def extra_repr(self) -> str:
-        return f"dropout={self.dropout}"
 
 
 class MultiHeadAttention(nn.Module):
@@ -53,22 +30,38 @@ class MultiHeadAttention(nn.Module):
     n_kv_heads)`. The projections are ordinary `nn.Linear` modules and are called as modules,
     so adapters, quantisation and hooks work on them.
 
+    Queries stand at the end of the keys, as in `headwise.masks`; positions are counted that way.
+
     Args:
         d_model: Width of what comes in as queries and of what goes out.
         n_heads: Number of query heads.
         n_kv_heads: Number of key/value heads. None is `n_heads`.
-        head_dim: Width of one head. None is `d_model / n_heads`.
+        head_dim: Width of a query or key. None is `d_model / n_heads`.
+        v_head_dim: Width of a value. None is `head_dim`.
         bias: Whether the projections have biases.
         dropout: Share of weights dropped in training.
         kdim: Width of what keys are made from. None is `d_model`.
         vdim: Width of what values are made from. None is `kdim`.
+        qk_norm: Whether each query and key is divided by its root mean square, and scaled by
+            learned factors, before it is turned.
+        gate: Whether each head's output is multiplied by a share that its query decides.
+        out_proj: Whether heads are mixed on the way out. Without it they stand side by side,
+            and none reaches another's features.
+        rope: Turns queries and keys by their positions.
+        position_bias: Is added to the logits: `ALiBi`, `T5Bias`, or a part of your own.
+        scale: What `q · k` is multiplied by. None is `1 / sqrt(head_dim)`.
+        softcap: Logits become `softcap · tanh(logits / softcap)`.
+        window: How many keys are visible on each side of a query, `(left, right)`.
+        sinks: A further logit for each head, in the denominator alone. An `nn.Parameter` is
+            learned; a tensor or one number for all heads stays constant.
     Raises:
-        ShapeError: `d_model` is not a multiple of `n_heads` and no `head_dim` is given, or
-            `n_heads` is not a multiple of `n_kv_heads`.
-        ArgumentError: a size is not positive, or `dropout` is not a share.
+        ShapeError: `d_model` is not a multiple of `n_heads` and no `head_dim` is given,
+            `n_heads` is not a multiple of `n_kv_heads`, or a part was made for other sizes.
+        ArgumentError: a size is not positive, or a value is out of range.
     Source:
         Vaswani et al. 2017, §3.2.2 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023
-        (arXiv:2305.13245).
+        (arXiv:2305.13245); normed queries and keys: Henry et al. 2020 (arXiv:2010.04245);
+        gate: Qiu et al. 2025, head-wise after attention (arXiv:2505.06708).
     """
 
     def __init__(
@@ -78,23 +71,38 @@ class MultiHeadAttention(nn.Module):
         n_kv_heads: int | None = None,
         *,
         head_dim: int | None = None,
+        v_head_dim: int | None = None,
         bias: bool = False,
         dropout: float = 0.0,
         kdim: int | None = None,
         vdim: int | None = None,
+        qk_norm: bool = False,
+        gate: bool = False,
+        out_proj: bool = True,
+        rope: RoPE | None = None,
+        position_bias: PositionBias | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: WindowLike | None = None,
+        sinks: Float[Tensor, " H"] | float | None = None,
     ) -> None:
         super().__init__()
-        self.d_model, self.n_heads = d_model, n_heads
-        self.n_kv_heads = n_heads if n_kv_heads is None else n_kv_heads
-        self.kdim = d_model if kdim is None else kdim
-        self.vdim = self.kdim if vdim is None else vdim
-        self._check_sizes(head_dim, dropout)
-        self.head_dim = d_model // n_heads if head_dim is None else head_dim
+        sizes = read_sizes(d_model, n_heads, n_kv_heads, head_dim, v_head_dim, kdim, vdim)
+        self.d_model, self.n_heads, self.n_kv_heads, *widths = sizes
+        self.head_dim, self.v_head_dim, self.kdim, self.vdim = widths
+        check_parts(sizes, rope, position_bias, sinks)
+        self.rope, self.position_bias = rope, position_bias
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(self.kdim, self.n_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(self.vdim, self.n_kv_heads * self.head_dim, bias=bias)
-        self.attention = HeadAttention(dropout)
-        self.out_proj = nn.Linear(n_heads * self.head_dim, d_model, bias=bias)
+        self.v_proj = nn.Linear(self.vdim, self.n_kv_heads * self.v_head_dim, bias=bias)
+        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
+        self.attention = HeadAttention(
+            dropout, scale=scale, softcap=softcap, window=window, sinks=sinks
+        )
+        self.gate_proj = nn.Linear(d_model, n_heads, bias=bias) if gate else None
+        mixed = nn.Linear(n_heads * self.v_head_dim, d_model, bias=bias) if out_proj else None
+        self.out_proj = mixed or nn.Identity()
 
     def forward(
         self,
@@ -104,70 +112,97 @@ class MultiHeadAttention(nn.Module):
         *,
         mask: MaskLike | None = None,
         causal: bool = False,
+        cache: KVCache | None = None,
         need_weights: bool = False,
-    ) -> Float[Tensor, "B T d_model"] | LayerOutput:
+    ) -> Float[Tensor, "B T d_out"] | LayerOutput:
         """Attend from `query` to `key` and mix `value`.
 
         Args:
             key: What is attended to. None is `query` itself: self-attention.
             value: What is mixed. None is `key`.
-            mask: As in `headwise.attend`: True = may attend.
+            mask: As in `headwise.attend`: True = may attend. With a cache its keys are the
+                slots in use, this call's included.
             causal: Whether a query sees only its own position and earlier ones.
+            cache: What was read so far; keys and values of `query` are added to it.
             need_weights: Whether to return the weights of every head too.
         Returns:
             The output, and with `need_weights` the weights, before dropout.
         Raises:
-            ShapeError: a width is not the one the layer was made for.
+            ShapeError: a width is not the one the layer was made for, or the cache is full.
+            ArgumentError: dtypes or devices differ, or a cache is given in cross-attention.
         """
+        if cache is not None and not (key is None and value is None):
+            raise ArgumentError(
+                "MultiHeadAttention: cache given together with key or value. "
+                "A cache holds what the layer itself has read: give query alone."
+            )
         key = query if key is None else key
         value = key if value is None else value
-        self._check_inputs(query, key, value)
-        q = self._split(self.q_proj(query), self.n_heads)
-        k = self._split(self.k_proj(key), self.n_kv_heads)
-        v = self._split(self.v_proj(value), self.n_kv_heads)
-        attended = self.attention(q, k, v, mask=mask, causal=causal, need_weights=need_weights)
+        widths = self.d_model, self.kdim, self.vdim
+        check_inputs({"query": query, "key": key, "value": value}, widths, self.q_proj)
+        q = self.q_norm(self._split(self.q_proj(query), self.head_dim))
+        k = self.k_norm(self._split(self.k_proj(key), self.head_dim))
+        v = self._split(self.v_proj(value), self.v_head_dim)
+        placed = self._place(q, k, v, mask, cache)
+        found = self.attention(
+            placed.q, placed.k, placed.v,
+            mask=placed.mask, bias=placed.bias, causal=causal, need_weights=need_weights,
+        )  # fmt: skip
         if not need_weights:
-            return self._join(attended)
-        return LayerOutput(self._join(attended.heads), cast(Tensor, attended.weights))
+            return self._join(found, query)
+        return LayerOutput(self._join(found.heads, query), cast(Tensor, found.weights))
 
-    def _split(self, x: Tensor, n_heads: int) -> Tensor:
-        return x.reshape(*x.shape[:2], n_heads, self.head_dim).transpose(1, 2)  # B H T D
+    def _place(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, cache: KVCache | None
+    ) -> "_Placed":
+        """Queries and keys where they stand: turned, joined by what was read before, biased."""
+        T, S = q.shape[2], k.shape[2]
+        if cache is None:
+            query_at = torch.arange(S - T, S, device=q.device)[None]
+            key_at = torch.arange(S, device=q.device)[None]
+        else:
+            query_at = key_at = cache.positions(T, q.device)
+        if self.rope is not None:
+            q, k = self.rope.rotate(q, query_at), self.rope.rotate(k, key_at)
+        bias = None
+        if cache is not None:
+            held = cache.append(k, v)
+            k, v, key_at = held
+            mask, bias = _both(mask, cache.visible(held, query_at))
+        if self.position_bias is not None:
+            own = self.position_bias(query_at, key_at, q.dtype)
+            bias = own if bias is None else own + bias
+        return _Placed(q, k, v, mask, bias)
 
-    def _join(self, heads: Tensor) -> Tensor:
-        return self.out_proj(heads.transpose(1, 2).flatten(2))  # B T H*D
+    def _split(self, x: Tensor, width: int) -> Tensor:
+        # Heads are counted from what is there: under tensor parallelism it is a part of them.
+        return x.reshape(*x.shape[:2], x.shape[-1] // width, width).transpose(1, 2)  # B H T D
 
-    def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        for name, x, width in (
-            ("query", query, self.d_model), ("key", key, self.kdim), ("value", value, self.vdim),
-        ):  # fmt: skip
-            if x.ndim != 3 or x.shape[-1] != width:
-                raise ShapeError(
-                    f"MultiHeadAttention: {name} {tuple(x.shape)}. "
-                    f"Give [batch, tokens, {width}]; the layer was made for that width."
-                )
-
-    def _check_sizes(self, head_dim: int | None, dropout: float) -> None:
-        sizes = {n: getattr(self, n) for n in ("d_model", "n_heads", "n_kv_heads", "kdim", "vdim")}
-        for name, size in (sizes | {"head_dim": 1 if head_dim is None else head_dim}).items():
-            if size < 1:
-                raise ArgumentError(f"MultiHeadAttention: {name}={size}. Give a positive number.")
-        if head_dim is None and self.d_model % self.n_heads:
-            raise ShapeError(
-                f"MultiHeadAttention: d_model={self.d_model} cannot be shared by "
-                f"n_heads={self.n_heads} evenly. Make it a multiple, or give head_dim."
-            )
-        if self.n_heads % self.n_kv_heads:
-            raise ShapeError(
-                f"MultiHeadAttention: n_heads={self.n_heads} cannot share "
-                f"n_kv_heads={self.n_kv_heads} evenly. Make n_heads a multiple of n_kv_heads."
-            )
-        if not 0.0 <= dropout < 1.0:
-            raise ArgumentError(
-                f"MultiHeadAttention: dropout={dropout}. Give a share from 0 up to 1."
-            )
+    def _join(self, heads: Tensor, query: Tensor) -> Tensor:
+        heads = heads.transpose(1, 2)  # B T H Dv
+        if self.gate_proj is not None:
+            heads = heads * self.gate_proj(query).sigmoid().unsqueeze(-1)
+        return self.out_proj(heads.flatten(2))
 
     def extra_repr(self) -> str:
-        return (
-            f"d_model={self.d_model}, n_heads={self.n_heads}, "
-            f"n_kv_heads={self.n_kv_heads}, head_dim={self.head_dim}"
-        )
+        told = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "rope")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in told)
+
+
+class _Placed(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: MaskLike | None
+    bias: Tensor | None
+
+
+def _both(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None, Tensor | None]:
+    """A mask for what both allow, and what is left to add to the logits."""
+    if visible is None or mask is None:
+        return (visible if mask is None else mask), None
+    if isinstance(mask, Mask):
+        return mask & visible, None
+    if mask.dtype == torch.bool:
+        return as_mask(mask) & visible, None
+    return visible, mask

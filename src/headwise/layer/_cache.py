@@ -1,0 +1,224 @@
+"""What was read so far, kept as keys and values, so that a next token costs one row."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headwise.errors import ArgumentError, ShapeError
+from headwise.masks import Mask, as_mask
+
+Kept = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
+
+
+class Held(NamedTuple):
+    """Keys and values in slots, in the order of the text; every text ends in the last slot."""
+
+    k: Float[Tensor, "B Hkv S D"]
+    v: Float[Tensor, "B Hkv S Dv"]
+    at: Kept  # the position of what is in a slot; negative: the slot is empty
+
+
+class KVCache:
+    """The keys and values of one layer. It grows, fills an allocation, or forgets.
+
+    Texts of different lengths end together, with padding on their left: the next token of each
+    is then added in one place. A cache with a window forgets all but the last `window` tokens
+    (the query's own among them) and the first `n_sinks`, and equals one pass under that mask.
+
+    Args:
+        max_length: How many tokens room is made for, padding included. None grows with each
+            call. An allocation is written in place, which gradients cannot go through.
+        window: How many of the last tokens are kept. None is all of them.
+        n_sinks: How many of the first tokens are kept besides.
+        left_padding: For each text, how many of the first tokens it is given are padding.
+    Raises:
+        ArgumentError: a size is negative, `n_sinks` comes without a window, or a window with an
+            allocation, which it does not need.
+    Source:
+        first tokens kept besides a window: Xiao et al. 2024 (arXiv:2309.17453). Positions are
+        those in the text, where they count them within the cache.
+    """
+
+    def __init__(
+        self,
+        max_length: int | None = None,
+        *,
+        window: int | None = None,
+        n_sinks: int = 0,
+        left_padding: Sequence[int] | Int[Tensor, " B"] | None = None,
+    ) -> None:
+        for name, size in (("max_length", max_length), ("window", window)):
+            if size is not None and size < 1:
+                raise ArgumentError(f"KVCache: {name}={size}. Give a positive number, or None.")
+        if n_sinks < 0 or (n_sinks and window is None):
+            raise ArgumentError(
+                f"KVCache: n_sinks={n_sinks}, window={window}. "
+                f"Give no negative number, and a window for sinks to stand outside of."
+            )
+        if window is not None and max_length is not None:
+            raise ArgumentError(
+                f"KVCache: max_length={max_length}, window={window}. "
+                f"Give one of them: a window bounds the length by itself."
+            )
+        before = torch.as_tensor([0] if left_padding is None else left_padding)
+        if before.ndim != 1 or bool((before < 0).any()):
+            raise ArgumentError(
+                f"KVCache: left_padding={before.tolist()}. Give one number for each text."
+            )
+        self.max_length, self.window, self.n_sinks = max_length, window, n_sinks
+        self._next = -before  # a single position where all texts agree
+        self._ragged = left_padding is not None
+        self._held: Held | None = None
+        self._room: tuple[Tensor, Tensor] | None = None
+        self._forgot = False
+
+    @property
+    def lengths(self) -> Int[Tensor, " b"]:
+        """How many tokens of each text were read; a single number where all texts agree."""
+        return self._next.clamp(min=0)
+
+    def __len__(self) -> int:
+        """How many slots are in use."""
+        return 0 if self._held is None else self._held.at.shape[1]
+
+    def positions(self, n_tokens: int, device: torch.device | str = "cpu") -> Int[Tensor, "b T"]:
+        """Where the next tokens stand in their texts; negative for padding."""
+        return self._next.to(device)[:, None] + torch.arange(n_tokens, device=device)
+
+    def append(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> Held:
+        """Add keys and values; hand out all that the queries of these tokens may need.
+
+        Raises:
+            ShapeError: the sizes are not those of what is held, or there is no room left.
+            ArgumentError: dtype or device are not, or an allocation would need gradients.
+        """
+        self._check(k, v)
+        at = self.positions(k.shape[2], k.device)
+        self._next = self._next.to(k.device) + k.shape[2]
+        if self._held is not None:
+            at = torch.cat((self._held.at, at), dim=1)
+        if self.max_length is not None:
+            held = Held(*self._fill(k, v, len(self)), at)
+        elif self._held is not None:
+            held = Held(torch.cat((self._held.k, k), 2), torch.cat((self._held.v, v), 2), at)
+        else:
+            held = Held(k, v, at)
+        self._held = self._forget(held)
+        return held
+
+    def visible(self, held: Held, query_at: Int[Tensor, "b T"]) -> Mask | None:
+        """What the queries of an `append` may attend to, causality aside; None: all it holds."""
+        at = held.at[:, None]  # b 1 S
+        if self.window is None:
+            return as_mask((at >= 0)[:, None]) if self._ragged else None
+        near = at > query_at[..., None] - self.window
+        return as_mask(((at >= 0) & (near | (at < self.n_sinks)))[:, None])
+
+    def crop(self, lengths: int | Int[Tensor, " B"]) -> None:
+        """Keep the first so many tokens of each text, and of a shorter text all.
+
+        Raises:
+            ArgumentError: a length is negative, or the window has forgotten what stood there.
+        """
+        wanted = torch.as_tensor(lengths, device=self._next.device).reshape(-1)
+        if bool((wanted < 0).any()):
+            raise ArgumentError(f"KVCache.crop: {wanted.tolist()}. Give no negative length.")
+        surplus = (self._next - wanted).clamp(min=0)
+        if self._held is None or not bool(surplus.any()):
+            return
+        if self._forgot:
+            raise ArgumentError(
+                f"KVCache.crop: to {wanted.tolist()}, but the cache has forgotten all but the "
+                f"last window={self.window} tokens. Read the text again."
+            )
+        self._next = self._next - surplus
+        n_slots = len(self) - int(surplus.min())
+        slots = torch.arange(n_slots, device=surplus.device)
+        at = self._next[:, None] + slots - n_slots
+        if bool((surplus == surplus[0]).all()):
+            self._held = Held(self._held.k[:, :, :n_slots], self._held.v[:, :, :n_slots], at)
+        else:  # every text is to end in the last slot again
+            self._ragged = True
+            self._put(_pick(self._held, slots + surplus.min() - surplus[:, None]), at)
+
+    def reorder(self, index: Int[Tensor, " beams"]) -> None:
+        """Go on with these texts in place of those held; one may be taken several times."""
+        if len(self._next) > 1:
+            self._next = self._next.index_select(0, index.to(self._next.device))
+        if self._held is not None:
+            k, v, at = self._held
+            index = index.to(k.device)
+            self._room = None
+            self._put(
+                (k.index_select(0, index), v.index_select(0, index)),
+                at if len(at) == 1 else at.index_select(0, index),
+            )
+
+    def _put(self, kv: tuple[Tensor, Tensor], at: Tensor) -> None:
+        """Hold these, copied into the allocation if there is one."""
+        k, v = kv if self.max_length is None else self._fill(*kv, 0)
+        self._held = Held(k, v, at)
+
+    def _fill(self, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Write into the allocation, which is made on first use; views of its part in use."""
+        if self._room is None:
+            self._room = self._allocate(k), self._allocate(v)
+        stop = start + k.shape[2]
+        for room, new in zip(self._room, (k, v), strict=True):
+            room[:, :, start:stop] = new
+        return self._room[0][:, :, :stop], self._room[1][:, :, :stop]
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        return like.new_empty(*like.shape[:2], self.max_length or 0, like.shape[3])
+
+    def _forget(self, held: Held) -> Held:
+        """Only the last `window` slots, and before them one slot for each sink."""
+        n_old = 0 if self.window is None else held.at.shape[1] - self.window
+        if n_old <= self.n_sinks:
+            return held
+        self._forgot = True
+        sinks = torch.arange(self.n_sinks, device=held.at.device)
+        found = held.at[:, :n_old, None] == sinks  # b old sinks
+        slots = torch.arange(n_old, held.at.shape[1], device=held.at.device)
+        slots = torch.cat((found.byte().argmax(1), slots.expand(len(found), -1)), dim=1)
+        at = held.at.gather(1, slots)
+        at[:, : self.n_sinks].masked_fill_(~found.any(1), -1)
+        return Held(*_pick(held, slots), at)
+
+    def _check(self, k: Tensor, v: Tensor) -> None:
+        n_after, n_texts = len(self) + k.shape[2], len(self._next)
+        if self.max_length is not None and n_after > self.max_length:
+            raise ShapeError(
+                f"KVCache: {k.shape[2]} tokens after {len(self)} do not fit "
+                f"max_length={self.max_length}. Make more room, or give a window."
+            )
+        if n_texts not in (1, len(k)):
+            raise ShapeError(
+                f"KVCache: {len(k)} texts, but it holds lengths of {n_texts}. Keep the batch."
+            )
+        if self.max_length is not None and torch.is_grad_enabled() and k.requires_grad:
+            raise ArgumentError(
+                f"KVCache: max_length={self.max_length} is written in place, which gradients "
+                f"cannot go through. Decode under torch.no_grad(), or let the cache grow."
+            )
+        for name, old, new in zip("kv", self._held or (), (k, v), strict=False):
+            if (old.shape[:2], old.shape[3]) != (new.shape[:2], new.shape[3]):
+                raise ShapeError(
+                    f"KVCache: {name} {tuple(new.shape)} after {tuple(old.shape)}. "
+                    f"Keep batch, heads and width; a cache belongs to one layer and batch."
+                )
+            if (old.dtype, old.device) != (new.dtype, new.device):
+                raise ArgumentError(
+                    f"KVCache: {name} {new.dtype} on {new.device} after {old.dtype} on "
+                    f"{old.device}. Bring them to one dtype and device."
+                )
+
+
+def _pick(held: Held, slots: Kept) -> tuple[Tensor, Tensor]:
+    """Copies of some slots of each text; what a slot before the first gives is no matter."""
+    slots = slots.clamp(min=0)[:, None, :, None]
+    k, v = (x.gather(2, slots.expand(*x.shape[:2], -1, x.shape[3])) for x in (held.k, held.v))
+    return k, v

@@ -1,0 +1,94 @@
+"""What a layer refuses: sizes that do not divide, parts made for others, inputs that do not fit."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, ShapeError
+from headwise.layer._positions import PositionBias, RoPE
+
+
+class Sizes(NamedTuple):
+    """All sizes of a layer, none left to be guessed."""
+
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    kdim: int
+    vdim: int
+
+
+def read_sizes(d_model: int, n_heads: int, *others: int | None) -> Sizes:
+    """Fill in the sizes that were not given; refuse what is not positive or cannot be shared."""
+    given = dict(zip(Sizes._fields, (d_model, n_heads, *others), strict=True))
+    for name, size in given.items():
+        if size is not None and size < 1:
+            raise ArgumentError(f"MultiHeadAttention: {name}={size}. Give a positive number.")
+    n_kv_heads, head_dim, v_head_dim, kdim, vdim = others
+    if head_dim is None and d_model % n_heads:
+        raise ShapeError(
+            f"MultiHeadAttention: d_model={d_model} cannot be shared by n_heads={n_heads} "
+            f"evenly. Make it a multiple, or give head_dim."
+        )
+    if n_heads % (n_kv_heads or n_heads):
+        raise ShapeError(
+            f"MultiHeadAttention: n_heads={n_heads} cannot share n_kv_heads={n_kv_heads} "
+            f"evenly. Make n_heads a multiple of n_kv_heads."
+        )
+    head_dim, kdim = head_dim or d_model // n_heads, kdim or d_model
+    return Sizes(
+        d_model,
+        n_heads,
+        n_kv_heads or n_heads,
+        head_dim,
+        v_head_dim or head_dim,
+        kdim,
+        vdim or kdim,
+    )
+
+
+def check_parts(
+    sizes: Sizes,
+    rope: RoPE | None,
+    position_bias: PositionBias | None,
+    sinks: Tensor | float | None,
+) -> None:
+    """Refuse parts that were made for other sizes."""
+    if rope is not None and rope.width > sizes.head_dim:
+        raise ShapeError(
+            f"MultiHeadAttention: rope turns {rope.width} features of heads with "
+            f"head_dim={sizes.head_dim}. Give RoPE a width up to {sizes.head_dim}."
+        )
+    if position_bias is not None and position_bias.n_heads != sizes.n_heads:
+        raise ShapeError(
+            f"MultiHeadAttention: position_bias is for {position_bias.n_heads} heads where "
+            f"n_heads={sizes.n_heads}. Make it for {sizes.n_heads}."
+        )
+    if isinstance(sinks, Tensor) and sinks.shape != (sizes.n_heads,):
+        raise ShapeError(
+            f"MultiHeadAttention: sinks {tuple(sinks.shape)} for n_heads={sizes.n_heads}. "
+            f"Give one logit for each head, or one number for all."
+        )
+
+
+def check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.Module) -> None:
+    """Refuse inputs of another width, dtype or device than the layer's."""
+    for (name, x), width in zip(inputs.items(), widths, strict=True):
+        if x.ndim != 3 or x.shape[-1] != width:
+            raise ShapeError(
+                f"MultiHeadAttention: {name} {tuple(x.shape)}. "
+                f"Give [batch, tokens, {width}]; the layer was made for that width."
+            )
+    kinds = {name: (x.dtype, x.device) for name, x in inputs.items()}
+    # Adapters and quantised weights know best what they take; autocast brings dtypes together.
+    if type(like) is nn.Linear:
+        kinds["weights"] = (like.weight.dtype, like.weight.device)
+    if torch.is_autocast_enabled(inputs["query"].device.type):
+        kinds = {name: (torch.get_default_dtype(), device) for name, (_, device) in kinds.items()}
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{name} {dtype} on {device}" for name, (dtype, device) in kinds.items())
+        raise ArgumentError(f"MultiHeadAttention: {told}. Bring them to one dtype and device.")

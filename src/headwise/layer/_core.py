@@ -1,0 +1,101 @@
+"""The middle of the layer: attention of projected heads, as a module that hooks can watch."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headwise import masks
+from headwise.errors import ArgumentError
+from headwise.kernels import AttendOutput, MaskLike, Rule, WindowLike, attend, make_rule
+
+
+class HeadAttention(nn.Module):
+    """`attend` as a module, so that a hook can watch queries, keys and heads.
+
+    It holds what is the same in every call; a call adds its mask, causality and bias.
+
+    Args:
+        dropout: Share of weights dropped in training.
+        scale: What `q · k` is multiplied by. None is `1 / sqrt(head_dim)`.
+        softcap: Logits become `softcap · tanh(logits / softcap)`.
+        window: How many keys are visible on each side of the query.
+        sinks: A further logit for each head, in the denominator alone: learned if it is an
+            `nn.Parameter`, constant if it is another tensor or one number for all heads.
+    Raises:
+        ArgumentError: `dropout` is not a share, `softcap` not positive, a window negative.
+    """
+
+    sinks: Tensor | None
+
+    def __init__(
+        self,
+        dropout: float = 0.0,
+        *,
+        scale: float | None = None,
+        softcap: float | None = None,
+        window: WindowLike | None = None,
+        sinks: Float[Tensor, " H"] | float | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= dropout < 1.0:
+            raise ArgumentError(
+                f"MultiHeadAttention: dropout={dropout}. Give a share from 0 up to 1."
+            )
+        if softcap is not None and softcap <= 0:
+            raise ArgumentError(
+                f"MultiHeadAttention: softcap={softcap}. Give a positive number, or None."
+            )
+        if window is not None:
+            masks.window(window)  # refuses negative sides
+        self.dropout, self.scale, self.softcap, self.window = dropout, scale, softcap, window
+        if sinks is None or isinstance(sinks, nn.Parameter):
+            self.register_parameter("sinks", sinks)
+        else:
+            constant = sinks if isinstance(sinks, Tensor) else torch.tensor([float(sinks)])
+            self.register_buffer("sinks", constant, persistent=False)
+
+    def forward(
+        self,
+        q: Float[Tensor, "B H T D"],
+        k: Float[Tensor, "B Hkv S D"],
+        v: Float[Tensor, "B Hkv S Dv"],
+        *,
+        mask: MaskLike | None = None,
+        causal: bool = False,
+        bias: Float[Tensor, "*bias"] | None = None,
+        need_weights: bool = False,
+    ) -> Float[Tensor, "B H T Dv"] | AttendOutput:
+        return attend(
+            q, k, v,
+            mask=mask,
+            causal=causal,
+            window=self.window,
+            scale=self.scale,
+            bias=bias,
+            softcap=self.softcap,
+            sinks=self._sinks_of(q),
+            dropout_p=self.dropout if self.training else 0.0,
+            need_weights=need_weights,
+        )  # fmt: skip
+
+    def rule(
+        self,
+        q: Float[Tensor, "B H T D"],
+        *,
+        mask: MaskLike | None = None,
+        causal: bool = False,
+        bias: Float[Tensor, "*bias"] | None = None,
+    ) -> Rule:
+        """How a call with these arguments turns logits into weights."""
+        return make_rule(
+            head_dim=q.shape[-1], mask=mask, is_causal=causal, near=self.window,
+            scale=self.scale, bias=bias, softcap=self.softcap, sinks=self._sinks_of(q),
+        )  # fmt: skip
+
+    def _sinks_of(self, q: Tensor) -> Tensor | None:
+        return None if self.sinks is None else self.sinks.expand(q.shape[1])
+
+    def extra_repr(self) -> str:
+        told = {name: getattr(self, name) for name in ("scale", "softcap", "window")}
+        told = {"dropout": self.dropout} | {n: x for n, x in told.items() if x is not None}
+        return ", ".join(f"{name}={value}" for name, value in told.items())

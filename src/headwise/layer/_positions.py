@@ -1,0 +1,269 @@
+"""Where a token stands: turned into queries and keys (RoPE), or added to the logits (ALiBi, T5).
+
+All of these depend only on how far apart a query and a key are.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, ShapeError
+
+# One row for each text, or a single row for all of them.
+Queries = Int[Tensor, "b T"]
+Keys = Int[Tensor, "b S"]
+
+
+@runtime_checkable
+class Scaling(Protocol):
+    """Turning more slowly, to read texts `factor` times longer than those trained on."""
+
+    @property
+    def factor(self) -> float: ...
+
+    @property
+    def magnitude(self) -> float:
+        """What turned queries and keys are multiplied by."""
+
+    def slow(self, frequencies: Float[Tensor, " pairs"], rope: "RoPE") -> Float[Tensor, " pairs"]:
+        """The frequencies to turn by, in place of those."""
+
+
+@dataclass(frozen=True)
+class RoPE:
+    """Turn pairs of features of queries and keys by angles that grow with the position.
+
+    Args:
+        width: How many of a head's leading features are turned; the rest is left as it is.
+        base: The slowest pair turns about `base` times more slowly than the first.
+        pairing: "half" pairs feature `i` with `i + width / 2` (Llama, GPT-NeoX),
+            "interleaved" `2i` with `2i + 1` (RoFormer, GPT-J).
+        scaling: How to read longer texts: `LinearScaling`, `NTKScaling`, `YaRN`,
+            `Llama3Scaling`. None turns by the plain frequencies.
+    Raises:
+        ShapeError: `width` is odd or not positive.
+        ArgumentError: `base` is not above 1, the pairing is unknown, or a scaling's factor is
+            below 1.
+    Source:
+        Su et al. 2021, eq. 15 and 34 (arXiv:2104.09864).
+    """
+
+    width: int
+    base: float = 10_000.0
+    pairing: Literal["half", "interleaved"] = "half"
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.width < 2 or self.width % 2:
+            raise ShapeError(
+                f"RoPE: width={self.width}. Features turn in pairs: give a positive even number."
+            )
+        if self.base <= 1:
+            raise ArgumentError(f"RoPE: base={self.base}. Give a number above 1.")
+        if self.pairing not in ("half", "interleaved"):
+            raise ArgumentError(f"RoPE: pairing={self.pairing!r}. Say 'half' or 'interleaved'.")
+        if self.scaling is not None and self.scaling.factor < 1:
+            raise ArgumentError(f"RoPE: factor={self.scaling.factor}. Give a number from 1 up.")
+
+    def frequencies(
+        self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    ) -> Float[Tensor, " pairs"]:
+        """By how much each pair turns from one position to the next, in radians."""
+        pairs = torch.arange(0, self.width, 2, dtype=dtype, device=device) / self.width
+        frequencies = self.base**-pairs
+        return frequencies if self.scaling is None else self.scaling.slow(frequencies, self)
+
+    def rotate(self, x: Float[Tensor, "B H T D"], at: Queries) -> Float[Tensor, "B H T D"]:
+        """The queries or keys of tokens that stand at these positions, turned."""
+        # Not a buffer: `layer.bfloat16()` would round it, and far positions would be garbled.
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        angles = at.to(dtype)[:, None, :, None] * self.frequencies(dtype, x.device)  # b 1 T pairs
+        size = 1.0 if self.scaling is None else self.scaling.magnitude
+        cos, sin = angles.cos() * size, angles.sin() * size
+        turning, still = x[..., : self.width], x[..., self.width :]
+        if self.pairing == "half":
+            one, two = turning.chunk(2, dim=-1)
+            turned = torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1)
+        else:
+            one, two = turning[..., 0::2], turning[..., 1::2]
+            turned = torch.stack((one * cos - two * sin, two * cos + one * sin), -1).flatten(-2)
+        return torch.cat((turned.to(x.dtype), still), dim=-1)
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Every pair turns `factor` times more slowly (Chen et al. 2023, arXiv:2306.15595)."""
+
+    factor: float
+    magnitude: float = 1.0
+
+    def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True)
+class NTKScaling:
+    """A larger base: the slowest pair turns `factor` times more slowly, the fastest as before.
+
+    Source:
+        Peng et al. 2023, section 3.1 (arXiv:2309.00071).
+    """
+
+    factor: float
+    magnitude: float = 1.0
+
+    def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        pair = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
+        return frequencies * self.factor ** (-pair / max(1, len(frequencies) - 1))
+
+
+@dataclass(frozen=True)
+class YaRN:
+    """Slow pairs turn `factor` times more slowly, fast ones as before, those between in between.
+
+    Fast is a pair that turns more than `fast_turns` times within the length trained on, slow
+    one that turns less than `slow_turns` times.
+
+    Source:
+        Peng et al. 2023, sections 3.2 to 3.4 (arXiv:2309.00071).
+    """
+
+    factor: float
+    trained_length: int
+    fast_turns: float = 32.0
+    slow_turns: float = 1.0
+
+    @property
+    def magnitude(self) -> float:
+        return 0.1 * math.log(self.factor) + 1.0
+
+    def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        first = max(0, math.floor(self._pair_of(self.fast_turns, rope)))
+        last = min(rope.width - 1, math.ceil(self._pair_of(self.slow_turns, rope)))
+        pair = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
+        slowness = ((pair - first) / max(last - first, 1e-3)).clamp(0, 1)
+        return frequencies * (1 - slowness) + frequencies / self.factor * slowness
+
+    def _pair_of(self, turns: float, rope: RoPE) -> float:
+        """The (fractional) pair that turns so many times within the length trained on."""
+        longest = math.log(self.trained_length / (turns * 2 * math.pi))
+        return rope.width * longest / (2 * math.log(rope.base))
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Pairs of long waves turn `factor` times more slowly, those of short waves as before.
+
+    A wave is short below `trained_length / short` tokens, long above `trained_length / long`.
+
+    Source:
+        Llama 3.1, `apply_scaling` in its reference code.
+    """
+
+    factor: float = 8.0
+    long: float = 1.0
+    short: float = 4.0
+    trained_length: int = 8192
+    magnitude: float = 1.0
+
+    def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        waves = self.trained_length * frequencies / (2 * math.pi)  # within the length trained on
+        fastness = ((waves - self.long) / (self.short - self.long)).clamp(0, 1)
+        return frequencies * fastness + frequencies / self.factor * (1 - fastness)
+
+
+@runtime_checkable
+class PositionBias(Protocol):
+    """What is added to a logit because of where query and key stand."""
+
+    @property
+    def n_heads(self) -> int: ...
+
+    def __call__(
+        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
+    ) -> Float[Tensor, "b H T S"]: ...
+
+
+@dataclass(frozen=True)
+class ALiBi:
+    """A penalty that grows with the distance, by a slope of its own for each head.
+
+    Source:
+        Press et al. 2022 (arXiv:2108.12409); their slopes for any number of heads.
+    """
+
+    n_heads: int
+
+    def slopes(self) -> tuple[float, ...]:
+        """The penalty of each head for one token of distance."""
+        whole = 2 ** math.floor(math.log2(self.n_heads))
+        own = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+        between = [2 ** (-4 * (2 * head + 1) / whole) for head in range(self.n_heads - whole)]
+        return (*own, *between)
+
+    def __call__(
+        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
+    ) -> Float[Tensor, "b H T S"]:
+        work = torch.promote_types(dtype, torch.float32)
+        slopes = torch.tensor(self.slopes(), dtype=work, device=key_at.device)
+        away = (query_at[:, None, :, None] - key_at[:, None, None, :]).abs()
+        return -slopes[:, None, None] * away.to(work)
+
+
+class T5Bias(nn.Module):
+    """A learned logit for each head and each bucket of distances.
+
+    Near distances have a bucket each, far ones share buckets that widen logarithmically.
+
+    Args:
+        n_buckets: Half of them are for keys after the query if `bidirectional`.
+        max_distance: From this distance on there is one bucket.
+        bidirectional: Whether keys after the query are told apart (T5's encoder), or share
+            the bucket of distance 0 (its decoder).
+    Raises:
+        ArgumentError: there are too few buckets, or they already reach `max_distance` singly.
+    Source:
+        Raffel et al. 2020, section 2.1 (arXiv:1910.10683).
+    """
+
+    def __init__(
+        self,
+        n_heads: int,
+        n_buckets: int = 32,
+        max_distance: int = 128,
+        *,
+        bidirectional: bool = True,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.max_distance, self.bidirectional = n_heads, max_distance, bidirectional
+        self.a_side = n_buckets // 2 if bidirectional else n_buckets
+        if self.a_side < 2 or n_buckets % (1 + bidirectional) or max_distance <= self.a_side // 2:
+            raise ArgumentError(
+                f"T5Bias: n_buckets={n_buckets}, max_distance={max_distance}, bidirectional="
+                f"{bidirectional}. Give at least two buckets a side and a larger distance."
+            )
+        self.buckets = nn.Embedding(n_buckets, n_heads)
+
+    def forward(
+        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
+    ) -> Float[Tensor, "b H T S"]:
+        ahead = key_at[:, None, :] - query_at[:, :, None]
+        return self.buckets(self.bucket(ahead)).permute(0, 3, 1, 2).to(dtype)  # b H T S
+
+    def bucket(self, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The bucket of a key that stands so many tokens after its query."""
+        away = ahead.abs() if self.bidirectional else (-ahead).clamp(min=0)
+        single = self.a_side // 2  # distances below this have a bucket each
+        growth = (away.clamp(min=single).float() / single).log() / math.log(
+            self.max_distance / single
+        )
+        shared = single + (growth * (self.a_side - single)).long()
+        bucket = torch.where(away < single, away, shared.clamp(max=self.a_side - 1))
+        return bucket + self.a_side * (ahead > 0) if self.bidirectional else bucket
+
+    def extra_repr(self) -> str:
+        return f"max_distance={self.max_distance}, bidirectional={self.bidirectional}"

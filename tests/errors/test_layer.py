@@ -1,0 +1,133 @@
+"""A layer, a position scheme or a cache that cannot be: one clear error each, with the values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.errors import ArgumentError, HeadwiseError, ShapeError
+from headwise.layer import ALiBi, KVCache, LinearScaling, MultiHeadAttention, RoPE, T5Bias
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "message"),
+    [
+        ({"v_head_dim": 0}, ArgumentError, "v_head_dim=0"),
+        ({"rope": RoPE(4)}, ShapeError, "rope turns 4 features.*head_dim=3"),
+        ({"position_bias": ALiBi(3)}, ShapeError, "for 3 heads where n_heads=4"),
+        ({"position_bias": T5Bias(8)}, ShapeError, "for 8 heads where n_heads=4"),
+        ({"sinks": torch.zeros(3)}, ShapeError, r"sinks \(3,\) for n_heads=4"),
+        ({"softcap": -1.0}, ArgumentError, "softcap=-1.0"),
+        ({"window": (2, -1)}, ArgumentError, r"\(2, -1\)"),
+        ({"dropout": -0.1}, ArgumentError, "dropout=-0.1"),
+    ],
+)
+def test_a_part_made_for_another_layer_is_refused(
+    how: dict[str, Any], error: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        MultiHeadAttention(12, 4, **how)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: RoPE(5), ShapeError, "width=5"),
+        (lambda: RoPE(0), ShapeError, "width=0"),
+        (lambda: RoPE(4, base=1.0), ArgumentError, "base=1.0"),
+        (lambda: RoPE(4, pairing="both"), ArgumentError, "pairing='both'"),
+        (lambda: RoPE(4, scaling=LinearScaling(0.5)), ArgumentError, "factor=0.5"),
+        (lambda: T5Bias(2, 3), ArgumentError, "n_buckets=3"),
+        (lambda: T5Bias(2, 2), ArgumentError, "n_buckets=2"),
+        (lambda: T5Bias(2, 32, 8), ArgumentError, "max_distance=8"),
+    ],
+)
+def test_an_impossible_position_scheme_is_refused(
+    make: Callable[[], object], error: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_mixed_dtypes_and_devices_are_refused() -> None:
+    layer, x = MultiHeadAttention(12, 4), torch.zeros(2, 3, 12)
+    with pytest.raises(ArgumentError, match=r"query torch.float64.*weights torch.float32"):
+        layer(x.double())
+    with pytest.raises(ArgumentError, match=r"query torch.float32.*key torch.float16"):
+        layer(x, x.half())
+    with pytest.raises(ArgumentError, match=r"key torch.float32 on meta"):
+        layer(x, x.to("meta"))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"max_length": 0}, "max_length=0"),
+        ({"window": -3}, "window=-3"),
+        ({"n_sinks": 4}, "n_sinks=4, window=None"),
+        ({"n_sinks": -1, "window": 3}, "n_sinks=-1"),
+        ({"max_length": 9, "window": 3}, "max_length=9, window=3"),
+        ({"left_padding": [2, -1]}, r"left_padding=\[2, -1\]"),
+    ],
+)
+def test_an_impossible_cache_is_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        KVCache(**how)
+
+
+def _kv(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(*shape), torch.ones(*shape)
+
+
+@pytest.mark.parametrize(
+    ("k", "error", "message"),
+    [
+        (torch.ones(2, 3, 1, 4), ShapeError, r"k \(2, 3, 1, 4\) after \(2, 2, 5, 4\)"),
+        (torch.ones(3, 2, 1, 4), ShapeError, r"k \(3, 2, 1, 4\) after"),
+        (torch.ones(2, 2, 1, 4).half(), ArgumentError, "k torch.float16.*after torch.float32"),
+    ],
+)
+def test_a_cache_belongs_to_one_layer_and_batch(
+    k: torch.Tensor, error: type[HeadwiseError], message: str
+) -> None:
+    cache = KVCache()
+    cache.append(*_kv(2, 2, 5, 4))
+    with pytest.raises(error, match=message):
+        cache.append(k, k)
+
+
+def test_padding_is_told_for_every_text() -> None:
+    with pytest.raises(ShapeError, match="3 texts, but it holds lengths of 2"):
+        KVCache(left_padding=[0, 1]).append(*_kv(3, 2, 5, 4))
+
+
+def test_a_cache_longer_than_its_allocation_is_refused_and_nothing_written() -> None:
+    cache = KVCache(max_length=6)
+    held = cache.append(*_kv(2, 2, 5, 4))
+    with pytest.raises(ShapeError, match="2 tokens after 5 do not fit max_length=6"):
+        cache.append(*_kv(2, 2, 2, 4))
+    assert (len(cache), cache.lengths.tolist()) == (5, [5])
+    assert held.k.all()
+    cache.append(*_kv(2, 2, 1, 4))  # there is still room for one
+
+
+def test_an_allocation_takes_no_gradients() -> None:
+    k = torch.ones(2, 2, 5, 4, requires_grad=True)
+    with pytest.raises(ArgumentError, match="max_length=6 is written in place"):
+        KVCache(max_length=6).append(k, k)
+
+
+def test_what_was_forgotten_cannot_be_gone_back_to() -> None:
+    cache = KVCache(window=3)
+    cache.append(*_kv(2, 2, 5, 4))
+    with pytest.raises(ArgumentError, match=r"to \[4\].*window=3"):
+        cache.crop(4)
+    with pytest.raises(ArgumentError, match=r"\[-1\]"):
+        cache.crop(-1)
+
+
+def test_a_cache_is_for_what_the_layer_reads_itself() -> None:
+    layer, x = MultiHeadAttention(12, 4), torch.zeros(2, 3, 12)
+    with pytest.raises(ArgumentError, match="cache given together with key"):
+        layer(x, x, cache=KVCache())

@@ -1,0 +1,191 @@
+"""What holds for a cache: reading in pieces is reading at once, whatever was kept and how."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headwise.layer import (
+    ALiBi,
+    KVCache,
+    Llama3Scaling,
+    MultiHeadAttention,
+    RoPE,
+    T5Bias,
+    YaRN,
+)
+
+B, T, D_MODEL, H, Hkv = 3, 13, 8, 4, 2
+
+SCHEMES: dict[str, Callable[[], dict[str, Any]]] = {
+    "none": dict,
+    "rope": lambda: {"rope": RoPE(4)},
+    "interleaved": lambda: {"rope": RoPE(2, pairing="interleaved", scaling=YaRN(4.0, 64))},
+    "llama3": lambda: {"rope": RoPE(4, scaling=Llama3Scaling(trained_length=64)), "qk_norm": True},
+    "alibi": lambda: {"position_bias": ALiBi(H), "softcap": 3.0},
+    "t5": lambda: {"position_bias": T5Bias(H, 8, 16, bidirectional=False), "sinks": 0.5},
+    "window": lambda: {"rope": RoPE(4), "window": (3, 0), "gate": True, "v_head_dim": 3},
+}
+schemes = st.sampled_from(sorted(SCHEMES))
+pieces = st.lists(st.integers(1, 5), min_size=1, max_size=6)
+KINDS: dict[str, Callable[[], KVCache]] = {
+    "growing": KVCache,
+    "allocated": lambda: KVCache(max_length=32),
+}
+kinds = st.sampled_from(sorted(KINDS))
+
+
+def _layer(scheme: str) -> MultiHeadAttention:
+    layer = MultiHeadAttention(D_MODEL, H, Hkv, head_dim=5, **SCHEMES[scheme]())
+    return layer.double().requires_grad_(False)
+
+
+def _texts(n_tokens: int) -> Tensor:
+    return torch.randn(B, n_tokens, D_MODEL, dtype=torch.float64)
+
+
+def _read(
+    layer: MultiHeadAttention, x: Tensor, cache: KVCache, sizes: Sequence[int], **how: Any
+) -> Tensor:
+    return torch.cat([layer(x, cache=cache, causal=True, **how) for x in x.split(sizes, 1)], 1)
+
+
+@given(scheme=schemes, kind=kinds, sizes=pieces)
+def test_reading_in_pieces_is_reading_at_once(scheme: str, kind: str, sizes: list[int]) -> None:
+    layer, x = _layer(scheme), _texts(sum(sizes))
+    cache = KINDS[kind]()
+    found = _read(layer, x, cache, sizes)
+    torch.testing.assert_close(found, layer(x, causal=True))
+    assert (len(cache), cache.lengths.tolist()) == (sum(sizes), [sum(sizes)])
+
+
+@given(
+    scheme=schemes,
+    kind=kinds,
+    sizes=pieces,
+    padding=st.lists(st.integers(0, 6), min_size=B, max_size=B),
+)
+def test_each_text_is_read_as_if_it_were_alone(
+    scheme: str, kind: str, sizes: list[int], padding: list[int]
+) -> None:
+    layer, x = _layer(scheme), _texts(sum(sizes))
+    cache = KINDS[kind]()
+    cache = KVCache(cache.max_length, left_padding=padding)
+    found = _read(layer, x, cache, sizes)
+    for row, n_padding in enumerate(padding):
+        if n_padding >= sum(sizes):
+            continue
+        alone = layer(x[row : row + 1, n_padding:], causal=True)
+        torch.testing.assert_close(found[row : row + 1, n_padding:], alone)
+        assert not found[row, :n_padding].any()
+    assert cache.lengths.tolist() == [max(0, sum(sizes) - n) for n in padding]
+
+
+@given(
+    scheme=schemes,
+    sizes=pieces,
+    window=st.integers(1, 6),
+    n_sinks=st.integers(0, 3),
+    padding=st.none() | st.lists(st.integers(0, 6), min_size=B, max_size=B),
+)
+def test_forgetting_is_one_pass_under_a_window_with_sinks(
+    scheme: str, sizes: list[int], window: int, n_sinks: int, padding: list[int] | None
+) -> None:
+    layer, x = _layer(scheme), _texts(sum(sizes))
+    cache = KVCache(window=window, n_sinks=n_sinks, left_padding=padding)
+    found = _read(layer, x, cache, sizes)
+    for row, n_padding in enumerate(padding or [0] * B):
+        alone = x[row : row + 1, n_padding:]
+        if not alone.shape[1]:
+            continue
+        at = torch.arange(alone.shape[1])
+        kept = (at > at[:, None] - window) | (at < n_sinks)
+        expected = layer(alone, causal=True, mask=kept)
+        torch.testing.assert_close(found[row : row + 1, n_padding:], expected)
+    assert len(cache) <= window + n_sinks
+
+
+@given(scheme=schemes, kind=kinds, keep=st.lists(st.integers(0, T), min_size=B, max_size=B))
+def test_what_was_cropped_is_as_if_never_read(scheme: str, kind: str, keep: list[int]) -> None:
+    layer, x, more = _layer(scheme), _texts(T), _texts(4)
+    cache = KINDS[kind]()
+    layer(x, cache=cache, causal=True)
+    cache.crop(torch.tensor(keep))
+    assert cache.lengths.expand(B).tolist() == keep
+    assert len(cache) == max(keep)
+    found = _read(layer, more, cache, [1, 3])
+    for row, length in enumerate(keep):
+        alone = torch.cat((x[row : row + 1, :length], more[row : row + 1]), dim=1)
+        torch.testing.assert_close(found[row : row + 1], layer(alone, causal=True)[:, length:])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_cropping_by_one_number_copies_nothing(kind: str) -> None:
+    cache = KINDS[kind]()
+    held = cache.append(torch.ones(B, Hkv, T, 5), torch.ones(B, Hkv, T, 5))
+    cache.crop(4)
+    assert (len(cache), cache.lengths.tolist()) == (4, [4])
+    again = cache.append(torch.zeros(B, Hkv, 1, 5), torch.zeros(B, Hkv, 1, 5))
+    assert (again.k.data_ptr() == held.k.data_ptr()) == (kind == "allocated")
+    cache.crop(20)
+    assert len(cache) == 5
+
+
+@given(scheme=schemes, kind=kinds, order=st.lists(st.integers(0, B - 1), min_size=1, max_size=5))
+def test_reordered_texts_go_on_from_their_own_past(
+    scheme: str, kind: str, order: list[int]
+) -> None:
+    layer, x = _layer(scheme), _texts(5)
+    more = torch.randn(len(order), 2, D_MODEL, dtype=torch.float64)
+    cache = KVCache(KINDS[kind]().max_length, left_padding=[0, 2, 1])
+    layer(x, cache=cache, causal=True)
+    cache.reorder(torch.tensor(order))
+    found = _read(layer, more, cache, [1, 1])
+    for row, old in enumerate(order):
+        alone = torch.cat((x[old : old + 1, [0, 2, 1][old] :], more[row : row + 1]), dim=1)
+        torch.testing.assert_close(found[row : row + 1], layer(alone, causal=True)[:, -2:])
+
+
+def test_a_forgetful_cache_can_be_reordered() -> None:
+    layer, x = _layer("rope"), _texts(T)
+    one, two = (KVCache(window=3, n_sinks=1, left_padding=[0, 4, 11]) for _ in range(2))
+    layer(x, cache=one, causal=True)
+    layer(x, cache=two, causal=True)
+    two.reorder(torch.tensor([2, 0]))
+    more = _texts(2)
+    expected = _read(layer, more, one, [1, 1])
+    found = _read(layer, more[[2, 0]], two, [1, 1])
+    torch.testing.assert_close(found, expected[[2, 0]])
+
+
+@pytest.mark.parametrize("padding", [None, [0, 2, 1]])
+def test_a_mask_of_any_kind_joins_what_the_cache_says(padding: list[int] | None) -> None:
+    layer, x = _layer("alibi"), _texts(6)
+    seen = torch.rand(6, 6) < 0.7
+    bias = torch.randn(6, 6, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    for mask in (seen, bias):
+        cache = KVCache(left_padding=padding)
+        parts = [
+            layer(x[:, :4], cache=cache, causal=True, mask=mask[:4, :4]),
+            layer(x[:, 4:], cache=cache, causal=True, mask=mask[4:]),
+        ]
+        found = torch.cat(parts, dim=1)
+        for row, n_padding in enumerate(padding or [0] * B):
+            own = {"mask": mask[n_padding:, n_padding:], "causal": True}
+            alone = layer(x[row : row + 1, n_padding:], **own)
+            torch.testing.assert_close(found[row : row + 1, n_padding:], alone)
+
+
+def test_gradients_go_through_a_cache_that_grows() -> None:
+    layer = _layer("rope").requires_grad_()
+    x = _texts(T).requires_grad_()
+    inputs = [x, *layer.parameters()]
+    pieces = _read(layer, x, KVCache(), [5, 1, 7])
+    found = torch.autograd.grad(pieces.square().sum(), inputs)
+    expected = torch.autograd.grad(layer(x, causal=True).square().sum(), inputs)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -1,0 +1,122 @@
+"""What holds for positions: turning keeps lengths and tells distances; biases tell distances."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headwise.layer import ALiBi, LinearScaling, Llama3Scaling, NTKScaling, RoPE, T5Bias, YaRN
+from oracles_layer import close, position_bias, t5_bucket, turned
+
+SCALINGS = (
+    None,
+    LinearScaling(3.0),
+    NTKScaling(3.0),
+    YaRN(3.0, trained_length=64),
+    Llama3Scaling(3.0, trained_length=64),
+)
+
+ropes = st.builds(
+    RoPE,
+    width=st.sampled_from([2, 4, 10]),
+    base=st.sampled_from([100.0, 10_000.0]),
+    pairing=st.sampled_from(["half", "interleaved"]),
+    scaling=st.sampled_from(SCALINGS),
+)
+
+
+def _at(*positions: int) -> Tensor:
+    return torch.tensor([positions])
+
+
+@given(rope=ropes)
+def test_turning_is_a_product_of_complex_numbers(rope: RoPE) -> None:
+    x = torch.randn(2, 3, 5, 11, dtype=torch.float64)
+    close(
+        rope.rotate(x, _at(0, 1, 2, 70, -3)), turned(rope, x.numpy(), np.array([0, 1, 2, 70, -3]))
+    )
+
+
+@given(rope=ropes)
+def test_each_text_may_have_positions_of_its_own(rope: RoPE) -> None:
+    x = torch.randn(2, 3, 2, 11, dtype=torch.float64)
+    both = rope.rotate(x, torch.tensor([[0, 1], [5, 6]]))
+    torch.testing.assert_close(both[:1], rope.rotate(x[:1], _at(0, 1)))
+    torch.testing.assert_close(both[1:], rope.rotate(x[1:], _at(5, 6)))
+
+
+@given(rope=ropes, shift=st.integers(-50, 1000))
+def test_only_the_distance_matters(rope: RoPE, shift: int) -> None:
+    q, k = torch.randn(2, 1, 1, 1, 11, dtype=torch.float64)
+    near = (rope.rotate(q, _at(7)) * rope.rotate(k, _at(3))).sum()
+    far = (rope.rotate(q, _at(7 + shift)) * rope.rotate(k, _at(3 + shift))).sum()
+    torch.testing.assert_close(near, far)
+
+
+@given(rope=ropes)
+def test_turning_keeps_lengths_and_what_is_not_turned(rope: RoPE) -> None:
+    x = torch.randn(1, 1, 4, 11, dtype=torch.float64)
+    out = rope.rotate(x, _at(0, 9, 99, 999))
+    size = 1.0 if rope.scaling is None else rope.scaling.magnitude
+    before, after = (y[..., : rope.width].norm(dim=-1) for y in (x, out))
+    torch.testing.assert_close(after, before * size)
+    assert torch.equal(out[..., rope.width :], x[..., rope.width :])
+
+
+@pytest.mark.parametrize("scaling", SCALINGS[1:], ids=lambda s: type(s).__name__)
+def test_scaling_never_quickens_and_slows_down_to_its_factor(scaling: LinearScaling) -> None:
+    plain = RoPE(64).frequencies(torch.float64)
+    slowness = plain / RoPE(64, scaling=scaling).frequencies(torch.float64)
+    assert torch.all(slowness.diff() >= -1e-9)
+    torch.testing.assert_close(slowness[-1], torch.tensor(3.0, dtype=torch.float64))
+    first = 3.0 if isinstance(scaling, LinearScaling) else 1.0
+    torch.testing.assert_close(slowness[0], torch.tensor(first, dtype=torch.float64))
+
+
+def test_scaling_as_the_papers_print_it() -> None:
+    width, base, factor = 64, 10_000.0, 3.0
+    pair = torch.arange(width // 2, dtype=torch.float64)
+    larger = base * factor ** (width / (width - 2))
+    ntk = RoPE(width, scaling=NTKScaling(factor)).frequencies(torch.float64)
+    torch.testing.assert_close(ntk, larger ** (-2 * pair / width))
+    assert YaRN(16.0, trained_length=4096).magnitude == 0.1 * math.log(16.0) + 1
+
+
+def test_half_precision_does_not_garble_far_positions() -> None:
+    x = torch.randn(1, 1, 1, 64, dtype=torch.float64).bfloat16()
+    exact = RoPE(64).rotate(x.double(), _at(30_001))
+    error = (RoPE(64).rotate(x, _at(30_001)).double() - exact).abs().max()
+    assert error <= (exact.bfloat16().double() - exact).abs().max() + 0.02
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 3, 8, 12])
+def test_alibi_is_a_slope_times_the_distance(n_heads: int) -> None:
+    part = ALiBi(n_heads)
+    close(
+        part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64),
+        position_bias(part, 5, 7),
+    )
+
+
+def test_alibi_slopes_are_those_of_the_paper() -> None:
+    assert ALiBi(8).slopes() == tuple(2.0**-n for n in range(1, 9))
+    assert ALiBi(12).slopes()[8:] == tuple(2.0**-n for n in (0.5, 1.5, 2.5, 3.5))
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_buckets_are_those_of_the_paper(bidirectional: bool) -> None:
+    part = T5Bias(2, bidirectional=bidirectional)
+    ahead = torch.arange(-200, 201)
+    assert part.bucket(ahead).tolist() == [t5_bucket(part, n) for n in ahead.tolist()]
+    assert part.bucket(ahead).unique().numel() == (32 - 1 if bidirectional else 32)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_t5_bias_is_looked_up_by_bucket(bidirectional: bool) -> None:
+    part = T5Bias(3, 8, 16, bidirectional=bidirectional).double()
+    found = part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64)
+    close(found, position_bias(part, 5, 7))
