@@ -55,10 +55,8 @@ def guard(
     spoilt_key = (keys | values).repeat_interleave(groups, dim=1)
     sees_spoilt = rule.visible.reaches(spoilt_key, T)
     sees_any = rule.visible.reaches(torch.ones_like(spoilt_key), T)
-    return Guarded(
-        *(torch.where(good, x, 0.0) for good, x in zip(fine, (q, k, v), strict=True)),
-        spoilt=sees_spoilt | (queries & sees_any),
-    )
+    q, k, v = (torch.where(good, x, 0.0) for good, x in zip(fine, (q, k, v), strict=True))
+    return Guarded(q, k, v, sees_spoilt | (queries & sees_any))
 
 
 def _all_finite(*tensors: Tensor) -> bool:
