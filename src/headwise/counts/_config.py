@@ -1,0 +1,149 @@
+"""The sizes that a `config.json` tells, whatever its architecture calls them."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from reprlib import repr as brief
+from typing import Any, NamedTuple
+
+from headwise.counts._families import FAMILIES, LIKE_LLAMA
+from headwise.counts._model import ModelSizes
+from headwise.counts._sizes import layer_sizes
+from headwise.errors import InputError, UnsupportedError
+
+_FILES = ("config.json", "headwise.json")
+_NAMES = {
+    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
+    "n_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    "n_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads"),
+    "head_dim": ("head_dim",),
+}
+_REFUSED = {
+    "kv_lora_rank": "its keys and values come from a latent (MLA), not from a matrix each",
+    "is_encoder_decoder": "it has an encoder, a decoder and attention between them",
+    "num_hidden_groups": "its layers share their weights",
+}
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+class _Config(NamedTuple):
+    path: Path
+    held: Mapping[str, Any]
+
+
+def read_config(path: str | os.PathLike[str]) -> ModelSizes:
+    """Read the sizes of a model's attention from its `config.json`, or from a folder with one.
+
+    Hugging Face's files are understood, and those of our own checkpoints. Only the file is read:
+    no weight, and no code. For families we know, the roles that have biases are known too; any
+    other is read like Llama, if it tells its `attention_bias`.
+
+    Raises:
+        InputError: the file is missing or not JSON, or a size is missing or not a number.
+        UnsupportedError: the layers are not all of one size, share weights, or make keys and
+            values in another way; there are several stacks; or some layers are not attention.
+    """
+    config = _read(Path(path))
+    for name, why in _REFUSED.items():
+        if config.held.get(name):
+            raise UnsupportedError(
+                f"count: {config.path} has {name}={config.held[name]}: {why}, so one layer's "
+                f"sizes do not tell what it costs. Count its layers with --d-model and --heads."
+            )
+    _check_layers(config)
+    family = str(config.held.get("model_type"))
+    sizes = layer_sizes(
+        _need(config, "d_model"),
+        _need(config, "n_heads"),
+        _kv_heads(config),
+        head_dim=_size(config, "head_dim"),
+        biases=_biases(config, family),
+    )
+    known = family if family in FAMILIES else f"{family}, read like llama"
+    name = config.path.parent.resolve().name
+    return ModelSizes(name, sizes, _need(config, "n_layers"), source=f"{config.path} ({known})")
+
+
+def _read(path: Path) -> _Config:
+    if path.is_dir():
+        found = [path / name for name in _FILES if (path / name).is_file()]
+        if not found:
+            raise InputError(f"count: {path} has no config.json. Name a folder with a model.")
+        path = found[0]
+    try:
+        held = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"count: {path} cannot be read ({error.strerror}). Name a config.json, or its folder."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"count: {path} is not JSON ({error}). Name a config.json.") from error
+    if not isinstance(held, dict):
+        raise InputError(f"count: {path} holds {brief(held)}. Name a config.json.")
+    ours = path.name == "headwise.json"
+    # A model of text and images has the sizes of each part in an object of its own.
+    inner = held.get("config" if ours else "text_config")
+    held = inner if isinstance(inner, dict) else held
+    return _Config(path, held | {"model_type": "headwise"} if ours else held)
+
+
+def _check_layers(config: _Config) -> None:
+    """Refuse layers that mix tokens in another way than by attention."""
+    kinds = config.held.get("layer_types") or config.held.get("layers_block_type") or []
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    other = sorted({str(kind) for kind in kinds} - set(_ATTENTION))
+    if other:
+        raise UnsupportedError(
+            f"count: {config.path} has layers of the kind {', '.join(other)}, which we cannot "
+            f"count. Count the others with --d-model and --heads."
+        )
+
+
+def _size(config: _Config, size: str) -> int | None:
+    """A size, by the first of its names; None where none stands there, or null."""
+    for name in _NAMES[size]:
+        value = config.held.get(name)
+        if isinstance(value, list):
+            raise UnsupportedError(
+                f"count: {config.path} has {name}={brief(value)}, so its layers differ. "
+                f"Count each with --d-model and --heads."
+            )
+        if value is not None and (type(value) is not int or value < 1):
+            raise InputError(
+                f"count: {config.path} has {name}={brief(value)}. Give a positive whole number."
+            )
+        if value is not None:
+            return value
+    return None
+
+
+def _need(config: _Config, size: str) -> int:
+    value = _size(config, size)
+    if value is None:
+        raise InputError(
+            f"count: {config.path} has none of {', '.join(_NAMES[size])}. Add one of them."
+        )
+    return value
+
+
+def _kv_heads(config: _Config) -> int | None:
+    # Falcon's first models and StarCoder say it like this; Falcon's later ones give the number.
+    if config.held.get("multi_query") and not config.held.get("new_decoder_architecture"):
+        return 1
+    return _size(config, "n_kv_heads")
+
+
+def _biases(config: _Config, family: str) -> str:
+    """The roles with a bias."""
+    rule = FAMILIES.get(family, LIKE_LLAMA)
+    if rule.switch is None:
+        return rule.always
+    on = config.held.get(rule.switch, rule.default)
+    if not isinstance(on, bool):
+        raise InputError(
+            f"count: {config.path} has {rule.switch}={on}, so nobody knows which projections of "
+            f"the family {family!r} have a bias. Add {rule.switch}: true or false."
+        )
+    return rule.always + (rule.switched if on else "")
