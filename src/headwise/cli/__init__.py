@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from headwise.cli._count import count
 from headwise.cli._observe import observe
 from headwise.cli._options import Json
 from headwise.cli._report import report
@@ -22,6 +23,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 app.command()(report)
 app.command()(train)
 app.command()(observe)
+app.command()(count)
 
 
 @app.command()

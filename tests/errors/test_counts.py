@@ -1,0 +1,153 @@
+"""What `headwise count` refuses: sizes that make no layer, and files that do not tell them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from command import headwise
+from headwise.counts import layer_sizes, read_config
+from headwise.errors import ArgumentError, HeadwiseError, InputError, ShapeError, UnsupportedError
+
+GOOD = {
+    "model_type": "bert",
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+}
+
+
+def config(folder: Path, **changes: Any) -> Path:
+    """A file that is good but for these fields; those that are ... are left out."""
+    held = {name: value for name, value in (GOOD | changes).items() if value is not ...}
+    path = folder / "config.json"
+    path.write_text(json.dumps(held), "utf-8")
+    return path
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "said"),
+    [
+        ({"n_heads": 0}, ArgumentError, "n_heads=0, biases=''"),
+        ({"n_heads": 3, "biases": "QX"}, ArgumentError, "n_heads=3, biases='QX'"),
+        ({"n_heads": 5}, ShapeError, "d_model=12 cannot be shared by n_heads=5"),
+        ({"n_heads": 3, "head_dim": -2}, ArgumentError, "head_dim=-2"),
+        ({"n_heads": 3, "v_head_dim": 0}, ArgumentError, "v_head_dim=0"),
+        ({"n_heads": 3, "kdim": 0}, ArgumentError, "kdim=0"),
+        ({"n_heads": 3, "n_kv_heads": 0}, ArgumentError, "n_kv_heads=0"),
+        ({"n_heads": 6, "n_kv_heads": 4}, ShapeError, "n_heads=6 cannot share n_kv_heads=4"),
+    ],
+)
+def test_sizes_that_make_no_layer(sizes: dict[str, Any], error: type[HeadwiseError], said: str):
+    with pytest.raises(error, match=said):
+        layer_sizes(12, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ({"queries": 0}, "0 queries and 0 keys, 0 of them cached"),
+        ({"queries": 2, "cached": -1}, "2 queries and 1 keys, -1 of them cached"),
+        ({"queries": 2, "keys": 3, "cached": 4}, "2 queries and 3 keys, 4 of them cached"),
+    ],
+)
+def test_texts_that_cannot_be(text: dict[str, int], said: str):
+    with pytest.raises(ArgumentError, match=said):
+        layer_sizes(12, 3).multiply_adds(**text)
+
+
+def test_a_type_that_is_not_known():
+    with pytest.raises(ArgumentError, match=r"'int3' is not known\. Give float64, float32"):
+        layer_sizes(12, 3).cache_bytes("int3")
+
+
+# Files.
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    with pytest.raises(InputError, match=f"{tmp_path} has no config.json"):
+        read_config(tmp_path)
+    with pytest.raises(InputError, match=r"none\.json cannot be read \(No such file"):
+        read_config(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not JSON (Expecting value"),
+        (b"[" * 100_000, "is not JSON (maximum recursion"),
+        (b'{"a": "\xff"}', "is not JSON ('utf-8' codec can't decode byte 0xff"),
+        (b"[768, 12]", "holds [768, 12]"),
+    ],
+    ids=["empty", "deep", "latin", "list"],
+)
+def test_files_that_hold_something_else(content: bytes, said: str, tmp_path: Path):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=re.escape(said)):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": ...}, "has none of hidden_size, n_embd, d_model, dim"),
+        ({"num_attention_heads": None}, "has none of num_attention_heads, n_head"),
+        ({"num_hidden_layers": ...}, "has none of num_hidden_layers, n_layer"),
+        ({"hidden_size": "768"}, "has hidden_size='768'"),
+        ({"num_attention_heads": 0}, "has num_attention_heads=0"),
+        ({"num_key_value_heads": 1.5}, "has num_key_value_heads=1.5"),
+        ({"head_dim": True}, "has head_dim=True"),
+        ({"model_type": "new"}, "has attention_bias=None, so nobody knows which projections of "
+                                "the family 'new' have a bias. Add attention_bias: true"),
+        ({"model_type": ...}, "the family 'None'"),
+        ({"model_type": "vit", "qkv_bias": "yes"}, "has qkv_bias=yes"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_tell(changes: dict[str, Any], said: str, tmp_path: Path):
+    with pytest.raises(InputError, match=re.escape(said)) as caught:
+        read_config(config(tmp_path, **changes))
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_lora_rank": 512}, "has kv_lora_rank=512: its keys and values come from a latent"),
+        ({"is_encoder_decoder": True}, "has is_encoder_decoder=True: it has an encoder"),
+        ({"num_hidden_groups": 1}, "has num_hidden_groups=1: its layers share their weights"),
+        ({"num_attention_heads": [4, 8]}, "has num_attention_heads=[4, 8], so its layers differ"),
+        ({"layer_types": ["full_attention", "mamba"]}, "layers of the kind mamba"),
+        ({"layer_types": 5}, "layers of the kind 5"),
+        ({"layers_block_type": ["linear_attention"]}, "layers of the kind linear_attention"),
+    ],
+)
+def test_models_that_one_layer_does_not_tell(changes: dict[str, Any], said: str, tmp_path: Path):
+    with pytest.raises(UnsupportedError, match=re.escape(said)):
+        read_config(config(tmp_path, **changes))
+
+
+# The command.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "count: nowhere is neither a file or folder nor a known model"),
+        (["gpt2", "--heads", 4, "--no-out-proj"], "gpt2 has sizes of its own, and --heads "
+                                                  "--no-out-proj would change them"),
+        (["--layers", 3], "--layers alone tells no layer. Give --d-model and --heads"),
+        (["--d-model", 12, "--heads", 5], "d_model=12 cannot be shared by n_heads=5"),
+        (["gpt2", "--tokens", 0], "Invalid value for '--tokens'"),
+        (["gpt2", "--keys", 3, "--cached", 4], "3 keys, 4 of them cached"),
+        (["gpt2", "--dtype", "int4"], "'int4' is not one of"),
+    ],
+)  # fmt: skip
+def test_the_command_says_it_in_one_line(arguments: list[object], said: str):
+    done = headwise("count", *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert said in done.err
