@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from headwise.errors import ArgumentError, HeadwiseError, ShapeError
+from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
 from headwise.layer import ALiBi, KVCache, LinearScaling, MultiHeadAttention, RoPE, T5Bias
 
 
@@ -131,3 +132,89 @@ def test_a_cache_is_for_what_the_layer_reads_itself() -> None:
     layer, x = MultiHeadAttention(12, 4), torch.zeros(2, 3, 12)
     with pytest.raises(ArgumentError, match="cache given together with key"):
         layer(x, x, cache=KVCache())
+
+
+def _torch(**how: Any) -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(12, 4, **how)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ({"w": torch.ones(1)}, ArgumentError, r"unknown \['w'\]"),
+        (
+            {"q_proj.bias": torch.ones(12)},
+            ArgumentError,
+            r"unknown \['q_proj.bias'\], missing \[\]",
+        ),
+        (
+            {"q_proj.weight": torch.ones(12, 11)},
+            ShapeError,
+            r"q_proj.weight \(12, 11\).*\(12, 12\)",
+        ),
+        ({"in_proj_weight": torch.ones(30, 12)}, ShapeError, r"30 rows.*12 \+ 6 \+ 6"),
+        ({"bias_k": torch.ones(1, 1, 12)}, UnsupportedError, r"bias_k \(1, 1, 12\)"),
+        ({"bias_v": torch.ones(1, 1, 12)}, UnsupportedError, r"bias_v \(1, 1, 12\)"),
+    ],
+)
+def test_a_state_of_another_layer_is_refused_and_nothing_copied(
+    state: dict[str, torch.Tensor], error: type[HeadwiseError], message: str
+) -> None:
+    layer = MultiHeadAttention(12, 4, 2)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    new = {name: tensor + 1 for name, tensor in before.items()}
+    with pytest.raises(error, match=message):
+        layer.load_state_dict(new | state)
+    for name, tensor in layer.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_state_that_lacks_something_is_refused() -> None:
+    layer = MultiHeadAttention(12, 4, bias=True)
+    with pytest.raises(ArgumentError, match=r"missing \['k_proj.bias', 'out_proj.bias'"):
+        layer.load_state_dict(MultiHeadAttention(12, 4).state_dict())
+
+
+def test_what_a_layer_of_torch_has_beyond_ours_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="add_bias_kv=True"):
+        MultiHeadAttention.from_torch(_torch(add_bias_kv=True))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"n_kv_heads": 2}, "n_kv_heads=2"),
+        ({"head_dim": 5}, "head_dim=5"),
+        ({"v_head_dim": 5}, "v_head_dim=5"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"gate": True}, "gate"),
+        ({"out_proj": False}, "out_proj=False"),
+        ({"rope": RoPE(2)}, r"rope=RoPE\(width=2"),
+        ({"position_bias": ALiBi(4), "scale": 0.3}, "position_bias, scale=0.3"),
+        ({"softcap": 4.0}, "softcap=4.0"),
+        ({"window": 3}, "window=3"),
+        ({"sinks": 0.5}, "sinks other than 0"),
+        ({"sinks": nn.Parameter(torch.zeros(4))}, "sinks other than 0"),
+    ],
+)
+def test_what_ours_has_beyond_the_layer_of_torch_is_refused(
+    how: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        MultiHeadAttention(12, 4, **how).to_torch()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"qk_norm": True}, "qk_norm"),
+        ({"position_bias": ALiBi(4)}, "position_bias"),
+        ({"sinks": torch.zeros(4)}, "sinks"),
+        ({"out_proj": False}, "out_proj=False"),
+    ],
+)
+def test_what_cannot_be_shared_out_over_devices_is_refused(
+    how: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"tensor_parallel_plan.*{message}"):
+        MultiHeadAttention(12, 4, **how).tensor_parallel_plan()

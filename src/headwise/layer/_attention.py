@@ -1,6 +1,7 @@
 """Multi-head attention as a module whose parts are real sub-modules that are called."""
 
-from typing import NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -11,6 +12,7 @@ from headwise.kernels import MaskLike, WindowLike
 from headwise.layer._cache import KVCache
 from headwise.layer._check import check_inputs, check_parts, read_sizes
 from headwise.layer._core import HeadAttention
+from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import PositionBias, RoPE
 from headwise.masks import Mask, as_mask
 
@@ -151,6 +153,71 @@ class MultiHeadAttention(nn.Module):
         if not need_weights:
             return self._join(found, query)
         return LayerOutput(self._join(found.heads, query), cast(Tensor, found.weights))
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Copy tensors into the layer, also under the names that others give them.
+
+        Read are those of `nn.MultiheadAttention` (packed or not) and of the attention of BERT,
+        GPT-2, Llama and T5 and their kin in transformers. A larger model's `load_state_dict`
+        reads them too.
+
+        Raises:
+            ArgumentError: names are unknown or missing, and `strict`.
+            ShapeError: a tensor has another shape.
+            UnsupportedError: there is a tensor that this layer could only drop.
+        """
+        state = self._translate(state_dict)
+        if strict:
+            check_state(state, self.state_dict())
+        return super().load_state_dict(state, strict, assign)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        own = {name: state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
+        own = {name.removeprefix(prefix): tensor for name, tensor in own.items()}
+        state_dict |= {prefix + name: x for name, x in self._translate(own).items()}
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def _translate(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        keys, values = (self.n_kv_heads * width for width in (self.head_dim, self.v_head_dim))
+        return translate(state, (self.n_heads * self.head_dim, keys, values))
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """Make the layer that gives what `nn.MultiheadAttention` gives, with copies of its tensors.
+
+        Ours takes `[batch, tokens, width]` whatever `module.batch_first` says, True where a query
+        may attend, and gives weights per head. `add_zero_attn` becomes a constant sink of 0.
+
+        Raises:
+            UnsupportedError: the module has `add_bias_kv`.
+        """
+        from headwise.layer._convert import from_torch
+
+        return from_torch(module)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """Make the `nn.MultiheadAttention` (batch first) that gives what this layer gives.
+
+        Raises:
+            UnsupportedError: the layer has what that one has not.
+        """
+        from headwise.layer._convert import to_torch
+
+        return to_torch(self)
+
+    def tensor_parallel_plan(self) -> dict[str, Any]:
+        """Tell `torch.distributed.tensor.parallel.parallelize_module` how to share out the heads.
+
+        The number of devices must divide `n_kv_heads`.
+
+        Raises:
+            UnsupportedError: a part of the layer belongs to all heads, or is one number for each.
+        """
+        from headwise.layer._convert import tensor_parallel_plan
+
+        return tensor_parallel_plan(self)
 
     def _place(
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, cache: KVCache | None

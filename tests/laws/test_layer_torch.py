@@ -1,0 +1,113 @@
+"""What holds between the layer and torch's own: the same numbers there and back, and each name."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from headwise.layer import MultiHeadAttention
+
+B, T, S, D_MODEL = 2, 5, 7, 12
+
+options = st.fixed_dictionaries(
+    {
+        "num_heads": st.sampled_from([1, 3, 4]),
+        "bias": st.booleans(),
+        "kdim": st.sampled_from([None, 11]),
+        "vdim": st.sampled_from([None, 13]),
+        "add_zero_attn": st.booleans(),
+        "batch_first": st.booleans(),
+    }
+)
+
+
+def _theirs(**how: Any) -> nn.MultiheadAttention:
+    module = nn.MultiheadAttention(D_MODEL, **how).double()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+def _inputs(module: nn.MultiheadAttention) -> tuple[Tensor, ...]:
+    widths = (T, D_MODEL), (S, module.kdim), (S, module.vdim)
+    return tuple(torch.randn(B, *shape, dtype=torch.float64) for shape in widths)
+
+
+def _run(module: nn.MultiheadAttention, inputs: tuple[Tensor, ...], **how: Any) -> tuple[Any, Any]:
+    """Batch first, and without the weight of the further key of zeros."""
+    if module.batch_first:
+        out, weights = module(*inputs, average_attn_weights=False, **how)
+    else:
+        turned = (x.transpose(0, 1) for x in inputs)
+        out, weights = module(*turned, average_attn_weights=False, **how)
+        out = out.transpose(0, 1)
+    return out, weights[..., :S]
+
+
+@given(how=options)
+def test_a_layer_made_from_torch_gives_the_same(how: dict[str, Any]) -> None:
+    theirs = _theirs(**how)
+    inputs = _inputs(theirs)
+    out, weights = _run(theirs, inputs)
+    found = MultiHeadAttention.from_torch(theirs)(*inputs, need_weights=True)
+    torch.testing.assert_close(found.out, out)
+    torch.testing.assert_close(found.weights, weights)
+
+
+@given(how=options)
+def test_there_and_back_no_bit_is_lost(how: dict[str, Any]) -> None:
+    theirs = _theirs(**how)
+    back = MultiHeadAttention.from_torch(theirs).to_torch()
+    assert back.batch_first
+    assert back.state_dict().keys() == theirs.state_dict().keys()
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], tensor)
+    inputs = _inputs(theirs)
+    torch.testing.assert_close(_run(back, inputs)[0], _run(theirs, inputs)[0])
+
+
+def test_their_masks_are_ours_turned_round() -> None:
+    theirs = _theirs(num_heads=3)
+    inputs = _inputs(theirs)
+    blocked = torch.rand(T, S) < 0.3
+    padding = torch.arange(S) >= torch.tensor([[S], [4]])
+    out, _ = _run(theirs, inputs, attn_mask=blocked, key_padding_mask=padding)
+    seen = ~(blocked | padding[:, None, None])  # B 1 T S
+    torch.testing.assert_close(MultiHeadAttention.from_torch(theirs)(*inputs, mask=seen), out)
+
+
+def test_dtype_mode_and_dropout_come_along() -> None:
+    theirs = nn.MultiheadAttention(D_MODEL, 3, dropout=0.25, dtype=torch.bfloat16).eval()
+    ours = MultiHeadAttention.from_torch(theirs)
+    assert (ours.attention.dropout, ours.training) == (0.25, False)
+    assert ours.q_proj.weight.dtype == torch.bfloat16
+    back = ours.train().to_torch()
+    assert (back.dropout, back.training, back.out_proj.weight.dtype) == (0.25, True, torch.bfloat16)
+
+
+@pytest.mark.parametrize("how", [{}, {"kdim": 11, "vdim": 13}], ids=["packed", "unpacked"])
+def test_a_larger_model_reads_their_names_too(how: dict[str, int]) -> None:
+    theirs = nn.ModuleDict({"a": nn.ModuleDict({"attention": _theirs(num_heads=3, **how)})})
+    ours = MultiHeadAttention(D_MODEL, 3, bias=True, **how).double()
+    model = nn.ModuleDict({"a": nn.ModuleDict({"attention": ours})})
+    model.load_state_dict(theirs.state_dict())
+    inputs = _inputs(theirs["a"]["attention"])
+    torch.testing.assert_close(ours(*inputs), _run(theirs["a"]["attention"], inputs)[0])
+
+
+def test_packed_tensors_are_cut_by_the_sizes_of_grouped_heads() -> None:
+    packed = torch.randn(12 + 3 + 2, D_MODEL)
+    layer = MultiHeadAttention(D_MODEL, 4, 1, v_head_dim=2)
+    layer.load_state_dict({"in_proj_weight": packed, "out_proj.weight": torch.ones(D_MODEL, 8)})
+    found = torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight])
+    assert torch.equal(found, packed)
+
+
+def test_a_partial_state_is_taken_when_asked_for() -> None:
+    layer = MultiHeadAttention(D_MODEL, 3)
+    found = layer.load_state_dict({"q_proj_weight": torch.ones(12, 12)}, strict=False)
+    assert layer.q_proj.weight.detach().eq(1).all()
+    assert found.missing_keys == ["k_proj.weight", "v_proj.weight", "out_proj.weight"]
