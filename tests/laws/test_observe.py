@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headwise.errors import ShapeError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.layer import MultiHeadAttention
+from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
 from headwise.watch import Request, observe
 from headwise.table import HeadTable
 from oracles import means, modules_of, padded
@@ -173,3 +173,34 @@ def test_only_some_layers_and_every_nth_pass() -> None:
     table = watch.table()
     assert [str(head) for head in table.heads] == [f"L1.H{head}" for head in range(4)]
     assert (table.count("lse") == 3 * 6).all()
+
+
+def test_a_layer_with_every_part_is_watched() -> None:
+    layer = MultiHeadAttention(
+        12, 4, 2, v_head_dim=5, qk_norm=True, gate=True, rope=RoPE(4),
+        head_dim=4, position_bias=ALiBi(4), softcap=3.0, window=(4, 0), sinks=0.5,
+    )  # fmt: skip
+    x = torch.randn(2, 7, 12)
+    with torch.no_grad(), observe(layer, Request(maps=True)) as watch:
+        weights = layer(x, causal=True, need_weights=True).weights
+    table = watch.table()
+    np.testing.assert_allclose(table.mean("sink"), 1 - weights.sum(-1).mean((0, 2)), rtol=1e-4)
+    torch.testing.assert_close(watch.weights("L0.H3"), weights[:, 3])
+
+
+def test_decoding_with_a_cache_counts_what_one_pass_counts() -> None:
+    layer = MultiHeadAttention(12, 4, 2, rope=RoPE(4), head_dim=4)
+    x = torch.randn(2, 7, 12)
+    with torch.no_grad(), observe(layer) as whole:
+        layer(x, causal=True)
+    cache = KVCache()
+    with torch.no_grad(), observe(layer) as stepwise:
+        for part in x.split([3, 1, 2, 1], dim=1):
+            layer(part, causal=True, cache=cache)
+    _assert_close_but_for_texts(stepwise.table(), whole.table())
+
+
+def _assert_close_but_for_texts(one: HeadTable, two: HeadTable) -> None:
+    for name in one.statistics:
+        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
+        np.testing.assert_allclose(one.mean(name), two.mean(name), rtol=1e-4, err_msg=name)

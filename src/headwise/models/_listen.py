@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.kernels import AttendOutput, make_rule
+from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention, MultiHeadAttention
 from headwise.models._call import Call
 
@@ -62,19 +62,19 @@ def _listen_to_core(module: HeadAttention, hear: Hear) -> Iterator[None]:
 @torch.no_grad()
 def _tell(
     hear: Hear,
-    module: nn.Module,
+    module: HeadAttention,
     args: tuple[Tensor, Tensor, Tensor],
     kwargs: dict[str, Any],
     output: Tensor | AttendOutput,
 ) -> None:
     q, k, v = (x.detach() for x in args)
-    asked = {"mask": kwargs.get("mask"), "is_causal": kwargs.get("causal", False)}
+    asked = {name: kwargs[name] for name in ("mask", "causal", "bias") if name in kwargs}
     heads = output.heads if isinstance(output, AttendOutput) else output
     hear(
         Call(
             module=module,
             q=q, k=k, v=v,
-            rule=make_rule(head_dim=q.shape[-1], **asked),
+            rule=module.rule(q, **asked),
             heads=heads.detach(),
             kernel="headwise",
             exact=not (module.training and module.dropout),
