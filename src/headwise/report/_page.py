@@ -42,6 +42,7 @@ def render(study: Study) -> str:
     script = _script()
     return environment.get_template("page.html").render(
         title=visible(study.title),
+        summary=visible(_summary(study)),
         findings=[visible(line) for line in study.findings()],
         facts={
             "The model": _facts(study.model),
@@ -74,6 +75,16 @@ def _policy(style: str, script: str) -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _summary(study: Study) -> str:
+    """What was watched, and on what, in a line."""
+    table, text = study.table, study.text
+    layers = len({(head.stack, head.layer) for head in table.heads})
+    made = study.model.get("class", "a model")
+    read = f"{_fact(text.get('texts', 'some'))} texts ({_fact(text.get('tokens', '?'))} tokens)"
+    source = f" of {text['source']}" if "source" in text else ""
+    return f"{len(table.heads):,} heads in {layers:,} layers of {made}, on {read}{source}."
 
 
 def _facts(facts: Mapping[str, str | int | float]) -> dict[str, str]:

@@ -114,7 +114,7 @@ def study_lab(trained: Trained, *, lines: int = 256, on_batch: Progress | None =
     request = Request(relations={name: _gold(name, words) for name in gold})
     about = About(
         title="Mini-GPT",
-        source="fresh lines of its grammar, with verbs beside pronouns they never met in training",
+        source="its grammar: fresh lines with verbs beside pronouns they never met in training",
         meanings=gold,
         training=trained.facts(),
     )
