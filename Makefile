@@ -53,12 +53,12 @@ clean:
 # Stamps: what was installed, and from which files. Who has the tools also has what a run needs.
 .venv/dev: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing headwise and its tools into .venv (a few minutes the first time)"
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	@$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch .venv/run $@
 
 .venv/run: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing headwise into .venv (a few minutes the first time)"
-	$(BIN)/pip install --quiet --editable .
+	@$(BIN)/pip install --quiet --editable .
 	@touch $@
 
 # A name on the PATH is not enough: it may be a stub, too old, or lack venv (as on bare Debian).

@@ -1,6 +1,7 @@
 """The commands, from the training of a tiny Mini-GPT to its page."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,14 @@ def test_a_table_in_another_dtype(folder: Path, text: Path) -> None:
     assert single[3]["entropy"] == pytest.approx(double[3]["entropy"], rel=1e-4)
 
 
+def test_a_terminal_gets_a_bar(folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = headwise("observe", folder, "--text", text, "--json")
+    assert json.loads(done.out)
+    assert "3/3" in done.err
+    assert "━" in done.err
+
+
 def test_the_worked_example_as_json() -> None:
     told = json.loads(headwise("explain", "--json").out)
     assert told["heads"][0] == [0.62, 0.19, 0.085, 0.21]
@@ -143,6 +152,10 @@ def test_help_tells_the_true_defaults() -> None:
     assert shown.pop("n_kv_heads") == "heads"
     assert shown == {name: str(settings[name]) for name in shown}
     assert settings.keys() == shown.keys() | {"n_kv_heads"}
+
+
+def test_the_versions() -> None:
+    assert re.fullmatch(r"headwise \d\S+ \(torch 2\.\S+\)\n", headwise("--version").out)
 
 
 def test_the_version_is_told_without_delay() -> None:

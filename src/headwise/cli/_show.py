@@ -42,6 +42,7 @@ def progress(what: str) -> Iterator[Callable[..., None]]:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
+    label = _printable(what, console.encoding)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -54,7 +55,7 @@ def progress(what: str) -> Iterator[Callable[..., None]]:
 
         def tell(done: int, total: int, word: str = "") -> None:
             if not tasks:  # no bar for what turns out to be done already
-                tasks.append(bar.add_task(_printable(what, sys.stderr.encoding), word=""))
+                tasks.append(bar.add_task(label, word=""))
                 if bar.disable:
                     note(what)
             bar.update(tasks[0], completed=done, total=total, word=word)
@@ -62,9 +63,10 @@ def progress(what: str) -> Iterator[Callable[..., None]]:
         yield tell
 
 
-def _printable(text: str, encoding: str) -> str:
+def _printable(text: str, encoding: str | None) -> str:
     """Write out what would steer the terminal, or what it cannot show: names can hold anything."""
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    encoding = encoding or "utf-8"  # a stream that someone put in place may have none
     return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)
 
 

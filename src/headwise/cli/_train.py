@@ -24,7 +24,7 @@ def train(
     seed: Seed = None,
     steps: Annotated[_Whole, _flag("--steps", 2000, "Batches to train on.")] = None,
     batch_size: Annotated[_Whole, _flag("--batch", 32, "Lines in a batch.")] = None,
-    learning_rate: Annotated[_Share, _flag("--lr", 0.0015, "The learning rate.")] = None,
+    learning_rate: Annotated[_Share, _flag("--lr", 0.002, "The learning rate.")] = None,
     warmup: Annotated[_Whole, _flag("--warmup", 50, "Steps up to that rate.")] = None,
     weight_decay: Annotated[_Share, _flag("--weight-decay", 0.01, "Of AdamW.")] = None,
     n_layers: Annotated[_Whole, _flag("--layers", 3, "Layers.")] = None,

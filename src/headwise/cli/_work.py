@@ -36,8 +36,7 @@ def study_model(model: str, text: Path, shared: Shared) -> Study:
     dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
     opened = load(model, device=device, dtype=dtype)
     tokenizer = load_tokenizer(model)
-    # The last of a folder's names alone says little: many end in `hf` or `model`.
-    about = About(title="/".join(Path(model).parts[-2:]), source=text.name)
+    about = About(title=_title(model), source=text.name)
     with progress(f"Studying {model}") as tell:
         return study(
             opened,
@@ -67,22 +66,20 @@ def trained_in(folder: Path, given: Mapping[str, Any]) -> Trained:
     """
     settings = replace(_settings_in(folder) or TrainSettings(), **given)
     _check_ours(folder)
+    ended = (folder / _FACTS).exists()
     resumed = (folder / _CHECKPOINT).exists()
     what = f"{'Going on with the' if resumed else 'Training a'} Mini-GPT in {folder}"
-    steps_taken = 0
-    with progress(what) as tell:
-
-        def on_step(step: int, steps: int, loss: float) -> None:
-            nonlocal steps_taken
-            steps_taken += 1
-            tell(step, steps, f"loss {loss:.2f}")
-
-        try:
-            trained = train(settings, folder, on_step=on_step)
-        except KeyboardInterrupt:
-            note(f"The same command goes on from the last checkpoint in {folder}.")
-            raise
-    if not steps_taken:
+    try:
+        with progress(what) as tell:
+            trained = train(
+                settings,
+                folder,
+                on_step=lambda step, steps, loss: tell(step, steps, f"loss {loss:.2f}"),
+            )
+    except KeyboardInterrupt:
+        note(f"The same command goes on from the last checkpoint in {folder}.")
+        raise
+    if ended:
         note(f"The Mini-GPT in {folder} is trained: taking it as it is")
     return trained
 
@@ -118,6 +115,12 @@ def _texts(path: Path, shared: Shared) -> list[str]:
     # Not the first ones: the beginning of a file is seldom like the rest of it.
     drawn = random.Random(shared.seed or 0).sample(range(len(texts)), shared.max_texts)
     return [texts[at] for at in sorted(drawn)]
+
+
+def _title(model: str) -> str:
+    """A hub name as it is; of a folder two names, since many are called `hf` or `model`."""
+    place = Path(model)
+    return str(Path(*place.resolve().parts[-2:])) if place.is_dir() else model
 
 
 def _device(name: str) -> torch.device:
