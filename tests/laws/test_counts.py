@@ -1,5 +1,6 @@
 """What is counted from sizes is what the real layers hold and do."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,8 +162,8 @@ def test_each_role_of_a_tiny_model_holds_what_is_counted(family: str, tmp_path: 
     assert read.parameters() == sum(weight.numel() for _, weight in projections(model))
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
-def test_the_layers_of_every_known_family_hold_what_is_counted(family: str, tmp_path: Path):
+def shortened(family: str) -> PretrainedConfig:
+    """The family's own sizes, in two layers."""
     config = AutoConfig.for_model(family)
     for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
         if hasattr(config, name):
@@ -171,7 +172,24 @@ def test_the_layers_of_every_known_family_hold_what_is_counted(family: str, tmp_
         config.layer_types = config.layer_types[:2]
     if family == "gpt_neo":
         config.attention_types, config.attention_layers = [[["global"], 2]], ["global"] * 2
+    return config
+
+
+@pytest.mark.parametrize("on", [None, True, False], ids=["default", "on", "off"])
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
+def test_the_layers_of_every_known_family_hold_what_is_counted(
+    family: str, on: bool | None, tmp_path: Path
+):
+    config, switch = shortened(family), FAMILIES[family].switch
+    if switch is not None and on is not None:
+        setattr(config, switch, on)
     config.save_pretrained(tmp_path)
+    if switch is not None and on is None:
+        path = tmp_path / "config.json"
+        held = json.loads(path.read_text("utf-8"))
+        del held[switch]
+        path.write_text(json.dumps(held), "utf-8")
+        config = AutoConfig.from_pretrained(tmp_path)
     there = sum(weight.numel() for _, weight in projections(built(config)))
     assert there > 0
     assert read_config(tmp_path).parameters() == there

@@ -7,7 +7,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
-from headwise.counts._families import FAMILIES, LIKE_LLAMA
+from headwise.counts._families import FAMILIES
 from headwise.counts._model import ModelSizes
 from headwise.counts._sizes import layer_sizes
 from headwise.errors import InputError, UnsupportedError
@@ -37,13 +37,14 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
     """Read the sizes of a model's attention from its `config.json`, or from a folder with one.
 
     Hugging Face's files are understood, and those of our own checkpoints. Only the file is read:
-    no weight, and no code. For families we know, the roles that have biases are known too; any
-    other is read like Llama, if it tells its `attention_bias`.
+    no weight, and no code. A file seldom says which projections have a bias, and never that there
+    are others beside them, so only families are counted whose own models the count was held to.
 
     Raises:
         InputError: the file is missing or not JSON, or a size is missing or not a number.
-        UnsupportedError: the layers are not all of one size, share weights, or make keys and
-            values in another way; there are several stacks; or some layers are not attention.
+        UnsupportedError: the family is not known; the layers are not all of one size, share
+            weights, or make keys and values in another way; there are several stacks; or some
+            layers are not attention.
     """
     config = _read(Path(path))
     for name, why in _REFUSED.items():
@@ -53,17 +54,15 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
                 f"sizes do not tell what it costs. Count its layers with --d-model and --heads."
             )
     _check_layers(config)
-    family = str(config.held.get("model_type"))
     sizes = layer_sizes(
         _need(config, "d_model"),
         _need(config, "n_heads"),
         _kv_heads(config),
         head_dim=_size(config, "head_dim"),
-        biases=_biases(config, family),
+        biases=_biases(config),
     )
-    known = family if family in FAMILIES else f"{family}, read like llama"
     name = config.path.parent.resolve().name
-    return ModelSizes(name, sizes, _need(config, "n_layers"), source=f"{config.path} ({known})")
+    return ModelSizes(name, sizes, _need(config, "n_layers"), source=str(config.path))
 
 
 def _read(path: Path) -> _Config:
@@ -135,15 +134,17 @@ def _kv_heads(config: _Config) -> int | None:
     return _size(config, "n_kv_heads")
 
 
-def _biases(config: _Config, family: str) -> str:
-    """The roles with a bias."""
-    rule = FAMILIES.get(family, LIKE_LLAMA)
-    if rule.switch is None:
-        return rule.always
-    on = config.held.get(rule.switch, rule.default)
-    if not isinstance(on, bool):
-        raise InputError(
-            f"count: {config.path} has {rule.switch}={on}, so nobody knows which projections of "
-            f"the family {family!r} have a bias. Add {rule.switch}: true or false."
+def _biases(config: _Config) -> str:
+    """The roles with a bias, in the family of the model."""
+    family = str(config.held.get("model_type"))
+    if family not in FAMILIES:
+        raise UnsupportedError(
+            f"count: {config.path} has model_type={family}, a family whose projections we "
+            f"do not know. Name one with the same, such as llama or bert, or give its sizes by "
+            f"--d-model, --heads and --biases."
         )
+    rule = FAMILIES[family]
+    on = rule.switch is not None and config.held.get(rule.switch, rule.default)
+    if not isinstance(on, bool):
+        raise InputError(f"count: {config.path} has {rule.switch}={brief(on)}. Say true or false.")
     return rule.always + (rule.switched if on else "")
