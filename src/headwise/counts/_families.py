@@ -20,16 +20,13 @@ class Biases(NamedTuple):
     default: bool = False
 
 
-_ALL = (
-    "bert roberta xlm-roberta camembert electra distilbert mpnet biogpt xglm gpt2 openai-gpt "
-    "gpt_bigcode bloom phi persimmon"
-).split()
-_NONE = "gptj codegen mpt mistral mixtral phi3 exaone4 headwise".split()
-_LLAMAS = (
-    "llama llama4_text gemma gemma2 gemma3_text vaultgemma qwen3 qwen3_moe qwen3_vl_text olmo "
-    "olmo2 olmo3 olmoe cohere cohere2 granite granitemoe smollm3 modernbert eurobert apertus "
-    "arcee bitnet nanochat phimoe"
-).split()
+_ALL = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "biogpt",
+        "xglm", "gpt2", "openai-gpt", "gpt_bigcode", "bloom", "phi", "persimmon")  # fmt: skip
+_NONE = ("gptj", "codegen", "mpt", "mistral", "mixtral", "phi3", "exaone4", "headwise")
+_LLAMAS = ("llama", "llama4_text", "gemma", "gemma2", "gemma3_text", "vaultgemma", "qwen3",
+           "qwen3_moe", "qwen3_vl_text", "olmo", "olmo2", "olmo3", "olmoe", "cohere", "cohere2",
+           "granite", "granitemoe", "smollm3", "modernbert", "eurobert", "apertus", "arcee",
+           "bitnet", "nanochat", "phimoe")  # fmt: skip
 
 FAMILIES: Mapping[str, Biases] = {
     **dict.fromkeys(_ALL, Biases("QKVO")),
