@@ -1,0 +1,111 @@
+"""The study of heads and `W_O`: a tiny run of its script, and a page that shows what it found."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.lab import TrainSettings
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "heads_and_output_projection.py"
+PAGE, RUNS = (ROOT / "docs" / name for name in ("heads-study.md", "heads-study.json"))
+TINY = ("--steps", "2", "--d-model", "6", "--layers", "1", "--batch", "3", "--lines", "5")
+SMALL = TrainSettings(d_model=6, n_layers=2, steps=2, batch_size=3)
+
+_spec = importlib.util.spec_from_file_location("heads_study", SCRIPT)
+study = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(study)
+
+
+def run(out: Path, *arguments: str) -> list[dict[str, Any]]:
+    study.main(["--out", str(out), *TINY, *arguments])
+    return json.loads(out.read_text("utf-8"))["runs"]
+
+
+def test_a_tiny_run_trains_every_combination_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "runs.json"
+    some = run(out, "--heads", "1", "--W_O", "none", "--seeds", "1")
+    rows = run(out, "--heads", "1", "3", "--seeds", "1", "0")
+    assert rows[0] == some[0]
+    kinds = [(row["n_heads"], row["W_O"], row["seed"]) for row in rows]
+    assert len(kinds) == len(set(kinds)) == 2 * 3 * 2
+    assert all(row["loss"] > 0 and 0 <= row["translation"] <= 1 for row in rows)
+    without = {row["W_O"]: row["parameters"] for row in rows}
+    assert without["drawn"] == without["identity"] == without["none"] + 36
+    printed = capsys.readouterr().out
+    assert study.table(rows) in printed
+    assert "| 3, not 1 |" in printed
+
+
+def test_the_same_seed_gives_the_same_model(tmp_path: Path):
+    one, two = (run(tmp_path / name, "--heads", "2", "--seeds", "3") for name in ("a", "b"))
+    assert [row | {"seconds": 0} for row in one] == [row | {"seconds": 0} for row in two]
+
+
+def test_runs_with_other_settings_are_not_mixed(tmp_path: Path):
+    out = tmp_path / "runs.json"
+    run(out, "--heads", "1", "--W_O", "none", "--seeds", "0")
+    with pytest.raises(SystemExit, match=r"'learning_rate': 0\.006.*Choose another file"):
+        study.main(["--out", str(out), *TINY, "--lr", "0.1"])
+
+
+def test_models_of_a_seed_begin_alike():
+    models = {
+        (n_heads, W_O): study.make_model(TrainSettings(d_model=6, n_heads=n_heads), W_O).eval()
+        for n_heads in (1, 2, 3)
+        for W_O in study.FORMS
+    }
+    first = models[1, "drawn"].state_dict()
+    for model in models.values():
+        for name, weight in model.state_dict().items():
+            assert torch.equal(weight, first[name]) or "out_proj" in name
+    ids = torch.arange(1, 8)[None]
+    torch.testing.assert_close(models[3, "identity"](ids), models[3, "none"](ids))
+    assert not torch.allclose(models[3, "drawn"](ids), models[3, "none"](ids))
+
+
+def test_batches_depend_on_the_seed_alone():
+    one, two = (
+        list(study.batches(TrainSettings(steps=3, batch_size=2, seed=5, n_heads=n))) for n in (1, 4)
+    )
+    assert len(one) == 3
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_tables_show_means_ranges_and_paired_changes():
+    def row(n_heads: int, W_O: str, seed: int, loss: float) -> dict[str, Any]:
+        kind = {"n_heads": n_heads, "W_O": W_O, "seed": seed}
+        return kind | {"loss": loss, "conjugation": 0.5, "translation": 0.25, "parameters": 1234}
+
+    rows = [row(1, "drawn", 0, 1.0), row(1, "drawn", 1, 2.0), row(1, "none", 0, 1.5),
+            row(1, "none", 1, 1.0), row(2, "none", 0, 9.0)]  # fmt: skip
+    assert study.table(rows).splitlines()[2:4] == [
+        "| 1 | drawn | 1,234 | 1.500 (1.000–2.000) | 50% (50%–50%) | 25% (25%–25%) |",
+        "| 1 | none | 1,234 | 1.250 (1.000–1.500) | 50% (50%–50%) | 25% (25%–25%) |",
+    ]
+    assert study.compare(rows, "W_O").splitlines()[2:] == [
+        "| none, not drawn | -0.250 (1 of 2 up) | +0.000 (0 of 2 up) | +0.000 (0 of 2 up) |"
+    ]
+    assert "| 2, not 1 | +7.500 (1 of 1 up) |" in study.compare(rows, "n_heads")
+
+
+def test_the_page_shows_what_was_found():
+    held, page = json.loads(RUNS.read_text("utf-8")), PAGE.read_text("utf-8")
+    rows = held["runs"]
+    assert len(rows) == 4 * 3 * 3
+    for table in (study.table(rows), study.compare(rows, "W_O"), study.compare(rows, "n_heads")):
+        assert table in page
+    assert f"torch {held['machine']['torch']}" in page
+
+
+def test_the_page_was_made_with_the_settings_of_the_script(tmp_path: Path):
+    asked = json.loads(RUNS.read_text("utf-8"))["settings"]
+    options = study.parse([])
+    for name in ("d_model", "n_layers", "steps", "batch_size", "learning_rate"):
+        assert asked[name] == getattr(options, name)
