@@ -1,20 +1,24 @@
 """What holds for every kernel: both equal the definition, and extras change nothing."""
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from headwise import masks, reference
-from headwise.kernels import AttendOutput, _cells, attend, choose, make_rule
+from headwise.kernels import AttendOutput, Choice, _cells, _choose, attend, choose, make_rule
 from strategies import Problem, problems
 
 
 @pytest.fixture(params=[1 << 19, 24], ids=["one-cell", "many-cells"])
 def cell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Cells so small that every axis is cut, and cells that hold everything."""
+    """Cells and blocks so small that every axis is cut, and such that hold everything."""
     monkeypatch.setattr(_cells, "CELL", request.param)
+    monkeypatch.setattr(_choose, "BLOCK", min(request.param // 12, 1 << 10))
     return request.param
 
 
@@ -36,6 +40,7 @@ def test_the_row_kernel_equals_the_definition(problem: Problem) -> None:
     np.testing.assert_allclose(ours.lse.numpy(), theirs.lse, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.usefixtures("cell")
 @given(problem=problems(extras=False))
 def test_the_fused_kernel_equals_the_definition(problem: Problem) -> None:
     ours, theirs = _all(problem, "fused"), _reference(problem)
@@ -174,11 +179,46 @@ def test_dropout_scales_what_it_keeps() -> None:
     torch.testing.assert_close(found.weights, torch.full((1, 1, 3, 400), 1 / 400))
 
 
+def _choice(T: int, S: int, backend: str = "auto", **how: Any) -> Choice:
+    q, k = torch.zeros(1, 4, T, 8, device="meta"), torch.zeros(1, 2, S, 8, device="meta")
+    rule = make_rule(head_dim=8, **how).simplify(T, S)
+    return choose(rule, q, k, backend)
+
+
 def test_who_computes_is_told_with_a_reason() -> None:
-    assert choose("auto", make_rule(head_dim=4)).backend == "fused"
-    capped = choose("auto", make_rule(head_dim=4, softcap=2.0))
+    assert _choice(5, 5).backend == "fused"
+    capped = _choice(5, 5, softcap=2.0)
     assert capped.backend == "rows"
     assert "softcap" in capped.reason
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how", "form", "reason"),
+    [
+        ((7, 9), {}, "none", "nothing is hidden"),
+        ((7, 7), {"is_causal": True}, "causal", "own causal flag"),
+        ((1, 900), {"is_causal": True}, "none", "nothing is hidden"),
+        ((7, 7), {"near": (7, 0)}, "causal", "own causal flag"),
+        ((7, 9), {"is_causal": True}, "dense", "100%"),
+        ((900, 1300), {"is_causal": True}, "blocks", "7[0-9]%"),
+        ((900, 900), {"is_causal": True}, "causal", "own causal flag"),
+        ((900, 900), {"is_causal": True, "near": (99, 99)}, "blocks", "2[0-9]%"),
+        ((1, 900), {"is_causal": True, "near": (99, 0)}, "blocks", "11%"),
+        ((900, 900), {"mask": masks.padding([3])}, "dense", "100%"),
+    ],
+)
+def test_a_mask_takes_its_cheapest_form(
+    sizes: tuple[int, int], how: dict[str, Any], form: str, reason: str
+) -> None:
+    choice = _choice(*sizes, **how)
+    assert choice.form == form
+    assert re.search(reason, choice.reason)
+
+
+def test_short_groups_are_packed() -> None:
+    assert _choice(1, 900).packed
+    assert "packed" in _choice(1, 900).reason
+    assert not _choice(100, 900).packed
 
 
 WILD = [torch.nan, torch.inf, -torch.inf]
@@ -202,7 +242,13 @@ def spoilt(draw: st.DrawFn, *, extras: bool) -> tuple[Problem, Problem, torch.Te
     seen = attend(*problem.qkv, **how, need_weights=True).weights > 0
     bad = (k_bad | v_bad).repeat_interleave(groups, 1)[:, :, None] | q_bad[..., None]
     calm = Problem(*(torch.where(x.isfinite(), x, 0.0) for x in wild), how)
+    assume(not seen.all())
     return calm, Problem(*wild, how), (seen & bad).any(-1)
+
+
+def _in(dtype: torch.dtype, how: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with their floats in another type."""
+    return {n: how[n].to(dtype) if n in ("bias", "sinks") else how[n] for n in how}
 
 
 def _with_gradients(
@@ -210,17 +256,14 @@ def _with_gradients(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
     """Heads, and the gradients of a sum over some rows."""
     inputs = [x.to(dtype).requires_grad_() for x in problem.qkv]
-    how = {
-        name: x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for name, x in problem.how.items()
-    }
-    heads = attend(*inputs, **how, backend=backend)
+    heads = attend(*inputs, **_in(dtype, problem.how), backend=backend)
     loss = heads[rows].square().sum() if rows.any() else (0 * heads[~rows]).nansum()
     return heads.detach(), torch.autograd.grad(loss, inputs)
 
 
 @dtypes
 @pytest.mark.parametrize("backend", ["fused", "rows"])
+@settings(max_examples=25)
 @given(data=st.data())
 def test_what_is_hidden_reaches_nothing_whatever_it_holds(
     backend: str, dtype: torch.dtype, data: st.DataObject
@@ -232,6 +275,12 @@ def test_what_is_hidden_reaches_nothing_whatever_it_holds(
     assert not heads[reached].isfinite().any()
     for ours, theirs, x in zip(grads, expected_grads, wild.qkv, strict=True):
         assert torch.equal(ours, torch.where(x.isfinite(), theirs, 0.0))
+    with torch.no_grad():  # where heads are looked at, not inputs
+        heads, expected = (
+            attend(*(x.to(dtype) for x in one.qkv), **_in(dtype, one.how), backend=backend)
+            for one in (wild, calm)
+        )
+    assert torch.equal(heads[~reached], expected[~reached])
 
 
 @pytest.mark.parametrize("backend", ["fused", "rows"])

@@ -60,6 +60,15 @@ def test_a_tile_is_a_part_of_the_whole(mask: Mask, rows: tuple) -> None:
     assert torch.equal(mask.tile(tile).expand(2, 1, len(block), 4), whole)
 
 
+@given(one=_some(), two=_some())
+def test_what_a_simpler_rule_leaves_out_hides_nothing(one: Mask, two: Mask) -> None:
+    for mask in (one, one & two, one | two):
+        simple = mask.simplify(T, S)
+        assert torch.equal(
+            _full(masks.window((None, None)) if simple is None else simple), _full(mask)
+        )
+
+
 @given(one=_some(), two=_some(), seed=st.integers(0, 2**31))
 def test_a_rule_reaches_what_one_of_its_keys_marks(one: Mask, two: Mask, seed: int) -> None:
     marked = torch.rand(2, 3, S, generator=torch.Generator().manual_seed(seed)) < 0.3

@@ -1,14 +1,17 @@
 """The one door to attention: check, choose a kernel, compute."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels._choose import choose
+from headwise.kernels._cells import Named
+from headwise.kernels._choose import Choice, choose
 from headwise.kernels._fused import attend_fused
-from headwise.kernels._guard import guard
+from headwise.kernels._guard import shielded
 from headwise.kernels._rows import attend_rows
 from headwise.kernels._rule import MaskLike, WindowLike, check_rule, make_rule
 
@@ -19,7 +22,12 @@ class AttendOutput(NamedTuple):
     heads: Float[Tensor, "B H T Dv"]
     weights: Float[Tensor, "B H T S"] | None  # before dropout
     lse: Float[Tensor, "B H T"] | None  # nats; −inf for a query that may attend to nothing
-    backend: str  # the kernel that computed the heads
+    choice: Choice  # what computed the heads, on which form of the mask, and why
+
+    @property
+    def backend(self) -> str:
+        """The kernel that computed the heads."""
+        return self.choice.backend
 
 
 def attend(
@@ -78,27 +86,34 @@ def attend(
         scale=scale, bias=bias, softcap=softcap, sinks=sinks,
     )  # fmt: skip
     check_rule(rule, q, k)
+    rule = rule.simplify(q.shape[2], k.shape[2])
     extras = need_weights or need_lse
-    kernel = choose("rows" if extras and dropout_p and backend == "auto" else backend, rule).backend
-    if kernel == "fused" and extras and dropout_p:
+    choice = choose(rule, q, k, "rows" if extras and dropout_p and backend == "auto" else backend)
+    if choice.backend == "fused" and extras and dropout_p:
         raise ArgumentError(
             f"attend: backend='fused' cannot return weights under dropout_p={dropout_p}: "
             f"it does not tell which it dropped. Use backend='rows' or 'auto'."
         )
-    safe = guard(q, k, v, rule)
-    if kernel == "fused" and not extras:
-        return safe.mark(attend_fused(*safe.qkv, rule, dropout_p))
-    heads, lse, weights = attend_rows(*safe.qkv, rule, dropout_p, keep_weights=need_weights)
-    if kernel == "fused":
-        heads = attend_fused(*safe.qkv, rule)
+
+    def compute(q: Tensor, k: Tensor, v: Tensor) -> Named:
+        if choice.backend == "rows":
+            return attend_rows(q, k, v, rule, dropout_p, keep_weights=need_weights)
+        found = attend_rows(q, k, v, rule, keep_weights=need_weights) if extras else {}
+        return found | {"heads": attend_fused(q, k, v, rule, choice, dropout_p)}
+
+    with _given_precision(q):
+        found = shielded(compute, q, k, v, rule)
     if not extras:
-        return safe.mark(heads)
-    return AttendOutput(
-        heads=safe.mark(heads),
-        weights=None if weights is None else safe.mark(weights),
-        lse=safe.mark(lse) if need_lse else None,
-        backend=kernel,
-    )
+        return found["heads"]
+    lse = found["lse"] if need_lse else None
+    return AttendOutput(found["heads"], found.get("weights"), lse, choice)
+
+
+def _given_precision(q: Tensor) -> AbstractContextManager[None]:
+    """Autocast has done its work on the projections: here the precision given is the one used."""
+    if torch.is_autocast_enabled(q.device.type):
+        return torch.autocast(q.device.type, enabled=False)
+    return nullcontext()
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:

@@ -5,14 +5,39 @@ zeroed before they see it, and the rows it may reach are marked afterwards.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headwise.kernels._cells import Named
+from headwise.kernels._choose import is_trained
 from headwise.kernels._rule import Rule
 from headwise.masks import can_look
+
+
+def shielded(
+    compute: Callable[[Tensor, Tensor, Tensor], Named],
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    rule: Rule,
+) -> Named:
+    """Compute so that what is hidden reaches nothing, not even by 0 · NaN.
+
+    Whatever a kernel lets through turns into NaN, so without gradients it is enough to look at
+    the heads. Gradients can go wrong where heads do not: then the inputs are looked at.
+    """
+    if rule.visible is None:
+        return compute(q, k, v)
+    if can_look(q) and not is_trained(q, k, v):
+        found = compute(q, k, v)
+        if _all_finite(found["heads"]):
+            return found
+    safe = guard(q, k, v, rule)
+    return {name: safe.mark(rows) for name, rows in compute(safe.q, safe.k, safe.v).items()}
 
 
 class Guarded(NamedTuple):
@@ -22,10 +47,6 @@ class Guarded(NamedTuple):
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
     spoilt: Bool[Tensor, "B H T"] | None  # None: no row
-
-    @property
-    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.q, self.k, self.v
 
     def mark(self, rows: Float[Tensor, "B H T *last"]) -> Float[Tensor, "B H T *last"]:
         """Put NaN into the spoilt rows, from which no gradient comes back."""

@@ -18,8 +18,8 @@ def attend_rows(
     rule: Rule,
     dropout_p: float = 0.0,
     keep_weights: bool = False,
-) -> tuple[Float[Tensor, "B H T Dv"], Float[Tensor, "B H T"], Float[Tensor, "B H T S"] | None]:
-    """The heads, their log-sum-exp, and the weights (before dropout) where they are kept.
+) -> Named:
+    """The `heads`, their `lse`, and the `weights` (before dropout) where they are kept.
 
     In training each block is computed again on the way back, so that no `T` x `S` array is
     kept for it either.
@@ -44,7 +44,7 @@ def attend_rows(
         rule,
         lambda cell: checkpoint(compute, cell, use_reentrant=False) if again else compute(cell),
     )
-    return found["heads"].to(q.dtype), found["lse"], found.get("weights")
+    return found | {"heads": found["heads"].to(q.dtype)}
 
 
 def weights_of_head(

@@ -1,7 +1,7 @@
 """How logits become weights: everything about an attention but its queries, keys and values."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,6 +28,11 @@ class Rule:
     bias: Float[Tensor, "#B #H T S"] | None = None
     softcap: float | None = None
     sinks: Float[Tensor, " H"] | None = None
+
+    def simplify(self, T: int, S: int) -> "Rule":
+        """The same rule for these lengths, without masks that hide nothing."""
+        visible = None if self.visible is None else self.visible.simplify(T, S)
+        return self if visible is self.visible else replace(self, visible=visible)
 
     def visible_in(
         self, tile: Tile, texts: slice = _ALL, heads: slice = _ALL

@@ -20,6 +20,10 @@ class Mask:
         """The keys outside of which these queries see nothing, without making a tensor."""
         return range(S)
 
+    def simplify(self, T: int, S: int) -> "Mask | None":
+        """The same rule for these lengths, without the parts that hide nothing; None: all do."""
+        return self
+
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H #T"]:
         """Which queries may attend to one or more of the marked keys."""
         S = marked.shape[-1]
@@ -53,6 +57,12 @@ class _And(Mask):
 
     def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
         return self.left.tile(tile) & self.right.tile(tile)
+
+    def simplify(self, T: int, S: int) -> Mask | None:
+        one, two = self.left.simplify(T, S), self.right.simplify(T, S)
+        if one is None or two is None:
+            return two if one is None else one
+        return one & two
 
     def extent(self, rows: range, T: int, S: int) -> range:
         one, two = self.left.extent(rows, T, S), self.right.extent(rows, T, S)

@@ -84,6 +84,17 @@ class Window(Mask):
             visible &= ahead >= -self.left
         return visible[None, None]
 
+    def __and__(self, other: Mask) -> Mask:
+        if not isinstance(other, Window):
+            return super().__and__(other)
+        return Window(_nearer(self.left, other.left), _nearer(self.right, other.right))
+
+    def simplify(self, T: int, S: int) -> Mask | None:
+        # The last query stands on the last key, the first one T - 1 keys before it.
+        left = None if self.left is None or self.left >= S - 1 else self.left
+        right = None if self.right is None or self.right >= T - 1 else self.right
+        return None if left is None and right is None else Window(left, right)
+
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H T"]:
         S = marked.shape[-1]
         before = F.pad(marked.cumsum(-1), (1, 0))  # marked keys before each key, and before S
@@ -97,6 +108,11 @@ class Window(Mask):
         start = 0 if self.left is None else max(0, rows.start + shift - self.left)
         stop = S if self.right is None else min(S, rows.stop + shift + self.right)
         return range(start, max(start, stop))
+
+
+def _nearer(one: int | None, two: int | None) -> int | None:
+    limits = [limit for limit in (one, two) if limit is not None]
+    return min(limits, default=None)
 
 
 @dataclass(frozen=True)
