@@ -11,7 +11,7 @@ from headwise.errors import ArgumentError
 from headwise.kernels import MaskLike, WindowLike
 from headwise.layer._cache import KVCache
 from headwise.layer._check import check_inputs, check_parts, read_sizes
-from headwise.layer._core import HeadAttention
+from headwise.layer._core import HeadAttention, HeadNorm
 from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import PositionBias, RoPE
 from headwise.masks import Mask, as_mask
@@ -97,8 +97,8 @@ class MultiHeadAttention(nn.Module):
         self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(self.kdim, self.n_kv_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(self.vdim, self.n_kv_heads * self.v_head_dim, bias=bias)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
+        self.q_norm = HeadNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
         self.attention = HeadAttention(
             dropout, scale=scale, softcap=softcap, window=window, sinks=sinks
         )

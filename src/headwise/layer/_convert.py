@@ -7,6 +7,7 @@ from torch import nn
 
 from headwise.errors import UnsupportedError
 from headwise.layer._attention import MultiHeadAttention
+from headwise.layer._core import HeadNorm
 
 
 def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
@@ -67,7 +68,7 @@ def tensor_parallel_plan(layer: MultiHeadAttention) -> dict[str, Any]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     whole = {
-        "qk_norm": isinstance(layer.q_norm, nn.RMSNorm),
+        "qk_norm": isinstance(layer.q_norm, HeadNorm),
         "position_bias": layer.position_bias is not None,
         "sinks": layer.attention.sinks is not None and layer.attention.sinks.numel() > 1,
         "out_proj=False": isinstance(layer.out_proj, nn.Identity),
@@ -83,7 +84,7 @@ def _beyond_torch(layer: MultiHeadAttention, has_zero_key: bool) -> dict[str, bo
         f"n_kv_heads={layer.n_kv_heads}": layer.n_kv_heads != layer.n_heads,
         f"head_dim={layer.head_dim}": layer.n_heads * layer.head_dim != layer.d_model,
         f"v_head_dim={layer.v_head_dim}": layer.v_head_dim != layer.head_dim,
-        "qk_norm": isinstance(layer.q_norm, nn.RMSNorm),
+        "qk_norm": isinstance(layer.q_norm, HeadNorm),
         "gate": layer.gate_proj is not None,
         "out_proj=False": isinstance(layer.out_proj, nn.Identity),
         f"rope={layer.rope}": layer.rope is not None,

@@ -1,12 +1,22 @@
 """The middle of the layer: attention of projected heads, as a module that hooks can watch."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise import masks
 from headwise.errors import ArgumentError
 from headwise.kernels import AttendOutput, MaskLike, Rule, WindowLike, attend, make_rule
+
+
+class HeadNorm(nn.RMSNorm):
+    """Each query or key over its root mean square, times learned factors."""
+
+    def forward(self, x: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H T D"]:
+        # Under autocast the factors are wider than `x`, and torch's kernel wants one dtype.
+        weight = None if self.weight is None else self.weight.to(x.dtype)
+        return F.rms_norm(x, self.normalized_shape, weight, self.eps)
 
 
 class HeadAttention(nn.Module):

@@ -1,0 +1,104 @@
+"""What holds under torch's transforms: precisions, autocast, a batch of calls, gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+
+from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
+
+B, T, D_MODEL = 2, 29, 12
+# Torch says itself that its kernel is called once for each member of a batch.
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "rope": {"rope": RoPE(2), "bias": True},
+    "normed": {"qk_norm": True, "gate": True},
+    "alibi": {"position_bias": ALiBi(4)},
+    "softcap": {"softcap": 2.0, "sinks": 0.5},
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_half = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+
+
+def _layer(kind: str) -> MultiHeadAttention:
+    return MultiHeadAttention(D_MODEL, 4, 2, **KINDS[kind])
+
+
+def _plain(layer: MultiHeadAttention, x: Tensor) -> Tensor:
+    """The plainest implementation in the same precision."""
+    heads = [linear(x).unflatten(-1, (-1, 3)).transpose(1, 2) for linear in
+             (layer.q_proj, layer.k_proj, layer.v_proj)]  # fmt: skip
+    q, k, v = heads[0], *(y.repeat_interleave(2, 1) for y in heads[1:])
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+    weights = (q @ k.mT / 3**0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+    return layer.out_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+@each_half
+def test_half_precision_is_as_good_as_a_plain_implementation(half: torch.dtype) -> None:
+    layer, x = _layer("plain").to(half).requires_grad_(False), torch.randn(B, T, D_MODEL).to(half)
+    found, plain = layer(x, causal=True), _plain(layer, x)
+    exact = layer.double()(x.double(), causal=True)
+    assert found.dtype == half
+    assert (found.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max()
+
+
+@each_kind
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_what_comes_in_comes_out_and_learns(kind: str, dtype: torch.dtype) -> None:
+    layer, x = _layer(kind).to(dtype), torch.randn(B, T, D_MODEL, dtype=dtype)
+    out, weights = layer(x, causal=True, need_weights=True)
+    assert out.dtype == dtype
+    assert weights.sum(-1).le(1.01).all()
+    layer(x, causal=True).square().sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad.dtype == dtype
+        assert parameter.grad.isfinite().all()
+
+
+@each_kind
+@each_half
+def test_autocast_computes_in_half_and_learns_in_full(kind: str, half: torch.dtype) -> None:
+    layer, x = _layer(kind), torch.randn(B, T, D_MODEL)
+    with torch.autocast("cpu", half):
+        found = layer(x, causal=True)
+        cached = layer(x, causal=True, cache=KVCache())
+        mixed = layer(x.to(half), x)
+    assert found.dtype == cached.dtype == mixed.dtype == half
+    torch.testing.assert_close(found.float(), layer(x, causal=True), rtol=0.05, atol=0.05)
+    found.float().square().sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
+
+
+@each_kind
+def test_a_batch_of_calls_is_each_call(kind: str) -> None:
+    layer, x = _layer(kind).double(), torch.randn(3, B, T, D_MODEL, dtype=torch.float64)
+    if kind == "alibi":
+        pytest.xfail("whether a bias is all zeros is asked of its numbers")
+    found = vmap(lambda one: layer(one, causal=True))(x)
+    torch.testing.assert_close(found, torch.stack([layer(one, causal=True) for one in x]))
+
+
+@pytest.mark.parametrize("kind", ["plain", "rope", "normed"])
+def test_gradients_of_each_text(kind: str) -> None:
+    layer, x = _layer(kind).double(), torch.randn(B, T, D_MODEL, dtype=torch.float64)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters: dict[str, nn.Parameter], text: Tensor) -> Tensor:
+        return functional_call(layer, parameters, (text[None],)).square().sum()
+
+    found = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+    for row in range(B):
+        one = torch.autograd.grad(loss(parameters, x[row]), list(parameters.values()))
+        for name, expected in zip(parameters, one, strict=True):
+            torch.testing.assert_close(found[name][row], expected)
+
+
+def test_the_whole_jacobian() -> None:
+    layer, x = _layer("rope").double(), torch.randn(1, 3, D_MODEL, dtype=torch.float64)
+    found = jacrev(lambda one: layer(one, causal=True))(x)
+    expected = torch.autograd.functional.jacobian(lambda one: layer(one, causal=True), x)
+    torch.testing.assert_close(found, expected)
