@@ -1,0 +1,48 @@
+"""One of several processes that share the heads of a layer: run by `test_tensor_parallel`."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+
+from headwise.layer import KVCache, MultiHeadAttention, RoPE
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def main(rank: int, world: int, store: str) -> None:
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
+    torch.manual_seed(0)  # the same layer and texts in every process
+    layer = MultiHeadAttention(
+        12, 4, 2, rope=RoPE(2), bias=True, gate=True, window=(3, 0), softcap=9.0, sinks=0.5
+    ).double()
+    x = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
+    alone = layer(x, causal=True)
+    expected = torch.autograd.grad(alone.square().sum(), [x, *layer.parameters()])
+
+    mesh = init_device_mesh("cpu", (world,))
+    shared = parallelize_module(layer, mesh, layer.tensor_parallel_plan())
+    widths = []
+    hook = shared.attention.register_forward_hook(lambda _, args, out: widths.append(out.shape[1]))
+    found = shared(x, causal=True)
+    hook.remove()
+    assert widths == [4 // world], widths  # each process computed its own heads alone
+    torch.testing.assert_close(found, alone)
+    grads = torch.autograd.grad(found.square().sum(), [x, *shared.parameters()])
+    for ours, theirs in zip(grads, expected, strict=True):
+        torch.testing.assert_close(whole(ours), theirs)
+
+    with torch.no_grad():
+        cache = KVCache(max_length=7)
+        pieces = [shared(part, cache=cache, causal=True) for part in x.split([4, 1, 2], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), alone)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

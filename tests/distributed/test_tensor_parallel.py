@@ -1,0 +1,23 @@
+"""Heads shared out over processes give what one process gives: outputs, gradients, decoding."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("tensor_parallel.py")
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_shared_heads_are_heads(world: int, tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), str(world), str(tmp_path / "store")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    told = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(told)
