@@ -1,0 +1,108 @@
+"""The layer compiled, exported, and written as ONNX: run by `test_layer_compiled`.
+
+Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from torch import Tensor, nn
+
+from headwise import masks
+from headwise.layer import KVCache, MultiHeadAttention, RoPE, YaRN
+
+B, T, D_MODEL = 2, 7, 12
+MAKE: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "bias": lambda: {"bias": True, "dropout": 0.0},
+    "rope": lambda: {"rope": RoPE(2, scaling=YaRN(4.0, 64))},
+    "interleaved": lambda: {"rope": RoPE(2, pairing="interleaved")},
+    "normed": lambda: {"qk_norm": True, "gate": True, "v_head_dim": 5},
+    "window": lambda: {"window": (2, 0)},
+    "softcap": lambda: {"softcap": 2.0},
+    "sinks": lambda: {"sinks": nn.Parameter(torch.randn(4))},
+    "unmixed": lambda: {"out_proj": False},
+}
+CALLS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "causal": {"causal": True},
+    "dense": {"mask": torch.rand(B, 4, T, T) < 0.6},
+    "lazy": {"mask": masks.causal() & masks.padding(torch.tensor([T, 4]))},
+    "weights": {"need_weights": True},
+}
+
+
+# Every kind, and every call.
+CASES = [(kind, "causal") for kind in MAKE] + [("plain", call) for call in CALLS]
+each_case = pytest.mark.parametrize(("kind", "call"), CASES)
+
+
+class Called(nn.Module):
+    """A layer with how it is called, for exporters that take tensors alone."""
+
+    def __init__(self, kind: str, call: str) -> None:
+        super().__init__()
+        self.layer, self.how = MultiHeadAttention(D_MODEL, 4, 2, **MAKE[kind]()), CALLS[call]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x, **self.how)
+
+
+@each_case
+def test_compiled_without_a_break_it_gives_the_same(kind: str, call: str) -> None:
+    torch._dynamo.reset()
+    model = Called(kind, call)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(B, T, D_MODEL, requires_grad=True)
+    for found, expected in zip(_all_of(compiled, x), _all_of(model, x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def _all_of(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """Outputs and gradients."""
+    out = model(x)
+    outs = list(out) if isinstance(out, tuple) else [out]
+    leaves = [x, *model.parameters()]
+    return outs + list(torch.autograd.grad(outs[0].square().sum(), leaves))
+
+
+@pytest.mark.parametrize("kind", ["plain", "rope", "softcap"])
+def test_a_compiled_layer_takes_texts_of_any_length(kind: str) -> None:
+    torch._dynamo.reset()
+    model = Called(kind, "causal")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for n_tokens in (7, 11, 13):
+        x = torch.randn(B, n_tokens, D_MODEL)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_decoding_is_compiled_without_a_break() -> None:
+    torch._dynamo.reset()
+    layer = MultiHeadAttention(D_MODEL, 4, 2, rope=RoPE(2)).requires_grad_(False)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x, cache = torch.randn(B, T, D_MODEL), KVCache(max_length=T)
+    layer(x[:, :4], cache=cache, causal=True)
+    found = [compiled(token, cache=cache) for token in x[:, 4:].split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(found, dim=1), layer(x, causal=True)[:, 4:])
+
+
+@each_case
+def test_exported_it_gives_the_same(kind: str, call: str) -> None:
+    model, x = Called(kind, call).eval(), torch.randn(B, T, D_MODEL)
+    exported = torch.export.export(model, (x,))
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["plain", "rope", "normed", "window", "sinks"])
+def test_onnx_gives_the_same(kind: str) -> None:
+    model, x = Called(kind, "causal").eval(), torch.randn(B, T, D_MODEL)
+    onnx = ReferenceEvaluator(
+        torch.onnx.export(model, (x,), dynamo=True, verbose=False).model_proto
+    )
+    (found,) = onnx.run(None, {onnx.input_names[0]: x.numpy()})
+    torch.testing.assert_close(torch.as_tensor(found), model(x).detach())
