@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from command import headwise
-from headwise.counts import PRESETS, layer_sizes, read_config
+from headwise.counts import PRESETS, ModelSizes, count, layer_sizes, read_config
 
 
 def test_bert_base():
@@ -81,6 +81,15 @@ def test_a_layer_is_counted_without_a_model():
     assert "786,432 parameters together.\n" in out
     assert "\n  O " not in out
     assert " x 1" not in out
+
+
+def test_every_option_says_what_python_can():
+    options = {"d-model": 10, "heads": 6, "kv-heads": 2, "head-dim": 7, "biases": "QV", "layers": 3,
+               "tokens": 5, "keys": 17, "cached": 11, "dtype": "float32"}  # fmt: skip
+    given = [word for name, value in options.items() for word in (f"--{name}", value)]
+    sizes = layer_sizes(10, 6, 2, head_dim=7, biases="QV")
+    counted = count(ModelSizes("", sizes, 3), 5, 17, cached=11, dtype="float32")
+    assert json.loads(headwise("count", *given, "--json").out) == counted
 
 
 def test_json_is_what_python_counts():
