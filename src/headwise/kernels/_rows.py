@@ -7,8 +7,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from headwise.kernels._cells import LN2, Cell, Named, mix, over_cells, powers_of_cell
+from headwise.kernels._choose import is_trained
 from headwise.kernels._rule import Rule
-from headwise.masks import Tile
+from headwise.masks import Tile, is_transformed
 
 
 def attend_rows(
@@ -36,8 +37,7 @@ def attend_rows(
             found["weights"] = _all_keys(weights, cell)
         return found
 
-    training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    again = training and not keep_weights
+    again = is_trained(q, k, v) and not keep_weights and not is_transformed(q)
     found = over_cells(
         q,
         k,

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.masks import Dense, Mask, Tile, as_mask, causal, cut, split_additive, window
+from headwise.masks import Mask, Tile, as_mask, causal, cut, split_additive, window
 
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
 WindowLike = int | tuple[int | None, int | None]
@@ -74,8 +74,8 @@ def make_rule(
     for additive in _read_mask(mask, masks), bias:
         if additive is not None:
             visible, finite = split_additive(additive, "attend")
-            if not bool(visible.all()):
-                masks.append(Dense(visible))
+            if visible is not None:
+                masks.append(visible)
             if finite is not None:
                 biases.append(finite)
     return Rule(

@@ -6,7 +6,7 @@ aligned bottom-right and the last query sees the last key.
 """
 
 from headwise.masks._given import Dense, as_mask, from_additive, from_blocked, split_additive
-from headwise.masks._look import can_look
+from headwise.masks._look import can_look, is_transformed
 from headwise.masks._mask import Mask
 from headwise.masks._rules import Window, causal, documents, padding, window
 from headwise.masks._tile import Tile, cut
@@ -23,6 +23,7 @@ __all__ = [
     "documents",
     "from_additive",
     "from_blocked",
+    "is_transformed",
     "padding",
     "split_additive",
     "window",

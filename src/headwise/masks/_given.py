@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise.errors import MaskError, ShapeError
+from headwise.masks._look import can_look
 from headwise.masks._mask import Mask
 from headwise.masks._tile import Tile, cut
 
@@ -44,8 +45,8 @@ def from_additive(additive: Float[Tensor, "*shape"]) -> Mask:
         MaskError: the mask is not of floats, or has other entries: those are a bias.
         ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
     """
-    visible, bias = split_additive(additive, "from_additive")
-    if bias is not None:
+    visible, bias = _parts(additive, "from_additive")
+    if bool(bias.any()):
         raise MaskError(
             f"from_additive: entries between {bias.min().item():g} and {bias.max().item():g} "
             f"are a bias, not a mask. Give them as attend(bias=...)."
@@ -60,11 +61,21 @@ def as_mask(visible: Bool[Tensor, "*shape"], where: str = "mask") -> Mask:
 
 def split_additive(
     additive: Float[Tensor, "*shape"], where: str
-) -> tuple[Bool[Tensor, "#B #H T S"], Float[Tensor, "#B #H T S"] | None]:
+) -> tuple[Mask | None, Float[Tensor, "#B #H T S"] | None]:
     """Part an additive mask into what may be attended to and the finite bias that remains.
 
-    The bias is None when nothing but zeros and minus infinities was there.
+    Either is None where a look at the numbers shows that it does nothing. Where looking is not
+    allowed, both are there. A NaN hides its key.
     """
+    visible, bias = _parts(additive, where)
+    if not can_look(additive):
+        return Dense(visible), bias
+    hides = not bool(visible.all())
+    adds = bias.requires_grad or bool(bias.any())
+    return Dense(visible) if hides else None, bias if adds else None
+
+
+def _parts(additive: Tensor, where: str) -> tuple[Tensor, Tensor]:
     if not additive.is_floating_point():
         raise MaskError(
             f"{where}: dtype {additive.dtype}. "
@@ -72,10 +83,7 @@ def split_additive(
         )
     four = _four(additive, where)
     visible = four > torch.finfo(four.dtype).min
-    bias = four.masked_fill(~visible, 0.0)
-    if not bool(bias.detach().any()):
-        return visible, None
-    return visible, bias
+    return visible, four.masked_fill(~visible, 0.0)
 
 
 def _four(mask: Tensor, where: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether Python may decide by a tensor's numbers."""
+"""What may be asked of a tensor while it is traced or transformed."""
 
 import torch
 from torch import Tensor
@@ -12,3 +12,9 @@ def can_look(x: Tensor) -> bool:
     """
     batched: bool = torch._C._functorch.is_batchedtensor(x)  # there is no public way to ask
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not batched
+
+
+def is_transformed(x: Tensor) -> bool:
+    """Whether `torch.func` is differentiating, under which nothing can be computed again."""
+    # There is no public way to ask, and none that a compiler follows.
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_gradtrackingtensor(x)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.errors import ArgumentError, ShapeError
+from headwise.masks._look import can_look
 from headwise.masks._mask import Mask
 from headwise.masks._tile import Tile
 
@@ -52,7 +53,7 @@ def padding(
     counts = torch.as_tensor(lengths)
     if side not in ("left", "right"):
         raise ArgumentError(f"padding: side={side!r}. Say 'left' or 'right'.")
-    if counts.ndim != 1 or bool((counts < 0).any()):
+    if counts.ndim != 1 or (can_look(counts) and bool((counts < 0).any())):
         raise ArgumentError(
             f"padding: lengths {counts.tolist()}. Give one number of real keys for each text."
         )
