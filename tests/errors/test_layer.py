@@ -132,6 +132,9 @@ def test_a_cache_is_for_what_the_layer_reads_itself() -> None:
     layer, x = MultiHeadAttention(12, 4), torch.zeros(2, 3, 12)
     with pytest.raises(ArgumentError, match="cache given together with key"):
         layer(x, x, cache=KVCache())
+    near = MultiHeadAttention(12, 4, window=(5, 0))
+    with pytest.raises(ArgumentError, match=r"window=\(5, 0\) hides the n_sinks=2"):
+        near(x, cache=KVCache(window=4, n_sinks=2))
 
 
 def _torch(**how: Any) -> nn.MultiheadAttention:

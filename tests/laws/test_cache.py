@@ -96,6 +96,7 @@ def test_forgetting_is_one_pass_under_a_window_with_sinks(
     scheme: str, sizes: list[int], window: int, n_sinks: int, padding: list[int] | None
 ) -> None:
     layer, x = _layer(scheme), _texts(sum(sizes))
+    n_sinks = 0 if layer.attention.window else n_sinks
     cache = KVCache(window=window, n_sinks=n_sinks, left_padding=padding)
     found = _read(layer, x, cache, sizes)
     for row, n_padding in enumerate(padding or [0] * B):

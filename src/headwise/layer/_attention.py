@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError
 from headwise.kernels import MaskLike, WindowLike
 from headwise.layer._cache import KVCache
-from headwise.layer._check import check_inputs, check_parts, read_sizes
+from headwise.layer._check import check_cache, check_inputs, check_parts, read_sizes
 from headwise.layer._core import HeadAttention, HeadNorm
 from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import PositionBias, RoPE
@@ -103,8 +102,10 @@ class MultiHeadAttention(nn.Module):
             dropout, scale=scale, softcap=softcap, window=window, sinks=sinks
         )
         self.gate_proj = nn.Linear(d_model, n_heads, bias=bias) if gate else None
-        mixed = nn.Linear(n_heads * self.v_head_dim, d_model, bias=bias) if out_proj else None
-        self.out_proj = mixed or nn.Identity()
+        concat = n_heads * self.v_head_dim
+        self.out_proj: nn.Linear | nn.Identity = (
+            nn.Linear(concat, d_model, bias=bias) if out_proj else nn.Identity()
+        )
 
     def forward(
         self,
@@ -131,13 +132,11 @@ class MultiHeadAttention(nn.Module):
             The output, and with `need_weights` the weights, before dropout.
         Raises:
             ShapeError: a width is not the one the layer was made for, or the cache is full.
-            ArgumentError: dtypes or devices differ, or a cache is given in cross-attention.
+            ArgumentError: dtypes or devices differ, a cache is given in cross-attention, or it
+                keeps sinks that the layer's own window hides.
         """
-        if cache is not None and not (key is None and value is None):
-            raise ArgumentError(
-                "MultiHeadAttention: cache given together with key or value. "
-                "A cache holds what the layer itself has read: give query alone."
-            )
+        if cache is not None:
+            check_cache(cache, self.attention.window, reads_itself=key is None and value is None)
         key = query if key is None else key
         value = key if value is None else value
         widths = self.d_model, self.kdim, self.vdim

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
+from headwise.kernels import WindowLike
+from headwise.layer._cache import KVCache
 from headwise.layer._positions import PositionBias, RoPE
 
 
@@ -92,3 +94,17 @@ def check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.M
     if len(set(kinds.values())) > 1:
         told = ", ".join(f"{name} {dtype} on {device}" for name, (dtype, device) in kinds.items())
         raise ArgumentError(f"MultiHeadAttention: {told}. Bring them to one dtype and device.")
+
+
+def check_cache(cache: KVCache, window: WindowLike | None, reads_itself: bool) -> None:
+    """Refuse a cache where its layer reads something else, or hides what the cache keeps."""
+    if not reads_itself:
+        raise ArgumentError(
+            "MultiHeadAttention: cache given together with key or value. "
+            "A cache holds what the layer itself has read: give query alone."
+        )
+    if window is not None and cache.n_sinks:
+        raise ArgumentError(
+            f"MultiHeadAttention: window={window} hides the n_sinks={cache.n_sinks} first tokens "
+            f"that the cache keeps. Make the layer without a window: the cache has one."
+        )

@@ -91,7 +91,8 @@ class RoPE:
         else:
             one, two = turning[..., 0::2], turning[..., 1::2]
             turned = torch.stack((one * cos - two * sin, two * cos + one * sin), -1).flatten(-2)
-        return torch.cat((turned.to(x.dtype), still), dim=-1)
+        turned = turned.to(x.dtype)
+        return torch.cat((turned, still), dim=-1) if still.shape[-1] else turned
 
 
 @dataclass(frozen=True)
