@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
 from headwise import masks
-from headwise.layer import KVCache, MultiHeadAttention, RoPE, YaRN
+from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE, T5Bias, YaRN
 
 B, T, D_MODEL = 2, 7, 12
 MAKE: dict[str, Callable[[], dict[str, Any]]] = {
@@ -24,6 +24,8 @@ MAKE: dict[str, Callable[[], dict[str, Any]]] = {
     "window": lambda: {"window": (2, 0)},
     "softcap": lambda: {"softcap": 2.0},
     "sinks": lambda: {"sinks": nn.Parameter(torch.randn(4))},
+    "alibi": lambda: {"position_bias": ALiBi(4)},
+    "t5": lambda: {"position_bias": T5Bias(4, 8, 16)},
     "unmixed": lambda: {"out_proj": False},
 }
 CALLS: dict[str, dict[str, Any]] = {
@@ -31,6 +33,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "dense": {"mask": torch.rand(B, 4, T, T) < 0.6},
     "lazy": {"mask": masks.causal() & masks.padding(torch.tensor([T, 4]))},
+    "additive": {"mask": torch.randn(T, T)},
     "weights": {"need_weights": True},
 }
 
@@ -98,7 +101,7 @@ def test_exported_it_gives_the_same(kind: str, call: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("kind", ["plain", "rope", "normed", "window", "sinks"])
+@pytest.mark.parametrize("kind", ["plain", "rope", "normed", "window", "sinks", "t5"])
 def test_onnx_gives_the_same(kind: str) -> None:
     model, x = Called(kind, "causal").eval(), torch.randn(B, T, D_MODEL)
     onnx = ReferenceEvaluator(

@@ -102,10 +102,8 @@ class MultiHeadAttention(nn.Module):
             dropout, scale=scale, softcap=softcap, window=window, sinks=sinks
         )
         self.gate_proj = nn.Linear(d_model, n_heads, bias=bias) if gate else None
-        concat = n_heads * self.v_head_dim
-        self.out_proj: nn.Linear | nn.Identity = (
-            nn.Linear(concat, d_model, bias=bias) if out_proj else nn.Identity()
-        )
+        joined = n_heads * self.v_head_dim
+        self.out_proj = nn.Linear(joined, d_model, bias=bias) if out_proj else nn.Identity()
 
     def forward(
         self,
