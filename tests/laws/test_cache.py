@@ -1,5 +1,6 @@
 """What holds for a cache: reading in pieces is reading at once, whatever was kept and how."""
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -179,6 +180,27 @@ def test_a_mask_of_any_kind_joins_what_the_cache_says(padding: list[int] | None)
             own = {"mask": mask[n_padding:, n_padding:], "causal": True}
             alone = layer(x[row : row + 1, n_padding:], **own)
             torch.testing.assert_close(found[row : row + 1, n_padding:], alone)
+
+
+@given(scheme=schemes, kind=kinds)
+def test_weights_are_the_last_rows_of_one_pass(scheme: str, kind: str) -> None:
+    layer, x = _layer(scheme), _texts(T)
+    cache = KINDS[kind]()
+    layer(x[:, :-2], cache=cache, causal=True)
+    found = layer(x[:, -2:], cache=cache, causal=True, need_weights=True)
+    expected = layer(x, causal=True, need_weights=True)
+    torch.testing.assert_close(found.weights, expected.weights[:, :, -2:])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_copied_cache_goes_its_own_way(kind: str) -> None:
+    layer, x = _layer("rope"), _texts(T)
+    cache = KINDS[kind]()
+    layer(x[:, :4], cache=cache, causal=True)
+    other = copy.deepcopy(cache)
+    layer(x[:, 4:9].flip(1), cache=other, causal=True)
+    found = layer(x[:, 4:], cache=cache, causal=True)
+    torch.testing.assert_close(found, layer(x, causal=True)[:, 4:])
 
 
 def test_gradients_go_through_a_cache_that_grows() -> None:

@@ -203,3 +203,13 @@ def test_the_projections_are_called_as_modules() -> None:
         hook(lambda *_, name=name: seen.append(name))
     layer(torch.randn(B, T, D_MODEL))
     assert seen == ["q_proj", "k_proj", "v_proj", "out_proj"]
+
+
+def test_a_layer_tells_what_it_is() -> None:
+    layer = MultiHeadAttention(
+        D_MODEL, 4, 2, rope=RoPE(2), softcap=3.0, window=(4, 0), position_bias=T5Bias(4)
+    )
+    told = repr(layer)
+    assert "d_model=12, n_heads=4, n_kv_heads=2, head_dim=3, v_head_dim=3, rope=RoPE(" in told
+    assert "HeadAttention(dropout=0.0, softcap=3.0, window=(4, 0))" in told
+    assert "max_distance=128, bidirectional=True" in told
