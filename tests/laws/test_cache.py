@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from headwise import masks
 from headwise.layer import (
     ALiBi,
     KVCache,
@@ -169,17 +170,19 @@ def test_a_mask_of_any_kind_joins_what_the_cache_says(padding: list[int] | None)
     layer, x = _layer("alibi"), _texts(6)
     seen = torch.rand(6, 6) < 0.7
     bias = torch.randn(6, 6, dtype=torch.float64).masked_fill(~seen, -torch.inf)
-    for mask in (seen, bias):
-        cache = KVCache(left_padding=padding)
-        parts = [
-            layer(x[:, :4], cache=cache, causal=True, mask=mask[:4, :4]),
-            layer(x[:, 4:], cache=cache, causal=True, mask=mask[4:]),
-        ]
-        found = torch.cat(parts, dim=1)
+    for part in (
+        lambda rows, keys: seen[rows, keys],
+        lambda rows, keys: bias[rows, keys],
+        lambda rows, keys: masks.window((2, 0)),
+    ):
+        cache, early = KVCache(left_padding=padding), slice(4)
+        begun = layer(x[:, :4], cache=cache, causal=True, mask=part(early, early))
+        ended = layer(x[:, 4:], cache=cache, causal=True, mask=part(slice(4, None), slice(None)))
+        found = torch.cat((begun, ended), dim=1)
         for row, n_padding in enumerate(padding or [0] * B):
-            own = {"mask": mask[n_padding:, n_padding:], "causal": True}
-            alone = layer(x[row : row + 1, n_padding:], **own)
-            torch.testing.assert_close(found[row : row + 1, n_padding:], alone)
+            own = slice(n_padding, None)
+            alone = layer(x[row : row + 1, own], causal=True, mask=part(own, own))
+            torch.testing.assert_close(found[row : row + 1, own], alone)
 
 
 @given(scheme=schemes, kind=kinds)
