@@ -126,6 +126,8 @@ def test_what_was_forgotten_cannot_be_gone_back_to() -> None:
         cache.crop(4)
     with pytest.raises(ArgumentError, match=r"\[-1\]"):
         cache.crop(-1)
+    with pytest.raises(ShapeError, match="3 lengths for 2 texts"):
+        cache.crop(torch.tensor([1, 2, 3]))
 
 
 def test_a_cache_is_for_what_the_layer_reads_itself() -> None:

@@ -122,12 +122,20 @@ class KVCache:
 
         Raises:
             ArgumentError: a length is negative, or the window has forgotten what stood there.
+            ShapeError: there are lengths for another number of texts.
         """
         wanted = torch.as_tensor(lengths, device=self._next.device).reshape(-1)
         if bool((wanted < 0).any()):
             raise ArgumentError(f"KVCache.crop: {wanted.tolist()}. Give no negative length.")
+        if self._held is None:
+            return
+        if len(wanted) not in (1, len(self._held.k)):
+            raise ShapeError(
+                f"KVCache.crop: {len(wanted)} lengths for {len(self._held.k)} texts. "
+                f"Give one for each text, or one number for all."
+            )
         surplus = (self._next - wanted).clamp(min=0)
-        if self._held is None or not bool(surplus.any()):
+        if not bool(surplus.any()):
             return
         if self._forgot:
             raise ArgumentError(
