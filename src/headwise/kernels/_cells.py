@@ -102,6 +102,8 @@ def powers_of_cell(q: Tensor, k: Tensor, rule: Rule, cell: Cell) -> Powers:
     shifted = _base2_logits(q, k, rule, cell)
     visible = rule.visible_in(cell.tile, cell.texts, cell.heads)
     if visible is not None:
+        # A mask that is the same for all queries or keys is counted for each of them.
+        visible = visible.expand(-1, -1, *shifted.shape[2:])
         shifted = shifted.masked_fill_(~visible, HIDDEN)
     highest = _amax(shifted)
     peak = highest

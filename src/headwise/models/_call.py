@@ -1,8 +1,9 @@
 """One attention call of any model, in the words of this library."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.kernels import Rule
@@ -15,10 +16,12 @@ class Call:
     Attributes:
         module: The module that attended.
         rule: How its logits became weights.
-        heads: The per-head outputs that the model computed itself.
+        heads: The per-head outputs that the model computed itself, or what it made of them.
         kernel: The name of the implementation that computed them.
         exact: Whether `heads` follows from the rest: no weights were dropped.
         cross: Whether the keys belong to another text than the queries.
+        join: What the model makes of its heads before they can be seen; None: nothing.
+        real: False for keys that are padding, where the call itself tells.
     """
 
     module: nn.Module
@@ -26,7 +29,9 @@ class Call:
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
     rule: Rule
-    heads: Float[Tensor, "B H T Dv"]
+    heads: Float[Tensor, "B #H T _"]
     kernel: str
     exact: bool
     cross: bool
+    join: Callable[[Tensor], Tensor] | None = None
+    real: Bool[Tensor, "B S"] | None = None

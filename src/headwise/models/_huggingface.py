@@ -19,8 +19,10 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import Rule, make_rule
 from headwise.masks import Mask, Window, as_mask
 from headwise.models._call import Call
+from headwise.models._torch import Running
 
 Hear = Callable[[Call], None]
+Listener = tuple[Hear, Running]
 
 # On each module that is listened to, those who listen. A plain attribute: torch.compile
 # follows it, a look-up elsewhere by identity it would not.
@@ -31,23 +33,27 @@ _original: Any = None
 
 
 @contextmanager
-def listen_to_interface(model: nn.Module, hear: Hear) -> Iterator[None]:
-    """Tell `hear` of every call that a module of `model` makes through the interface."""
+def listen_to_interface(model: nn.Module, hear: Hear, running: Running) -> Iterator[None]:
+    """Tell `hear` of every call that a module of `model` makes through the interface.
+
+    What the implementation calls in turn is told to `running` as heard.
+    """
+    listener = (hear, running)
     modules = list(model.modules())
     _install()
     try:
         for module in modules:
             listeners = module.__dict__.get(_LISTENERS, ())
-            module.__dict__[_LISTENERS] = (*listeners, hear)
+            module.__dict__[_LISTENERS] = (*listeners, listener)
         yield
     finally:
         for module in modules:
-            _forget(module, hear)
+            _forget(module, listener)
         _uninstall()
 
 
-def _forget(module: nn.Module, hear: Hear) -> None:
-    left = tuple(one for one in module.__dict__.get(_LISTENERS, ()) if one is not hear)
+def _forget(module: nn.Module, listener: Listener) -> None:
+    left = tuple(one for one in module.__dict__.get(_LISTENERS, ()) if one is not listener)
     if left:
         module.__dict__[_LISTENERS] = left
     else:
@@ -90,8 +96,14 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    answer = inner(module, query, key, value, attention_mask, *args, **kwargs)
-    listeners = module.__dict__.get(_LISTENERS, ())
+    listeners: tuple[Listener, ...] = module.__dict__.get(_LISTENERS, ())
+    for _, running in listeners:
+        running.heard_elsewhere += 1
+    try:
+        answer = inner(module, query, key, value, attention_mask, *args, **kwargs)
+    finally:
+        for _, running in listeners:
+            running.heard_elsewhere -= 1
     if listeners:
         with torch.no_grad():
             q, k, v = query.detach(), key.detach(), value.detach()
@@ -104,7 +116,7 @@ def _run(
                 exact=not kwargs.get("dropout"),
                 cross=False,
             )  # fmt: skip
-            for hear in listeners:
+            for hear, _ in listeners:
                 hear(call)
     return answer
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention, MultiHeadAttention
 from headwise.models._call import Call
+from headwise.models._torch import FunctionListener, Running, listen_to_torch_layer, ordinary_path
 
 Hear = Callable[[Call], None]
 
@@ -20,13 +21,17 @@ Hear = Callable[[Call], None]
 def listen(model: nn.Module, hear: Hear) -> Iterator[None]:
     """Tell `hear` of each attention call of `model`, after the model has computed it itself.
 
-    The model's answer is passed on untouched. Heard are layers of this library and every
-    Hugging Face model that goes through the attention interface.
+    The model's answer is passed on untouched. Heard are layers of this library, every Hugging
+    Face model that goes through the attention interface, `nn.MultiheadAttention`, and modules
+    that call `scaled_dot_product_attention` themselves.
     """
+    running = Running()
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, HeadAttention):
                 stack.enter_context(_listen_to_core(module, hear))
+            elif isinstance(module, nn.MultiheadAttention):
+                stack.enter_context(listen_to_torch_layer(module, hear))
         for parent in model.modules():
             if isinstance(parent, MultiHeadAttention):
                 handle = parent.register_forward_pre_hook(_note_cross, with_kwargs=True)
@@ -36,7 +41,10 @@ def listen(model: nn.Module, hear: Hear) -> Iterator[None]:
         if "transformers" in sys.modules:
             from headwise.models._huggingface import listen_to_interface
 
-            stack.enter_context(listen_to_interface(model, hear))
+            stack.enter_context(listen_to_interface(model, hear, running))
+        stack.enter_context(running.follow(model, (HeadAttention, nn.MultiheadAttention)))
+        stack.enter_context(ordinary_path(model))
+        stack.enter_context(FunctionListener(hear, running))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
@@ -37,8 +38,10 @@ def observe(
     query, a key nor a position. At the first call of each layer the heads that follow from
     what was understood are compared with the model's own: a call that is misread is refused.
 
-    Watched are layers of this library and Hugging Face models that go through the attention
-    interface. Modules are left as they were, also after an exception.
+    Watched are layers of this library, Hugging Face models that go through the attention
+    interface, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`;
+    not yet those that write the softmax out. `nn.TransformerEncoder` is kept out of its private
+    fast path while it is watched. Modules are left as they were, also after an exception.
 
     Args:
         model: Any model with such layers.
@@ -144,6 +147,7 @@ class Watch:
         first = site not in self._totals
         found, heads = collect(call, places, text, self._request, heads_too=first and call.exact)
         if heads is not None:
+            heads = heads if call.join is None else call.join(heads.to(call.heads.dtype))
             _compare(site, call.heads, heads, places)
         known = self._totals.setdefault(site, {})
         for name, totals in found.items():
@@ -152,6 +156,8 @@ class Watch:
     def _read(self, site: Site, call: Call) -> tuple[Text, Places]:
         decoder = site.stack.startswith("decoder")
         queries = self.inputs.decoder if decoder else self.inputs.main
+        if queries.real is None and not site.cross:
+            queries = replace(queries, real=call.real)
         if not site.cross:
             return queries, places_within(call, queries)
         # Outside an encoder-decoder nothing is known of the text that is attended to.
@@ -163,8 +169,8 @@ class Watch:
             passes = self.inputs.passes
             raise UnsupportedError(
                 f"observe: no attention call was seen in {passes} forward passes of "
-                f"{type(self._model).__name__}. Run the model inside the block; watched are "
-                f"headwise layers and Hugging Face models with the attention interface."
+                f"{type(self._model).__name__}. Run the model inside the block. Attention that is "
+                f"written out as a softmax cannot be watched yet."
             )
         missing = set(self._layers or ()) - {site.layer for site in self._totals}
         if missing:

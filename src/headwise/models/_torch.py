@@ -1,0 +1,219 @@
+"""Listen to attention that is plain torch: its fused function, and its own layer."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from headwise.errors import UnsupportedError
+from headwise.kernels import make_rule
+from headwise.masks import Mask, Window, as_mask, from_blocked
+from headwise.models._call import Call
+
+Hear = Callable[[Call], None]
+
+
+class Running:
+    """Which module of a model is running, and whether its attention is heard elsewhere."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.heard_elsewhere = 0
+
+    @contextmanager
+    def follow(self, model: nn.Module, elsewhere: tuple[type[nn.Module], ...]) -> Iterator[None]:
+        """Keep count while the model runs; modules of types `elsewhere` are heard by themselves."""
+        with ExitStack() as stack:
+            for module in model.modules():
+                quiet = isinstance(module, elsewhere)
+                before = module.register_forward_pre_hook(partial(self._enter, quiet))
+                after = module.register_forward_hook(partial(self._leave, quiet), always_call=True)
+                stack.callback(before.remove)
+                stack.callback(after.remove)
+            yield
+
+    def _enter(self, quiet: bool, module: nn.Module, *_: Any) -> None:
+        self.modules.append(module)
+        self.heard_elsewhere += quiet
+
+    def _leave(self, quiet: bool, module: nn.Module, *_: Any) -> None:
+        while self.modules and self.modules.pop() is not module:
+            pass  # modules that an exception left
+        self.heard_elsewhere -= quiet
+
+
+class FunctionListener(TorchFunctionMode):
+    """Hears `scaled_dot_product_attention` wherever the model calls it itself."""
+
+    def __init__(self, hear: Hear, running: Running) -> None:
+        super().__init__()
+        self._hear, self._running = hear, running
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        alone = func is F.scaled_dot_product_attention and not self._running.heard_elsewhere
+        if alone and self._running.modules:
+            with torch.no_grad():
+                self._hear(_call(self._running.modules[-1], answer, *args, **(kwargs or {})))
+        return answer
+
+
+def _call(
+    module: nn.Module,
+    answer: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Call:
+    q, k, v, heads = (_four_axes(x, module) for x in (query, key, value, answer))
+    T, S = q.shape[2], k.shape[2]
+    mask: Tensor | Mask | None = None
+    if attn_mask is not None:
+        mask = attn_mask.detach()
+        mask = mask.expand(1, *mask.shape) if mask.ndim == 3 else mask
+    elif is_causal:  # aligned top-left, wherever the keys end
+        visible = torch.ones(T, S, dtype=torch.bool, device=q.device).tril()
+        mask = Window(None, 0) if T == S else as_mask(visible)
+    return Call(
+        module=module,
+        q=q, k=k, v=v,
+        rule=make_rule(head_dim=q.shape[-1], mask=mask, scale=scale),
+        heads=heads,
+        kernel="scaled_dot_product_attention",
+        exact=not dropout_p,
+        # Nothing tells whose keys they are; of another length, they may be another text's.
+        cross=T != S,
+    )  # fmt: skip
+
+
+def _four_axes(x: Tensor, module: nn.Module) -> Float[Tensor, "B H T D"]:
+    if x.ndim == 3:  # a head of its own for every leading index
+        return x.detach().unsqueeze(1)
+    if x.ndim != 4:
+        raise UnsupportedError(
+            f"observe: {type(module).__name__} attends with tensors of shape {tuple(x.shape)}. "
+            f"Watched is attention of [batch, heads, tokens, width]."
+        )
+    return x.detach()
+
+
+@contextmanager
+def ordinary_path(model: nn.Module) -> Iterator[None]:
+    """Keep `nn.TransformerEncoder` out of its private fast path, in which nothing can be heard."""
+    encoders = nn.TransformerEncoder, nn.TransformerEncoderLayer
+    if not any(isinstance(module, encoders) for module in model.modules()):
+        yield
+        return
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@contextmanager
+def listen_to_torch_layer(module: nn.MultiheadAttention, hear: Hear) -> Iterator[None]:
+    """Tell `hear` of each call of torch's own layer, from what went in and what came out."""
+    handle = module.register_forward_hook(partial(_tell, hear), with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def _tell(
+    hear: Hear, module: nn.MultiheadAttention, args: Any, kwargs: dict[str, Any], output: Any
+) -> None:
+    names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if module.bias_k is not None or module.add_zero_attn:
+        raise UnsupportedError(
+            "observe: nn.MultiheadAttention with add_bias_kv or add_zero_attn attends to a key "
+            "that is no token. Leave it out, or take headwise.MultiHeadAttention.from_torch."
+        )
+    query, key, value = (_batched(given[name], module) for name in names[:3])
+    q, k, v = _projected(module, query, key, value)
+    padding = given.get("key_padding_mask")
+    real = None if padding is None else _real(padding)
+    out = _batched(output[0], module)
+    hear(
+        Call(
+            module=module,
+            q=q, k=k, v=v,
+            rule=make_rule(head_dim=module.head_dim, mask=_mask(given, real, q, k)),
+            heads=out[:, None],
+            join=partial(_join, module.out_proj),
+            kernel="nn.MultiheadAttention",
+            exact=not (module.training and module.dropout),
+            cross=given["key"] is not given["query"],
+            real=real,
+        )
+    )  # fmt: skip
+
+
+def _join(out_proj: nn.Linear, heads: Tensor) -> Float[Tensor, "B 1 T d_model"]:
+    # Not called as a module: hooks of others need not see this.
+    joined = heads.transpose(1, 2).flatten(2)
+    return F.linear(joined, out_proj.weight, out_proj.bias)[:, None]
+
+
+def _batched(x: Tensor, module: nn.MultiheadAttention) -> Float[Tensor, "B T d_model"]:
+    x = x.detach()
+    if x.ndim == 2:
+        return x[None]
+    return x if module.batch_first else x.transpose(0, 1)
+
+
+def _projected(
+    module: nn.MultiheadAttention, *inputs: Float[Tensor, "B _ _"]
+) -> list[Float[Tensor, "B H T D"]]:
+    """Queries, keys and values again: the layer keeps its own to itself."""
+    if module._qkv_same_embed_dim:
+        weights = list(module.in_proj_weight.chunk(3))
+    else:
+        weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+    biases = [None] * 3 if module.in_proj_bias is None else list(module.in_proj_bias.chunk(3))
+    return [
+        F.linear(x, weight, bias).view(*x.shape[:2], module.num_heads, -1).transpose(1, 2)
+        for x, weight, bias in zip(inputs, weights, biases, strict=True)
+    ]
+
+
+def _real(padding: Tensor) -> Bool[Tensor, "B S"]:
+    """Which keys are no padding: there True means padding, or minus infinity does."""
+    padding = padding if padding.ndim == 2 else padding[None]
+    return ~padding if padding.dtype == torch.bool else padding > torch.finfo(padding.dtype).min
+
+
+def _mask(
+    given: dict[str, Any], real: Bool[Tensor, "B S"] | None, q: Tensor, k: Tensor
+) -> Tensor | Mask | None:
+    """Mask and padding as one: booleans of torch's layer say True where a key is blocked."""
+    mask = given.get("attn_mask")
+    if mask is not None and mask.ndim == 3:  # heads of all texts, one below the other
+        mask = mask.view(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    if real is None:
+        if mask is None or mask.is_floating_point():
+            return mask
+        return from_blocked(mask)
+    visible = as_mask(real[:, None, None, :])
+    if mask is None:
+        return visible
+    if mask.dtype == torch.bool:
+        return from_blocked(mask) & visible
+    return mask.masked_fill(~real[:, None, None, :], -torch.inf)
