@@ -220,14 +220,11 @@ class MultiHeadAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, cache: KVCache | None
     ) -> "_Placed":
         """Queries and keys where they stand: turned, joined by what was read before, biased."""
-        T, S = q.shape[2], k.shape[2]
-        if cache is None:
-            query_at = torch.arange(S - T, S, device=q.device)[None]
-            key_at = torch.arange(S, device=q.device)[None]
-        else:
-            query_at = key_at = cache.positions(T, q.device)
+        query_at, key_at = _positions(q, k, cache)
         if self.rope is not None:
-            q, k = self.rope.rotate(q, query_at), self.rope.rotate(k, key_at)
+            turns = self.rope.turns(query_at, q.dtype)
+            q = self.rope.turn(q, turns)
+            k = self.rope.turn(k, turns if key_at is query_at else self.rope.turns(key_at, k.dtype))
         bias = None
         if cache is not None:
             held = cache.append(k, v)
@@ -259,6 +256,16 @@ class _Placed(NamedTuple):
     v: Tensor
     mask: MaskLike | None
     bias: Tensor | None
+
+
+def _positions(q: Tensor, k: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor]:
+    """Where queries and keys stand: the last query with the last key."""
+    T, S = q.shape[2], k.shape[2]
+    if cache is not None:
+        key_at = cache.positions(S, k.device)
+    else:
+        key_at = torch.arange(S, device=k.device)[None]
+    return (key_at if T == S else torch.arange(S - T, S, device=k.device)[None]), key_at
 
 
 def _both(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None, Tensor | None]:

@@ -5,7 +5,7 @@ All of these depend only on how far apart a query and a key are.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,13 @@ from headwise.errors import ArgumentError, ShapeError
 # One row for each text, or a single row for all of them.
 Queries = Int[Tensor, "b T"]
 Keys = Int[Tensor, "b S"]
+
+
+class Turns(NamedTuple):
+    """Cosine and sine of the angle of each position and pair."""
+
+    cos: Float[Tensor, "b 1 T pairs"]
+    sin: Float[Tensor, "b 1 T pairs"]
 
 
 @runtime_checkable
@@ -79,11 +86,20 @@ class RoPE:
 
     def rotate(self, x: Float[Tensor, "B H T D"], at: Queries) -> Float[Tensor, "B H T D"]:
         """The queries or keys of tokens that stand at these positions, turned."""
+        return self.turn(x, self.turns(at, x.dtype))
+
+    def turns(self, at: Queries, dtype: torch.dtype) -> Turns:
+        """How far to turn at these positions, for queries and keys of that dtype."""
         # Not a buffer: `layer.bfloat16()` would round it, and far positions would be garbled.
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        angles = at.to(dtype)[:, None, :, None] * self.frequencies(dtype, x.device)  # b 1 T pairs
-        size = 1.0 if self.scaling is None else self.scaling.magnitude
-        cos, sin = angles.cos() * size, angles.sin() * size
+        dtype = torch.promote_types(dtype, torch.float32)
+        angles = at.to(dtype)[:, None, :, None] * self.frequencies(dtype, at.device)  # b 1 T pairs
+        if self.scaling is None:
+            return Turns(angles.cos(), angles.sin())
+        return Turns(angles.cos() * self.scaling.magnitude, angles.sin() * self.scaling.magnitude)
+
+    def turn(self, x: Float[Tensor, "B H T D"], turns: Turns) -> Float[Tensor, "B H T D"]:
+        """Queries or keys, turned so far."""
+        cos, sin = turns
         turning, still = x[..., : self.width], x[..., self.width :]
         if self.pairing == "half":
             one, two = turning.chunk(2, dim=-1)
