@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headwise.corpora import Grammar
@@ -248,3 +249,13 @@ def test_a_prompt_that_is_too_long(model):
 def test_less_than_nothing(model, name, value):
     with pytest.raises(ArgumentError, match=f"sample: {name} is {value}"):
         sample(model, TOKENIZER, "I", **{name: value})
+
+
+def test_a_full_disk_is_told_in_our_words(model, tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr("headwise.lab._checkpoint.save_file", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        save(model, TOKENIZER, tmp_path)
+    assert not list(tmp_path.iterdir())

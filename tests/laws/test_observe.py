@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from headwise.errors import ShapeError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
-from headwise.watch import Request, observe
 from headwise.table import HeadTable
+from headwise.watch import Request, observe
 from oracles import means, modules_of, padded
 
 CONFIG = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2)

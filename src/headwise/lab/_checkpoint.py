@@ -33,7 +33,7 @@ def save(model: MiniGPT, tokenizer: Tokenizer, folder: str | os.PathLike[str]) -
     """
     folder = make_folder(folder)
     with write_beside(folder / _WEIGHTS) as path:
-        save_file({name: w.contiguous() for name, w in model.state_dict().items()}, path)
+        write_tensors({name: w.contiguous() for name, w in model.state_dict().items()}, path)
     with write_beside(folder / _TOKENIZER) as path:
         path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     about = {"format": FORMAT, "architecture": "MiniGPT", "config": asdict(model.config)}
@@ -85,6 +85,18 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"load: {path} holds no object but {content!r}. Save the model again.")
     return content
+
+
+def write_tensors(
+    tensors: dict[str, torch.Tensor], path: Path, about: dict[str, str] | None = None
+) -> None:
+    """Write tensors, and words about them, as safetensors."""
+    try:
+        save_file(tensors, path, about)
+    except SafetensorError as error:  # not an OSError, even when the disk is full
+        raise OutputError(
+            f"save: {path.parent} cannot take the weights ({error}). Free some space there."
+        ) from error
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from headwise.corpora import PAD, Grammar
 from headwise.errors import ArgumentError, InputError
 from headwise.files import write_beside
-from headwise.lab._checkpoint import check_weights, read_tensors
+from headwise.lab._checkpoint import check_weights, read_tensors, write_tensors
 from headwise.lab._data import draw_batch, make_tokenizer, number_of
 from headwise.lab._evaluate import next_token_loss
 from headwise.lab._model import MiniGPT, MiniGPTConfig
@@ -137,7 +136,7 @@ class Run:
             "seconds": str(self.seconds),
         }
         with write_beside(path) as beside:
-            save_file(tensors, beside, about)
+            write_tensors(tensors, beside, about)
 
     def resume(self, path: Path) -> None:
         """Go on from where `checkpoint` left off."""

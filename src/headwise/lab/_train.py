@@ -71,8 +71,8 @@ def train(
     for name, number in (("checkpoint_every", checkpoint_every), ("lines_judged", lines_judged)):
         if number < 1:
             raise ArgumentError(f"train: {name} is {number}. Give 1 or more.")
+    run = Run(settings)  # first: impossible settings leave no folder behind
     folder = make_folder(folder)
-    run = Run(settings)
     if (folder / _STATE).exists():
         run.resume(folder / _STATE)
     while run.step < settings.steps:

@@ -1,9 +1,11 @@
 """Watch a model: totals per head while it runs, nothing left behind when the block ends."""
 
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,8 +67,15 @@ def observe(
     if every < 1:
         raise ArgumentError(f"observe: every={every}. Give 1 or more.")
     watch = Watch(model, request or Request(), layers, every)
-    with watch.inputs.follow(model), listen(model, watch.hear):
+    with watch.inputs.follow(model), listen(model, _uncompiled(watch.hear)):
         yield watch
+
+
+def _uncompiled(hear: Callable[[Call], None]) -> Callable[[Call], None]:
+    """Statistics are for Python to take, also where the model around them is compiled."""
+    # Nothing is compiled in a process that has not imported the compiler, which is slow to.
+    apart: Any = torch.compiler.disable
+    return apart(hear) if "torch._dynamo" in sys.modules else hear
 
 
 class Watch:
