@@ -1,6 +1,7 @@
 """Multi-head attention, head by head.
 
-Build it (`attend`, `MultiHeadAttention`, `masks`, and the definition in `reference`), watch
+Build it (`attend`, `MultiHeadAttention` with `RoPE`, `ALiBi`, `T5Bias` and `KVCache`, `masks`,
+and the definition in `reference`), watch
 every head of a model while it runs (`observe`, `Request`, `HeadTable`), and look at what was
 seen (`study`). `load` opens a model, `load_tokenizer` the tokenizer beside it.
 
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
     from headwise import reference as reference
     from headwise.heads import Head as Head
     from headwise.kernels import attend as attend
+    from headwise.layer import ALiBi as ALiBi
+    from headwise.layer import KVCache as KVCache
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
+    from headwise.layer import RoPE as RoPE
+    from headwise.layer import T5Bias as T5Bias
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
     from headwise.report import Study as Study
@@ -26,11 +31,15 @@ if TYPE_CHECKING:
     from headwise.watch import observe as observe
 
 _HOME = {
+    "ALiBi": "layer",
     "Head": "heads",
     "HeadTable": "table",
+    "KVCache": "layer",
     "MultiHeadAttention": "layer",
     "Request": "watch",
+    "RoPE": "layer",
     "Study": "report",
+    "T5Bias": "layer",
     "attend": "kernels",
     "errors": "",
     "load": "models",
