@@ -1,0 +1,88 @@
+"""Times of several works in one run: interleaved, so that a busy moment meets all of them."""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Work = Callable[[], Any]
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The median of paired ratios, and an interval that holds it with 95 % certainty."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds that each work took in each round."""
+
+    seconds: Mapping[str, Sequence[float]]
+
+    def median(self, name: str) -> float:
+        """The median of the rounds, in milliseconds."""
+        return 1000 * statistics.median(self.seconds[name])
+
+    def ratio(self, name: str, base: str) -> Ratio:
+        """How long `name` takes where `base` takes 1, round by round."""
+        pairs = zip(self.seconds[name], self.seconds[base], strict=True)
+        ratios = sorted(one / other for one, other in pairs)
+        # The median lies between these order statistics with 95 % certainty, whatever the noise.
+        n = len(ratios)
+        reach = 0.98 * math.sqrt(n)
+        low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach))
+        return Ratio(statistics.median(ratios), ratios[low], ratios[high])
+
+
+def interleaved(works: Mapping[str, Work], rounds: int, clock: str = "wall") -> Times:
+    """Time every work once in each round, in an order that is drawn anew."""
+    now = CLOCKS[clock]
+    for work in works.values():  # the first run also sets things up
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    order, rng = list(works), random.Random(0)
+    for _ in range(rounds):
+        rng.shuffle(order)
+        for name in order:
+            _wait()
+            started = now()
+            works[name]()
+            _wait()
+            seconds[name].append(now() - started)
+    return Times(seconds)
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def rounds_for(works: Mapping[str, Work], seconds: float, least: int = 5, most: int = 200) -> int:
+    """How many rounds fit into some seconds."""
+    started = time.perf_counter()
+    for work in works.values():
+        work()
+    _wait()
+    return max(least, min(most, int(seconds / (time.perf_counter() - started))))
+
+
+def kernels_of(work: Work) -> str:
+    """The attention kernels of torch that a work runs."""
+    with torch.profiler.profile() as watched:
+        work()
+    start = "aten::_scaled_dot_product_"
+    found = {event.key for event in watched.key_averages() if event.key.startswith(start)}
+    return ", ".join(sorted(key.removeprefix(start) for key in found)) or "none of torch's"
