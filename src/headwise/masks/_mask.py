@@ -24,6 +24,10 @@ class Mask:
         """The same rule for these lengths, without the parts that hide nothing; None: all do."""
         return self
 
+    def ends_open(self, T: int, S: int) -> bool:
+        """Whether it is known that the last query sees every key, and each query some key."""
+        return False
+
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H #T"]:
         """Which queries may attend to one or more of the marked keys."""
         S = marked.shape[-1]

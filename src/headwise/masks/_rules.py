@@ -96,6 +96,9 @@ class Window(Mask):
         right = None if self.right is None or self.right >= T - 1 else self.right
         return None if left is None and right is None else Window(left, right)
 
+    def ends_open(self, T: int, S: int) -> bool:
+        return self.left is None and T <= S
+
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H T"]:
         S = marked.shape[-1]
         before = F.pad(marked.cumsum(-1), (1, 0))  # marked keys before each key, and before S
