@@ -43,6 +43,7 @@ format: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/watching.py
+	$(BIN)/python benchmarks/layer.py
 
 docs: .venv/dev
 	$(PYTEST) tests/examples/test_docs.py

@@ -228,3 +228,13 @@ def test_short_groups_are_packed() -> None:
     assert _choice(1, 900).packed
     assert "packed" in _choice(1, 900).reason
     assert not _choice(100, 900).packed
+
+
+@pytest.mark.parametrize("backend", ["fused", "rows"])
+@pytest.mark.parametrize(("T", "S"), [(0, 5), (5, 0), (0, 0)])
+def test_no_queries_or_no_keys_are_a_text_like_any_other(backend: str, T: int, S: int) -> None:
+    q, k, v = torch.randn(2, 6, T, 3), torch.randn(2, 3, S, 3), torch.randn(2, 3, S, 4)
+    for how in ({}, {"causal": True}, {"mask": torch.ones(T, S, dtype=torch.bool)}):
+        heads = attend(q, k, v, **how, backend=backend)
+        assert heads.shape == (2, 6, T, 4)
+        assert not heads.any()

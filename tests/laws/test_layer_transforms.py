@@ -86,7 +86,7 @@ def test_gradients_of_each_text(kind: str) -> None:
     parameters = dict(layer.named_parameters())
 
     def loss(parameters: dict[str, nn.Parameter], text: Tensor) -> Tensor:
-        return functional_call(layer, parameters, (text[None],)).square().sum()
+        return functional_call(layer, parameters, text[None], {"causal": True}).square().sum()
 
     found = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
     for row in range(B):

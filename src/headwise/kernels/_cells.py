@@ -132,8 +132,9 @@ def _base2_logits(q: Tensor, k: Tensor, rule: Rule, cell: Cell) -> Float[Tensor,
     b, h, R, _ = queries.shape
     factor = rule.scale if rule.softcap is not None else rule.scale * LOG2E
     # The heads of a group stand one below the other, so that their keys are read once.
-    grouped = (queries * factor).reshape(b, keys.shape[1], -1, queries.shape[-1])
-    logits = torch.matmul(grouped, keys.transpose(-1, -2)).view(b, h, R, -1)
+    kv_heads, n = keys.shape[1], keys.shape[2]
+    grouped = (queries * factor).reshape(b, kv_heads, h // kv_heads * R, queries.shape[-1])
+    logits = torch.matmul(grouped, keys.transpose(-1, -2)).view(b, h, R, n)
     if rule.softcap is not None:
         logits = torch.tanh(logits / rule.softcap) * (rule.softcap * LOG2E)
     return logits
@@ -151,4 +152,4 @@ def mix(cell: Cell, weights: Tensor, v: Tensor) -> Float[Tensor, "b h R Dv"]:
     b, h, R, n = weights.shape
     kv_heads = values.shape[1]
     grouped = weights.reshape(b, kv_heads, h // kv_heads * R, n)
-    return torch.matmul(grouped, values).view(b, h, R, -1)
+    return torch.matmul(grouped, values).view(b, h, R, values.shape[-1])

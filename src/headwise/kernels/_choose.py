@@ -99,7 +99,7 @@ def _share(rule: Rule, T: int, S: int) -> float:
 
 def blocks_of(T: int) -> list[range]:
     """The rows, a block at a time."""
-    return [range(start, min(T, start + BLOCK)) for start in range(0, T, BLOCK)]
+    return [range(start, min(T, start + BLOCK)) for start in range(0, max(1, T), BLOCK)]
 
 
 def _is_packed(form: str, q: Tensor, k: Tensor) -> bool:

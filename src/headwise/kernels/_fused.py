@@ -49,7 +49,7 @@ def _of_tile(
     Hkv = k.shape[1]
     added = _added(rule, tile, q.dtype) if choice.form in ("blocks", "dense") else None
     if choice.packed:
-        q = q.reshape(B, Hkv, -1, D)
+        q = q.reshape(B, Hkv, H // Hkv * R, D)
         added = None if added is None else _packed(added, Hkv, H // Hkv, R)
     heads = F.scaled_dot_product_attention(
         q, k, v,
@@ -59,7 +59,7 @@ def _of_tile(
         scale=rule.scale,
         enable_gqa=Hkv != H and not choice.packed,
     )  # fmt: skip
-    return heads.reshape(B, H, R, -1) if choice.packed else heads
+    return heads.reshape(B, H, R, v.shape[-1]) if choice.packed else heads
 
 
 def _added(rule: Rule, tile: Tile, dtype: torch.dtype) -> Tensor | None:

@@ -10,8 +10,9 @@ def can_look(x: Tensor) -> bool:
     A look makes a GPU wait, breaks a compiled graph, and is impossible inside `vmap`. Where it
     is not allowed, what would be decided by it is computed in any case, to the same result.
     """
-    batched: bool = torch._C._functorch.is_batchedtensor(x)  # there is no public way to ask
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not batched
+    # There is no public way to ask; a batched tensor may hide inside a differentiated one.
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not wrapped
 
 
 def is_transformed(x: Tensor) -> bool:
