@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from typing_extensions import TypeIs
+
 from headwise.errors import HeadError
 
 _NAME = re.compile(r"(?:(?P<stack>[a-z_]+(?:\.[a-z_]+)*)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
@@ -61,11 +63,11 @@ def _each(wanted: HeadsLike) -> list[HeadLike]:
     if isinstance(wanted, Mapping):
         return [(layer, head) for layer, heads in wanted.items() for head in heads]
     if isinstance(wanted, Head | str) or _is_pair(wanted):
-        return [wanted]  # type: ignore[list-item]
-    return list(wanted)  # type: ignore[arg-type]
+        return [wanted]
+    return list(wanted)
 
 
-def _is_pair(wanted: object) -> bool:
+def _is_pair(wanted: object) -> TypeIs[tuple[int, int]]:
     return (
         isinstance(wanted, tuple)
         and len(wanted) == 2

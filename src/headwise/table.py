@@ -5,9 +5,10 @@ no model and no torch. Its standard errors take the text as the unit: tokens of 
 not independent of each other.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -280,18 +281,17 @@ class HeadTable:
         return self.frame().to_html(index=False, float_format="{:.3f}".format, escape=True)
 
 
-def _from_frame(frame: pd.DataFrame, about: Mapping[str, object]) -> HeadTable:
+def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
     def column(name: str) -> Column:
         return frame[name].to_numpy(np.float64)
 
-    statistics: Iterable[str] = about["statistics"]  # type: ignore[assignment]
     return HeadTable(
         heads=tuple(Head.parse(name) for name in frame["name"]),
         kv_heads=frame["kv_head"].to_numpy(np.int64),
         totals={
             name: Totals(**{f.name: column(f"{name}.{f.name}") for f in fields(Totals)})
-            for name in statistics
+            for name in about["statistics"]
         },
         model=str(about["model"]),
-        versions=dict(about["versions"]),  # type: ignore[call-overload]
+        versions=dict(about["versions"]),
     )

@@ -118,7 +118,7 @@ class Run:
             logits = self.model.train()(ids[:, :-1])
         loss = next_token_loss(logits, ids[:, 1:], self.padding)
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1

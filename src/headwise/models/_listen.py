@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention, MultiHeadAttention
 from headwise.models._call import Call
-from headwise.models._torch import FunctionListener, Running, listen_to_torch_layer, ordinary_path
+from headwise.models._torch import FunctionListener, Running, ordinary_path, tell_torch_layer
 
 Hear = Callable[[Call], None]
 
@@ -28,10 +28,11 @@ def listen(model: nn.Module, hear: Hear) -> Iterator[None]:
     running = Running()
     with ExitStack() as stack:
         for module in model.modules():
-            if isinstance(module, HeadAttention):
-                stack.enter_context(_listen_to_core(module, hear))
-            elif isinstance(module, nn.MultiheadAttention):
-                stack.enter_context(listen_to_torch_layer(module, hear))
+            for kind, tell in ((HeadAttention, _tell), (nn.MultiheadAttention, tell_torch_layer)):
+                if isinstance(module, kind):
+                    told = partial(tell, hear)
+                    handle = module.register_forward_hook(told, with_kwargs=True)
+                    stack.callback(handle.remove)
         for parent in model.modules():
             if isinstance(parent, MultiHeadAttention):
                 handle = parent.register_forward_pre_hook(_note_cross, with_kwargs=True)
@@ -56,15 +57,6 @@ def _note_cross(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     query = args[0] if args else kwargs["query"]
     key = args[1] if len(args) > 1 else kwargs.get("key")
     module.attention.__dict__[_CROSS] = key is not None and key is not query
-
-
-@contextmanager
-def _listen_to_core(module: HeadAttention, hear: Hear) -> Iterator[None]:
-    handle = module.register_forward_hook(partial(_tell, hear), with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @torch.no_grad()

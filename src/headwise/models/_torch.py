@@ -125,20 +125,11 @@ def ordinary_path(model: nn.Module) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-@contextmanager
-def listen_to_torch_layer(module: nn.MultiheadAttention, hear: Hear) -> Iterator[None]:
-    """Tell `hear` of each call of torch's own layer, from what went in and what came out."""
-    handle = module.register_forward_hook(partial(_tell, hear), with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 @torch.no_grad()
-def _tell(
+def tell_torch_layer(
     hear: Hear, module: nn.MultiheadAttention, args: Any, kwargs: dict[str, Any], output: Any
 ) -> None:
+    """Tell `hear` of a call of torch's own layer, from what went in and what came out."""
     names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
     given = dict(zip(names, args, strict=False)) | kwargs
     if module.bias_k is not None or module.add_zero_attn:
