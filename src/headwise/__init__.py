@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headwise import errors as errors
     from headwise import masks as masks
     from headwise import reference as reference
+    from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.heads import Head as Head
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
@@ -34,6 +35,7 @@ _HOME = {
     "ALiBi": "layer",
     "Head": "heads",
     "HeadTable": "table",
+    "HeadwiseError": "errors",
     "KVCache": "layer",
     "MultiHeadAttention": "layer",
     "Request": "watch",

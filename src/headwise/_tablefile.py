@@ -48,7 +48,11 @@ def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise InputError(f"table file: {path} does not exist. Give a file that was saved.")
     try:
         return _read(path)
-    except (ValueError, KeyError, OSError) as error:
+    except KeyError as error:
+        raise InputError(
+            f"table file: {path} has no {error}. Give a table that headwise saved."
+        ) from error
+    except (ValueError, OSError) as error:
         raise InputError(
             f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it anew."
         ) from error

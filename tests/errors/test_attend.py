@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +33,8 @@ Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
         ({"sinks": torch.ones(3)}, ShapeError, r"sinks \(3,\).*6 heads"),
         ({"window": (-1, 0)}, ArgumentError, r"\(-1, 0\)"),
         ({"softcap": 0.0}, ArgumentError, "softcap=0.0"),
+        ({"scale": float("nan")}, ArgumentError, "scale=nan"),
+        ({"mask": np.ones((5, 7), dtype=bool)}, MaskError, "a mask of ndarray"),
         ({"dropout_p": 1.0}, ArgumentError, "dropout_p=1.0"),
         ({"backend": "eager"}, ArgumentError, "'eager' is not known"),
         ({"backend": "fused", "softcap": 2.0}, ArgumentError, "'fused' has no softcap"),

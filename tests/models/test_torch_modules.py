@@ -107,6 +107,18 @@ def test_torchs_layer_is_heard(batch_first: bool, need_weights: bool, training: 
     torch.testing.assert_close(answer[:1], plain[:1])
 
 
+def test_torchs_layer_gives_what_it_gives_outside_its_fast_path() -> None:
+    layer = nn.MultiheadAttention(12, 4, batch_first=True).eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    with torch.no_grad():
+        ordinary = layer(X, X, X, key_padding_mask=PADDING)[0]
+    torch.backends.mha.set_fastpath_enabled(True)
+    with torch.no_grad(), observe(layer) as watch:
+        assert torch.equal(layer(X, X, X, key_padding_mask=PADDING)[0], ordinary)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert "outside its fast path" in watch.sites()[0].kernel
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 def test_torchs_encoder_is_heard_in_its_ordinary_path(nested: bool, training: bool) -> None:

@@ -65,6 +65,8 @@ def make_rule(
     """Gather the arguments of `attend` into one rule: masks into one mask, biases into one bias."""
     if softcap is not None and softcap <= 0:
         raise ArgumentError(f"attend: softcap={softcap}. Give a positive number, or None.")
+    if scale is not None and not math.isfinite(scale):
+        raise ArgumentError(f"attend: scale={scale}. Give a finite number, or None.")
     masks: list[Mask] = []
     biases: list[Tensor] = []
     if is_causal:
@@ -94,13 +96,14 @@ def _read_mask(mask: MaskLike | None, masks: list[Mask]) -> Tensor | None:
     if isinstance(mask, Mask):
         masks.append(mask)
         return None
-    if mask.dtype == torch.bool:
+    kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+    if kind == torch.bool:
         masks.append(as_mask(mask, "attend"))
         return None
-    if not mask.is_floating_point():
+    if not isinstance(mask, Tensor) or not mask.is_floating_point():
         raise MaskError(
-            f"attend: a mask of dtype {mask.dtype}. "
-            f"Give booleans (True = may attend) or floats (added to the logits)."
+            f"attend: a mask of {kind}. "
+            f"Give a tensor of booleans (True = may attend) or floats (added to the logits)."
         )
     return mask
 

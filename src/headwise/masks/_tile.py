@@ -41,8 +41,9 @@ def cut(whole: Shaped[Tensor, "#B #H #T #S"], tile: Tile) -> Shaped[Tensor, "#B 
     for axis, size, name in ((2, tile.T, "queries"), (3, tile.S, "keys")):
         if whole.shape[axis] not in (1, size):
             raise ShapeError(
-                f"mask or bias: shape {tuple(whole.shape)} does not fit {size} {name}. "
-                f"Give [..., {tile.T}, {tile.S}], or ones to broadcast."
+                f"attend: a mask or bias of shape {tuple(whole.shape)} does not fit {size} "
+                f"{name}. Give [..., {tile.T}, {tile.S}], or ones to broadcast; what is padding "
+                f"is said by masks.padding(lengths)."
             )
     part = whole.to(tile.device)
     if part.shape[2] > 1:

@@ -112,9 +112,9 @@ def _four_axes(x: Tensor, module: nn.Module) -> Float[Tensor, "B H T D"]:
 
 @contextmanager
 def ordinary_path(model: nn.Module) -> Iterator[None]:
-    """Keep `nn.TransformerEncoder` out of its private fast path, in which nothing can be heard."""
-    encoders = nn.TransformerEncoder, nn.TransformerEncoderLayer
-    if not any(isinstance(module, encoders) for module in model.modules()):
+    """Keep torch's own layers out of their private fast paths, in which nothing can be heard."""
+    fast = nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer
+    if not any(isinstance(module, fast) for module in model.modules()):
         yield
         return
     enabled = torch.backends.mha.get_fastpath_enabled()
@@ -149,7 +149,7 @@ def tell_torch_layer(
             rule=make_rule(head_dim=module.head_dim, mask=_mask(given, real, q, k)),
             heads=out[:, None],
             join=partial(_join, module.out_proj),
-            kernel="nn.MultiheadAttention",
+            kernel="nn.MultiheadAttention, outside its fast path",
             exact=not (module.training and module.dropout),
             cross=given["key"] is not given["query"],
             real=real,

@@ -42,8 +42,10 @@ def observe(
 
     Watched are layers of this library, Hugging Face models that go through the attention
     interface, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`;
-    not yet those that write the softmax out. `nn.TransformerEncoder` is kept out of its private
-    fast path while it is watched. Modules are left as they were, also after an exception.
+    not yet those that write the softmax out. `nn.MultiheadAttention` and
+    `nn.TransformerEncoder` are kept out of their private fast path (evaluation without gradients)
+    and give what they give outside it; `sites()` says so. Modules are left as they were, also
+    after an exception.
 
     Args:
         model: Any model with such layers.
