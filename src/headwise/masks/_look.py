@@ -10,9 +10,11 @@ def can_look(x: Tensor) -> bool:
     A look makes a GPU wait, breaks a compiled graph, and is impossible inside `vmap`. Where it
     is not allowed, what would be decided by it is computed in any case, to the same result.
     """
-    # There is no public way to ask; a batched tensor may hide inside a differentiated one.
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    # There is no public way to ask. A compiler cannot follow this one, and has left above.
     wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(x)
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not wrapped
+    return not wrapped
 
 
 def is_transformed(x: Tensor) -> bool:
