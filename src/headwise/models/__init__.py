@@ -1,6 +1,6 @@
 """Other people's models: open them, find their heads, listen to their attention."""
 
-from headwise.models._call import Call
+from headwise.models._call import Call, Hear
 from headwise.models._fingerprint import fingerprint
 from headwise.models._inputs import Inputs, Text
 from headwise.models._listen import listen
@@ -11,6 +11,7 @@ from headwise.models._where import Site, Sites
 __all__ = [
     "Batch",
     "Call",
+    "Hear",
     "Inputs",
     "Site",
     "Sites",

@@ -35,3 +35,6 @@ class Call:
     cross: bool
     join: Callable[[Tensor], Tensor] | None = None
     real: Bool[Tensor, "B S"] | None = None
+
+
+Hear = Callable[[Call], None]

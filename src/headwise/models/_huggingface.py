@@ -18,10 +18,9 @@ from transformers import AttentionInterface
 from headwise.errors import UnsupportedError
 from headwise.kernels import Rule, make_rule
 from headwise.masks import Mask, Window, as_mask
-from headwise.models._call import Call
+from headwise.models._call import Call, Hear
 from headwise.models._torch import Running
 
-Hear = Callable[[Call], None]
 Listener = tuple[Hear, Running]
 
 # On each module that is listened to, those who listen. A plain attribute: torch.compile

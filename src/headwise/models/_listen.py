@@ -1,7 +1,7 @@
 """Hear every attention call of a model while a block runs, and leave nothing behind."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention, MultiHeadAttention
-from headwise.models._call import Call
+from headwise.models._call import Call, Hear
 from headwise.models._torch import FunctionListener, Running, ordinary_path, tell_torch_layer
-
-Hear = Callable[[Call], None]
 
 
 @contextmanager

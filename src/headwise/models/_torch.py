@@ -1,6 +1,6 @@
 """Listen to attention that is plain torch: its fused function, and its own layer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -14,9 +14,7 @@ from torch.overrides import TorchFunctionMode
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, Window, as_mask, from_blocked
-from headwise.models._call import Call
-
-Hear = Callable[[Call], None]
+from headwise.models._call import Call, Hear
 
 
 class Running:

@@ -10,7 +10,7 @@ from torch import nn
 
 from headwise.corpora import EOS, RELATIONS, Grammar, relations
 from headwise.lab import Trained
-from headwise.models import batches, encode, fingerprint, token_classes, token_strings
+from headwise.models import batches, encode, token_classes, token_strings
 from headwise.report._study import Sample, Study
 from headwise.table import HeadTable
 from headwise.watch import Relation, Request, observe
@@ -146,13 +146,8 @@ def _fresh_lines(grammar: Grammar, lines: int, seed: int) -> list[str]:
 def _watch(
     model: nn.Module, pieces: Sequence[Sequence[int]], request: Request, on_batch: Progress | None
 ) -> HeadTable:
-    done = 0
-    with torch.no_grad(), observe(model, request) as watch:
-        for batch in batches(pieces, _BATCH, _device(model)):
-            model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
-            done += len(batch.input_ids)
-            if on_batch is not None:
-                on_batch(done, len(pieces))
+    with observe(model, request) as watch:
+        _read(model, pieces, on_batch)
         return watch.table()
 
 
@@ -160,18 +155,30 @@ def _samples(model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> tuple[Sa
     """Maps of the beginnings of a few texts, spread over all of them."""
     worded = [stripped for text in texts if (stripped := text.strip())]
     step = max(1, len(worded) // _SAMPLES)
-    chosen = [encode(tokenizer, [text], model, _MAP_TOKENS)[0] for text in worded[::step]]
-    return tuple(_sample(model, tokenizer, piece) for piece in chosen[:_SAMPLES])
+    chosen = worded[::step][:_SAMPLES]
+    pieces = [encode(tokenizer, [text], model, _MAP_TOKENS)[0] for text in chosen]
+    return tuple(_sample(model, tokenizer, piece) for piece in pieces)
 
 
+@torch.no_grad()
 def _sample(model: nn.Module, tokenizer: Any, piece: Sequence[int]) -> Sample:
-    request = Request(statistics=(), maps=True)
-    with torch.no_grad(), observe(model, request) as watch:
-        for batch in batches([piece], 1, _device(model)):
-            model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+    with observe(model, Request(statistics=(), maps=True)) as watch:
+        _read(model, [piece])
         heads = [head for site in watch.sites() for head in site.heads()]
         weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}
     return Sample(token_strings(tokenizer, piece), weights)
+
+
+@torch.no_grad()
+def _read(
+    model: nn.Module, pieces: Sequence[Sequence[int]], on_batch: Progress | None = None
+) -> None:
+    done = 0
+    for batch in batches(pieces, _BATCH, _device(model)):
+        model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
+        done += len(batch.input_ids)
+        if on_batch is not None:
+            on_batch(done, len(pieces))
 
 
 def _facts(model: nn.Module, table: HeadTable) -> dict[str, str | int]:
@@ -186,7 +193,7 @@ def _facts(model: nn.Module, table: HeadTable) -> dict[str, str | int]:
         "layers": len(layers),
         "heads": len(table.heads),
         "key/value heads": len(kv_heads),
-        "fingerprint": fingerprint(model),
+        "fingerprint": table.model,
     }
 
 

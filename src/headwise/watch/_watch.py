@@ -1,7 +1,7 @@
 """Watch a model: totals per head while it runs, nothing left behind when the block ends."""
 
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike, resolve_heads
 from headwise.kernels import weights_of_head
-from headwise.models import Call, Inputs, Site, Sites, Text, fingerprint, listen
+from headwise.models import Call, Hear, Inputs, Site, Sites, Text, fingerprint, listen
 from headwise.table import HeadTable, Totals
 from headwise.watch._collect import collect
 from headwise.watch._places import Places, places_across, places_within
@@ -73,7 +73,7 @@ def observe(
         yield watch
 
 
-def _uncompiled(hear: Callable[[Call], None]) -> Callable[[Call], None]:
+def _uncompiled(hear: Hear) -> Hear:
     """Statistics are for Python to take, also where the model around them is compiled."""
     # Nothing is compiled in a process that has not imported the compiler, which is slow to.
     apart: Any = torch.compiler.disable
