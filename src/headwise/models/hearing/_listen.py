@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention, MultiHeadAttention
-from headwise.models._call import Call, Hear
-from headwise.models._torch import FunctionListener, Running, ordinary_path, tell_torch_layer
+from headwise.models.hearing._call import Call, Hear
+from headwise.models.hearing._running import Running
+from headwise.models.hearing._torch import FunctionListener, ordinary_path, tell_torch_layer
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def listen(model: nn.Module, hear: Hear) -> Iterator[None]:
                 stack.callback(handle.remove)
         # A model of Hugging Face has imported transformers already; nobody else pays for it.
         if "transformers" in sys.modules:
-            from headwise.models._huggingface import listen_to_interface
+            from headwise.models.hearing._huggingface import listen_to_interface
 
             stack.enter_context(listen_to_interface(model, hear, running))
         stack.enter_context(running.follow(model, (HeadAttention, nn.MultiheadAttention)))

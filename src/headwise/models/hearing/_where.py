@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from headwise.heads import Head
-from headwise.models._call import Call
+from headwise.models.hearing._call import Call
 
 # How the modules of an encoder-decoder call their attention to the other text.
 _CROSS_NAMES = ("cross", "encoder_attn", "encdec")

@@ -18,8 +18,8 @@ from transformers import AttentionInterface
 from headwise.errors import UnsupportedError
 from headwise.kernels import Rule, make_rule
 from headwise.masks import Mask, Window, as_mask
-from headwise.models._call import Call, Hear
-from headwise.models._torch import Running
+from headwise.models.hearing._call import Call, Hear
+from headwise.models.hearing._running import Running
 
 Listener = tuple[Hear, Running]
 

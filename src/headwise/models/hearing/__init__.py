@@ -1,0 +1,8 @@
+"""Every attention call of a model, heard as it happens: what it was and where."""
+
+from headwise.models.hearing._call import Call, Hear
+from headwise.models.hearing._inputs import Inputs, Text
+from headwise.models.hearing._listen import listen
+from headwise.models.hearing._where import Site, Sites
+
+__all__ = ["Call", "Hear", "Inputs", "Site", "Sites", "Text", "listen"]
