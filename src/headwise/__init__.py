@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headwise.models import load_tokenizer as load_tokenizer
     from headwise.report import Study as Study
     from headwise.report import study as study
+    from headwise.scores import Scores as Scores
     from headwise.table import HeadTable as HeadTable
     from headwise.watch import Request as Request
     from headwise.watch import observe as observe
@@ -39,6 +40,7 @@ _HOME = {
     "KVCache": "layer",
     "MultiHeadAttention": "layer",
     "Request": "watch",
+    "Scores": "scores",
     "RoPE": "layer",
     "Study": "report",
     "T5Bias": "layer",

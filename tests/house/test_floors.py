@@ -7,20 +7,20 @@ from house.source import Source, sources
 FLOORS = (
     ("errors", "shapes"),
     ("heads", "files"),
-    ("reference", "masks", "table", "_tablefile", "corpora"),
+    ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example"),
     ("layer", "counts"),
     ("lab",),
     ("models",),
-    ("watch", "importance"),
+    ("watch", "gauge"),
     ("roles", "surgery"),
     ("report",),
     ("cli",),
     ("__init__", "__main__"),
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-# A file and the one it was split from count as one.
-SAME = {("table", "_tablefile")}
+# A file and the one it was split from, or shares, count as one.
+SAME = {("table", "_tablefile"), ("scores", "_tablefile")}
 
 each_source = pytest.mark.parametrize("source", sources(), ids=str)
 

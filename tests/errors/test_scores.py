@@ -1,0 +1,59 @@
+"""Scores that cannot be: refused with the values that are wrong."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headwise.errors import ArgumentError, HeadError, InputError, ShapeError
+from headwise.heads import Head
+from headwise.scores import Scores, random_orders
+from headwise.table import HeadTable
+
+HEADS = (Head("", 0, 0), Head("", 0, 1))
+
+
+def _scores() -> Scores:
+    return Scores(HEADS, np.array([0, 1]), np.ones((3, 2)), method="ablation", loss="lm")
+
+
+@pytest.mark.parametrize(("rows", "texts"), [(3, 2), (2, 0)])
+def test_columns_that_do_not_fit_the_heads_are_refused(rows: int, texts: int) -> None:
+    with pytest.raises(ShapeError, match=rf"2 heads.*{rows}\]? rows and {texts} texts"):
+        Scores(HEADS, np.zeros(rows, np.int64), np.ones((texts, rows)))
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 95])
+def test_an_interval_needs_a_share(level: float) -> None:
+    with pytest.raises(ArgumentError, match=f"level={level}"):
+        _scores().interval(level)
+
+
+def test_no_random_order_at_all_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="n=0"):
+        random_orders(HEADS, n=0)
+
+
+def test_a_head_without_a_score_is_refused() -> None:
+    with pytest.raises(HeadError, match=r"no head L1\.H0.*L0\.H0 to L0\.H1"):
+        _scores().row("L1.H0")
+
+
+def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    HeadTable(HEADS, np.array([0, 1]), {}).save(path)
+    with pytest.raises(InputError, match=r"table\.json has schema None, not 1"):
+        Scores.load(path)
+
+
+def test_scores_that_lack_a_text_are_refused(tmp_path: Path) -> None:
+    path = _scores().save(tmp_path / "scores.csv")
+    path.write_text(path.read_text().replace("text.2", "other"))
+    with pytest.raises(InputError, match=r"scores\.csv is not whole \('text\.2'\)"):
+        Scores.load(path)
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"'\.pkl'"):
+        _scores().save(tmp_path / "scores.pkl")
+    assert list(tmp_path.iterdir()) == []
