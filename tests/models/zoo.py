@@ -1,6 +1,7 @@
 """A tiny model with random weights of every architecture that the laws are held to."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,15 @@ _ENCODERS = (
 )
 
 # These count positions from what is padding, and take no others.
-COUNT_THEMSELVES = ("OPT", "Camembert", "Roberta", "XLMRoberta", "RobertaPreLayerNorm")
+COUNT_THEMSELVES = (
+    "OPT",
+    "Camembert",
+    "IBertModel",
+    "MPNetModel",
+    "Roberta",
+    "XLMRoberta",
+    "RobertaPreLayerNorm",
+)
 
 
 def _decoder(name: str, more: dict[str, Any]) -> nn.Module:
@@ -135,8 +144,67 @@ def _deepseek_v3() -> nn.Module:
     )  # fmt: skip
 
 
+def _falcon(name: str) -> nn.Module:
+    how = {
+        "Falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+        "FalconMultiQuery": {"new_decoder_architecture": False, "multi_query": True},
+        "FalconAlibi": {"new_decoder_architecture": False, "multi_query": False, "alibi": True},
+    }[name]
+    sizes = {key: _SIZES[key] for key in list(_SIZES)[:3]}
+    config = transformers.FalconConfig(**sizes, **_TOKENS, **how, vocab_size=VOCABULARY)
+    # With biases its fused kernel gives other answers than its own eager code.
+    config._attn_implementation = "eager" if name == "FalconAlibi" else "sdpa"
+    return transformers.FalconForCausalLM(config)
+
+
+_OPENAI = {"n_embd": 24, "n_layer": 2, "n_head": HEADS, "n_positions": 40} | {
+    "vocab_size": VOCABULARY
+}
+_XLM = {"emb_dim": 24, "n_layers": 2, "n_heads": HEADS, "vocab_size": VOCABULARY}
+
+# These write their softmax out: class -> configuration.
+_WRITTEN_OUT: Mapping[str, dict[str, Any]] = {
+    "BigBirdModel": _SIZES | {"attention_type": "original_full", "pad_token_id": 0},
+    "BloomForCausalLM": {"hidden_size": 24, "n_layer": 2, "n_head": HEADS}
+    | {"vocab_size": VOCABULARY},
+    "CodeGenForCausalLM": _OPENAI | {"n_embd": 32, "rotary_dim": 4},
+    "DebertaModel": _SIZES | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    "DebertaV2Model": _SIZES
+    | {"relative_attention": True, "position_biased_input": False, "position_buckets": 16}
+    | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "FlaubertModel": _XLM | {"pad_token_id": 0},
+    "GPTJForCausalLM": _OPENAI | {"rotary_dim": 4},
+    "GPTNeoForCausalLM": {"hidden_size": 24, "num_layers": 2, "num_heads": HEADS}
+    | {"attention_types": [[["global", "local"], 1]], "window_size": 3}
+    | {"vocab_size": VOCABULARY, "max_position_embeddings": 40},
+    "GPTNeoXJapaneseForCausalLM": {
+        key: size for key, size in _SIZES.items() if key != "intermediate_size"
+    }
+    | _TOKENS,
+    "IBertModel": _SIZES | {"pad_token_id": 1},
+    "MPNetModel": _SIZES | {"pad_token_id": 1},
+    "MegatronBertModel": _SIZES,
+    "MptForCausalLM": {"d_model": 24, "n_layers": 2, "n_heads": HEADS, "max_seq_len": 40}
+    | {"vocab_size": VOCABULARY},
+    "OpenAIGPTModel": _OPENAI,
+    "RemBertModel": _SIZES | {"pad_token_id": 0},
+    "XGLMForCausalLM": {"d_model": 24, "num_layers": 2, "attention_heads": HEADS, "ffn_dim": 32}
+    | {"vocab_size": VOCABULARY, "max_position_embeddings": 40},
+    "XLMModel": _XLM | {"pad_token_id": 0},
+    "XLNetModel": {"d_model": 24, "n_layer": 2, "n_head": HEADS, "d_inner": 32}
+    | {"vocab_size": VOCABULARY},
+}
+
+
+def _written_out(name: str) -> nn.Module:
+    cls = getattr(transformers, name)
+    return cls(cls.config_class(**_WRITTEN_OUT[name]))
+
+
 # Models that read one text as `input_ids` and `attention_mask`.
 TEXT: dict[str, Callable[[], nn.Module]] = {
+    **{name: partial(_written_out, name) for name in _WRITTEN_OUT},
+    **{name: partial(_falcon, name) for name in ("Falcon", "FalconMultiQuery", "FalconAlibi")},
     "Albert": _albert,
     "DeepseekV3": _deepseek_v3,
     "DistilBert": _distilbert,
@@ -145,18 +213,17 @@ TEXT: dict[str, Callable[[], nn.Module]] = {
     "Gemma3": _gemma3,
     "ModernBert": _modernbert,
     "OPT": _opt,
-    **{name: (lambda name=name: _encoder(name)) for name in _ENCODERS},
-    **{
-        name: (lambda name=name, more=more: _decoder(name, more))
-        for name, more in _DECODERS.items()
-    },
+    **{name: partial(_encoder, name) for name in _ENCODERS},
+    **{name: partial(_decoder, name, more) for name, more in _DECODERS.items()},
 }
 
 
-def make(name: str) -> nn.Module:
+def make(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The model in evaluation mode, its weights so large that no head is near uniform."""
     torch.manual_seed(1)
-    model = TEXT[name]().eval()
+    model = TEXT[name]().eval().to(dtype)
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # others know no float64
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 2 and weight.abs().max() < 0.2:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowRequest, RowStatistics, row_statistics
+from headwise.kernels import RowRequest, RowStatistics
 from headwise.models import Call, Text
 from headwise.table import Totals
 from headwise.watch._places import Places, offset_keys, related_keys
@@ -35,7 +35,7 @@ def collect(
     necessity: it counts for logits alone.
     """
     question = _ask(call, places, text, request, heads_too)
-    rows = row_statistics(call.q, call.k, call.v, call.rule, question.rows)
+    rows = call.row_statistics(question.rows)
     real = places.query_real[:, None] & (rows.n_keys > 0)
     found = {
         name: values.totals(real)
@@ -116,7 +116,7 @@ def _values(
     nowhere = torch.zeros_like(several)
     known = {
         "max_weight": _Values(rows.max_weight, several, 1.0 / n_keys),
-        "max_logit": _Values(rows.max_logit),
+        "max_logit": _Values(rows.max_logit, ~rows.max_logit.isnan()),
         "lse": _Values(rows.lse),
         "sink": _Values(rows.lse, nowhere) if rows.sink is None else _Values(rows.sink),
     }

@@ -40,9 +40,10 @@ def observe(
     query, a key nor a position. At the first call of each layer the heads that follow from
     what was understood are compared with the model's own: a call that is misread is refused.
 
-    Watched are layers of this library, Hugging Face models that go through the attention
-    interface, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`;
-    not yet those that write the softmax out. `nn.MultiheadAttention` and
+    Watched are layers of this library, Hugging Face models, `nn.MultiheadAttention`, and modules
+    that call `scaled_dot_product_attention` or write the softmax out; of these last the largest
+    logit is known where logits are scaled products and a mask, and NaN where more was added.
+    `nn.MultiheadAttention` and
     `nn.TransformerEncoder` are kept out of their private fast path (evaluation without gradients)
     and give what they give outside it; `sites()` says so. Modules are left as they were, also
     after an exception.
@@ -180,8 +181,7 @@ class Watch:
             passes = self.inputs.passes
             raise UnsupportedError(
                 f"observe: no attention call was seen in {passes} forward passes of "
-                f"{type(self._model).__name__}. Run the model inside the block. Attention that is "
-                f"written out as a softmax cannot be watched yet."
+                f"{type(self._model).__name__}. Run the model inside the block."
             )
         missing = set(self._layers or ()) - {site.layer for site in self._totals}
         if missing:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from headwise.kernels import Rule
+from headwise.kernels import RowRequest, RowStatistics, Rule, row_statistics
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class Call:
     cross: bool
     join: Callable[[Tensor], Tensor] | None = None
     real: Bool[Tensor, "B S"] | None = None
+
+    def row_statistics(self, request: RowRequest) -> RowStatistics:
+        """What the weights of every row were like; a largest logit that is not known is NaN."""
+        return row_statistics(self.q, self.k, self.v, self.rule, request)
 
 
 Hear = Callable[[Call], None]

@@ -13,6 +13,7 @@ from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention, MultiHeadAttention
 from headwise.models.hearing._call import Call, Hear
 from headwise.models.hearing._running import Running
+from headwise.models.hearing._softmax import Softmaxes
 from headwise.models.hearing._torch import FunctionListener, ordinary_path, tell_torch_layer
 
 
@@ -25,6 +26,7 @@ def listen(model: nn.Module, hear: Hear) -> Iterator[None]:
     that call `scaled_dot_product_attention` themselves.
     """
     running = Running()
+    softmaxes = Softmaxes(running)
     with ExitStack() as stack:
         for module in model.modules():
             for kind, tell in ((HeadAttention, _tell), (nn.MultiheadAttention, tell_torch_layer)):
@@ -43,8 +45,10 @@ def listen(model: nn.Module, hear: Hear) -> Iterator[None]:
 
             stack.enter_context(listen_to_interface(model, hear, running))
         stack.enter_context(running.follow(model, (HeadAttention, nn.MultiheadAttention)))
+        over = model.register_forward_hook(lambda *_: softmaxes.forget(), always_call=True)
+        stack.callback(over.remove)
         stack.enter_context(ordinary_path(model))
-        stack.enter_context(FunctionListener(hear, running))
+        stack.enter_context(FunctionListener(hear, running, softmaxes))
         yield
 
 

@@ -1,19 +1,81 @@
-"""Which modules of a model are running while something is heard."""
+"""Which modules of a model are running while something is heard, and what they were given."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+# What modules call the number of their heads.
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
+
+
+def heads_of(module: nn.Module) -> int:
+    """How many heads a module says it has; 1 where it says nothing."""
+    found = [getattr(module, name, None) for name in _HEADS]
+    return next((heads for heads in found if isinstance(heads, int) and heads > 0), 1)
+
+
+@dataclass
+class Run:
+    """A module that is running, what it was given, and what of that it has handed on as it is.
+
+    Attributes:
+        texts: Its arguments that may be tokens: floats of three axes.
+        used: Those among them that a module within it was given first.
+    """
+
+    module: nn.Module
+    texts: list[Tensor]
+    used: list[Tensor] = field(default_factory=list)
+
+    def reads_another_text(self, T: int, S: int) -> bool | None:
+        """Whether the `S` keys of its attention are tokens other than its `T` queries.
+
+        They are when a projection in it was given another argument than the first one. Keys of
+        their own tokens may still be more than queries are: those of a cache. None where its
+        arguments tell nothing.
+        """
+        if len(self.texts) > 1 and self.texts[0] is self.texts[1]:
+            return False
+        if any(x.shape[1] == S and (S != T or self._was_used(x)) for x in self.texts[1:]):
+            return True
+        return False if self.used else None
+
+    def _was_used(self, x: Tensor) -> bool:
+        return x is not self.texts[0] and any(x is one for one in self.used)
+
+
+def _texts(args: Iterable[Any]) -> list[Tensor]:
+    return [x for x in args if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()]
 
 
 class Running:
-    """Which module of a model is running, and whether its attention is heard elsewhere."""
+    """The modules of one model that are running, and whether their attention is heard elsewhere.
+
+    Attributes:
+        runs: Those that have begun and not ended, the innermost last.
+        heard_elsewhere: How many of them tell of their attention by themselves.
+        called: Every module that has been called so far, by identity.
+    """
 
     def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
+        self.runs: list[Run] = []
         self.heard_elsewhere = 0
+        self.called: set[int] = set()
+
+    def innermost(self) -> nn.Module:
+        return self.runs[-1].module
+
+    def reads_another_text(self, T: int, S: int) -> bool:
+        """Whether the keys of the attention call that is heard belong to another text."""
+        for run in reversed(self.runs):
+            told = run.reads_another_text(T, S)
+            if told is not None:
+                return told
+        return S < T
 
     @contextmanager
     def follow(self, model: nn.Module, elsewhere: tuple[type[nn.Module], ...]) -> Iterator[None]:
@@ -21,17 +83,24 @@ class Running:
         with ExitStack() as stack:
             for module in model.modules():
                 quiet = isinstance(module, elsewhere)
-                before = module.register_forward_pre_hook(partial(self._enter, quiet))
-                after = module.register_forward_hook(partial(self._leave, quiet), always_call=True)
+                enter, leave = partial(self._enter, quiet), partial(self._leave, quiet)
+                before = module.register_forward_pre_hook(enter, with_kwargs=True)
+                after = module.register_forward_hook(leave, always_call=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             yield
 
-    def _enter(self, quiet: bool, module: nn.Module, *_: Any) -> None:
-        self.modules.append(module)
+    def _enter(
+        self, quiet: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        texts = _texts([*args, *kwargs.values()])
+        if self.runs and texts and any(texts[0] is x for x in self.runs[-1].texts):
+            self.runs[-1].used.append(texts[0])
+        self.runs.append(Run(module, texts))
+        self.called.add(id(module))
         self.heard_elsewhere += quiet
 
     def _leave(self, quiet: bool, module: nn.Module, *_: Any) -> None:
-        while self.modules and self.modules.pop() is not module:
+        while self.runs and self.runs.pop().module is not module:
             pass  # modules that an exception left
         self.heard_elsewhere -= quiet

@@ -15,29 +15,36 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, Window, as_mask, from_blocked
 from headwise.models.hearing._call import Call, Hear
-from headwise.models.hearing._running import Running
+from headwise.models.hearing._running import Running, heads_of
+from headwise.models.hearing._softmax import Softmaxes
 
 
 class FunctionListener(TorchFunctionMode):
-    """Hears `scaled_dot_product_attention` wherever the model calls it itself."""
+    """Hears `scaled_dot_product_attention` and written-out attention where a model calls them."""
 
-    def __init__(self, hear: Hear, running: Running) -> None:
+    def __init__(self, hear: Hear, running: Running, softmaxes: Softmaxes) -> None:
         super().__init__()
-        self._hear, self._running = hear, running
+        self._hear, self._running, self._softmaxes = hear, running, softmaxes
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        answer = func(*args, **(kwargs or {}))
-        alone = func is F.scaled_dot_product_attention and not self._running.heard_elsewhere
-        if alone and self._running.modules:
-            with torch.no_grad():
-                self._hear(_call(self._running.modules[-1], answer, *args, **(kwargs or {})))
+        kwargs = kwargs or {}
+        answer = func(*args, **kwargs)
+        if self._running.heard_elsewhere or not self._running.runs:
+            return answer
+        with torch.no_grad():
+            if func is F.scaled_dot_product_attention:
+                self._hear(_call(self._running, answer, *args, **kwargs))
+            else:
+                call = self._softmaxes.follow(func, args, kwargs, answer)
+                if call is not None:
+                    self._hear(call)
         return answer
 
 
 def _call(
-    module: nn.Module,
+    running: Running,
     answer: Tensor,
     query: Tensor,
     key: Tensor,
@@ -48,6 +55,7 @@ def _call(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Call:
+    module = running.innermost()
     q, k, v, heads = (_four_axes(x, module) for x in (query, key, value, answer))
     T, S = q.shape[2], k.shape[2]
     mask: Tensor | Mask | None = None
@@ -64,14 +72,15 @@ def _call(
         heads=heads,
         kernel="scaled_dot_product_attention",
         exact=not dropout_p,
-        # Nothing tells whose keys they are; of another length, they may be another text's.
-        cross=T != S,
+        cross=running.reads_another_text(T, S),
     )  # fmt: skip
 
 
 def _four_axes(x: Tensor, module: nn.Module) -> Float[Tensor, "B H T D"]:
-    if x.ndim == 3:  # a head of its own for every leading index
-        return x.detach().unsqueeze(1)
+    if x.ndim == 3:  # heads of all texts, one below the other
+        heads = heads_of(module)
+        heads = heads if x.shape[0] % heads == 0 else 1
+        return x.detach().reshape(-1, heads, *x.shape[1:])
     if x.ndim != 4:
         raise UnsupportedError(
             f"observe: {type(module).__name__} attends with tensors of shape {tuple(x.shape)}. "

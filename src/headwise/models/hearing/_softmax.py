@@ -1,0 +1,197 @@
+"""Hear attention that is written out: a softmax, and the product of its weights with values."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from headwise.kernels import RowRequest, RowStatistics, make_rule
+from headwise.masks import as_mask
+from headwise.models.hearing._call import Call
+from headwise.models.hearing._product import Product, is_product, read_product
+from headwise.models.hearing._running import Running, heads_of
+
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+_DROPOUT = (F.dropout, torch.dropout)
+# A softmax whose product has not come when so many others have begun is of something else.
+_PENDING = 4
+# A weight of e^-1000 is none, in any precision: models hide keys behind such logits.
+_NEVER, _HIDDEN_ROW = 1000.0, -5000.0
+
+
+@dataclass(frozen=True)
+class WrittenOut(Call):
+    """A call of which the logits are known, and not the queries and keys they came from.
+
+    `q` and `k` have no width, and the rule's bias is the logits; so every statistic follows
+    from them as from any others, but for the largest logit without bias.
+
+    Attributes:
+        plain: The logits, where they are known to be plain products, scaled and masked.
+    """
+
+    plain: Float[Tensor, "B H T S"] | None = None
+
+    def row_statistics(self, request: RowRequest) -> RowStatistics:
+        rows = super().row_statistics(request)
+        if self.plain is None:
+            return replace(rows, max_logit=torch.full_like(rows.max_logit, torch.nan))
+        return replace(rows, max_logit=self.plain.amax(-1))
+
+
+@dataclass
+class _Trace:
+    """Weights on their way from a softmax to their product with values."""
+
+    logits: Tensor
+    scores: Tensor | None  # products of queries and keys, where they are known
+    module: nn.Module
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    dropped: bool = False
+
+
+class Softmaxes:
+    """Follows the weights of every softmax over the last axis until they meet their values.
+
+    Attributes:
+        unread: Modules in which a softmax as of attention met no values that could be read.
+    """
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._traces: list[_Trace] = []
+        self._scores: tuple[Tensor, int] | None = None
+        self.unread: list[nn.Module] = []
+
+    def follow(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], answer: Any
+    ) -> Call | None:
+        """Take in one call of a function of torch; returns the attention that it completes."""
+        if func in _SOFTMAX:
+            self._begin(answer, *args, **kwargs)
+            return None
+        trace = self._trace_of(args)
+        if trace is None:
+            self._note_scores(func, answer)
+        elif is_product(func):
+            self._traces.remove(trace)
+            return self._complete(trace, read_product(func, args, answer, trace.weights))
+        elif isinstance(answer, Tensor) and answer.shape.numel() == trace.logits.shape.numel():
+            trace.weights[id(answer)] = answer
+            trace.dropped |= func in _DROPOUT and _drops(*args[1:], **kwargs)
+        return None
+
+    def forget(self) -> None:
+        """The pass is over: what has not met its values never will."""
+        self.unread += [trace.module for trace in self._traces]
+        self._traces, self._scores = [], None
+
+    def _begin(
+        self, weights: Tensor, input: Tensor, dim: int | None = None, *_: Any, **__: Any
+    ) -> None:
+        if input.ndim < 3 or dim not in (-1, input.ndim - 1) or weights is input:
+            return
+        scores, self._scores = self._scores, None
+        if scores is not None:
+            same_size = scores[0].shape.numel() == input.shape.numel()
+            unchanged = scores[0]._version == scores[1]
+            scores = scores if same_size and unchanged else None
+        trace = _Trace(input, scores and scores[0], self._running.innermost())
+        trace.weights[id(weights)] = weights
+        self._traces.append(trace)
+        if len(self._traces) > _PENDING:
+            self.unread.append(self._traces.pop(0).module)
+
+    def _trace_of(self, args: Any) -> _Trace | None:
+        given = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg])]
+        for trace in self._traces:
+            if any(id(x) in trace.weights for x in given):
+                return trace
+        return None
+
+    def _note_scores(self, func: Callable[..., Any], answer: Any) -> None:
+        """The latest product before a softmax is that of queries and keys."""
+        if is_product(func):
+            known = answer.ndim >= 3 and not answer.is_inference()  # which tell no version
+            self._scores = (answer, answer._version) if known else None
+
+    def _complete(self, trace: _Trace, product: Product | None) -> Call | None:
+        shape = None if product is None else _four_axes(trace, product, self._running)
+        if product is None or shape is None:
+            self.unread.append(trace.module)
+            return None
+        B, H, T, S = shape
+        logits = trace.logits.detach().reshape(shape)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        visible = _visible(logits)
+        v = _values(product.values.detach(), product.weights.shape, shape)
+        return WrittenOut(
+            module=self._running.innermost(),
+            q=logits.new_zeros(B, H, T, 0),
+            k=logits.new_zeros(B, v.shape[1], S, 0),
+            v=v,
+            rule=make_rule(
+                head_dim=1, mask=as_mask(visible), bias=logits.masked_fill(~visible, 0.0)
+            ),
+            heads=product.heads.detach().reshape(B, H, T, -1),
+            kernel="softmax",
+            exact=not trace.dropped,
+            cross=self._running.reads_another_text(T, S),
+            plain=_plain(trace, logits, visible),
+        )
+
+
+def _drops(p: float | int = 0.5, training: bool = True, *_: Any, **kwargs: Any) -> bool:
+    return kwargs.get("p", p) > 0 and kwargs.get("training", kwargs.get("train", training))
+
+
+def _four_axes(trace: _Trace, product: Product, running: Running) -> tuple[int, ...] | None:
+    """Texts, heads, queries and keys; None where it cannot be told which is which."""
+    T, S = product.weights.shape[-2:]
+    for shape in (product.weights.shape, trace.logits.shape):
+        if shape[-2:] == (T, S) and len(shape) >= 4:
+            return shape[0], math.prod(shape[1:-2]), T, S
+    if trace.logits.shape[-2:] != (T, S):
+        return None
+    rows = product.weights.shape[0]
+    heads = heads_of(running.innermost())
+    return (rows // heads, heads, T, S) if rows % heads == 0 else (rows, 1, T, S)
+
+
+def _values(
+    v: Float[Tensor, "*some S Dv"], weights: torch.Size, shape: tuple[int, ...]
+) -> Float[Tensor, "B Hkv S Dv"]:
+    """Values as they are shared by heads; those that no axis tells apart are one head's."""
+    B, H, _, S = shape
+    if len(weights) == 5 and v.ndim == 5 and v.shape[2] == 1:  # heads of a group
+        v = v[:, :, 0]
+    if v.ndim == 4 and len(weights) > 3:
+        return v.expand(B, -1, -1, -1)
+    return v.expand(*weights[:-2], *v.shape[-2:]).reshape(B, H, S, v.shape[-1])
+
+
+def _visible(logits: Float[Tensor, "B H T S"]) -> Bool[Tensor, "B H T S"]:
+    """Which keys have a weight at all; none of them in a row that holds nothing but such logits."""
+    highest = logits.amax(-1, keepdim=True)
+    return logits > (highest - _NEVER).clamp(min=_HIDDEN_ROW)
+
+
+def _plain(
+    trace: _Trace, logits: Float[Tensor, "B H T S"], visible: Bool[Tensor, "B H T S"]
+) -> Float[Tensor, "B H T S"] | None:
+    """The logits behind the mask, if they are the product of queries and keys times a number."""
+    if trace.scores is None:
+        return None
+    scores = torch.where(visible, trace.scores.detach().reshape(logits.shape).to(logits.dtype), 0.0)
+    seen = torch.where(visible, logits, 0.0)
+    most = scores.abs().argmax()
+    factor = seen.flatten()[most] / scores.flatten()[most]
+    fine = torch.finfo(trace.logits.dtype).eps * 16
+    if (seen - factor * scores).abs().max() <= fine * seen.abs().max():
+        return logits.masked_fill(~visible, -torch.inf)
+    return None

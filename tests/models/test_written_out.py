@@ -1,0 +1,249 @@
+"""Attention that models write out themselves, in the ways in which people do."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headwise.errors import UnsupportedError
+from headwise.watch import Request, observe
+from oracles import means, modules_of
+
+D_MODEL, HEADS, WIDTH = 20, 4, 5
+
+
+class CausalSelfAttention(nn.Module):
+    """As nanoGPT has it: fused where torch can, else written out."""
+
+    def __init__(self, flash: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(D_MODEL, 3 * D_MODEL)
+        self.c_proj = nn.Linear(D_MODEL, D_MODEL)
+        self.attn_dropout = nn.Dropout(dropout)
+        self.n_head, self.n_embd, self.dropout, self.flash = HEADS, D_MODEL, dropout, flash
+        mask = torch.tril(torch.ones(16, 16)).view(1, 1, 16, 16)
+        self.register_buffer("bias", mask)
+        self.weights: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        if self.flash:
+            p = self.dropout if self.training else 0
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
+        else:
+            att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+            att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+            att = F.softmax(att, dim=-1)
+            self.weights = att.detach()
+            att = self.attn_dropout(att)
+            y = att @ v
+        y = y.transpose(1, 2).contiguous().view(B, T, C)
+        return self.c_proj(y)
+
+
+class Block(nn.Module):
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(D_MODEL), CausalSelfAttention(**how)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(self.ln_1(x))
+
+
+X = torch.randn(3, 7, D_MODEL, generator=torch.Generator().manual_seed(0)) * 3
+
+
+def test_nanogpt_is_watched_whichever_path_it_takes() -> None:
+    model = nn.Sequential(Block(), Block())
+    fused = nn.Sequential(Block(flash=True), Block(flash=True))
+    fused.load_state_dict(model.state_dict())
+    before = modules_of(model)
+    with torch.no_grad():
+        plain = model(X)
+        with observe(model) as watch, observe(fused) as known:
+            watched = model(X)
+            fused(X)
+    assert torch.equal(plain, watched)
+    for layer, block in enumerate(model):
+        rows = slice(HEADS * layer, HEADS * (layer + 1))
+        for name, theirs in means([w.numpy() for w in block.attn.weights]).items():
+            np.testing.assert_allclose(watch.table().mean(name)[rows], theirs, rtol=1e-5)
+        block.attn.weights = None
+    assert modules_of(model).keys() == before.keys()
+    assert [site.name for site in watch.sites()] == ["0.attn", "1.attn"]
+    for name in known.table().statistics:  # the largest logit too
+        for column in ("mean", "count", "maximum", "even"):
+            ours, theirs = (getattr(w.table(), column)(name) for w in (watch, known))
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_gradients_and_dropout_are_untouched() -> None:
+    model = nn.Sequential(Block(dropout=0.3), Block(dropout=0.3)).train()
+
+    def gradients() -> list[Tensor]:
+        torch.manual_seed(3)
+        model.zero_grad()
+        model(X).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    plain = gradients()
+    with observe(model) as watch:
+        watched = gradients()
+    assert all(torch.equal(one, two) for one, two in zip(plain, watched, strict=True))
+    # What was dropped is no statistic: those are of the weights before it.
+    np.testing.assert_allclose(
+        watch.table().mean("max_weight")[:HEADS],
+        means([w.numpy() for w in model[0].attn.weights])["max_weight"],
+        rtol=1e-5,
+    )
+
+
+def test_autocast_is_watched() -> None:
+    model = nn.Sequential(Block(), Block(flash=True))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        plain = model(X)
+        with observe(model) as watch:
+            assert torch.equal(model(X), plain)
+    with torch.no_grad(), observe(model) as exact:
+        model(X)
+    for name in ("entropy", "first", "max_logit"):
+        np.testing.assert_allclose(
+            watch.table().mean(name), exact.table().mean(name), atol=0.05, err_msg=name
+        )
+
+
+class Ways(nn.Module):
+    """The same attention, written in one of many ways."""
+
+    num_heads = HEADS
+
+    def __init__(self, way: str, kv_heads: int = HEADS) -> None:
+        super().__init__()
+        self.way = way
+        self.q = nn.Linear(D_MODEL, D_MODEL)
+        self.k = nn.Linear(D_MODEL, kv_heads * WIDTH)
+        self.v = nn.Linear(D_MODEL, kv_heads * WIDTH)
+        self.softmax = nn.Softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (p(x).unflatten(-1, (-1, WIDTH)) for p in (self.q, self.k, self.v))
+        return getattr(self, self.way)(q, k, v).flatten(2)
+
+    def matmul(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        weights = torch.softmax(torch.matmul(q, k.mT) / math.sqrt(WIDTH), dim=-1)
+        return torch.matmul(weights, v).transpose(1, 2)
+
+    def bmm(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        weights = self.softmax(torch.bmm(q, k.mT) * WIDTH**-0.5)
+        return torch.bmm(weights, v).unflatten(0, (-1, HEADS)).transpose(1, 2)
+
+    def baddbmm(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=WIDTH**-0.5)
+        weights = F.softmax(scores.unflatten(0, (-1, HEADS)), dim=-1, dtype=torch.float32)
+        return torch.bmm(weights.flatten(0, 1), v).unflatten(0, (-1, HEADS)).transpose(1, 2)
+
+    def einsum(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * WIDTH**-0.5
+        return torch.einsum("bhqk, bkhd -> bqhd", scores.softmax(-1), v)
+
+    def transposed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        weights = (q @ k.mT).div(math.sqrt(WIDTH)).softmax(dim=-1)
+        return (v.mT @ weights.mT).mT.transpose(1, 2)
+
+    def grouped(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4)
+        k, v = (x.transpose(1, 2)[:, :, None] for x in (k, v))
+        heads = (q @ k.mT * WIDTH**-0.5).softmax(-1) @ v
+        return heads.flatten(1, 2).transpose(1, 2)
+
+    def shared(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return ((q @ k.mT * WIDTH**-0.5).softmax(-1) @ v).transpose(1, 2)
+
+
+KV_HEADS = {"grouped": 2, "shared": 1}
+WAYS = ("bmm", "baddbmm", "einsum", "transposed", "grouped", "shared")
+
+
+def _as_usual(model: Ways) -> Ways:
+    """The same weights, the key and value heads repeated, in the most usual way."""
+    usual = Ways("matmul")
+    for ours, theirs in zip(usual.parameters(), model.parameters(), strict=True):
+        times = len(ours) // len(theirs)
+        repeated = theirs.unflatten(0, (-1, WIDTH)).repeat_interleave(times, 0).flatten(0, 1)
+        ours.data.copy_(repeated)
+    return usual
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_says_the_same(way: str) -> None:
+    model = Ways(way, KV_HEADS.get(way, HEADS))
+    usual = _as_usual(model)
+    with torch.no_grad(), observe(model) as watch, observe(usual) as known:
+        torch.testing.assert_close(model(X), usual(X))
+    table = watch.table()
+    group = HEADS // KV_HEADS.get(way, HEADS)
+    assert table.kv_heads.tolist() == [head // group for head in range(HEADS)]
+    for name in table.statistics:
+        ours, theirs = table.mean(name), known.table().mean(name)
+        if name == "max_logit" and way == "baddbmm":  # which may have added anything
+            assert np.isnan(ours).all()
+            assert (table.count(name) == 0).all()
+            continue
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, err_msg=name)
+
+
+def test_a_logit_with_a_bias_is_not_taken_for_one_without() -> None:
+    class Biased(Ways):
+        def matmul(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            scores = q @ k.mT
+            if self.way == "matmul":
+                scores = scores + torch.arange(7.0)
+            return (scores.softmax(-1) @ v).transpose(1, 2)
+
+        def in_place(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            scores = q @ k.mT
+            scores += torch.arange(7.0)
+            return (scores.softmax(-1) @ v).transpose(1, 2)
+
+    for way in ("matmul", "in_place"):
+        model = Biased(way)
+        with torch.no_grad(), observe(model) as watch:
+            model(X)
+        assert np.isnan(watch.table().mean("max_logit")).all()
+        assert not np.isnan(watch.table().mean("lse")).any()
+
+
+def test_the_map_of_a_head_is_its_weights() -> None:
+    model = Block()
+    with torch.no_grad(), observe(model, Request(maps=True)) as watch:
+        model(X)
+    for head in range(HEADS):
+        torch.testing.assert_close(watch.weights((0, head)), model.attn.weights[:, head])
+
+
+def test_weights_that_are_changed_behind_the_softmax_are_refused() -> None:
+    class Sharpened(Ways):
+        def matmul(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+            return ((q @ k.mT).softmax(-1) ** 2 @ v).transpose(1, 2)
+
+    with (
+        pytest.raises(UnsupportedError, match=r"Sharpened|softmax"),
+        observe(Sharpened("matmul")) as watch,
+    ):
+        watch._model(X)
