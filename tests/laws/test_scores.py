@@ -1,6 +1,5 @@
 """Scores: intervals over texts that cover, orders, and what was saved loads equal."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,8 +1,17 @@
-"""Texts, and what is known about them: plain files, and a grammar with its gold relations."""
+"""Texts, and what is known about them: readers, and a grammar with its gold relations."""
 
+from headwise.corpora._gold import annotate
 from headwise.corpora._grammar import Grammar, Line
-from headwise.corpora._plain import read_texts
 from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
+from headwise.corpora._text import AnnotatedText, Arc, Mention, Span
+from headwise.corpora.readers import (
+    read_aligned,
+    read_conllu,
+    read_gap,
+    read_jsonl,
+    read_texts,
+    read_winobias,
+)
 
 __all__ = [
     "BOS",
@@ -11,8 +20,18 @@ __all__ = [
     "RELATIONS",
     "SPECIALS",
     "UNK",
+    "AnnotatedText",
+    "Arc",
     "Grammar",
     "Line",
+    "Mention",
+    "Span",
+    "annotate",
+    "read_aligned",
+    "read_conllu",
+    "read_gap",
+    "read_jsonl",
     "read_texts",
+    "read_winobias",
     "relations",
 ]

@@ -2,8 +2,8 @@
 
 import os
 import re
-from pathlib import Path
 
+from headwise.corpora.readers._file import text_of
 from headwise.errors import InputError
 
 
@@ -16,22 +16,12 @@ def read_texts(path: str | os.PathLike[str]) -> list[str]:
     Raises:
         InputError: the file cannot be read, is not UTF-8, or holds only white space.
     """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"read_texts: {path} cannot be read ({error.strerror}). Name a text file."
-        ) from error
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"read_texts: {path} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}). "
-            f"Convert it, for example with iconv."
-        ) from error
+    text = text_of(path, "read_texts")
     # Not splitlines(): form feeds and the like do not end a line in a text file.
-    lines = [line.rstrip() for line in re.split(r"\r\n|\r|\n", text.removeprefix("\ufeff"))]
+    lines = [line.rstrip() for line in re.split(r"\r\n|\r|\n", text)]
     body = "\n".join(lines).strip("\n")
     if not body:
-        raise InputError(f"read_texts: {path} holds no text ({len(data)} bytes). Name a text file.")
+        raise InputError(
+            f"read_texts: {path} holds no text ({os.path.getsize(path)} bytes). Name a text file."
+        )
     return re.split(r"\n{2,}" if "\n\n" in body else r"\n", body)

@@ -1,0 +1,15 @@
+"""Readers of annotated texts: each mistake in a file is told with its line."""
+
+from headwise.corpora.readers._conllu import read_conllu
+from headwise.corpora.readers._coreference import read_gap, read_winobias
+from headwise.corpora.readers._lines import read_aligned, read_jsonl
+from headwise.corpora.readers._plain import read_texts
+
+__all__ = [
+    "read_aligned",
+    "read_conllu",
+    "read_gap",
+    "read_jsonl",
+    "read_texts",
+    "read_winobias",
+]

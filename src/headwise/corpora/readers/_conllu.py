@@ -1,0 +1,209 @@
+"""CoNLL-U: sentences with their trees, words laid on the raw text they stand for."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from headwise.corpora._text import AnnotatedText, Arc, Span
+from headwise.corpora.readers._file import Fault, fault_at, lines_of, some, told_by
+
+_WHO = "read_conllu"
+_COLUMNS = 10
+_UNKNOWN = "_"
+_ID = re.compile(r"([1-9]\d{0,8})(?:-([1-9]\d{0,8})|\.([1-9]\d*))?", re.ASCII)
+_HEAD = re.compile(r"\d{1,9}", re.ASCII)
+_ROOT = 0  # the head of a root
+
+
+def read_conllu(path: str | os.PathLike[str]) -> list[AnnotatedText]:
+    """Read the sentences of a CoNLL-U file, with words, tags and basic trees.
+
+    The text is the one that `# text = …` gives, else the words joined as `SpaceAfter=No` says.
+    The words of a contraction get their own characters where their forms spell it (`do|n't`),
+    else all of its characters (`du` is `de` and `le`). Empty nodes and enhanced dependencies
+    are left out; a sentence whose heads are all `_` has no tree.
+
+    Raises:
+        InputError: the file cannot be read, a line is not CoNLL-U, the words do not spell the
+            text, or the heads are no tree: with the line.
+    Source:
+        https://universaldependencies.org/format.html
+    """
+    texts = [_sentence(lines, path) for lines in _blocks(lines_of(path, _WHO))]
+    return some([text for text in texts if text is not None], path, _WHO)
+
+
+Lines = list[tuple[int, str]]  # with their numbers
+
+
+def _blocks(lines: Sequence[str]) -> Iterator[Lines]:
+    block: Lines = []
+    for number, line in enumerate([*lines, ""], 1):
+        if line.strip():
+            block.append((number, line))
+        elif block:
+            yield block
+            block = []
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One line of columns: a word, or the contraction of the words from `first` to `last`."""
+
+    line: int
+    first: int
+    last: int
+    contraction: bool
+    form: str
+    tag: str
+    head: str
+    relation: str
+    space_after: bool
+
+
+def _sentence(lines: Lines, path: str | os.PathLike[str]) -> AnnotatedText | None:
+    """One sentence; None for a block of comments alone."""
+    rows: list[_Row] = []
+    text: str | None = None
+    for number, line in lines:
+        fault = fault_at(_WHO, path, number)
+        if line.startswith("#"):
+            name, _, value = line[1:].partition("=")
+            text = value.strip() if name.strip() == "text" else text
+            continue
+        row = _row(number, line, fault)
+        if row is not None:
+            rows.append(row)
+    if not rows:
+        return None
+    words = _words(rows, path)
+    if text is None:
+        text = "".join(row.form + " " * row.space_after for row in _surface(rows)).rstrip()
+    fault = fault_at(_WHO, path, lines[0][0])
+    with told_by(fault):
+        return AnnotatedText(
+            text,
+            words=_spans(rows, text, path),
+            tags=tuple(row.tag for row in words) if any(w.tag != "_" for w in words) else (),
+            arcs=_arcs(words, path),
+        )
+
+
+def _row(number: int, line: str, fault: Fault) -> _Row | None:
+    """Read one line of columns; None for an empty node."""
+    columns = line.split("\t")
+    if len(columns) != _COLUMNS:
+        raise fault(
+            f"{len(columns)} columns. Give {_COLUMNS}, with tabs between them and blank lines "
+            f"between sentences."
+        )
+    found = _ID.fullmatch(columns[0])
+    if found is None and not re.fullmatch(r"0\.[1-9]\d*", columns[0]):
+        raise fault(f"{columns[0]!r} is no number of a word. Count words from 1.")
+    if found is None or found[3] is not None:
+        return None
+    first, last = int(found[1]), int(found[2] or found[1])
+    if last < first or not columns[1]:
+        raise fault(f"the word {columns[0]!r} has the form {columns[1]!r}. Mend the line.")
+    return _Row(
+        line=number,
+        first=first,
+        last=last,
+        contraction=found[2] is not None,
+        form=columns[1],
+        tag=columns[3],
+        head=columns[6],
+        relation=columns[7],
+        space_after="SpaceAfter=No" not in columns[9].split("|"),
+    )
+
+
+def _words(rows: Sequence[_Row], path: str | os.PathLike[str]) -> list[_Row]:
+    """The words, checked to be counted from 1 on, and contractions to stand before theirs."""
+    words = [row for row in rows if not row.contraction]
+    for at, row in enumerate(words, 1):
+        if row.first != at:
+            raise fault_at(_WHO, path, row.line)(
+                f"the word {row.form!r} has the number {row.first}, not {at}. Count without gaps."
+            )
+    done = 0
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        if not row.contraction:
+            continue
+        begins = after is not None and not after.contraction and after.first == row.first
+        if not begins or row.first <= done or row.last > len(words):
+            raise fault_at(_WHO, path, row.line)(
+                f"the contraction {row.form!r} is of the words {row.first} to {row.last}, which "
+                f"don't all follow it. Put it before its words."
+            )
+        done = row.last
+    return words
+
+
+def _surface(rows: Sequence[_Row]) -> list[_Row]:
+    """What stands in the text: contractions, and the words that are in none."""
+    surface: list[_Row] = []
+    covered = 0
+    for row in rows:
+        if row.contraction or row.first > covered:
+            surface.append(row)
+        covered = max(covered, row.last if row.contraction else 0)
+    return surface
+
+
+def _spans(rows: Sequence[_Row], text: str, path: str | os.PathLike[str]) -> tuple[Span, ...]:
+    """The characters of each word; the text must be these words and spaces between them."""
+    forms = {row.first: row.form for row in rows if not row.contraction}
+    spans: list[Span] = []
+    at = 0
+    surface = _surface(rows)
+    for row in surface:
+        at += len(text[at:]) - len(text[at:].lstrip())
+        if not text.startswith(row.form, at):
+            raise fault_at(_WHO, path, row.line)(
+                f"the word {row.form!r} is not what the text goes on with, "
+                f"{text[at : at + len(row.form) + 8]!r}. Make words and text agree."
+            )
+        parts = [forms[one] for one in range(row.first, row.last + 1)]
+        spans += _parts((at, at + len(row.form)), row.form, parts)
+        at += len(row.form)
+    if text[at:].strip():
+        raise fault_at(_WHO, path, surface[-1].line)(
+            f"the words end, and the text goes on with {text[at : at + 20]!r}. "
+            f"Make words and text agree."
+        )
+    return tuple(spans)
+
+
+def _parts(span: Span, form: str, parts: Sequence[str]) -> list[Span]:
+    """The spans of the words of a contraction: their own characters, if they spell it."""
+    if "".join(parts) != form:
+        return [span] * len(parts)
+    ends = [span[0] + sum(len(part) for part in parts[:at]) for at in range(len(parts) + 1)]
+    return list(pairwise(ends))
+
+
+def _arcs(words: Sequence[_Row], path: str | os.PathLike[str]) -> tuple[Arc, ...]:
+    """The tree, without its root; nothing where no word has a head."""
+    if all(row.head == _UNKNOWN for row in words):
+        return ()
+    arcs: list[Arc] = []
+    roots = 0
+    for row in words:
+        fault = fault_at(_WHO, path, row.line)
+        if not _HEAD.fullmatch(row.head) or int(row.head) > len(words):
+            raise fault(
+                f"the word {row.form!r} has the head {row.head!r}. "
+                f"Name a word from 1 to {len(words)}, or 0 for the root."
+            )
+        if int(row.head) == _ROOT:
+            roots += 1
+            continue
+        if row.relation in ("", _UNKNOWN):
+            raise fault(f"the word {row.form!r} has no relation to its head. Name it.")
+        arcs.append(Arc(row.first - 1, int(row.head) - 1, row.relation))
+    if roots > 1:
+        raise fault_at(_WHO, path, words[0].line)(f"{roots} roots in one tree. Keep one.")
+    return tuple(arcs)  # without a root there is a circle, which the text refuses

@@ -1,0 +1,113 @@
+"""Coreference: the tables of GAP, and the bracketed sentences of WinoBias."""
+
+import os
+import re
+
+from headwise.corpora._text import AnnotatedText, Mention
+from headwise.corpora.readers._file import Fault, fault_at, lines_of, some, told_by
+
+_GAP = "read_gap"
+_WINOBIAS = "read_winobias"
+_NAMES = ("A", "B")
+_HEADER = ["ID", "Text", "Pronoun", "Pronoun-offset"]
+_HEADER += [f"{name}{part}" for name in _NAMES for part in ("", "-offset", "-coref")]
+_HEADER += ["URL"]
+_TRUTH = {"TRUE": True, "FALSE": False}
+_OFFSET = re.compile(r"\d{1,9}", re.ASCII)
+_NUMBER = re.compile(r"\d+[\s.)]+")
+
+
+def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedText]:
+    """Read the texts of a GAP table: a pronoun, and two names it may stand for.
+
+    Mentions are the pronoun (entity 0), A and B; a name that the pronoun stands for is entity
+    0 too, another is an entity of its own.
+
+    Raises:
+        InputError: the file cannot be read, has other columns, or a name does not stand where
+            its offset says: with the line.
+    Source:
+        Webster et al. 2018, "Mind the GAP";
+        https://github.com/google-research-datasets/gap-coreference
+    """
+    lines = lines_of(path, _GAP)
+    if lines[0].split("\t") != _HEADER:
+        raise fault_at(_GAP, path, 1)(
+            f"the columns are {lines[0][:60]!r}. Give a GAP table with {', '.join(_HEADER)}."
+        )
+    texts = [
+        _gap(line.split("\t"), fault_at(_GAP, path, number))
+        for number, line in enumerate(lines[1:], 2)
+        if line.strip()
+    ]
+    return some(texts, path, _GAP)
+
+
+def _gap(columns: list[str], fault: Fault) -> AnnotatedText:
+    if len(columns) != len(_HEADER):
+        raise fault(f"{len(columns)} columns. Give {len(_HEADER)}, with tabs between them.")
+    row = dict(zip(_HEADER, columns, strict=True))
+    mentions = [_mention(row, "Pronoun", 0, fault)]
+    for own, name in enumerate(_NAMES, 1):
+        truth = row[f"{name}-coref"]
+        if truth.upper() not in _TRUTH:
+            raise fault(f"{name}-coref is {truth!r}. Give TRUE or FALSE.")
+        mentions.append(_mention(row, name, 0 if _TRUTH[truth.upper()] else own, fault))
+    return AnnotatedText(row["Text"], mentions=tuple(mentions))
+
+
+def _mention(row: dict[str, str], name: str, entity: int, fault: Fault) -> Mention:
+    offset, form = row[f"{name}-offset"], row[name]
+    known = _OFFSET.fullmatch(offset) is not None
+    if not form or not known or not row["Text"].startswith(form, int(offset)):
+        there = row["Text"][int(offset) :][:20] if known else ""
+        raise fault(
+            f"{name} is {form!r} at {offset!r}, where the text has {there!r}. "
+            f"Count characters, from 0."
+        )
+    return Mention(int(offset), int(offset) + len(form), entity)
+
+
+def read_winobias(path: str | os.PathLike[str]) -> list[AnnotatedText]:
+    """Read the sentences of a WinoBias file, where `[…]` marks what speaks of one entity.
+
+    A number before a sentence is dropped, and so are the brackets. White space within them is
+    left outside the mention.
+
+    Raises:
+        InputError: the file cannot be read, brackets do not close or are nested, or a sentence
+            has fewer than two mentions: with the line.
+    Source:
+        Zhao et al. 2018, "Gender Bias in Coreference Resolution"
+    """
+    texts = [
+        _bracketed(line, fault_at(_WINOBIAS, path, number))
+        for number, line in enumerate(lines_of(path, _WINOBIAS), 1)
+        if line.strip()
+    ]
+    return some(texts, path, _WINOBIAS)
+
+
+def _bracketed(line: str, fault: Fault) -> AnnotatedText:
+    line = _NUMBER.sub("", line.strip(), count=1) if _NUMBER.match(line.strip()) else line.strip()
+    text, mentions = "", []
+    opened: int | None = None
+    for character in line:
+        if character not in "[]":
+            text += character
+            continue
+        if (character == "[") != (opened is None):
+            raise fault(f"brackets do not match in {line[:60]!r}. Open and close each mention.")
+        if opened is None:
+            opened = len(text)
+        else:
+            inside = text[opened:]
+            start = opened + len(inside) - len(inside.lstrip())
+            mentions.append(Mention(start, start + len(inside.strip()), 0))
+            opened = None
+    if opened is not None or len(mentions) < 2:
+        raise fault(
+            f"{len(mentions)} closed mentions in {line[:60]!r}. Give at least two that corefer."
+        )
+    with told_by(fault):
+        return AnnotatedText(text, mentions=tuple(mentions))

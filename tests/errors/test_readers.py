@@ -1,0 +1,183 @@
+"""Each refusal of a reader names the file, the line, and what stands there."""
+
+import re
+
+import pytest
+
+from headwise.corpora import (
+    AnnotatedText,
+    Arc,
+    Mention,
+    read_aligned,
+    read_conllu,
+    read_gap,
+    read_jsonl,
+    read_winobias,
+)
+from headwise.errors import ArgumentError, InputError
+
+READERS = [read_conllu, read_gap, read_jsonl, read_winobias]
+
+
+def write(folder, data, name="corpus.txt"):
+    path = folder / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def refuses(reader, path, line, what):
+    where = re.escape(f"{reader.__name__}: {path}, line {line}: ")
+    with pytest.raises(InputError, match=where + ".*" + what):
+        reader(path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_that_cannot_be_read(tmp_path, reader):
+    with pytest.raises(InputError, match=rf"{reader.__name__}: .*nowhere cannot be read"):
+        reader(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_in_another_encoding(tmp_path, reader):
+    with pytest.raises(InputError, match=rf"{reader.__name__}: .* not UTF-8 \(byte 3 is 0xe9\)"):
+        reader(write(tmp_path, "un été".encode("latin-1")))
+
+
+@pytest.mark.parametrize("reader", [read_conllu, read_jsonl, read_winobias])
+def test_a_file_without_texts(tmp_path, reader):
+    with pytest.raises(InputError, match="holds no text"):
+        reader(write(tmp_path, b"\n\n"))
+
+
+def row(number, form, head="0", relation="root", misc="_"):
+    return f"{number}\t{form}\t_\tX\t_\t_\t{head}\t{relation}\t_\t{misc}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "what"),
+    [
+        (["1 a b"], 1, r"1 columns\. Give 10"),
+        ([row("1", "a") + "\tmore"], 1, r"11 columns\. Give 10"),
+        ([row("01", "a")], 1, r"'01' is no number"),
+        ([row("x", "a")], 1, r"'x' is no number"),
+        ([row("9" * 5000, "a")], 1, r"'9+' is no number"),
+        ([row("1", "")], 1, r"the word '1' has the form ''"),
+        ([row("2-1", "ab"), row("1", "a")], 1, r"the word '2-1' has the form 'ab'"),
+        (["# c", row("1", "a"), row("3", "b", "1", "x")], 3, r"'b' has the number 3, not 2"),
+        ([row("1-3", "ab"), row("1", "a"), row("2", "b", "1", "x")], 1, "'ab' is of the words 1"),
+        ([row("1", "a"), row("1-2", "ab"), row("2", "b", "1", "x")], 2, "which don't all follow"),
+        ([row("1", "a"), row("1-2", "ab")], 2, "which don't all follow"),
+        (["# text = a c", row("1", "a"), row("2", "b", "1", "x")], 3, r"'b' is not what .* 'c'"),
+        (["# text = a b c", row("1", "a"), row("2", "b", "1", "x")], 3, r"goes on with ' c'"),
+        ([row("1", "a", "2", "x"), row("2", "b", "1", "x")], 1, r"the words \[0, 1\] .* circle"),
+        ([row("1", "a", "1", "x")], 1, r"the words \[0\] hang .* circle"),
+        ([row("1", "a", "2", "x")], 1, r"the head '2'\. Name a word from 1 to 1"),
+        ([row("1", "a"), row("2", "b", "_", "x")], 2, r"'b' has the head '_'"),
+        ([row("1", "a"), row("2", "b", "-1", "x")], 2, r"'b' has the head '-1'"),
+        ([row("1", "a"), row("2", "b")], 1, r"2 roots in one tree"),
+        ([row("1", "a"), row("2", "b", "1", "_")], 2, r"'b' has no relation"),
+    ],
+)
+def test_conllu_that_is_none(tmp_path, lines, line, what):
+    refuses(read_conllu, write(tmp_path, "\n".join(lines)), line, what)
+
+
+def test_the_line_counts_from_the_beginning_of_the_file(tmp_path):
+    good = row("1", "a")
+    path = write(tmp_path, f"\r\n{good}\r\n\r\n# text = b\r\n{good}\r\n")
+    refuses(read_conllu, path, 5, "'a' is not what the text goes on with")
+
+
+HEADER = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
+
+
+def gap(pronoun="she", at="17", truth="TRUE"):
+    text = "Ann met Bea when she sang."
+    return f"{HEADER}\n1\t{text}\t{pronoun}\t{at}\tAnn\t0\t{truth}\tBea\t8\tFALSE\tu\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("a\tb\n", 1, r"the columns are 'a\\tb'"),
+        (f"{HEADER}\na\tb\n", 2, r"2 columns\. Give 11"),
+        (gap(at="16"), 2, r"Pronoun is 'she' at '16', where the text has ' she sang\.'"),
+        (gap(at="999"), 2, r"Pronoun is 'she' at '999', where the text has ''"),
+        (gap(at="-3"), 2, r"Pronoun is 'she' at '-3'"),
+        (gap(pronoun=""), 2, r"Pronoun is '' at '17'"),
+        (gap(truth="maybe"), 2, r"A-coref is 'maybe'"),
+    ],
+)
+def test_gap_that_is_none(tmp_path, text, line, what):
+    refuses(read_gap, write(tmp_path, text), line, what)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "what"),
+    [
+        ("1 [Ann met Bea", r"0 closed mentions in '\[Ann met Bea'"),
+        ("1 [Ann] met [her", r"1 closed mentions"),
+        ("1 [Ann] met Bea", r"1 closed mentions"),
+        ("[Ann [met] Bea]", r"brackets do not match in '\[Ann \[met"),
+        ("Ann] met [her]", r"brackets do not match"),
+        ("[Ann] met [ ]", r"mention \[9, 9\) in a text of 9 characters"),
+    ],
+)
+def test_winobias_that_is_none(tmp_path, sentence, what):
+    refuses(read_winobias, write(tmp_path, f"[Ann] likes [her] hat.\n{sentence}\n"), 2, what)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("{", r"no JSON"),
+        ("[1]", r"'\[1\]' is no object with a text"),
+        ('{"text": 3}', r"is no object with a text"),
+        ('{"text": "a", "word": []}', r"'word' is nothing that is known"),
+        ('{"text": "a", "words": 3}', r"words are '3'"),
+        ('{"text": "a", "words": [[0, true]]}', r"words hold '\[0, True\]'"),
+        (
+            '{"text": "a", "arcs": [[0, 1]]}',
+            r"arcs hold '\[0, 1\]'\. Give \[number, number, name\]",
+        ),
+        ('{"text": "a", "tags": "X"}', r"tags are 'X'"),
+        ('{"text": "a", "tags": ["X"]}', r"1 tags for 0 words"),
+        ('{"text": "a", "words": [[0, 2]]}', r"word \[0, 2\) in a text of 1 characters"),
+        ('{"text": "a", "words": [[0, 1]], "links": [[0, 1]]}', r"link \(0, 1\) between 1 words"),
+    ],
+)
+def test_json_that_does_not_fit(tmp_path, line, what):
+    refuses(read_jsonl, write(tmp_path, '{"text": "a"}\n' + line), 2, what)
+
+
+@pytest.mark.parametrize(
+    ("links", "line", "what"),
+    [
+        ("0-0\n0-x\n", 2, r"'0-x' is no link"),
+        ("0-0\n0-2\n", 2, r"the link 0-2 between 2 and 1 words"),
+        ("0-0\n", 1, r"the files have 2, 2 and 1 lines"),
+    ],
+)
+def test_links_that_do_not_fit(tmp_path, links, line, what):
+    texts = write(tmp_path, "a\nb c\n", "en"), write(tmp_path, "x\ny\n", "es")
+    path = write(tmp_path, links, "links")
+    with pytest.raises(InputError, match=re.escape(f"{path}, line {line}: ") + what):
+        read_aligned(*texts, path)
+
+
+@pytest.mark.parametrize(
+    ("known", "what"),
+    [
+        ({"words": ((0, 1), (3, 3))}, r"word \[3, 3\) in a text of 3 characters"),
+        ({"words": ((2, 3), (0, 1))}, r"words are not in order"),
+        ({"arcs": (Arc(0, 2, "x"),)}, r"arc \(0, 2\) between 2 words"),
+        ({"arcs": (Arc(0, 1, "x"), Arc(0, 1, "y"))}, r"word 0 has two heads"),
+        ({"arcs": (Arc(0, 1, "x"), Arc(1, 0, "y"))}, r"the words \[0, 1\] hang on each other"),
+        ({"mentions": (Mention(2, 4, 0),)}, r"mention \[2, 4\) in a text of 3 characters"),
+        ({"links": ((-1, 0),)}, r"link \(-1, 0\) between 2 words"),
+        ({"tags": ("X",)}, r"1 tags for 2 words"),
+    ],
+)
+def test_annotations_that_do_not_fit_their_text(known, what):
+    with pytest.raises(ArgumentError, match=what):
+        AnnotatedText("a b", **{"words": ((0, 1), (2, 3)), **known})

@@ -1,0 +1,161 @@
+"""What always holds of annotated texts: spans spell their words, trees are trees."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise.corpora import (
+    AnnotatedText,
+    Arc,
+    Grammar,
+    Mention,
+    annotate,
+    read_aligned,
+    read_conllu,
+    read_gap,
+    read_jsonl,
+    read_winobias,
+)
+
+seeds = st.integers(0, 2**32 - 1)
+
+CONTRACTIONS = """\
+# sent_id = 1
+# text = Don't  go du coin!
+1-2\tDon't\t_\t_\t_\t_\t_\t_\t_\t_
+1\tDo\tdo\tAUX\tVB\t_\t3\taux\t_\t_
+2\tn't\tnot\tPART\tRB\t_\t3\tadvmod:neg\t_\t_
+3\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_
+3.1\tgone\tgo\tVERB\t_\t_\t_\t_\t0:root\t_
+4-5\tdu\t_\t_\t_\t_\t_\t_\t_\t_
+4\tde\tde\tADP\t_\t_\t6\tcase\t_\t_
+5\tle\tle\tDET\t_\t_\t6\tdet\t_\t_
+6\tcoin\tcoin\tNOUN\t_\t_\t3\tobl\t_\tSpaceAfter=No
+7\t!\t!\tPUNCT\t_\t_\t3\tpunct\t_\t_
+
+# newdoc
+1\tIt\tit\tPRON\t_\t_\t2\tnsubj\t_\t_
+2\tworks\twork\tVERB\t_\t_\t0\troot\t_\tSpaceAfter=No
+3\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_
+"""
+
+
+def written(folder, text, name="corpus"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def words_of(text):
+    return [text.word(at) for at in range(len(text.words))]
+
+
+def test_conllu_words_lie_on_the_raw_text(tmp_path):
+    first, second = read_conllu(written(tmp_path, CONTRACTIONS))
+    assert first.text == "Don't  go du coin!"
+    assert words_of(first) == ["Do", "n't", "go", "du", "du", "coin", "!"]
+    assert first.tags == ("AUX", "PART", "VERB", "ADP", "DET", "NOUN", "PUNCT")
+    assert Arc(1, 2, "advmod:neg") in first.arcs
+    assert len(first.arcs) == 6  # the root hangs on nothing
+    assert second.text == "It works."
+    assert words_of(second) == ["It", "works", "."]
+
+
+def test_a_sentence_without_heads_has_no_tree(tmp_path):
+    lines = [f"{at}\t{word}" + "\t_" * 8 for at, word in enumerate(["A", "b"], 1)]
+    (text,) = read_conllu(written(tmp_path, "\n".join(lines)))
+    assert (text.text, text.arcs, text.tags) == ("A b", (), ())
+
+
+def test_gap_mentions_are_where_they_are_said_to_be(tmp_path):
+    header = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
+    row = "1\tAnn met Bea when she sang.\tshe\t17\tAnn\t0\tTRUE\tBea\t8\tFALSE\thttp://x"
+    (text,) = read_gap(written(tmp_path, f"{header}\n{row}\n"))
+    assert text.mentions == (Mention(17, 20, 0), Mention(0, 3, 0), Mention(8, 11, 2))
+
+
+def test_winobias_brackets_become_mentions(tmp_path):
+    line = "12 [The developer ] met the clerk because [she] sang."
+    (text,) = read_winobias(written(tmp_path, line + "\n"))
+    assert text.text == "The developer  met the clerk because she sang."
+    spans = [text.text[one.start : one.end] for one in text.mentions]
+    assert spans == ["The developer", "she"]
+    assert {one.entity for one in text.mentions} == {0}
+
+
+def test_aligned_texts_share_one_context(tmp_path):
+    paths = [
+        written(tmp_path, "the green house\na\n", "en"),
+        written(tmp_path, "la casa verde\nb\n", "es"),
+        written(tmp_path, "0-0 1-2 2-1\n\n", "links"),
+    ]
+    first, second = read_aligned(*paths, joint=" = ")
+    assert first.text == "the green house = la casa verde"
+    pairs = [(first.word(one), first.word(other)) for one, other in first.links]
+    assert pairs == [("la", "the"), ("verde", "green"), ("casa", "house")]
+    assert second.links == ()
+
+
+@given(seeds, st.booleans())
+def test_the_grammar_knows_its_trees_mentions_and_links(seed, repeated):
+    grammar, rng = Grammar(), np.random.default_rng(seed)
+    line = grammar.repeat(rng) if repeated else grammar.sentence(rng)
+    text = annotate(line)
+    assert tuple(words_of(text)) == line.words
+    if repeated:
+        assert text == AnnotatedText(str(line), text.words)
+        return
+    # One root, so every other word has its head; the constructor has refused circles.
+    assert len(text.arcs) == len(text.words) - 1
+    gold = grammar.relations(line.words)
+    arcs = [(arc.dependent, arc.head, arc.relation) for arc in text.arcs]
+    assert {(head, one) for one, head, name in arcs if name == "nsubj"} == set(gold["subject"])
+    translations = {*gold["verb translation"], *gold["pronoun translation"]}
+    assert translations <= set(text.links)
+    rest = set(text.links) - translations
+    assert all(text.tags[one] == text.tags[other] == "ADV" for one, other in rest)
+    entities = [[m for m in text.mentions if m.entity == e] for e in range(len(text.mentions) // 2)]
+    spans = {tuple(sorted((m.start, m.end) for m in pair)) for pair in entities}
+    pronouns = gold["pronoun translation"]
+    assert spans == {tuple(sorted((text.words[i], text.words[j]))) for i, j in pronouns}
+
+
+@given(seeds)
+def test_json_lines_keep_everything(tmp_path_factory, seed):
+    text = annotate(Grammar().sentence(np.random.default_rng(seed)))
+    said = {
+        "text": text.text,
+        "words": text.words,
+        "tags": text.tags,
+        "arcs": [(arc.dependent, arc.head, arc.relation) for arc in text.arcs],
+        "mentions": [(one.start, one.end, one.entity) for one in text.mentions],
+        "links": text.links,
+    }
+    path = tmp_path_factory.mktemp("json") / "texts.jsonl"
+    path.write_text(json.dumps(said) + "\n\n" + json.dumps({"text": "bare"}), "utf-8")
+    assert read_jsonl(path) == [text, AnnotatedText("bare")]
+
+
+@given(st.lists(st.integers(-1, 6), min_size=1, max_size=7))
+def test_arcs_are_taken_exactly_when_they_run_in_no_circle(heads):
+    n = len(heads)
+    spans = tuple(pairwise(range(n + 1)))
+    arcs = tuple(Arc(at, head % n, "dep") for at, head in enumerate(heads) if head >= 0)
+    towards = {arc.dependent: arc.head for arc in arcs}
+
+    def comes_to_an_end(at):
+        for _ in range(n + 1):
+            if at not in towards:
+                return True
+            at = towards[at]
+        return False
+
+    if all(comes_to_an_end(at) for at in range(n)):
+        assert AnnotatedText("x" * n, spans, arcs=arcs).arcs == arcs
+    else:
+        with pytest.raises(ValueError, match="in a circle"):
+            AnnotatedText("x" * n, spans, arcs=arcs)
