@@ -8,7 +8,8 @@ from typing_extensions import TypeIs
 
 from headwise.errors import HeadError
 
-_NAME = re.compile(r"(?:(?P<stack>[a-z_]+(?:\.[a-z_]+)*)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
+_PART = r"[a-z_][a-z0-9_]*"
+_NAME = re.compile(rf"(?:(?P<stack>{_PART}(?:\.{_PART})*)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
 
 
 @dataclass(frozen=True, order=True)

@@ -12,6 +12,7 @@ from headwise.masks import Tile
 from headwise.models import Call, Text
 from headwise.watch._request import Relation
 
+_ROWS = 256  # of a mask, looked at together
 NONE = -1  # the index of a key that does not exist
 
 
@@ -47,7 +48,7 @@ def places_within(call: Call, text: Text) -> Places:
     if text.real is None and T < S:
         total, real = _cached(call, text)
     else:
-        real = _fit(text.real, B, S, call.k.device)
+        real = _seen(call) if text.real is None else _fit(text.real, B, S, call.k.device)
         # A preallocated cache is longer than the text: the queries end where the text does.
         total = S if text.real is None else min(S, text.real.shape[1])
     own = torch.arange(total - T, total, device=call.k.device)
@@ -58,7 +59,7 @@ def places_within(call: Call, text: Text) -> Places:
 def places_across(call: Call, queries: Text, keys: Text) -> Places:
     """Queries of one text, keys of another."""
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
-    real = _fit(keys.real, B, S, call.k.device)
+    real = _seen(call) if keys.real is None else _fit(keys.real, B, S, call.k.device)
     asking = _fit(None if queries.real is None else queries.real[:, -T:], B, T, call.q.device)
     at = (real.cumsum(-1) - 1).clamp(min=0)
     query_at = (asking.cumsum(-1) - 1).clamp(min=0)
@@ -76,6 +77,20 @@ def _fit(real: Bool[Tensor, "B n"] | None, B: int, S: int, device: torch.device)
         )
     real = real.to(device)[:, -S:]
     return torch.nn.functional.pad(real, (0, S - real.shape[1]), value=False)
+
+
+def _seen(call: Call) -> Bool[Tensor, "B S"]:
+    """A key that no query may attend to is padding, whoever did not say so."""
+    B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    seen = torch.zeros(B, S, dtype=torch.bool, device=call.k.device)
+    for last in range(T, 0, -_ROWS):  # from the end: one row of a causal mask sees every key
+        rows = range(max(0, last - _ROWS), last)
+        for block in (range(last - 1, last), rows):
+            visible = call.rule.visible_in(Tile(T, S, block, range(S), call.k.device))
+            seen |= torch.ones_like(seen) if visible is None else visible.any(1).any(1)
+            if bool(seen.all()):
+                return seen
+    return seen
 
 
 def _cached(call: Call, text: Text) -> tuple[int, Bool[Tensor, "B S"]]:

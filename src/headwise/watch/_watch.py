@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -70,7 +69,7 @@ def observe(
     if every < 1:
         raise ArgumentError(f"observe: every={every}. Give 1 or more.")
     watch = Watch(model, request or Request(), layers, every)
-    with watch.inputs.follow(model), listen(model, _uncompiled(watch.hear)):
+    with watch.inputs.follow(), listen(model, _uncompiled(watch.hear)):
         yield watch
 
 
@@ -87,10 +86,10 @@ class Watch:
     def __init__(
         self, model: nn.Module, request: Request, layers: Collection[int] | None, every: int
     ) -> None:
-        self.inputs = Inputs()
         self._model, self._request = model, request
         self._layers, self._every = layers, every
         self._found = Sites(model)
+        self.inputs = Inputs(model, self._found.stacks.roots)
         self._totals: dict[Site, dict[str, Totals]] = {}
         self._last: dict[Site, Call] = {}
 
@@ -166,15 +165,14 @@ class Watch:
             known[name] = known[name] + totals if name in known else totals
 
     def _read(self, site: Site, call: Call) -> tuple[Text, Places]:
-        decoder = site.stack.startswith("decoder")
-        queries = self.inputs.decoder if decoder else self.inputs.main
-        if queries.real is None and not site.cross:
-            queries = replace(queries, real=call.real)
-        if not site.cross:
-            return queries, places_within(call, queries)
-        # Outside an encoder-decoder nothing is known of the text that is attended to.
-        keys = self.inputs.main if decoder else Text()
-        return queries, places_across(call, queries, keys)
+        reading = self.inputs.of(site.stack)
+        if site.cross:
+            keys = reading.other.filled(Text(real=call.real))
+            return reading.own, places_across(call, reading.own, keys)
+        if reading.own.real is None and call.real is not None:
+            self.inputs.learn(site.stack, call.real)
+        queries = reading.own.filled(Text(real=call.real))
+        return queries, places_within(call, queries)
 
     def _check_seen(self) -> None:
         if not self._totals:

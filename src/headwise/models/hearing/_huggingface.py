@@ -113,7 +113,7 @@ def _run(
                 heads=answer[0].detach().transpose(1, 2),  # B T H Dv -> B H T Dv
                 kernel=implementation or "eager",
                 exact=not kwargs.get("dropout"),
-                cross=False,
+                cross=listeners[-1][1].reads_another_text(q.shape[2], k.shape[2]),
             )  # fmt: skip
             for hear, _ in listeners:
                 hear(call)

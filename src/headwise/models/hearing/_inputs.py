@@ -2,10 +2,12 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
@@ -24,49 +26,109 @@ class Text:
     real: Bool[Tensor, "B S"] | None = None
     positions: Int[Tensor, "B T"] | None = None
 
+    def filled(self, more: "Text") -> "Text":
+        """The same, and `more` for what is not known."""
+        return Text(
+            self.ids if self.ids is not None else more.ids,
+            self.real if self.real is not None else more.real,
+            self.positions if self.positions is not None else more.positions,
+        )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one stack reads: its own text, and the one that it attends to across."""
+
+    own: Text = Text()
+    other: Text = Text()
+
+    def filled(self, more: "Reading") -> "Reading":
+        """The same, and `more` for what is not known."""
+        return Reading(self.own.filled(more.own), self.other.filled(more.other))
+
+
+# What a model is given instead of tokens; a mask beside it is not about what it attends to.
+_NO_TOKENS = ("pixel_values", "input_values", "input_features")
+_NOTHING = Reading()
+
 
 class Inputs:
-    """The text of the forward pass that is running, for those who hear its attention calls.
+    """The texts of the forward pass that is running, for those who hear its attention calls.
 
     Attributes:
-        main: What the model reads: the encoder's text in an encoder-decoder.
-        decoder: What the decoder of an encoder-decoder reads.
-        passes: How many forward passes have begun.
+        passes: How many forward passes have begun: of the model, or of a stack by itself.
         inside: Whether one is running.
     """
 
-    def __init__(self) -> None:
-        self.main, self.decoder = Text(), Text()
+    def __init__(self, model: nn.Module, stacks: Mapping[str, nn.Module]) -> None:
+        self._modules = {"": model, **stacks}
+        self._readings: dict[str, Reading] = {}
+        self._main, self._decoder = Text(), Text()
+        self._depth = 0
         self.passes = 0
-        self.inside = False
+
+    @property
+    def inside(self) -> bool:
+        return self._depth > 0
+
+    def of(self, stack: str) -> Reading:
+        """What a stack is reading; what it was not told itself, the model may have been."""
+        mine = self._readings.get(_without_cross(stack), _NOTHING)
+        if stack in ("", "cross"):
+            return mine
+        if stack.startswith("decoder"):
+            return mine.filled(Reading(self._decoder, self._main))
+        whole, told = self._main.real, mine.own.real
+        same = whole is not None and told is not None and torch.equal(whole, told)
+        return mine.filled(Reading(self._main)) if stack == "encoder" or same else mine
+
+    def learn(self, stack: str, real: Bool[Tensor, "B S"]) -> None:
+        """What a call told of the padding of its stack is true of the rest of the pass."""
+        mine = self._readings.get(_without_cross(stack), _NOTHING)
+        self._readings[_without_cross(stack)] = mine.filled(Reading(Text(real=real)))
 
     @contextmanager
-    def follow(self, model: nn.Module) -> Iterator["Inputs"]:
-        """Read the arguments of each forward pass of `model`."""
-        signature = inspect.signature(model.forward)
-
-        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = signature.bind_partial(*args, **kwargs).arguments
-            given |= given.pop("kwargs", {})
-            self.main = _text(given)
-            self.decoder = _text(given, "decoder_")
-            self.passes += 1
-            self.inside = True
-
-        def end(*_: Any) -> None:
-            self.inside = False
-            self.main, self.decoder = Text(), Text()
-
-        before = model.register_forward_pre_hook(begin, with_kwargs=True)
-        after = model.register_forward_hook(end, always_call=True)
-        try:
+    def follow(self) -> Iterator["Inputs"]:
+        """Read the arguments of each forward pass."""
+        with ExitStack() as hooks:
+            for name, module in self._modules.items():
+                begin = partial(self._begin, name, inspect.signature(module.forward))
+                before = module.register_forward_pre_hook(begin, with_kwargs=True)
+                after = module.register_forward_hook(partial(self._end, name), always_call=True)
+                hooks.callback(before.remove)
+                hooks.callback(after.remove)
             yield self
-        finally:
-            before.remove()
-            after.remove()
+
+    def _begin(
+        self,
+        name: str,
+        signature: inspect.Signature,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        given = signature.bind_partial(*args, **kwargs).arguments
+        given |= given.pop("kwargs", {})
+        self._readings[name] = Reading(_text(given), _text(given, "encoder_"))
+        if name == "":
+            self._main, self._decoder = _text(given), _text(given, "decoder_")
+        self.passes += self._depth == 0
+        self._depth += 1
+
+    def _end(self, name: str, *_: Any) -> None:
+        self._readings.pop(name, None)
+        self._depth -= 1
+        if name == "":
+            self._main, self._decoder = Text(), Text()
+
+
+def _without_cross(stack: str) -> str:
+    return stack.removesuffix("cross").removesuffix(".")
 
 
 def _text(given: Mapping[str, Any], side: str = "") -> Text:
+    if any(given.get(name) is not None for name in _NO_TOKENS) and "input_ids" not in given:
+        return Text()
     # A mask of four axes says who sees whom, not what is padding.
     mask = _two_axes(given.get(f"{side}attention_mask"))
     return Text(

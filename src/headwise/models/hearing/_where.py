@@ -6,9 +6,7 @@ from torch import nn
 
 from headwise.heads import Head
 from headwise.models.hearing._call import Call
-
-# How the modules of an encoder-decoder call their attention to the other text.
-_CROSS_NAMES = ("cross", "encoder_attn", "encdec")
+from headwise.models.hearing._stacks import Stacks
 
 
 @dataclass(frozen=True)
@@ -42,9 +40,8 @@ class Sites:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self.stacks = Stacks(model)
         self._names = {id(module): name for name, module in model.named_modules()}
-        config = getattr(model, "config", None)
-        self._two_stacks = bool(getattr(config, "is_encoder_decoder", False))
         self._found: dict[tuple[int, int], Site] = {}
         self._calls: dict[int, int] = {}
         self._pass = -1
@@ -65,16 +62,7 @@ class Sites:
 
     def _new(self, call: Call) -> Site:
         name = self._names.get(id(call.module), type(call.module).__name__)
-        stack, cross = self._stack(name, call)
+        stack, cross = self.stacks.of(name, call.cross)
         layer = sum(site.stack == stack for site in self._found.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         return Site(name, stack, layer, heads, kv_heads, cross, call.kernel)
-
-    def _stack(self, name: str, call: Call) -> tuple[str, bool]:
-        if not self._two_stacks:
-            return ("cross" if call.cross else ""), call.cross
-        parts = name.lower().split(".")
-        if "decoder" not in parts:
-            return "encoder", False
-        cross = any(word in part for part in parts for word in _CROSS_NAMES)
-        return ("decoder.cross" if cross else "decoder"), cross
