@@ -72,7 +72,9 @@ def problems(draw: st.DrawFn, *, extras: bool = True) -> Problem:
 
 
 @st.composite
-def tables(draw: st.DrawFn, n_heads: int = 3, texts: int | None = None) -> HeadTable:
+def tables(
+    draw: st.DrawFn, n_heads: int = 3, texts: int | None = None, keep: bool = True
+) -> HeadTable:
     """A table of a few texts; some heads have no eligible row for some statistics."""
     rng = np.random.default_rng(draw(seeds))
     M = draw(sizes) if texts is None else texts
@@ -85,7 +87,8 @@ def tables(draw: st.DrawFn, n_heads: int = 3, texts: int | None = None) -> HeadT
             totals=values,
             counts=counts,
             maximum=np.where(seen, rng.standard_normal(n_heads), np.nan),
-            even=rng.random((M, n_heads)) * counts,
+            even=rng.random((M, n_heads)) * counts if rng.random() < 0.5 else None,
+            keep=keep,
         )
 
     return HeadTable(

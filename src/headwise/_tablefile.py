@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from headwise.errors import ArgumentError, InputError
@@ -13,6 +14,8 @@ from headwise.files import write_beside
 ENDINGS = (".parquet", ".csv", ".json")
 # The first line of a CSV carries what the other formats keep in their metadata.
 _COMMENT = "# "
+# Where that line says which columns of a CSV hold lists.
+_LISTS = "lists"
 
 
 def check_ending(path: Path) -> None:
@@ -24,19 +27,26 @@ def check_ending(path: Path) -> None:
 
 
 def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) -> Path:
-    """Write the frame and its description; nothing half-written is left behind."""
+    """Write the frame and its description; nothing half-written is left behind.
+
+    A column may hold an array of numbers in each row.
+    """
     check_ending(path)
     with write_beside(path) as beside:
         if path.suffix == ".parquet":
             frame.attrs.update(about)
             frame.to_parquet(beside)
         elif path.suffix == ".csv":
+            lists = [str(name) for name in frame if _holds_lists(frame[name])]
+            written = frame.assign(**{name: frame[name].map(_as_json) for name in lists})
             with beside.open("w", encoding="utf-8", newline="") as out:
-                out.write(_COMMENT + json.dumps(about) + "\n")
-                frame.to_csv(out, index=False)
+                out.write(_COMMENT + json.dumps({**about, _LISTS: lists}) + "\n")
+                written.to_csv(out, index=False)
         else:
             rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-            whole = json.dumps({**about, "heads": rows}, indent=1, allow_nan=False)
+            whole = json.dumps(
+                {**about, "heads": rows}, indent=1, allow_nan=False, default=_as_list
+            )
             beside.write_text(whole + "\n", "utf-8")
     return path
 
@@ -68,4 +78,19 @@ def _read(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         return pd.DataFrame(about.pop("heads")), about
     about = json.loads(text.splitlines()[0].removeprefix(_COMMENT))
     with path.open(encoding="utf-8") as lines:
-        return pd.read_csv(lines, skiprows=1), about
+        frame = pd.read_csv(lines, skiprows=1)
+    lists = about.pop(_LISTS, [])
+    return frame.assign(**{name: frame[name].map(json.loads) for name in lists}), about
+
+
+def _holds_lists(column: pd.Series) -> bool:
+    return any(isinstance(cell, np.ndarray) for cell in column)
+
+
+def _as_json(array: np.ndarray) -> str:
+    return json.dumps(_as_list(array))
+
+
+def _as_list(array: np.ndarray) -> list[float | None]:
+    """Numbers that JSON can hold; None for what is none."""
+    return [None if np.isnan(one) else one for one in array.tolist()]

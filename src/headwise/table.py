@@ -5,23 +5,23 @@ no model and no torch. Its standard errors take the text as the unit: tokens of 
 not independent of each other.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from headwise._tablefile import read_table_file, write_table_file
 from headwise.errors import ArgumentError, HeadError, InputError
 from headwise.heads import Head, HeadLike, resolve_heads
+from headwise.totals import COLUMNS, Column, TextSums, Totals
 
-__all__ = ["SCHEMA", "STATISTICS", "HeadTable", "Statistic", "Totals"]
+__all__ = ["SCHEMA", "STATISTICS", "HeadTable", "Statistic", "TextSums", "Totals"]
 
 SCHEMA = 1
-Column = Float64[np.ndarray, " N"]
 
 
 @dataclass(frozen=True)
@@ -49,69 +49,8 @@ STATISTICS: Mapping[str, Statistic] = {
 }
 
 
-@dataclass(frozen=True)
-class Totals:
-    """Sums of one statistic over the rows that are eligible for it, for every head.
-
-    The three sums over texts give the standard error of the mean with the text as the unit:
-    with `S` the sum and `n` the number of rows of one text, they are ΣS², ΣSn and Σn².
-    `even` is the sum of what attention spread evenly over the same visible keys would have
-    given; NaN where that has no meaning.
-    """
-
-    count: Column
-    total: Column
-    even: Column
-    maximum: Column
-    texts: Column
-    total_squared: Column
-    cross: Column
-    count_squared: Column
-
-    @classmethod
-    def of_texts(
-        cls,
-        totals: Float64[np.ndarray, "M N"],
-        counts: Float64[np.ndarray, "M N"],
-        maximum: Column,
-        even: Float64[np.ndarray, "M N"] | None = None,
-    ) -> "Totals":
-        """Add up the sums and row counts of `M` texts."""
-        return cls(
-            count=counts.sum(0),
-            total=totals.sum(0),
-            even=np.full_like(maximum, np.nan) if even is None else even.sum(0),
-            maximum=maximum,
-            texts=(counts > 0).sum(0).astype(np.float64),
-            total_squared=(totals**2).sum(0),
-            cross=(totals * counts).sum(0),
-            count_squared=(counts**2).sum(0),
-        )
-
-    def __add__(self, other: "Totals") -> "Totals":
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Totals)}
-        # fmax: a side that saw no eligible row has no maximum, which is not a number.
-        return Totals(**sums | {"maximum": np.fmax(self.maximum, other.maximum)})
-
-    def mean(self) -> Column:
-        return _divide(self.total, self.count)
-
-    def even_mean(self) -> Column:
-        return _divide(self.even, self.count)
-
-    def standard_error(self) -> Column:
-        """Of the mean, texts being the unit; NaN for fewer than two texts."""
-        mean = np.nan_to_num(self.mean())
-        squared = self.total_squared - 2 * mean * self.cross + mean**2 * self.count_squared
-        spread = _divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
-        return _divide(np.sqrt(spread), self.count)
-
-    def select(self, choose: Callable[[Column], Column]) -> "Totals":
-        return Totals(**{f.name: choose(getattr(self, f.name)) for f in fields(Totals)})
-
-
-def _divide(above: Column, below: Column) -> Column:
-    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+# The sums of each text in a file: a list in each row, one below the other in a table.
+_TEXT_COLUMNS = tuple(f"per_text.{part}" for part in TextSums.__dataclass_fields__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +109,46 @@ class HeadTable:
     def maximum(self, statistic: str) -> Column:
         """The largest value of any row; NaN for a head that had none."""
         return self._of(statistic).maximum
+
+    def per_text(self, statistic: str) -> TextSums:
+        """The sums of each text, in the order in which the texts were read.
+
+        Texts are rows and the same for every statistic, so what is drawn for one can be drawn
+        for another.
+
+        Raises:
+            ArgumentError: they were not kept.
+        """
+        kept = self._of(statistic).per_text
+        if kept is None:
+            raise ArgumentError(
+                f"HeadTable: the sums of {statistic!r} in each text were not kept. "
+                f"Observe with Request(per_text=True)."
+            )
+        return kept
+
+    def interval(
+        self, statistic: str, level: float = 0.95, draws: int = 1000, seed: int = 0
+    ) -> tuple[Column, Column]:
+        """The ends of an interval of the mean: texts are drawn with replacement.
+
+        NaN for a head that had eligible rows in fewer than two texts.
+
+        Args:
+            statistic: Its name.
+            level: How often such an interval holds the mean, 0 … 1.
+            draws: How many times as many texts are drawn as there are.
+            seed: Decides which.
+        Raises:
+            ArgumentError: `level` or `draws` is out of range, or the request did not ask for
+                `per_text` sums.
+        """
+        if not 0 < level < 1 or draws < 1:
+            raise ArgumentError(
+                f"HeadTable.interval: level={level} and draws={draws}. "
+                f"Give a share such as 0.95, and at least 1 draw."
+            )
+        return self.per_text(statistic).interval(level, draws, seed)
 
     def _of(self, statistic: str) -> Totals:
         if statistic not in self.totals:
@@ -247,13 +226,17 @@ class HeadTable:
         frame = self.frame()
         frame["kv_head"] = self.kv_heads
         for name, totals in self.totals.items():
-            for part in fields(Totals):
-                frame[f"{name}.{part.name}"] = getattr(totals, part.name)
+            for part in COLUMNS:
+                frame[f"{name}.{part}"] = getattr(totals, part)
+            if totals.per_text is not None:
+                for part, sums in zip(_TEXT_COLUMNS, totals.per_text.parts, strict=True):
+                    frame[f"{name}.{part}"] = list(sums.T)
         about = {
             "headwise": SCHEMA,
             "model": self.model,
             "versions": dict(self.versions),
             "statistics": list(self.totals),
+            "per_text": any(one.per_text is not None for one in self.totals.values()),
         }
         return write_table_file(frame, about, Path(path))
 
@@ -282,16 +265,25 @@ class HeadTable:
 
 
 def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
-    def column(name: str) -> Column:
-        return frame[name].to_numpy(np.float64)
+    def texts(name: str) -> TextSums | None:
+        # Tables of an earlier version do not say.
+        if not about.get("per_text", False):
+            return None
+        lists = (frame[f"{name}.{part}"] for part in _TEXT_COLUMNS)
+        return TextSums(*(np.stack([_floats(one) for one in each], 1) for each in lists))
+
+    def totals(name: str) -> Totals:
+        columns = {part: _floats(frame[f"{name}.{part}"]) for part in COLUMNS}
+        return Totals(**columns, per_text=texts(name))
 
     return HeadTable(
         heads=tuple(Head.parse(name) for name in frame["name"]),
         kv_heads=frame["kv_head"].to_numpy(np.int64),
-        totals={
-            name: Totals(**{f.name: column(f"{name}.{f.name}") for f in fields(Totals)})
-            for name in about["statistics"]
-        },
+        totals={name: totals(name) for name in about["statistics"]},
         model=str(about["model"]),
         versions=dict(about["versions"]),
     )
+
+
+def _floats(values: Any) -> Column:
+    return np.asarray(values, dtype=np.float64)

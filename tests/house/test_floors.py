@@ -6,7 +6,7 @@ from house.source import Source, sources
 
 FLOORS = (
     ("errors", "shapes"),
-    ("heads", "files"),
+    ("heads", "files", "totals"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example"),
     ("layer", "counts"),

@@ -1,6 +1,5 @@
 """Tables add, in any order, and what was saved loads equal."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ from hypothesis import given
 
 from headwise.heads import Head
 from headwise.table import HeadTable, Totals
+from headwise.totals import COLUMNS
 from strategies import tables
 
 
@@ -18,9 +18,18 @@ def _assert_same(one: HeadTable, two: HeadTable, **tolerance: float) -> None:
     assert (one.model, one.versions) == (two.model, two.versions)
     np.testing.assert_array_equal(one.kv_heads, two.kv_heads)
     for name in one.statistics:
-        for field in fields(Totals):
-            mine, theirs = (getattr(t.totals[name], field.name) for t in (one, two))
+        for part in COLUMNS:
+            mine, theirs = (getattr(t.totals[name], part) for t in (one, two))
             np.testing.assert_allclose(mine, theirs, **tolerance)
+        mine, theirs = (t.totals[name].per_text for t in (one, two))
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            for ours, known in zip(mine.parts, theirs.parts, strict=True):
+                np.testing.assert_allclose(_sorted(ours), _sorted(known), **tolerance)
+
+
+def _sorted(texts: np.ndarray) -> np.ndarray:
+    return texts[np.lexsort(texts.T[::-1])]
 
 
 @given(a=tables(), b=tables(), c=tables())
@@ -69,6 +78,44 @@ def test_the_standard_error_takes_the_text_as_the_unit() -> None:
     np.testing.assert_allclose(copied.standard_error(), single.standard_error())
     expected = values.std(ddof=1) / np.sqrt(400)
     np.testing.assert_allclose(single.standard_error(), expected, rtol=1e-9)
+
+
+@given(table=tables())
+def test_what_is_kept_of_each_text_adds_up(table: HeadTable) -> None:
+    for name in table.statistics:
+        kept = table.per_text(name)
+        np.testing.assert_allclose(kept.count.sum(0), table.count(name))
+        np.testing.assert_allclose(kept.total.sum(0), table.totals[name].total, atol=1e-12)
+        np.testing.assert_allclose(kept.even.sum(0), table.totals[name].even)
+
+
+@given(table=tables())
+def test_an_interval_lies_among_the_means_of_texts(table: HeadTable) -> None:
+    for name in table.statistics:
+        kept = table.per_text(name)
+        low, high = table.interval(name, draws=50)
+        several = (kept.count > 0).sum(0) > 1
+        np.testing.assert_array_equal(np.isnan(low), ~several)
+        np.testing.assert_array_equal(np.isnan(high), ~several)
+        for head in np.flatnonzero(several):
+            seen = kept.count[:, head] > 0
+            means = kept.total[seen, head] / kept.count[seen, head]
+            assert means.min() - 1e-9 <= low[head] <= high[head] <= means.max() + 1e-9
+
+
+def test_an_interval_is_as_wide_as_the_texts_differ() -> None:
+    rng = np.random.default_rng(0)
+    counts = np.full((400, 1), 10.0)
+    means = rng.standard_normal((400, 1))
+    # Rows of one text are copies of each other: they tell no more than one row would.
+    one = Totals.of_texts(means * counts, counts, np.array([9.0]), keep=True)
+    table = HeadTable((Head("", 5, 3),), np.array([1]), {"lse": one})
+    low, high = table.interval("lse", level=0.9)
+    assert low < means.mean() < high
+    expected = 2 * 1.645 * means.std(ddof=1) / 20
+    np.testing.assert_allclose(high - low, expected, rtol=0.15)
+    wider = table.interval("lse", level=0.99)
+    assert wider[0] < low < high < wider[1]
 
 
 def test_nothing_seen_is_nan_never_zero() -> None:

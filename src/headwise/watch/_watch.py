@@ -191,8 +191,7 @@ class Watch:
 
 def _stack(parts: list[Totals]) -> Totals:
     """The totals of several sites, one below the other."""
-    names = Totals.__dataclass_fields__
-    return Totals(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
+    return Totals.beside(parts)
 
 
 def _compare(site: Site, theirs: Tensor, ours: Tensor, places: Places) -> None:

@@ -1,0 +1,156 @@
+"""Sums behind the statistics of heads, which add; what is said of a head follows from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from headwise.errors import ArgumentError
+
+__all__ = ["Column", "TextSums", "Totals"]
+
+Column = Float64[np.ndarray, " N"]
+
+
+@dataclass(frozen=True)
+class TextSums:
+    """The sums of one statistic in each of `M` texts, for `N` heads.
+
+    The mean over some of the texts is the sum of their totals over the sum of their counts.
+
+    Attributes:
+        count: How many rows were eligible.
+        total: The sum over them.
+        even: The same sum for attention spread evenly; NaN where that has no meaning.
+    """
+
+    count: Float64[np.ndarray, "M N"]
+    total: Float64[np.ndarray, "M N"]
+    even: Float64[np.ndarray, "M N"]
+
+    def __add__(self, other: "TextSums") -> "TextSums":
+        return TextSums(
+            *(np.concatenate(pair) for pair in zip(self.parts, other.parts, strict=True))
+        )
+
+    def interval(self, level: float, draws: int, seed: int) -> tuple[Column, Column]:
+        """The ends of an interval of the mean, texts being drawn with replacement."""
+        texts = len(self.count)
+        rng = np.random.default_rng(seed)
+        # All heads share the draws, and so do all statistics of the same texts.
+        drawn = rng.multinomial(texts, np.full(texts, 1 / max(1, texts)), size=draws)
+        means = _divide(drawn @ self.total, drawn @ self.count)
+        known = (self.count > 0).sum(0) > 1
+        ends = np.full((2, self.count.shape[1]), np.nan)
+        if known.any():
+            tails = [(1 - level) / 2, (1 + level) / 2]
+            # A draw may miss every text in which a head had an eligible row.
+            ends[:, known] = np.nanquantile(means[:, known], tails, axis=0)
+        return ends[0], ends[1]
+
+    @property
+    def parts(self) -> tuple[Float64[np.ndarray, "M N"], ...]:
+        return self.count, self.total, self.even
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums of one statistic over the rows that are eligible for it, for every head.
+
+    The three sums over texts give the standard error of the mean with the text as the unit:
+    with `S` the sum and `n` the number of rows of one text, they are ΣS², ΣSn and Σn².
+    `even` is the sum of what attention spread evenly over the same visible keys would have
+    given; NaN where that has no meaning. `per_text` holds the sums of each text, where they
+    were to be kept.
+    """
+
+    count: Column
+    total: Column
+    even: Column
+    maximum: Column
+    texts: Column
+    total_squared: Column
+    cross: Column
+    count_squared: Column
+    per_text: TextSums | None = None
+
+    @classmethod
+    def of_texts(
+        cls,
+        totals: Float64[np.ndarray, "M N"],
+        counts: Float64[np.ndarray, "M N"],
+        maximum: Column,
+        even: Float64[np.ndarray, "M N"] | None = None,
+        keep: bool = False,
+    ) -> "Totals":
+        """Add up the sums and row counts of `M` texts, and keep those of each if asked to."""
+        even = np.full_like(totals, np.nan) if even is None else even
+        return cls(
+            count=counts.sum(0),
+            total=totals.sum(0),
+            even=even.sum(0) if len(even) else np.full_like(maximum, np.nan),
+            maximum=maximum,
+            texts=(counts > 0).sum(0).astype(np.float64),
+            total_squared=(totals**2).sum(0),
+            cross=(totals * counts).sum(0),
+            count_squared=(counts**2).sum(0),
+            per_text=TextSums(counts, totals, even) if keep else None,
+        )
+
+    @classmethod
+    def beside(cls, parts: Sequence["Totals"]) -> "Totals":
+        """The totals of other heads on the same texts, one below the other."""
+        columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}
+        kept = [part.per_text.parts for part in parts if part.per_text is not None]
+        texts = (np.concatenate(each, axis=1) for each in zip(*kept, strict=True))
+        return cls(**columns, per_text=TextSums(*texts) if kept else None)
+
+    def __add__(self, other: "Totals") -> "Totals":
+        """The totals of other texts on the same heads.
+
+        Raises:
+            ArgumentError: only one of the two keeps the sums of each text.
+        """
+        sums = {name: getattr(self, name) + getattr(other, name) for name in COLUMNS}
+        # fmax: a side that saw no eligible row has no maximum, which is not a number.
+        sums["maximum"] = np.fmax(self.maximum, other.maximum)
+        if self.per_text is None or other.per_text is None:
+            if self.per_text is not other.per_text:
+                raise ArgumentError(
+                    "HeadTable: only one of the two has per_text sums. "
+                    "Add tables of the same request."
+                )
+            return Totals(**sums)
+        return Totals(**sums, per_text=self.per_text + other.per_text)
+
+    def mean(self) -> Column:
+        return _divide(self.total, self.count)
+
+    def even_mean(self) -> Column:
+        return _divide(self.even, self.count)
+
+    def standard_error(self) -> Column:
+        """Of the mean, texts being the unit; NaN for fewer than two texts."""
+        mean = np.nan_to_num(self.mean())
+        squared = self.total_squared - 2 * mean * self.cross + mean**2 * self.count_squared
+        spread = _divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
+        return _divide(np.sqrt(spread), self.count)
+
+    def select(self, choose: Callable[[Column], Column]) -> "Totals":
+        """Choose or reorder heads, by one function of a column."""
+        chosen: dict[str, Any] = {name: choose(getattr(self, name)) for name in COLUMNS}
+        if self.per_text is None:
+            return replace(self, **chosen)
+        texts = TextSums(*(choose(part.T).T for part in self.per_text.parts))
+        return replace(self, **chosen, per_text=texts)
+
+
+COLUMNS = tuple(name for name in Totals.__dataclass_fields__ if name != "per_text")
+
+
+def _divide(
+    above: Float64[np.ndarray, "*shape"], below: Float64[np.ndarray, "*shape"]
+) -> Float64[np.ndarray, "*shape"]:
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)

@@ -1,0 +1,30 @@
+"""What a table refuses, by name and value."""
+
+import numpy as np
+import pytest
+
+from headwise.errors import ArgumentError
+from headwise.heads import Head
+from headwise.table import HeadTable, Totals
+
+
+def _table(keep: bool) -> HeadTable:
+    one = Totals.of_texts(np.ones((3, 1)), np.ones((3, 1)), np.array([1.0]), keep=keep)
+    return HeadTable((Head("", 0, 0),), np.array([0]), {"entropy": one})
+
+
+def test_sums_of_texts_must_have_been_kept() -> None:
+    with pytest.raises(ArgumentError, match=r"'entropy' in each text.*per_text=True"):
+        _table(keep=False).interval("entropy")
+
+
+@pytest.mark.parametrize("how", [{"level": 95.0}, {"level": 0.0}, {"draws": 0}])
+def test_an_interval_needs_a_level_and_draws(how: dict[str, float]) -> None:
+    [(name, value)] = how.items()
+    with pytest.raises(ArgumentError, match=f"interval.*{name}={value}"):
+        _table(keep=True).interval("entropy", **how)
+
+
+def test_tables_with_and_without_texts_do_not_add() -> None:
+    with pytest.raises(ArgumentError, match="only one of the two has per_text"):
+        _table(keep=True) + _table(keep=False)
