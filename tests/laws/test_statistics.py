@@ -1,10 +1,13 @@
 """Statistics of rows equal those of the materialised weights, whatever the rule."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from headwise import reference
 from headwise.kernels import RowRequest, RowStatistics, _cells, make_rule, row_statistics
@@ -69,30 +72,122 @@ def test_the_largest_logit_is_of_visible_keys_without_bias(problem: Problem) -> 
     torch.testing.assert_close(_rows(problem, RowRequest()).max_logit, expected)
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """Keys and classes of a problem, and how amounts of all keys fall on them."""
+
+    keys: Tensor
+    classes: Tensor
+
+    @classmethod
+    def draw(cls, problem: Problem, seed: int) -> "_Columns":
+        B, T, S = problem.q.shape[0], problem.q.shape[2], problem.k.shape[2]
+        rng = torch.Generator().manual_seed(seed)
+        classes = torch.rand(B, S, 2, generator=rng) < 0.5
+        return cls(torch.randint(-1, S, (B, T, 3), generator=rng), classes.double())
+
+    def of(self, amounts: Tensor) -> tuple[Tensor, Tensor]:
+        at = self.keys[:, None].expand(-1, amounts.shape[1], -1, -1)
+        single = amounts.gather(-1, at.clamp(min=0)).masked_fill(at < 0, 0)
+        return single, amounts.double() @ self.classes[:, None]
+
+
+def _draw_columns(problem: Problem, seed: int) -> tuple[_Columns, Tensor]:
+    return _Columns.draw(problem, seed), torch.from_numpy(_reference(problem).weights)
+
+
 @pytest.mark.usefixtures("cell")
 @given(problem=problems(), seed=seeds)
 def test_mass_on_keys_and_classes_is_that_of_the_weights(problem: Problem, seed: int) -> None:
-    B, H, T, _ = problem.q.shape
-    S = problem.k.shape[2]
+    columns, weights = _draw_columns(problem, seed)
+    request = RowRequest(entropy=False, keys=columns.keys, classes=columns.classes)
+    found = _rows(problem, request)
+    key_mass, class_mass = columns.of(weights)
+    torch.testing.assert_close(found.key_mass, key_mass)
+    torch.testing.assert_close(found.class_mass, class_mass)
+    key_seen, class_keys = columns.of(weights > 0)
+    assert torch.equal(found.key_seen, key_seen)
+    torch.testing.assert_close(found.class_keys, class_keys)
+    assert found.entropy is found.key_top is found.key_share is found.received is None
+
+
+@pytest.mark.usefixtures("cell")
+@given(problem=problems(), seed=seeds, even=st.booleans())
+def test_the_top_is_where_the_largest_weight_is_and_ties_share_it(
+    problem: Problem, seed: int, even: bool
+) -> None:
+    if even:  # every visible key ties, unless a bias tells them apart
+        problem.q.zero_()
+    columns, weights = _draw_columns(problem, seed)
+    request = RowRequest(keys=columns.keys, classes=columns.classes, top=True)
+    found = _rows(problem, request)
+    largest = torch.isclose(weights, weights.amax(-1, keepdim=True), rtol=1e-12) & (weights > 0)
+    key_top, class_top = columns.of(largest.double() / largest.sum(-1, keepdim=True).clamp(min=1))
+    torch.testing.assert_close(found.key_top, key_top)
+    torch.testing.assert_close(found.class_top, class_top)
+
+
+@pytest.mark.usefixtures("cell")
+@given(problem=problems(), seed=seeds)
+def test_shares_of_the_output_weigh_each_key_by_its_norm(problem: Problem, seed: int) -> None:
+    columns, weights = _draw_columns(problem, seed)
     rng = torch.Generator().manual_seed(seed)
-    keys = torch.randint(-1, S, (B, T, 3), generator=rng)
-    classes = (torch.rand(B, S, 2, generator=rng) < 0.5).double()
-    found = _rows(problem, RowRequest(entropy=False, keys=keys, classes=classes))
+    norms = torch.rand(*weights.shape[:2], weights.shape[-1], generator=rng, dtype=torch.float64)
+    request = RowRequest(keys=columns.keys, classes=columns.classes, key_norms=norms)
+    found = _rows(problem, request)
+    parts = weights * norms[:, :, None]
+    key_share, class_share = (part / parts.sum(-1, keepdim=True) for part in columns.of(parts))
+    torch.testing.assert_close(found.key_share, key_share, equal_nan=True)
+    torch.testing.assert_close(found.class_share, class_share, equal_nan=True)
+    assert torch.equal(found.class_share.isnan().all(-1), found.n_keys == 0)
+
+
+def test_shares_of_keys_without_a_norm_are_no_number() -> None:
+    q = torch.randn(1, 2, 5, 3)
+    norms = torch.tensor([0.0, 0.0, torch.nan, torch.inf, 1.0]).expand(1, 2, 5)
+    request = RowRequest(classes=torch.eye(5)[None], key_norms=norms)
+    found = row_statistics(q, q, q, make_rule(head_dim=3, is_causal=True), request)
+    assert found.class_share[:, :, :4].isnan().all()
+    assert torch.equal(found.class_share[:, :, 4, 4], torch.ones(1, 2))
+
+
+@pytest.mark.usefixtures("cell")
+@given(problem=problems(), seed=seeds)
+def test_what_keys_receive_is_the_sum_of_a_column(problem: Problem, seed: int) -> None:
     weights = torch.from_numpy(_reference(problem).weights)
-    seen = weights > 0
-    at = keys[:, None].expand(B, H, T, 3)
-    expected = weights.gather(-1, at.clamp(min=0)).masked_fill(at < 0, 0.0)
-    torch.testing.assert_close(found.key_mass, expected)
-    assert torch.equal(found.key_seen, seen.gather(-1, at.clamp(min=0)) & (at >= 0))
-    torch.testing.assert_close(found.class_mass, weights @ classes[:, None])
-    torch.testing.assert_close(found.class_keys, seen.double() @ classes[:, None])
-    assert found.entropy is None
+    B, _, T, _ = weights.shape
+    counted = torch.rand(B, T, generator=torch.Generator().manual_seed(seed)) < 0.7
+    expected = (weights * counted[:, None, :, None]).sum(-2)
+    torch.testing.assert_close(_rows(problem, RowRequest(received=counted)).received, expected)
+    problem.q[~counted[:, None].expand(-1, problem.q.shape[1], -1)] = torch.nan
+    torch.testing.assert_close(_rows(problem, RowRequest(received=counted)).received, expected)
+
+
+@pytest.mark.usefixtures("cell")
+@given(problem=problems())
+def test_participation_is_the_effective_number_of_keys(problem: Problem) -> None:
+    weights = torch.from_numpy(_reference(problem).weights)
+    squares = weights.square().sum(-1)
+    expected = weights.sum(-1).square() / squares.where(squares > 0, 1.0)
+    found = _rows(problem, RowRequest(participation=True))
+    torch.testing.assert_close(found.participation, expected)
+    assert torch.equal(found.participation == 0, found.n_keys == 0)
+
+
+def test_a_sink_far_above_all_logits_leaves_no_participation_out() -> None:
+    q = torch.zeros(1, 1, 3, 2)
+    rule = make_rule(head_dim=2, sinks=torch.tensor([200.0]))
+    found = row_statistics(q, q, q, rule, RowRequest(participation=True))
+    torch.testing.assert_close(found.participation, torch.full((1, 1, 3), 3.0))
 
 
 @given(problem=problems(), size=st.sampled_from([1.0, 30.0]))
 def test_every_statistic_stays_in_its_range(problem: Problem, size: float) -> None:
     single = (x.float() * size for x in problem.qkv)
-    found = _rows(Problem(*single, problem.how | _float_extras(problem)), RowRequest())
+    request = RowRequest(participation=True)
+    found = _rows(Problem(*single, problem.how | _float_extras(problem)), request)
+    assert (found.participation >= (found.n_keys > 0) * (1 - 1e-6)).all()
+    assert (found.participation <= found.n_keys * (1 + 1e-6)).all()
     assert (found.entropy >= 0).all()
     # What a sink takes is one more share, though its own term is not part of the entropy.
     shares = found.n_keys.clamp(min=1) + ("sinks" in problem.how)
@@ -100,7 +195,7 @@ def test_every_statistic_stays_in_its_range(problem: Problem, size: float) -> No
     assert ((found.max_weight >= 0) & (found.max_weight <= 1 + 1e-6)).all()
 
 
-def _float_extras(problem: Problem) -> dict[str, torch.Tensor]:
+def _float_extras(problem: Problem) -> dict[str, Tensor]:
     return {n: problem.how[n].float() for n in ("bias", "sinks") if n in problem.how}
 
 

@@ -49,8 +49,10 @@ class Powers:
 
     shifted: Float[Tensor, "b h R n"]  # logits - peak, in base 2
     powers: Float[Tensor, "b h R n"]
-    total: Float[Tensor, "b h R"]  # sinks included
+    kept: Float[Tensor, "b h R"]  # the sum of the powers
+    total: Float[Tensor, "b h R"]  # and of the sink's
     peak: Float[Tensor, "b h R"]
+    highest: Float[Tensor, "b h R"]  # of `shifted`: 0 unless a sink is the peak
     max_logit: Float[Tensor, "b h R"]  # in base 2, without bias; −inf for a row without keys
     visible: Bool[Tensor, "#b #h R n"] | None
 
@@ -106,23 +108,22 @@ def powers_of_cell(q: Tensor, k: Tensor, rule: Rule, cell: Cell) -> Powers:
         visible = visible.expand(-1, -1, *shifted.shape[2:])
         shifted = shifted.masked_fill_(~visible, HIDDEN)
     highest = _amax(shifted)
-    peak = highest
+    biased = highest
     bias = rule.bias_in(cell.tile, cell.texts, cell.heads)
     if bias is not None:
         shifted = shifted + (bias * LOG2E).to(shifted.dtype)
-        peak = _amax(shifted)
-    sinks = None
+        biased = _amax(shifted)
+    peak, sinks = biased, None
     if rule.sinks is not None:
         sinks = (rule.sinks[cell.heads] * LOG2E).to(shifted.dtype)[None, :, None]
         peak = torch.maximum(peak, sinks.detach())
     peak = torch.where(peak < HIDDEN / 2, 0.0, peak)
     shifted = shifted.sub_(peak.unsqueeze(-1))
     powers = torch.exp2(shifted)
-    total = powers.sum(-1)
-    if sinks is not None:
-        total = total + torch.exp2(sinks - peak)
+    kept = powers.sum(-1)
+    total = kept if sinks is None else kept + torch.exp2(sinks - peak)
     max_logit = torch.where(highest < HIDDEN / 2, -math.inf, highest)
-    return Powers(shifted, powers, total, peak, max_logit, visible)
+    return Powers(shifted, powers, kept, total, peak, biased - peak, max_logit, visible)
 
 
 def _base2_logits(q: Tensor, k: Tensor, rule: Rule, cell: Cell) -> Float[Tensor, "b h R n"]:
