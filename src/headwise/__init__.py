@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
     from headwise.layer import RoPE as RoPE
     from headwise.layer import T5Bias as T5Bias
+    from headwise.models import ablate as ablate
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
     from headwise.report import Study as Study
@@ -44,6 +45,7 @@ _HOME = {
     "RoPE": "layer",
     "Study": "report",
     "T5Bias": "layer",
+    "ablate": "models",
     "attend": "kernels",
     "errors": "",
     "load": "models",

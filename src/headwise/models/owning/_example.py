@@ -1,0 +1,110 @@
+"""A short input for a model, when its heads must be found and nobody gave one."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError
+from headwise.layer import MultiHeadAttention
+
+_TOKENS = 5
+
+
+@torch.no_grad()
+def run(model: nn.Module, batch: Any) -> Any:
+    """Run a model on a batch in evaluation mode, and put every module back into its own mode."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        return call_with(model, batch)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def call_with(model: nn.Module, batch: Any) -> Any:
+    """Call a model with its keyword arguments, a tuple of arguments, or the only one."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+def example_of(model: nn.Module) -> Any:
+    """A short batch of the kind that a model reads.
+
+    Raises:
+        ArgumentError: what it reads cannot be guessed.
+    """
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ArgumentError(f"heads: {type(model).__name__} has no weights. Give a model.")
+    known = _of_layer(model, parameter)
+    if known is not None:
+        return known
+    names = inspect.signature(model.forward).parameters
+    found = {name: _argument(name, model, parameter) for name in names}
+    batch = {name: value for name, value in found.items() if value is not None}
+    if not batch:
+        raise ArgumentError(
+            f"heads: what {type(model).__name__} reads cannot be guessed from "
+            f"({', '.join(names)}). Give reference=[batch], so that it can be run once."
+        )
+    return batch
+
+
+def _of_layer(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:
+    """What a bare layer reads: vectors."""
+
+    def vectors(width: int) -> Tensor:
+        return torch.randn(2, _TOKENS, width, dtype=like.dtype, generator=_seed()).to(like.device)
+
+    if isinstance(model, MultiHeadAttention):
+        given = vectors(model.d_model), vectors(model.kdim), vectors(model.vdim)
+        # Another text is given only where the layer cannot read its own.
+        return given if {model.kdim, model.vdim} != {model.d_model} else given[:1]
+    if isinstance(model, nn.MultiheadAttention):
+        return vectors(model.embed_dim), vectors(model.kdim), vectors(model.vdim)
+    layers = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    if isinstance(model, nn.TransformerEncoder | nn.TransformerEncoderLayer):
+        return (vectors(layers[0].embed_dim),)
+    if isinstance(model, nn.Transformer | nn.TransformerDecoder | nn.TransformerDecoderLayer):
+        return vectors(layers[0].embed_dim), vectors(layers[0].embed_dim)
+    return None
+
+
+def _argument(name: str, model: nn.Module, like: Tensor) -> Tensor | None:
+    """A value for an argument, by its name; None where it can be left out, or guessed by nobody."""
+    config = getattr(model, "config", None)
+    two_stacks = getattr(config, "is_encoder_decoder", False)
+    if name == "input_ids" or (name == "decoder_input_ids" and two_stacks):
+        return _ids(model).to(like.device)
+    shape: tuple[int | None, ...] = (None,)
+    if name == "pixel_values":
+        config = getattr(config, "vision_config", config)
+        side = getattr(config, "image_size", None)
+        shape = getattr(config, "num_channels", None), side, side
+    elif name == "input_features":  # two convolutions, the second of stride 2
+        frames = getattr(config, "max_source_positions", None)
+        shape = getattr(config, "num_mel_bins", None), frames and 2 * frames
+    sizes = [size for size in shape if isinstance(size, int)]
+    if len(sizes) < len(shape):
+        return None
+    return torch.randn(1, *sizes, dtype=like.dtype, generator=_seed()).to(like.device)
+
+
+def _ids(model: nn.Module) -> Int[Tensor, "B T"]:
+    """Tokens from the upper half of the vocabulary: the lower end holds padding and the like."""
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    of_input: Any = getattr(model, "get_input_embeddings", None)
+    if of_input is not None:
+        embeddings = [of_input(), *embeddings]
+    size = next((one.num_embeddings for one in embeddings if hasattr(one, "num_embeddings")), 2)
+    return torch.randint(size // 2, size, (2, _TOKENS), generator=_seed())
+
+
+def _seed() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

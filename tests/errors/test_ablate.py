@@ -1,0 +1,137 @@
+"""Heads that cannot be taken away are refused by name, and the model stays as it was."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from headwise import ablate
+from headwise.errors import ArgumentError, HeadError, ShapeError, UnsupportedError
+from headwise.layer import MultiHeadAttention
+from headwise.models import find_attentions, gate_heads
+from oracles import modules_of
+
+X = torch.randn(2, 5, 12)
+
+
+def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    before = modules_of(model)
+    try:
+        with ablate(model, *args, **kwargs):
+            raise AssertionError("it began")
+    finally:
+        assert modules_of(model) == before
+
+
+@pytest.mark.parametrize(
+    ("heads", "told"),
+    [
+        ((0, 4), r"no head \(0, 4\).*There are 4, from L0.H0 to L0.H3"),
+        ("L1.H0", "no head L1.H0"),
+        (["L0.H1", (0, 1)], "L0.H1 is named twice"),
+        ("H3", "'H3' names no head"),
+    ],
+)
+def test_a_head_that_is_not_there_or_named_twice(heads: Any, told: str) -> None:
+    with pytest.raises(HeadError, match=told):
+        _refused(MultiHeadAttention(12, 4), heads)
+
+
+def test_an_unknown_mode() -> None:
+    with pytest.raises(ArgumentError, match="mode='median'"):
+        _refused(MultiHeadAttention(12, 4), (0, 1), mode="median")
+
+
+def test_a_reference_that_nothing_would_be_taken_from() -> None:
+    with pytest.raises(ArgumentError, match="mode='zero'"):
+        _refused(MultiHeadAttention(12, 4), (0, 1), reference=[(X,)])
+
+
+def test_a_reference_without_a_batch() -> None:
+    with pytest.raises(ArgumentError, match="holds no batch"):
+        _refused(MultiHeadAttention(12, 4), (0, 1), mode="mean", reference=[])
+
+
+def test_a_model_without_attention() -> None:
+    with pytest.raises(UnsupportedError, match="no attention was heard in Sequential"):
+        find_attentions(nn.Sequential(nn.Linear(12, 3)), X)
+
+
+def test_a_model_without_weights() -> None:
+    with pytest.raises(ArgumentError, match="ReLU has no weights"):
+        _refused(nn.ReLU(), (0, 0))
+
+
+def test_a_model_that_reads_nobody_knows_what() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = MultiHeadAttention(12, 4)
+
+        def forward(self, spectrum: torch.Tensor) -> torch.Tensor:
+            return self.layer(spectrum)
+
+    with pytest.raises(ArgumentError, match=r"what Own reads.*\(spectrum\)"):
+        _refused(Own(), (0, 1))
+    assert len(find_attentions(Own(), X)) == 1
+
+
+def test_a_layer_that_mixes_nothing() -> None:
+    with pytest.raises(UnsupportedError, match="attention has no output projection"):
+        _refused(MultiHeadAttention(12, 4, out_proj=False), (0, 1))
+
+
+class _Normed(nn.Module):
+    """It norms its heads together before it mixes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.norm, self.proj = nn.Linear(12, 36), nn.LayerNorm(12), nn.Linear(12, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (4, 3)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        heads = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.proj(self.norm(heads.transpose(1, 2).flatten(2)))
+
+
+def test_heads_that_are_mixed_before_they_are_mixed() -> None:
+    with pytest.raises(UnsupportedError, match=r"does something to its heads before 0\.proj"):
+        find_attentions(nn.Sequential(_Normed()), X)
+
+
+def test_gates_of_another_shape() -> None:
+    layer = MultiHeadAttention(12, 4)
+    with (
+        pytest.raises(ShapeError, match=r"gates \(3,\) for attention.*Give \(4,\)"),
+        gate_heads(layer, find_attentions(layer), lambda _: torch.ones(3)),
+    ):
+        layer(X)
+    with (
+        pytest.raises(ShapeError, match=r"gates \(5, 4\).*Give \(2, 4\)"),
+        gate_heads(layer, find_attentions(layer), lambda _: torch.ones(5, 4)),
+    ):
+        layer(X)
+
+
+class _Twice(nn.Module):
+    """One layer for two, run again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = MultiHeadAttention(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False)
+        return x
+
+
+def test_shared_layers_that_are_run_again_for_their_gradients() -> None:
+    model = _Twice()
+    attentions = find_attentions(model, X)
+    gates = torch.ones(4)
+    with gate_heads(model, attentions, lambda _: gates):
+        loss = model(X.clone().requires_grad_()).sum()
+        with pytest.raises(UnsupportedError, match="layer.attention is shared by 2 layers"):
+            loss.backward()

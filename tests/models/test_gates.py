@@ -1,0 +1,248 @@
+"""Gates on heads: 1 is the identity to the last bit, 0 is removal, means are those of tokens."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import zoo
+from torch import Tensor, nn
+
+from headwise import ablate
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.layer import MultiHeadAttention
+from headwise.models import find_attentions, gate_heads, heads_of
+from oracles import modules_of, padded
+
+TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
+X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(3))
+
+
+def _batch(model: nn.Module) -> dict[str, Tensor]:
+    batch = padded(TEXTS, "right")
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def _torch_encoder(**how: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(12, 4, 16, batch_first=True, **how)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+
+
+def _mini() -> nn.Module:
+    return MiniGPT(MiniGPTConfig(13, 8, 12, 4, 2, 2)).eval()
+
+
+Made = Callable[[], tuple[nn.Module, Any]]
+BARE: dict[str, Made] = {
+    "ours": lambda: (MultiHeadAttention(12, 4, 2), (X,)),
+    "ours, gated": lambda: (MultiHeadAttention(12, 4, gate=True), (X,)),
+    "ours, cross": lambda: (MultiHeadAttention(12, 4, kdim=6), (X, X[..., :6])),
+    "mini": lambda: (_mini(), (torch.tensor([[1, 5, 3], [7, 2, 2]]),)),
+    "torch": lambda: (nn.MultiheadAttention(12, 4, batch_first=True), (X, X, X)),
+    "torch, T first": lambda: (nn.MultiheadAttention(12, 4, kdim=6), (X, X[..., :6], X)),
+    "torch, one text": lambda: (nn.MultiheadAttention(12, 4), (X[0], X[0], X[0])),
+    "torch encoder": lambda: (_torch_encoder(), (X,)),
+}
+
+
+def _made(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if name in BARE:
+        model, args = BARE[name]()
+        for bias in model.parameters():  # those of zeros prove nothing
+            if bias.ndim == 1:
+                nn.init.normal_(bias)
+        return model, args, {}
+    model = zoo.make(name)
+    return model, (), _batch(model)
+
+
+def _first(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@pytest.fixture
+def ordinary() -> Any:
+    """Torch's own layers outside their private fast path, to which they are equal under gates."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@pytest.mark.usefixtures("ordinary")
+@pytest.mark.parametrize("name", [*BARE, *zoo.mixing()])
+def test_one_is_the_identity_and_zero_is_removal(name: str) -> None:
+    model, args, kwargs = _made(name)
+    before = modules_of(model)
+    found = find_attentions(model)
+    H = found[0].site.n_heads
+    with torch.no_grad():
+        plain = _first(model(*args, **kwargs))
+        with gate_heads(model, found, lambda _: torch.ones(H)):
+            assert torch.equal(_first(model(*args, **kwargs)), plain)
+        gates = torch.ones(H)
+        gates[[0, 2]] = 0
+        with gate_heads(model, found, lambda _: gates):
+            gated = _first(model(*args, **kwargs))
+        with ablate(model, [head for head in heads_of(found) if head.head in (0, 2)]):
+            ablated = _first(model(*args, **kwargs))
+        assert modules_of(model) == before
+        assert torch.equal(_first(model(*args, **kwargs)), plain)
+        for attention in found:
+            attention.output.per_head[[0, 2]] = 0
+        without = _first(model(*args, **kwargs))
+    assert torch.equal(gated, ablated)
+    torch.testing.assert_close(gated, without, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(gated, plain, atol=1e-3)
+
+
+@pytest.mark.usefixtures("ordinary")
+@pytest.mark.parametrize("name", ["ours", "mini", "torch", "torch, T first", "torch encoder"])
+def test_gates_for_each_text_give_each_text_its_gradient(name: str) -> None:
+    model, args, _ = _made(name)
+    model, args = model.double(), [x.double() if x.is_floating_point() else x for x in args]
+    axis = 1 if name == "torch, T first" else 0
+    found = find_attentions(model)
+    B = args[0].shape[axis]
+
+    def loss(gates: Tensor, given: list[Tensor]) -> Tensor:
+        with gate_heads(model, found, lambda one: gates[..., found.index(one), :]):
+            return _first(model(*given)).square().sum()
+
+    together = torch.full((B, len(found), 4), 0.5, dtype=torch.float64, requires_grad=True)
+    loss(together, args).backward()
+    for text in range(B):
+        alone = torch.full((len(found), 4), 0.5, dtype=torch.float64)
+        mine = [x.narrow(axis, text, 1) for x in args]
+        for attention in range(len(found)):
+            for head in range(4):
+                step = torch.zeros_like(alone)
+                step[attention, head] = 1e-5
+                slope = (loss(alone + step, mine) - loss(alone - step, mine)) / 2e-5
+                torch.testing.assert_close(
+                    together.grad[text, attention, head], slope, rtol=1e-6, atol=1e-7
+                )
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama", "Albert"])
+def test_means_are_over_tokens_and_not_over_padding(name: str, side: str) -> None:
+    model = zoo.make(name)
+    batches = [padded(TEXTS[:2], side), padded(TEXTS[2:], side)]
+    found = find_attentions(model)
+    given: list[Tensor] = []
+    hook = found[1].output.module.register_forward_pre_hook(lambda m, args: given.append(args[0]))
+    with torch.no_grad():
+        for text in TEXTS:
+            model(input_ids=torch.tensor([text]))
+    hook.remove()
+    every = 2 if name == "Albert" else 1  # one module for both layers
+    tokens = torch.cat([x[0] for x in given[every - 1 :: every]])
+    expected = tokens.unflatten(-1, (4, -1)).mean(0)[1]
+    seen: list[Tensor] = []
+    with torch.no_grad(), ablate(model, "L1.H1", "mean", batches) as ablation:
+        hook = found[1].output.module.register_forward_pre_hook(lambda m, a: seen.append(a[0]))
+        model(**batches[0])
+    hook.remove()
+    heads = seen[-1].unflatten(-1, (4, -1))
+    torch.testing.assert_close(heads[:, :, 1], expected.expand_as(heads[:, :, 1]))
+    assert (ablation.mode, ablation.mean_of) == ("mean", "reference")
+
+
+def test_without_a_reference_the_mean_is_that_of_each_batch() -> None:
+    model = zoo.make("Llama")
+    batch = _batch(model)
+    with torch.no_grad():
+        with ablate(model, [(0, 3), (1, 0)], "mean") as own:
+            by_batch = model(**batch)[0]
+        with ablate(model, [(0, 3)], "mean", [batch]):
+            first = model(**batch)[0]
+        with ablate(model, [(0, 3)], "mean"):
+            torch.testing.assert_close(model(**batch)[0], first)
+    assert own.mean_of == "batch"
+    assert [str(head) for head in own.heads] == ["L0.H3", "L1.H0"]
+    assert not torch.allclose(by_batch, first)
+
+
+def test_layers_that_share_their_weights_lose_heads_apart() -> None:
+    model = zoo.make("Albert")
+    batch = _batch(model)
+    answers = {}
+    with torch.no_grad():
+        for heads in ("L0.H1", "L1.H1"):
+            with ablate(model, heads):
+                answers[heads] = [model(**batch)[0] for _ in range(2)]
+        with ablate(model, [(0, 1), (1, 1)]):
+            both = model(**batch)[0]
+        find_attentions(model)[0].output.per_head[1] = 0
+        torch.testing.assert_close(both, model(**batch)[0])
+    first, second = answers.values()
+    assert torch.equal(*first)  # turns begin anew in each pass
+    assert torch.equal(*second)
+    assert not torch.allclose(first[0], second[0])
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_goes_on_without_the_heads(cache: str) -> None:
+    model = zoo.make("Llama")
+    how = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    prompt = {"input_ids": torch.tensor([TEXTS[0]])}
+    with ablate(model, {0: [1, 2], 1: [3]}):
+        ablated = model.generate(**prompt, **how, cache_implementation=cache)
+    plain = model.generate(**prompt, **how, cache_implementation=cache)
+    found = find_attentions(model)
+    with torch.no_grad():
+        found[0].output.per_head[[1, 2]] = 0
+        found[1].output.per_head[3] = 0
+    assert torch.equal(ablated, model.generate(**prompt, **how, cache_implementation=cache))
+    assert not torch.equal(ablated, plain)
+
+
+def _stop(*_: object) -> None:
+    raise RuntimeError("stop")
+
+
+@pytest.mark.parametrize("name", ["ours", "torch", "torch encoder", "Bert"])
+def test_an_exception_leaves_nothing_behind(name: str) -> None:
+    model, args, kwargs = _made(name)
+    fast = torch.backends.mha.get_fastpath_enabled()
+    handle = find_attentions(model)[0].module.register_forward_hook(_stop)
+    before = modules_of(model)
+    with pytest.raises(RuntimeError, match="stop"), ablate(model, "L0.H1"):
+        model(*args, **kwargs)
+    assert modules_of(model) == before
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    handle.remove()
+
+
+def test_finding_heads_leaves_modes_draws_and_gradients_alone() -> None:
+    model = zoo.make("Bert").train()
+    model.encoder.layer[0].eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    find_attentions(model)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_encoder_decoders_have_their_stacks() -> None:
+    sizes = {"d_model": 24, "vocab_size": 13, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    model = transformers.BartModel(
+        transformers.BartConfig(
+            **sizes, **heads, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32
+        )
+    ).eval()
+    found = find_attentions(model)
+    assert {str(attention.site.heads()[0]) for attention in found} == {
+        "encoder.L0.H0", "decoder.L0.H0", "decoder.cross.L0.H0",
+    }  # fmt: skip
+    batch = padded(TEXTS, "right")
+    batch |= {f"decoder_{name}": x for name, x in padded([[3, 5], [7, 8], [4]], "right").items()}
+    with torch.no_grad(), ablate(model, "decoder.cross.L0.H2", "mean", [batch]):
+        ablated = model(**batch)
+    with torch.no_grad():
+        assert torch.equal(ablated.encoder_last_hidden_state, model(**batch)[2])
+        assert not torch.allclose(ablated[0], model(**batch)[0])
