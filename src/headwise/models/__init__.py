@@ -3,7 +3,7 @@
 from headwise.models._fingerprint import fingerprint
 from headwise.models._open import load, load_tokenizer
 from headwise.models._tokens import Batch, batches, encode, token_classes, token_strings
-from headwise.models.hearing import Call, Hear, Inputs, Site, Sites, Text, listen
+from headwise.models.hearing import Call, Hear, Inputs, Running, Site, Sites, Text, listen
 from headwise.models.owning import (
     Ablation,
     Attention,
@@ -26,6 +26,7 @@ __all__ = [
     "Hear",
     "Inputs",
     "OutputProjection",
+    "Running",
     "Site",
     "Sites",
     "Text",

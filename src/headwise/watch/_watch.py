@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike, resolve_heads
 from headwise.kernels import weights_of_head
-from headwise.models import Call, Hear, Inputs, Site, Sites, Text, fingerprint, listen
+from headwise.models import Call, Hear, Inputs, Running, Site, Sites, Text, fingerprint, listen
 from headwise.table import HeadTable, Totals
 from headwise.watch._collect import collect
 from headwise.watch._places import Places, places_across, places_within
@@ -69,7 +69,7 @@ def observe(
     if every < 1:
         raise ArgumentError(f"observe: every={every}. Give 1 or more.")
     watch = Watch(model, request or Request(), layers, every)
-    with watch.inputs.follow(), listen(model, _uncompiled(watch.hear)):
+    with watch.inputs.follow(), listen(model, _uncompiled(watch.hear)) as watch.running:
         yield watch
 
 
@@ -90,12 +90,17 @@ class Watch:
         self._layers, self._every = layers, every
         self._found = Sites(model)
         self.inputs = Inputs(model, self._found.stacks.roots)
+        self.running: Running | None = None
         self._totals: dict[Site, dict[str, Totals]] = {}
         self._last: dict[Site, Call] = {}
 
     def sites(self) -> list[Site]:
-        """Where heads were seen to attend, in the order of the calls."""
-        return self._found.all()
+        """Where heads attend, in the order of the calls; then where none were heard, and why.
+
+        Each says how it is watched, what computes the model's answer and what its statistics.
+        """
+        unheard = [] if self.running is None else self._found.unheard(self.running)
+        return self._found.all() + unheard
 
     def table(self) -> HeadTable:
         """The statistics of every head watched so far.
@@ -174,12 +179,21 @@ class Watch:
         queries = reading.own.filled(Text(real=call.real))
         return queries, places_within(call, queries)
 
+    def _advice(self) -> str:
+        """What to do when nothing was seen; after a pass, the modules that stayed silent."""
+        names = ", ".join(
+            f"{site.name or 'the model'} ({site.watched})" for site in self.sites()[:4]
+        )
+        if not self.inputs.passes or not names:
+            return "Run a model with softmax attention inside the block."
+        return f"It cannot be watched: {names}."
+
     def _check_seen(self) -> None:
         if not self._totals:
             passes = self.inputs.passes
             raise UnsupportedError(
                 f"observe: no attention call was seen in {passes} forward passes of "
-                f"{type(self._model).__name__}. Run the model inside the block."
+                f"{type(self._model).__name__}. {self._advice()}"
             )
         missing = set(self._layers or ()) - {site.layer for site in self._totals}
         if missing:

@@ -3,6 +3,7 @@
 from headwise.models.hearing._call import Call, Hear
 from headwise.models.hearing._inputs import Inputs, Text
 from headwise.models.hearing._listen import listen
+from headwise.models.hearing._running import Running
 from headwise.models.hearing._where import Site, Sites
 
-__all__ = ["Call", "Hear", "Inputs", "Site", "Sites", "Text", "listen"]
+__all__ = ["Call", "Hear", "Inputs", "Running", "Site", "Sites", "Text", "listen"]

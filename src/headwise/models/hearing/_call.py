@@ -17,6 +17,7 @@ class Call:
         module: The module that attended.
         rule: How its logits became weights.
         heads: The per-head outputs that the model computed itself, or what it made of them.
+        watched: How the call was heard.
         kernel: The name of the implementation that computed them.
         exact: Whether `heads` follows from the rest: no weights were dropped.
         cross: Whether the keys belong to another text than the queries.
@@ -30,11 +31,17 @@ class Call:
     v: Float[Tensor, "B Hkv S Dv"]
     rule: Rule
     heads: Float[Tensor, "B #H T _"]
+    watched: str
     kernel: str
     exact: bool
     cross: bool
     join: Callable[[Tensor], Tensor] | None = None
     real: Bool[Tensor, "B S"] | None = None
+
+    @property
+    def statistics_kernel(self) -> str:
+        """What computes its statistics."""
+        return "blocks of rows"
 
     def row_statistics(self, request: RowRequest) -> RowStatistics:
         """What the weights of every row were like; a largest logit that is not known is NaN."""

@@ -111,6 +111,7 @@ def _run(
                 q=q, k=k, v=v,
                 rule=_rule(module, q, k, attention_mask, implementation, kwargs),
                 heads=answer[0].detach().transpose(1, 2),  # B T H Dv -> B H T Dv
+                watched="the attention interface",
                 kernel=implementation or "eager",
                 exact=not kwargs.get("dropout"),
                 cross=listeners[-1][1].reads_another_text(q.shape[2], k.shape[2]),

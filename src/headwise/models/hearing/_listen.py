@@ -1,7 +1,7 @@
 """Hear every attention call of a model while a block runs, and leave nothing behind."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.kernels import AttendOutput
-from headwise.layer import HeadAttention, MultiHeadAttention
+from headwise.layer import HeadAttention
 from headwise.models.hearing._call import Call, Hear
 from headwise.models.hearing._running import Running
 from headwise.models.hearing._softmax import Softmaxes
@@ -18,53 +18,49 @@ from headwise.models.hearing._torch import FunctionListener, ordinary_path, tell
 
 
 @contextmanager
-def listen(model: nn.Module, hear: Hear) -> Iterator[None]:
+def listen(model: nn.Module, hear: Hear) -> Iterator[Running]:
     """Tell `hear` of each attention call of `model`, after the model has computed it itself.
 
     The model's answer is passed on untouched. Heard are layers of this library, every Hugging
-    Face model that goes through the attention interface, `nn.MultiheadAttention`, and modules
-    that call `scaled_dot_product_attention` themselves.
+    Face model, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`
+    themselves or write the softmax out. What is yielded knows which modules have been called,
+    and in which of them a softmax could not be read.
     """
     running = Running()
     softmaxes = Softmaxes(running)
+    told: dict[type[nn.Module], Callable[..., None]] = {
+        HeadAttention: partial(_tell, hear, running),
+        nn.MultiheadAttention: partial(tell_torch_layer, hear),
+    }
     with ExitStack() as stack:
-        for module in model.modules():
-            for kind, tell in ((HeadAttention, _tell), (nn.MultiheadAttention, tell_torch_layer)):
-                if isinstance(module, kind):
-                    told = partial(tell, hear)
-                    handle = module.register_forward_hook(told, with_kwargs=True)
-                    stack.callback(handle.remove)
-        for parent in model.modules():
-            if isinstance(parent, MultiHeadAttention):
-                handle = parent.register_forward_pre_hook(_note_cross, with_kwargs=True)
-                stack.callback(parent.attention.__dict__.pop, _CROSS, None)
-                stack.callback(handle.remove)
+        for module, tell in _of_kinds(model, told):
+            stack.callback(module.register_forward_hook(tell, with_kwargs=True).remove)
         # A model of Hugging Face has imported transformers already; nobody else pays for it.
         if "transformers" in sys.modules:
             from headwise.models.hearing._huggingface import listen_to_interface
 
             stack.enter_context(listen_to_interface(model, hear, running))
-        stack.enter_context(running.follow(model, (HeadAttention, nn.MultiheadAttention)))
+        stack.enter_context(running.follow(model, tuple(told)))
         over = model.register_forward_hook(lambda *_: softmaxes.forget(), always_call=True)
         stack.callback(over.remove)
         stack.enter_context(ordinary_path(model))
         stack.enter_context(FunctionListener(hear, running, softmaxes))
-        yield
+        yield running
 
 
-_CROSS = "_headwise_cross"
-
-
-def _note_cross(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The core cannot tell self- from cross-attention; its layer can."""
-    query = args[0] if args else kwargs["query"]
-    key = args[1] if len(args) > 1 else kwargs.get("key")
-    module.attention.__dict__[_CROSS] = key is not None and key is not query
+def _of_kinds(
+    model: nn.Module, told: dict[type[nn.Module], Callable[..., None]]
+) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
+    for module in model.modules():
+        for kind, tell in told.items():
+            if isinstance(module, kind):
+                yield module, tell
 
 
 @torch.no_grad()
 def _tell(
     hear: Hear,
+    running: Running,
     module: HeadAttention,
     args: tuple[Tensor, Tensor, Tensor],
     kwargs: dict[str, Any],
@@ -79,8 +75,10 @@ def _tell(
             q=q, k=k, v=v,
             rule=module.rule(q, **asked),
             heads=heads.detach(),
+            watched="a hook on the module",
             kernel="headwise",
             exact=not (module.training and module.dropout),
-            cross=module.__dict__.get(_CROSS, False),
+            # The core cannot tell self- from cross-attention; the layer around it can.
+            cross=running.reads_another_text(q.shape[2], k.shape[2]),
         )
     )  # fmt: skip

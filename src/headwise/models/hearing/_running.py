@@ -18,7 +18,7 @@ def heads_of(module: nn.Module) -> int:
     return next((heads for heads in found if isinstance(heads, int) and heads > 0), 1)
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """A module that is running, what it was given, and what of that it has handed on as it is.
 
@@ -59,15 +59,19 @@ class Running:
         runs: Those that have begun and not ended, the innermost last.
         heard_elsewhere: How many of them tell of their attention by themselves.
         called: Every module that has been called so far, by identity.
+        unread: The axes of a softmax in a module, by identity, whose values were not found.
     """
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
         self.heard_elsewhere = 0
         self.called: set[int] = set()
+        self.unread: dict[int, int] = {}
 
-    def innermost(self) -> nn.Module:
-        return self.runs[-1].module
+    def innermost(self, *but: type[nn.Module]) -> nn.Module:
+        """The module whose own code is running, or the one around those of some types."""
+        modules = [run.module for run in self.runs]
+        return next((m for m in reversed(modules) if not isinstance(m, but)), modules[-1])
 
     def reads_another_text(self, T: int, S: int) -> bool:
         """Whether the keys of the attention call that is heard belong to another text."""

@@ -37,6 +37,10 @@ class WrittenOut(Call):
 
     plain: Float[Tensor, "B H T S"] | None = None
 
+    @property
+    def statistics_kernel(self) -> str:
+        return "blocks of rows of the model's own logits"
+
     def row_statistics(self, request: RowRequest) -> RowStatistics:
         rows = super().row_statistics(request)
         if self.plain is None:
@@ -44,7 +48,7 @@ class WrittenOut(Call):
         return replace(rows, max_logit=self.plain.amax(-1))
 
 
-@dataclass
+@dataclass(eq=False)
 class _Trace:
     """Weights on their way from a softmax to their product with values."""
 
@@ -57,16 +61,13 @@ class _Trace:
 
 class Softmaxes:
     """Follows the weights of every softmax over the last axis until they meet their values.
-
-    Attributes:
-        unread: Modules in which a softmax as of attention met no values that could be read.
+    The modules in which one met no values that could be read are `unread`.
     """
 
     def __init__(self, running: Running) -> None:
         self._running = running
         self._traces: list[_Trace] = []
         self._scores: tuple[Tensor, int] | None = None
-        self.unread: list[nn.Module] = []
 
     def follow(
         self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], answer: Any
@@ -80,7 +81,10 @@ class Softmaxes:
             self._note_scores(func, answer)
         elif is_product(func):
             self._traces.remove(trace)
-            return self._complete(trace, read_product(func, args, answer, trace.weights))
+            # Weights times weights, as approximations of attention have them, are no heads.
+            both = sum(id(x) in trace.weights for x in _flat(args)) > 1
+            product = None if both else read_product(func, args, answer, trace.weights)
+            return self._complete(trace, product)
         elif isinstance(answer, Tensor) and answer.shape.numel() == trace.logits.shape.numel():
             trace.weights[id(answer)] = answer
             trace.dropped |= func in _DROPOUT and _drops(*args[1:], **kwargs)
@@ -88,7 +92,8 @@ class Softmaxes:
 
     def forget(self) -> None:
         """The pass is over: what has not met its values never will."""
-        self.unread += [trace.module for trace in self._traces]
+        for trace in self._traces:
+            self._give_up(trace)
         self._traces, self._scores = [], None
 
     def _begin(
@@ -101,14 +106,18 @@ class Softmaxes:
             same_size = scores[0].shape.numel() == input.shape.numel()
             unchanged = scores[0]._version == scores[1]
             scores = scores if same_size and unchanged else None
-        trace = _Trace(input, scores and scores[0], self._running.innermost())
+        trace = _Trace(input, scores and scores[0], self._running.innermost(nn.Softmax))
         trace.weights[id(weights)] = weights
         self._traces.append(trace)
         if len(self._traces) > _PENDING:
-            self.unread.append(self._traces.pop(0).module)
+            self._give_up(self._traces.pop(0))
+
+    def _give_up(self, trace: _Trace) -> None:
+        axes = self._running.unread.get(id(trace.module), 0)
+        self._running.unread[id(trace.module)] = max(axes, trace.logits.ndim)
 
     def _trace_of(self, args: Any) -> _Trace | None:
-        given = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg])]
+        given = _flat(args)
         for trace in self._traces:
             if any(id(x) in trace.weights for x in given):
                 return trace
@@ -123,7 +132,7 @@ class Softmaxes:
     def _complete(self, trace: _Trace, product: Product | None) -> Call | None:
         shape = None if product is None else _four_axes(trace, product, self._running)
         if product is None or shape is None:
-            self.unread.append(trace.module)
+            self._give_up(trace)
             return None
         B, H, T, S = shape
         logits = trace.logits.detach().reshape(shape)
@@ -139,11 +148,17 @@ class Softmaxes:
                 head_dim=1, mask=as_mask(visible), bias=logits.masked_fill(~visible, 0.0)
             ),
             heads=product.heads.detach().reshape(B, H, T, -1),
+            watched="the function mode, from a softmax to its values",
             kernel="softmax",
             exact=not trace.dropped,
             cross=self._running.reads_another_text(T, S),
             plain=_plain(trace, logits, visible),
         )
+
+
+def _flat(args: Any) -> list[Any]:
+    """Arguments, and those in a list among them."""
+    return [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg])]
 
 
 def _drops(p: float | int = 0.5, training: bool = True, *_: Any, **kwargs: Any) -> bool:

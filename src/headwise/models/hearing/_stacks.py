@@ -14,12 +14,17 @@ _OWN = "self"
 _SUFFIX = re.compile(r"_(model|tower)(?=\.|$)")
 
 
-def attends(name: str, module: nn.Module) -> bool:
-    """Whether a module is meant to attend, as far as its name and its class say."""
-    last = name.rsplit(".", 1)[-1]
-    words = f"{last} {type(module).__name__}".lower()
+def is_attention(module: nn.Module) -> bool:
+    """Whether a module is an attention, as far as its class says."""
+    name = type(module).__name__.lower()
     known = isinstance(module, nn.MultiheadAttention | HeadAttention)
-    return known or "attention" in words or "attn" in words
+    return known or "attention" in name or "attn" in name
+
+
+def _attends(name: str, module: nn.Module) -> bool:
+    """Whether a module belongs to an attention, as far as its own name or its class says."""
+    last = name.rsplit(".", 1)[-1].lower()
+    return is_attention(module) or "attention" in last or "attn" in last
 
 
 class Stacks:
@@ -33,7 +38,7 @@ class Stacks:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        attending = [name for name, module in model.named_modules() if attends(name, module)]
+        attending = [name for name, module in model.named_modules() if _attends(name, module)]
         holders = {_holder(name) for name in attending if _is_numbered(name)}
         paths = [one for one in holders if not any(_within(one, other) for other in holders)]
         self._paths = _named(_apart(paths)) if len(paths) > 1 else {}

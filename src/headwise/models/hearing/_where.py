@@ -6,28 +6,34 @@ from torch import nn
 
 from headwise.heads import Head
 from headwise.models.hearing._call import Call
-from headwise.models.hearing._stacks import Stacks
+from headwise.models.hearing._running import Running
+from headwise.models.hearing._stacks import Stacks, is_attention
 
 
 @dataclass(frozen=True)
 class Site:
-    """A place in a model where heads attend.
+    """A place in a model where heads attend, or where they were expected to and not heard.
 
     Attributes:
         name: The module's qualified name.
         stack: The stack it belongs to; empty where the model has one.
-        layer: Its place in that stack, in the order in which layers are called.
+        layer: Its place in that stack, in the order in which layers are called; -1 where no
+            head was heard.
         cross: Whether its keys belong to another text than its queries.
+        watched: How its calls are heard; or why none was, beginning with "not".
         kernel: What computes the model's own answer.
+        statistics: What computes its statistics.
     """
 
     name: str
     stack: str
-    layer: int
-    n_heads: int
-    n_kv_heads: int
-    cross: bool
-    kernel: str
+    layer: int = -1
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    cross: bool = False
+    watched: str = "not called"
+    kernel: str = ""
+    statistics: str = ""
 
     def heads(self) -> tuple[Head, ...]:
         return tuple(Head(self.stack, self.layer, head) for head in range(self.n_heads))
@@ -41,13 +47,32 @@ class Sites:
 
     def __init__(self, model: nn.Module) -> None:
         self.stacks = Stacks(model)
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self._modules = dict(model.named_modules())
+        self._names = {id(module): name for name, module in self._modules.items()}
         self._found: dict[tuple[int, int], Site] = {}
         self._calls: dict[int, int] = {}
         self._pass = -1
 
     def all(self) -> list[Site]:
         return list(self._found.values())
+
+    def unheard(self, running: Running) -> list[Site]:
+        """Modules that should attend, and of which nothing was heard: each by name, and why."""
+        unread = [
+            name
+            for name, module in self._modules.items()
+            if running.unread.get(id(module), 0) > (2 if is_attention(module) else 3)
+        ]
+        known = unread + [site.name for site in self._found.values()]
+        silent: list[str] = []
+        for name, module in self._modules.items():  # those around others come first
+            near = any(_inside(name, one) or _inside(one, name) for one in known + silent)
+            if is_attention(module) and not near:
+                silent.append(name)
+        return [
+            Site(name, self.stacks.of(name, False)[0], watched=_why(self._modules[name], running))
+            for name in unread + silent
+        ]
 
     def of(self, call: Call, forward_pass: int) -> Site:
         """The site of a call, found or new."""
@@ -65,4 +90,17 @@ class Sites:
         stack, cross = self.stacks.of(name, call.cross)
         layer = sum(site.stack == stack for site in self._found.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
-        return Site(name, stack, layer, heads, kv_heads, cross, call.kernel)
+        how = (call.watched, call.kernel, call.statistics_kernel)
+        return Site(name, stack, layer, heads, kv_heads, cross, *how)
+
+
+def _inside(name: str, other: str) -> bool:
+    return name == other or name.startswith(f"{other}.") or other == ""
+
+
+def _why(module: nn.Module, running: Running) -> str:
+    if id(module) in running.unread:
+        return "not read: a softmax whose product with values was not found"
+    if id(module) in running.called:
+        return "not heard: called, and nothing in it was a softmax of queries and keys"
+    return "not called"

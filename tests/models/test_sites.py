@@ -1,0 +1,109 @@
+"""What `sites()` says: how each place is watched, and which places were not, and why."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+from headwise.errors import UnsupportedError
+from headwise.layer import MultiHeadAttention
+from headwise.watch import Watch, observe
+
+X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Fused(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
+class Written(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return ((heads @ heads.mT).softmax(-1) @ heads).transpose(1, 2).flatten(2)
+
+
+class SlicedAttention(nn.Module):
+    """Its weights lose a key on their way: they cannot be followed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        weights = (heads @ heads.mT).softmax(-1)[..., 1:]
+        return (weights @ heads[:, :, 1:]).transpose(1, 2).flatten(2)
+
+
+class LinearAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.elu(x) @ (F.elu(x).mT @ x)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ours = MultiHeadAttention(8, 2)
+        self.torchs = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.fused, self.written = Fused(), Written()
+        self.sliced, self.linear = SlicedAttention(), LinearAttention()
+        self.unused = nn.ModuleList([MultiHeadAttention(8, 2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.torchs(self.ours(x), x, x)[0]
+        return self.linear(self.sliced(self.written(self.fused(x))))
+
+
+def _watched(model: nn.Module, x: Tensor) -> Watch:
+    with torch.no_grad(), observe(model) as watch:
+        model(x)
+    return watch
+
+
+def test_every_place_is_told_and_how_it_is_watched() -> None:
+    sites = _watched(Model(), X).sites()
+    rows = "blocks of rows"
+    assert [(site.name, site.watched, site.kernel, site.statistics) for site in sites] == [
+        ("ours.attention", "a hook on the module", "headwise", rows),
+        (
+            "torchs",
+            "a hook on the module",
+            "nn.MultiheadAttention, outside its fast path",
+            rows,
+        ),
+        ("fused", "the function mode", "scaled_dot_product_attention", rows),
+        (
+            "written",
+            "the function mode, from a softmax to its values",
+            "softmax",
+            "blocks of rows of the model's own logits",
+        ),
+        ("sliced", "not read: a softmax whose product with values was not found", "", ""),
+        (
+            "linear",
+            "not heard: called, and nothing in it was a softmax of queries and keys",
+            "",
+            "",
+        ),
+        ("unused.0", "not called", "", ""),
+    ]
+    assert [len(site.heads()) for site in sites] == [2, 2, 2, 2, 0, 0, 0]
+
+
+def test_a_model_of_hugging_face_tells_its_implementation() -> None:
+    model = transformers.GPT2Model(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2))
+    (site,) = _watched(model.eval(), torch.tensor([[1, 2, 3]])).sites()
+    assert (site.name, site.watched, site.kernel) == ("h.0.attn", "the attention interface", "sdpa")
+
+
+def test_a_table_of_a_model_that_cannot_be_watched_is_refused_by_name() -> None:
+    model = transformers.LongformerModel(
+        transformers.LongformerConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+            vocab_size=11, max_position_embeddings=20, attention_window=4,
+        )
+    )  # fmt: skip
+    watch = _watched(model.eval(), torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]))
+    with pytest.raises(UnsupportedError, match=r"encoder.layer.0.attention.self \(not read"):
+        watch.table()
+    with pytest.raises(UnsupportedError, match=r"0 \(not heard: called"):
+        _watched(nn.Sequential(LinearAttention()), X).table()
