@@ -2,7 +2,8 @@
 
 Build it (`attend`, `MultiHeadAttention` with `RoPE`, `ALiBi`, `T5Bias` and `KVCache`, `masks`,
 and the definition in `reference`), watch
-every head of a model while it runs (`observe`, `Request`, `HeadTable`), and look at what was
+every head of a model while it runs (`observe`, `Request`, `HeadTable`) or trains
+(`HeadMonitor`), and look at what was
 seen (`study`). `load` opens a model, `load_tokenizer` the tokenizer beside it.
 
 Importing this package imports nothing else: each name is fetched when it is first used.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from headwise.models import ablate as ablate
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
+    from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.report import Study as Study
     from headwise.report import study as study
     from headwise.scores import Scores as Scores
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ALiBi": "layer",
     "Head": "heads",
+    "HeadMonitor": "monitor",
     "HeadTable": "table",
     "HeadwiseError": "errors",
     "KVCache": "layer",

@@ -13,7 +13,7 @@ FLOORS = (
     ("lab",),
     ("models",),
     ("watch", "gauge"),
-    ("roles", "surgery"),
+    ("roles", "surgery", "monitor"),
     ("report",),
     ("cli",),
     ("__init__", "__main__"),

@@ -3,6 +3,7 @@
 from headwise.models._fingerprint import fingerprint
 from headwise.models._open import load, load_tokenizer
 from headwise.models._tokens import Batch, batches, encode, token_classes, token_strings
+from headwise.models._trainer import trainer_callback
 from headwise.models.hearing import Call, Hear, Inputs, Running, Site, Sites, Text, listen
 from headwise.models.owning import (
     Ablation,
@@ -46,4 +47,5 @@ __all__ = [
     "output_projection",
     "token_classes",
     "token_strings",
+    "trainer_callback",
 ]

@@ -92,6 +92,7 @@ class Watch:
         self.inputs = Inputs(model, self._found.stacks.roots)
         self.running: Running | None = None
         self._totals: dict[Site, dict[str, Totals]] = {}
+        self._understood: set[Site] = set()
         self._last: dict[Site, Call] = {}
 
     def sites(self) -> list[Site]:
@@ -125,6 +126,11 @@ class Watch:
             model=fingerprint(self._model),
             versions={name: version(name) for name in ("headwise", "torch")},
         )
+
+    def take(self) -> dict[Site, dict[str, Totals]]:
+        """What was seen at each site since the last time; from here on it is seen anew."""
+        taken, self._totals = self._totals, {}
+        return {site: taken[site] for site in sorted(taken, key=lambda s: (s.stack, s.layer))}
 
     def weights(self, head: HeadLike, rows: range | None = None) -> Float[Tensor, "B R S"]:
         """The exact weights of one head on the last batch, for some queries or all of them.
@@ -160,11 +166,13 @@ class Watch:
         if self._request.maps:
             self._last[site] = call
         text, places = self._read(site, call)
-        first = site not in self._totals
-        found, heads = collect(call, places, text, self._request, heads_too=first and call.exact)
+        ask = call.exact and site not in self._understood
+        with torch.autocast(call.q.device.type, enabled=False):  # it would round sums of ours, too
+            found, heads = collect(call, places, text, self._request, heads_too=ask)
         if heads is not None:
             heads = heads if call.join is None else call.join(heads.to(call.heads.dtype))
             _compare(site, call.heads, heads, places)
+            self._understood.add(site)
         known = self._totals.setdefault(site, {})
         for name, totals in found.items():
             known[name] = known[name] + totals if name in known else totals

@@ -1,0 +1,74 @@
+"""Watch the training passes of a model from one optimizer step to the next."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from headwise.models import listen
+from headwise.watch import Watch
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside what shares it out over ranks or compiles it."""
+    inner = getattr(model, "_orig_mod", None)  # as `torch.compile` calls it
+    if isinstance(model, DistributedDataParallel):
+        inner = model.module
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
+class Window:
+    """While it is open, a watch hears the training passes of a model, and nothing else.
+
+    A training pass is a call of the model in training mode and with gradients, so evaluation
+    and generation between two steps are not heard. Within a pass the whole apparatus is there;
+    between passes nothing but one hook on the model, so what users do there (optimizers, modes,
+    a backward pass that computes layers again) meets nothing of ours.
+
+    Compiled code would not see the hooks. While the window is open the compiler stands aside, and
+    afterwards the code that it had compiled runs on as it was.
+    """
+
+    def __init__(self, model: nn.Module | None = None, watch: Watch | None = None) -> None:
+        self._model, self._watch = model, watch
+        self._step, self._pass = ExitStack(), ExitStack()
+        self.is_open = False
+
+    def __reduce__(self) -> tuple[type["Window"], tuple[()]]:
+        # A copy of the model comes with a copy of its hooks: those see nothing.
+        return Window, ()
+
+    def open(self) -> None:
+        if self._model is not None and not self.is_open:
+            self._step.enter_context(torch.compiler.set_stance("force_eager"))
+            hook = self._model.register_forward_pre_hook(self._begin, with_kwargs=True)
+            self._step.callback(hook.remove)
+            self.is_open = True
+
+    def close(self) -> None:
+        self._pass.close()
+        self._step.close()
+        self.is_open = False
+
+    def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._pass.close()  # of a pass that was interrupted from the keyboard
+        if self._watch is None or not (model.training and torch.is_grad_enabled()):
+            return
+        there = set(model._forward_pre_hooks)
+        with ExitStack() as stack:
+            stack.enter_context(self._watch.inputs.follow(model))
+            stack.enter_context(listen(model, self._watch.hear))
+            end = model.register_forward_hook(self._end, always_call=True)
+            stack.callback(end.remove)
+            # This pass has begun: it would not call the hooks that have just been hung up.
+            for number, hook in list(model._forward_pre_hooks.items()):
+                if number in model._forward_pre_hooks_with_kwargs and number not in there:
+                    hook(model, args, kwargs)
+                elif number not in there:
+                    hook(model, args)
+            self._pass = stack.pop_all()
+
+    def _end(self, *_: Any) -> None:
+        self._pass.close()

@@ -1,0 +1,45 @@
+"""Two processes on halves of a batch say together what one says of the whole."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwise.monitor import HeadMonitor
+
+SCRIPT = Path(__file__).with_name("monitored.py")
+_spec = importlib.util.spec_from_file_location("monitored", SCRIPT)
+monitored = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(monitored)
+
+
+def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), "2", str(store)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    one, two = (json.loads(Path(f"{store}.{rank}.json").read_text()) for rank in range(2))
+    assert one == two  # to the last bit: both have the same sums
+
+    model = monitored.make_model()
+    with HeadMonitor(model, 2, rules=monitored.RULES) as monitor:
+        told = []
+        for batch in monitored.texts():
+            model(batch)
+            told.append(monitor.step())
+    assert [list(scalars) for scalars in one["told"]] == [list(scalars) for scalars in told]
+    for ours, theirs in zip(one["told"], told, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9)
+    highest = monitor.max_logit()
+    assert one["highest"] == {layer: pytest.approx(row.tolist()) for layer, row in highest.items()}
+    assert one["alarms"] == [str(alarm) for alarm in monitor.alarms]

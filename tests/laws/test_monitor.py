@@ -1,0 +1,398 @@
+"""Watching a training: its numbers are those of a table, and nothing of the training changes."""
+
+import copy
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+import headwise
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.layer import MultiHeadAttention
+from headwise.monitor import Above, Alarm, Below, HeadMonitor, Rule
+from headwise.table import HeadTable
+from headwise.watch import Request, observe
+from oracles import modules_of, padded
+
+CONFIG = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2)
+STATISTICS = ("entropy", "max_logit", "first")
+TEXTS = [
+    [3, 1, 4, 1, 5],
+    [9, 2, 6],
+    [5, 3, 5, 8, 9, 7, 9],
+    [3, 2],
+    [3, 8, 4, 6],
+    [2, 6, 4, 3, 3, 8],
+]
+BATCHES = [padded(TEXTS[at : at + 2], "right") for at in (0, 2, 4)]
+Batch = dict[str, Tensor]
+
+
+def _model(config: MiniGPTConfig = CONFIG) -> MiniGPT:
+    torch.manual_seed(1)
+    return MiniGPT(config)
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(batch["input_ids"], batch["attention_mask"])
+    return F.cross_entropy(logits.mT.float(), batch["input_ids"])
+
+
+def _train(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    after: Callable[[], Any],
+    rate: float = 0.1,
+    accumulate: int = 1,
+) -> Iterator[Any]:
+    """Train, and give what `after` says of each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    torch.manual_seed(2)
+    for number, batch in enumerate(batches, 1):
+        _loss(model, batch).backward()
+        if number % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+            yield after()
+
+
+def _table(model: nn.Module, batches: Sequence[Batch]) -> HeadTable:
+    # With gradients, as in training: without them a layer may choose another kernel.
+    with observe(model, Request(STATISTICS)) as watch:
+        for batch in batches:
+            model(**batch)
+    return watch.table()
+
+
+def _assert_says(scalars: dict[str, float], table: HeadTable, rtol: float = 0.0) -> None:
+    for name in STATISTICS:
+        expected = table.maximum(name) if name == "max_logit" else table.mean(name)
+        found = [scalars[f"attn/{head}/{name}"] for head in table.heads]
+        np.testing.assert_allclose(found, expected, rtol=rtol, err_msg=name)
+        layers = {"": expected} | {f"L{n}/": expected[4 * n : 4 * n + 4] for n in (0, 1)}
+        for place, values in layers.items():
+            for what in ("min", "mean", "max"):
+                of = getattr(np, what)(values)
+                np.testing.assert_allclose(scalars[f"attn/{place}{name}/{what}"], of, rtol=rtol)
+
+
+def test_it_has_a_name_at_the_door() -> None:
+    assert headwise.HeadMonitor is HeadMonitor
+
+
+def test_a_step_says_what_a_table_says() -> None:
+    model = _model()
+    with HeadMonitor(model, every=1) as monitor:
+        # At a rate of 0 the model that trains stays the one that is observed.
+        told = list(_train(model, BATCHES, monitor.step, rate=0.0))
+    for scalars, batch in zip(told, BATCHES, strict=True):
+        _assert_says(scalars, _table(model, [batch]))
+        assert len(scalars) == 3 * (8 + 3 * 2 + 3)
+        assert all(type(value) is float for value in scalars.values())
+
+
+def test_micro_batches_of_a_step_are_taken_together() -> None:
+    model = _model()
+    with HeadMonitor(model, every=1) as monitor:
+        told = list(_train(model, BATCHES, monitor.step, rate=0.0, accumulate=3))
+    assert len(told) == 1
+    _assert_says(told[0], _table(model, BATCHES), rtol=1e-12)
+
+
+def test_watched_are_the_first_step_and_every_nth() -> None:
+    model = _model()
+    with HeadMonitor(model, every=3) as monitor:
+        told = list(_train(model, BATCHES * 3, monitor.step))
+        assert [n for n, scalars in enumerate(told, 1) if scalars] == [1, 3, 6, 9]
+        monitor.resume(20)
+        told = list(_train(model, BATCHES * 2, monitor.step))
+        assert [n for n, scalars in enumerate(told, 21) if scalars] == [21, 24]
+        assert monitor.steps == 26
+
+
+def test_training_is_the_same_to_the_last_bit() -> None:
+    config = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, dropout=0.3)
+    plain, watched = _model(config), _model(config)
+    list(_train(plain, BATCHES * 2, lambda: None))
+    after = torch.random.get_rng_state()
+    with HeadMonitor(watched, every=2) as monitor:
+        list(_train(watched, BATCHES * 2, monitor.step))
+    assert torch.equal(torch.random.get_rng_state(), after)
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(weight, watched.state_dict()[name]), name
+
+
+def test_between_watched_steps_nothing_is_on_the_model() -> None:
+    model = _model()
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    before = modules_of(model)
+    with HeadMonitor(model, every=3) as monitor:
+        for step, batch in enumerate(BATCHES * 2, 1):
+            assert (modules_of(model) == before) == (step not in (1, 3, 6))
+            _loss(model, batch).backward()
+            assert not _get_current_function_mode_stack()
+            monitor.step()
+    assert modules_of(model) == before
+
+
+@pytest.mark.parametrize("where", ["model", "head"])
+def test_an_exception_leaves_nothing(where: str) -> None:
+    model = _model()
+    before = modules_of(model)
+    broken = model if where == "model" else model.blocks[1].attention
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    with HeadMonitor(model, every=1) as monitor:
+        handle = broken.register_forward_hook(fail)
+        with pytest.raises(ZeroDivisionError, match="on purpose"):
+            _loss(model, BATCHES[0])
+        handle.remove()
+        # Nothing but what waits for the next pass of this step.
+        assert not any(module._forward_hooks for module in model.modules())
+        assert not _get_current_function_mode_stack()
+        _loss(model, BATCHES[0])
+        assert monitor.step()
+    assert modules_of(model) == before
+    assert torch.compiler.set_stance("default").prev.stance == "default"
+
+
+def test_a_pass_that_was_interrupted_is_tidied_up() -> None:
+    model = _model()
+    before = modules_of(model)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with HeadMonitor(model, every=1):
+        handle = model.blocks[0].register_forward_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            _loss(model, BATCHES[0])
+        handle.remove()
+    assert not _get_current_function_mode_stack()
+    assert modules_of(model) == before
+
+
+def test_evaluation_between_steps_does_not_count() -> None:
+    model = _model()
+    with HeadMonitor(model, every=1) as monitor:
+        _loss(model, BATCHES[0]).backward()
+        with torch.no_grad():
+            model(**BATCHES[1])
+        model.eval()(**BATCHES[2])
+        model.train()
+        scalars = monitor.step()
+    _assert_says(scalars, _table(model, BATCHES[:1]))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_layers_count_once(reentrant: bool) -> None:
+    model = _model()
+    with HeadMonitor(model, every=1) as monitor:
+        expected = list(_train(model, BATCHES[:1], monitor.step, rate=0.0))
+    for block in model.blocks:
+        inner = block.forward
+        block.forward = lambda *a, inner=inner: checkpoint(inner, *a, use_reentrant=reentrant)
+    with HeadMonitor(model, every=1) as monitor:
+        assert list(_train(model, BATCHES[:1], monitor.step, rate=0.0)) == expected
+
+
+def test_autocast_says_what_a_table_under_autocast_says() -> None:
+    model = _model()
+    with torch.autocast("cpu", torch.bfloat16), HeadMonitor(model, every=1) as monitor:
+        loss = _loss(model, BATCHES[0])
+        scalars = monitor.step()
+        table = _table(model, BATCHES[:1])
+    assert loss.isfinite()
+    _assert_says(scalars, table)
+    plain = _table(model, BATCHES[:1])
+    np.testing.assert_allclose(table.mean("entropy"), plain.mean("entropy"), rtol=1e-3)
+
+
+def test_a_compiled_model_is_compiled_once_and_watched_uncompiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The compiler cannot trace through the checks of annotations.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    compiled: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        compiled.append(len(graph.graph.nodes))
+        return graph.forward
+
+    inner = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True))
+    model, x = torch.compile(inner, backend=backend), torch.randn(2, 5, 8)
+    plain = inner(x)
+    with HeadMonitor(model, every=4) as monitor:
+        told = []
+        for _ in range(9):
+            torch.testing.assert_close(model(x), plain)
+            told.append(monitor.step())
+    assert [n for n, scalars in enumerate(told, 1) if scalars] == [1, 4, 8]
+    assert told[0] == told[3] == told[7]
+    first = len(compiled)
+    assert first >= 1
+    model(x)
+    assert len(compiled) == first
+
+
+def test_a_module_that_attends_itself_is_watched_like_any() -> None:
+    class Attends(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    x = torch.randn(2, 3, 5, 7, requires_grad=True)
+    for model, inputs in (
+        (Attends(), (x,)),
+        (MultiHeadAttention(8, 2), (torch.randn(1, 5, 8),)),
+        (nn.MultiheadAttention(8, 2, batch_first=True), (torch.randn(2, 5, 8),) * 3),
+    ):
+        before = modules_of(model)
+        with HeadMonitor(model) as monitor:
+            model(*inputs)
+            scalars = monitor.step()
+        with observe(model, Request(STATISTICS)) as watch:
+            model(*inputs)
+        assert scalars["attn/L0.H1/entropy"] == watch.table().mean("entropy")[1]
+        assert modules_of(model) == before
+
+
+def test_a_copy_of_the_model_is_not_watched() -> None:
+    model = _model()
+    with HeadMonitor(model, every=1) as monitor:
+        twin = copy.deepcopy(model)
+        held = io.BytesIO()
+        torch.save(model, held)
+        _loss(model, BATCHES[0])
+        for other in (twin, torch.load(io.BytesIO(held.getvalue()), weights_only=False)):
+            _loss(other, BATCHES[1])
+        _assert_says(monitor.step(), _table(model, BATCHES[:1]))
+
+
+def test_chosen_layers_and_statistics() -> None:
+    model = _model()
+    with HeadMonitor(model, statistics=["sink", "lse"], layers=[1]) as monitor:
+        _loss(model, BATCHES[0])
+        scalars = monitor.step()
+    assert {name.split("/")[1] for name in scalars} == {
+        *(f"L1.H{n}" for n in range(4)), "L1", "sink", "lse",
+    }  # fmt: skip
+    assert np.isnan(scalars["attn/L1.H0/sink"])
+    assert np.isnan(scalars["attn/sink/mean"])
+    assert np.isfinite(scalars["attn/lse/mean"])
+
+
+def test_max_logit_is_the_largest_since_the_last_reset() -> None:
+    model = _model()
+    with HeadMonitor(model, every=1) as monitor:
+        list(_train(model, BATCHES, monitor.step, rate=0.0))
+        whole = monitor.max_logit()
+        monitor.reset_max_logit()
+        list(_train(model, BATCHES[2:], monitor.step, rate=0.0))
+        last = monitor.max_logit()
+    for found, batches in ((whole, BATCHES), (last, BATCHES[2:])):
+        expected = _table(model, batches).maximum("max_logit").reshape(2, 4)
+        assert list(found) == ["L0", "L1"]
+        np.testing.assert_array_equal([found[f"L{n}"].numpy() for n in (0, 1)], expected)
+
+
+def test_a_log_is_a_writer_or_a_function() -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.rows: list[tuple[str, float, int]] = []
+
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            self.rows.append((tag, scalar_value, global_step))
+
+    writer, rows, model = Writer(), [], _model()
+    for log in (writer, lambda *row: rows.append(row)):
+        with HeadMonitor(model, every=2, log=log) as monitor:
+            told = list(_train(model, BATCHES, monitor.step, rate=0.0))
+    assert rows == [(told[0], 1), (told[1], 2)]
+    assert writer.rows == [(*item, 1) for item in told[0].items()] + [
+        (*item, 2) for item in told[1].items()
+    ]
+
+
+class _Dial(nn.Module):
+    """Two heads whose largest logits are what the test says."""
+
+    def forward(self, logits: Sequence[float]) -> Tensor:
+        q = (
+            torch.tensor(logits, dtype=torch.float)
+            .view(1, 2, 1, 1)
+            .expand(1, 2, 3, 1)
+            .requires_grad_()
+        )
+        k = torch.tensor([1.0, 0.0, 0.0]).view(1, 1, 3, 1).expand(1, 2, 3, 1)
+        return F.scaled_dot_product_attention(q, k, k, scale=1.0)
+
+
+def _alarms(rule: Rule, rows: Sequence[Sequence[float]]) -> tuple[list[str], list[list[str]]]:
+    """What was told, and who stood after each step."""
+    told: list[Alarm] = []
+    standing = []
+    model = _Dial()
+    with HeadMonitor(model, every=1, rules=[rule], on_alarm=told.append) as monitor:
+        for row in rows:
+            model(row)
+            scalars = monitor.step()
+            heads = [found for alarm in monitor.alarms for found in alarm.heads]
+            assert scalars["attn/alarms"] == len(heads)
+            standing.append([f"{found.head} {found.since}" for found in heads])
+    return [str(alarm) for alarm in told], standing
+
+
+def test_an_alarm_goes_off_after_its_patience_and_says_since_when() -> None:
+    told, standing = _alarms(
+        Above("max_logit", 10.0, patience=2),
+        [(5, 50), (50, 5), (50, 50), (50, 5), (5, 50), (5, 50)],
+    )
+    assert standing == [[], [], ["L0.H0 2"], ["L0.H0 2"], [], ["L0.H1 5"]]
+    assert told == [
+        "step 3: max_logit above 10: L0.H0 (50 since step 2)",
+        "step 6: max_logit above 10: L0.H1 (50 since step 5)",
+    ]
+
+
+def test_an_alarm_stands_until_it_is_released() -> None:
+    rule = Above("max_logit", 10.0, release=6.0)
+    told, standing = _alarms(rule, [(5, 11), (5, 8), (8, 5), (8, 8), (11, 5)])
+    assert standing == [["L0.H1 1"], ["L0.H1 1"], [], [], ["L0.H0 5"]]
+    assert len(told) == 2
+    _, standing = _alarms(Below("entropy", 0.1, release=0.5), [(9, 1), (3, 1), (1, 1)])
+    assert standing == [["L0.H0 1"], ["L0.H0 1"], []]
+
+
+def test_numbers_that_are_none_break_every_rule() -> None:
+    for rule in (Above("max_logit", 10.0), Below("entropy", 0.1), Above("entropy", 5.0)):
+        told, standing = _alarms(rule, [(1, 1), (1, float("nan"))])
+        assert standing == [[], ["L0.H1 2"]]
+        assert told == [f"step 2: {rule}: L0.H1 (nan since step 2)"]
+
+
+def test_a_statistic_that_no_query_has_breaks_no_rule() -> None:
+    model = _Dial()
+    with HeadMonitor(model, statistics=["sink"], rules=[Above("sink", 0.5)]) as monitor:
+        model((1, 1))
+        assert monitor.step()["attn/alarms"] == 0
+    assert monitor.alarms == []
+
+
+def test_a_message_names_eight_heads_and_counts_the_others() -> None:
+    model = MultiHeadAttention(22, 11)
+    told: list[Alarm] = []
+    with HeadMonitor(model, rules=[Above("max_logit", -99.0)], on_alarm=told.append) as monitor:
+        model(torch.randn(1, 4, 22))
+        monitor.step()
+    assert str(told[0]).count("since") == 8
+    assert str(told[0]).endswith(" and 3 more")
