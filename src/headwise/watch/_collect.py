@@ -114,9 +114,11 @@ def _values(
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
     several = rows.n_keys > 1
     nowhere = torch.zeros_like(several)
+    # Attention that is written out does not tell it; but where nothing is a number, it is told.
+    told = ~rows.max_logit.isnan() | rows.lse.isnan()
     known = {
         "max_weight": _Values(rows.max_weight, several, 1.0 / n_keys),
-        "max_logit": _Values(rows.max_logit, ~rows.max_logit.isnan()),
+        "max_logit": _Values(rows.max_logit, told),
         "lse": _Values(rows.lse),
         "sink": _Values(rows.lse, nowhere) if rows.sink is None else _Values(rows.sink),
     }

@@ -1,0 +1,96 @@
+"""A monitor in the hands of `transformers.Trainer`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from headwise.monitor import HeadMonitor
+from headwise.watch import Request, observe
+from oracles import modules_of
+
+TEXTS = [
+    {"input_ids": ids, "labels": ids}
+    for ids in torch.randint(0, 17, (12, 7), generator=torch.Generator().manual_seed(0))
+]
+
+
+def _model() -> transformers.LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=17, max_position_embeddings=16, **sizes, **heads)
+    )
+
+
+def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **how: Any) -> Any:
+    settings = {
+        "output_dir": str(folder), "max_steps": 3, "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2, "learning_rate": 0.1, "seed": 3, "report_to": "none",
+        "use_cpu": True, "disable_tqdm": True, "save_strategy": "steps", "save_steps": 2,
+        "eval_strategy": "steps", "eval_steps": 1, "dataloader_pin_memory": False,
+    }  # fmt: skip
+    resume = how.pop("resume_from_checkpoint", None)
+    trainer = transformers.Trainer(
+        model=model,
+        args=transformers.TrainingArguments(**settings | how),
+        train_dataset=TEXTS,
+        eval_dataset=TEXTS[:3],
+        callbacks=[] if monitor is None else [monitor.callback()],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_trainer_counts_the_steps(tmp_path: Path, checkpointing: bool) -> None:
+    plain, model = _model(), _model()
+    if checkpointing:
+        plain.activation_checkpointing_enable()
+        model.activation_checkpointing_enable()
+    _train(plain, tmp_path / "plain", None)
+    before = modules_of(model).keys()
+    logged: list[tuple[dict[str, float], int]] = []
+    with HeadMonitor(model, every=2, log=lambda *row: logged.append(row)) as monitor:
+        _train(model, tmp_path, monitor)
+        assert [step for _, step in logged] == [1, 2]
+        assert monitor.steps == 3
+        assert not model._forward_pre_hooks  # the end of training takes everything off
+    for name, weight in plain.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name]), name
+    # What is left is the trainer's own.
+    assert modules_of(model).keys() == before | modules_of(plain).keys()
+
+    # Training that goes on from the checkpoint at step 2 is watched from step 3 on.
+    again = _model()
+    logged.clear()
+    with HeadMonitor(again, every=2, log=lambda *row: logged.append(row)) as monitor:
+        folder = str(tmp_path / "checkpoint-2")
+        _train(again, tmp_path, monitor, resume_from_checkpoint=folder, max_steps=5)
+    assert [step for _, step in logged] == [3, 4]
+
+
+def test_the_batches_of_a_step_are_those_of_the_trainer(tmp_path: Path) -> None:
+    model = _model()
+    read: list[torch.Tensor] = []
+
+    def note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if module.training:
+            read.append(kwargs["input_ids"].clone())
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    logged: list[dict[str, float]] = []
+    with HeadMonitor(model, every=1, log=lambda scalars, _: logged.append(scalars)) as monitor:
+        _train(model, tmp_path, monitor, max_steps=1, learning_rate=0.0)
+    handle.remove()
+    assert len(read) == 2
+    with observe(model, Request(("entropy", "first"))) as watch:
+        for ids in read:
+            model(input_ids=ids)
+    table = watch.table()
+    for name in table.statistics:
+        found = [logged[0][f"attn/{head}/{name}"] for head in table.heads]
+        assert found == pytest.approx(table.mean(name), rel=1e-6)
