@@ -173,11 +173,13 @@ def test_a_pass_that_was_interrupted_is_tidied_up() -> None:
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with HeadMonitor(model, every=1):
+    with HeadMonitor(model, every=1) as monitor:
         handle = model.blocks[0].register_forward_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
             _loss(model, BATCHES[0])
         handle.remove()
+        told = list(_train(model, BATCHES, monitor.step, rate=0.0))
+        assert told[2].keys() == told[0].keys()
     assert not _get_current_function_mode_stack()
     assert modules_of(model) == before
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headwise.models import listen
+from headwise.models import Call, listen
 from headwise.watch import Watch
 
 
@@ -34,7 +34,7 @@ class Window:
     def __init__(self, model: nn.Module | None = None, watch: Watch | None = None) -> None:
         self._model, self._watch = model, watch
         self._step, self._pass = ExitStack(), ExitStack()
-        self.is_open = False
+        self.is_open = self._in_pass = self._counts = False
 
     def __reduce__(self) -> tuple[type["Window"], tuple[()]]:
         # A copy of the model comes with a copy of its hooks: those see nothing.
@@ -48,18 +48,21 @@ class Window:
             self.is_open = True
 
     def close(self) -> None:
-        self._pass.close()
+        self._end()
         self._step.close()
         self.is_open = False
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._pass.close()  # of a pass that was interrupted from the keyboard
-        if self._watch is None or not (model.training and torch.is_grad_enabled()):
+        if self._watch is None:
             return
+        self._counts = model.training and torch.is_grad_enabled()
+        self._watch.inputs.restart()
+        if not self._counts or self._in_pass:
+            return  # hooks that an interruption from the keyboard left serve this pass, too
         there = set(model._forward_pre_hooks)
         with ExitStack() as stack:
-            stack.enter_context(self._watch.inputs.follow(model))
-            stack.enter_context(listen(model, self._watch.hear))
+            stack.enter_context(self._watch.inputs.follow())
+            stack.enter_context(listen(model, self._hear))
             end = model.register_forward_hook(self._end, always_call=True)
             stack.callback(end.remove)
             # This pass has begun: it would not call the hooks that have just been hung up.
@@ -68,7 +71,12 @@ class Window:
                     hook(model, args, kwargs)
                 elif number not in there:
                     hook(model, args)
-            self._pass = stack.pop_all()
+            self._pass, self._in_pass = stack.pop_all(), True
+
+    def _hear(self, call: Call) -> None:
+        if self._counts and self._watch is not None:
+            self._watch.hear(call)
 
     def _end(self, *_: Any) -> None:
+        self._in_pass = False
         self._pass.close()

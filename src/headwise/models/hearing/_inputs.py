@@ -87,6 +87,10 @@ class Inputs:
         mine = self._readings.get(_without_cross(stack), _NOTHING)
         self._readings[_without_cross(stack)] = mine.filled(Reading(Text(real=real)))
 
+    def restart(self) -> None:
+        """Forget a pass that never told its end: it was interrupted from the keyboard."""
+        self._depth = 0
+
     @contextmanager
     def follow(self) -> Iterator["Inputs"]:
         """Read the arguments of each forward pass."""
