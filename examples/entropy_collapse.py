@@ -1,0 +1,155 @@
+"""Train small models into entropy collapse, and see which alarm goes off first.
+
+Each seed trains two Mini-GPTs that differ in the learning rate alone. It is warmed up to 0.002,
+which is right for this model, or climbs to thirty times that. Two rules are on attention and two
+on the loss; none of them goes off at the right rate.
+
+    python examples/entropy_collapse.py --seeds 0 1 2 3 4
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headwise.corpora import EOS, PAD, Grammar
+from headwise.lab import MiniGPT, TrainSettings, make_tokenizer
+from headwise.monitor import Above, Alarm, Below, HeadMonitor
+
+RIGHT_RATE, TOO_HIGH = 0.002, 0.06
+# 100 is where QK-clip steps in; a head of .1 nats hardly looks at more than one token.
+RULES = (Above("max_logit", 100.0, patience=2), Below("entropy", 0.1, patience=2))
+
+
+@dataclass
+class Rise:
+    """Notes when a loss has risen from its lowest by so much, so many times in a row."""
+
+    by: float
+    patience: int
+    lowest: float = math.inf
+    lowest_at: int = 0
+    above: int = 0
+    alarm: int | None = None
+
+    def follow(self, step: int, loss: float) -> None:
+        if loss < self.lowest:
+            self.lowest, self.lowest_at = loss, step
+        # Not `>`: a loss that is no number has risen, too.
+        self.above = 0 if loss <= self.lowest + self.by else self.above + 1
+        if self.alarm is None and self.above >= self.patience:
+            self.alarm = step
+
+
+@dataclass
+class Run:
+    """What went off when, in steps."""
+
+    seed: int
+    rate: float
+    first: dict[str, Alarm] = field(default_factory=dict)
+    # Batches are small: smoothed over about 50 of them, the loss of a good run rises by up to .15.
+    training: Rise = field(default_factory=lambda: Rise(by=0.2, patience=1))
+    validation: Rise = field(default_factory=lambda: Rise(by=0.1, patience=2))
+    smooth: float = math.nan
+    last: float = math.nan  # on the lines that are held out
+
+    def hear(self, alarm: Alarm) -> None:
+        self.first.setdefault(str(alarm.rule), alarm)
+
+    def follow(self, step: int, loss: float) -> None:
+        self.smooth = loss if step == 1 else 0.98 * self.smooth + 0.02 * loss
+        self.training.follow(step, self.smooth)
+
+    def judge(self, step: int, loss: float) -> None:
+        self.last = loss
+        self.validation.follow(step, loss)
+
+
+def train(settings: TrainSettings, every: int) -> Run:
+    """Train one model with a monitor on it."""
+    torch.manual_seed(settings.seed)
+    grammar = settings.grammar()
+    model = MiniGPT(settings.config(len(grammar.vocabulary)))
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), fused=True)
+    padding = grammar.vocabulary.index(PAD)
+    held_out = next(batches(replace(settings, seed=settings.seed + 1000, batch_size=128), grammar))
+    run = Run(settings.seed, settings.learning_rate)
+
+    def loss_of(ids: Tensor) -> Tensor:
+        logits, targets = model(ids[:, :-1]), ids[:, 1:]
+        return functional.cross_entropy(logits.mT, targets, ignore_index=padding)
+
+    with HeadMonitor(model, every, rules=RULES, on_alarm=run.hear) as monitor:
+        for ids in batches(settings, grammar):
+            optimizer.param_groups[0]["lr"] = settings.learning_rate_at(monitor.steps)
+            loss = loss_of(ids)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            monitor.step()
+            run.follow(monitor.steps, loss.item())
+            if monitor.steps % every == 0:
+                with torch.no_grad():
+                    run.judge(monitor.steps, loss_of(held_out).item())
+    return run
+
+
+def batches(settings: TrainSettings, grammar: Grammar) -> Iterator[Tensor]:
+    """A batch of lines for every step: `<bos>`, words, `<eos>`, padding on the right."""
+    tokenizer = make_tokenizer(grammar.vocabulary)
+    tokenizer.enable_padding(pad_id=grammar.vocabulary.index(PAD), pad_token=PAD)
+    rng = np.random.default_rng(settings.seed)
+    for _ in range(settings.steps):
+        lines = [f"{grammar.line(rng)} {EOS}" for _ in range(settings.batch_size)]
+        yield torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(lines)])
+
+
+def row(run: Run) -> str:
+    """One line of the table."""
+    alarms = [run.first.get(str(rule)) for rule in RULES]
+    steps = [None if alarm is None else alarm.step for alarm in alarms]
+    steps += [run.training.alarm, run.validation.alarm]
+    lowest = f"{run.validation.lowest:.2f} (step {run.validation.lowest_at})"
+    went = ["–" if step is None else str(step) for step in steps]
+    return f"| {' | '.join([str(run.seed), f'{run.rate:g}', *went, lowest, f'{run.last:.2f}'])} |"
+
+
+def table(runs: Sequence[Run]) -> str:
+    """The runs as a Markdown table: when each rule first went off, and how the loss went."""
+    rules = " | ".join(map(str, RULES))
+    last = "training loss | validation loss | lowest validation loss | last"
+    return "\n".join([f"| seed | rate | {rules} | {last} |", "|--:" * 8 + "|", *map(row, runs)])
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--every", type=int, default=10)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    runs = []
+    for rate, warmup in ((RIGHT_RATE, 50), (TOO_HIGH, options.steps)):
+        for seed in options.seeds:
+            settings = TrainSettings(
+                seed=seed, steps=options.steps, learning_rate=rate, warmup=warmup,
+                batch_size=16, d_model=64, n_layers=2, dropout=0.0,
+            )  # fmt: skip
+            runs.append(train(settings, options.every))
+            for alarm in runs[-1].first.values():
+                print(f"seed {seed}, rate {rate:g}: {alarm}")
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()

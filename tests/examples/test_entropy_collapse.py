@@ -1,0 +1,55 @@
+"""The example that collapses: a short run of its script, a whole one, and its page."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+
+from headwise.lab import TrainSettings
+
+ROOT = Path(__file__).parents[2]
+SCRIPT, PAGE = ROOT / "examples" / "entropy_collapse.py", ROOT / "docs" / "entropy-collapse.md"
+
+_spec = importlib.util.spec_from_file_location("entropy_collapse", SCRIPT)
+script = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(script)
+
+
+def test_a_short_run_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    script.main(["--seeds", "0", "3", "--steps", "20"])
+    head, line, *rows = capsys.readouterr().out.splitlines()
+    assert script.table([]).splitlines() == [head, line]
+    assert [row.split(" | ")[:2] for row in rows] == [
+        ["| 0", "0.002"], ["| 3", "0.002"], ["| 0", "0.06"], ["| 3", "0.06"],
+    ]  # fmt: skip
+
+
+def test_a_rise_is_told_from_the_lowest_and_after_its_patience() -> None:
+    rise = script.Rise(by=0.5, patience=2)
+    for step, loss in enumerate([3.0, 2.0, 2.6, 2.4, 2.6, 2.6, 1.0], 1):
+        rise.follow(step, loss)
+    assert (rise.alarm, rise.lowest, rise.lowest_at) == (6, 1.0, 7)
+    rise.follow(8, math.nan)
+    assert rise.above == 1
+
+
+@pytest.mark.full
+def test_attention_goes_off_before_the_loss() -> None:
+    settings = TrainSettings(
+        seed=2, steps=1000, learning_rate=script.TOO_HIGH, warmup=1000,
+        batch_size=16, d_model=64, n_layers=2, dropout=0.0,
+    )  # fmt: skip
+    run = script.train(settings, every=10)
+    alarm = run.first["max_logit above 100"]
+    assert alarm.step < min(run.training.alarm or 1001, run.validation.alarm or 1001)
+    assert len(run.first) == 2
+
+
+def test_the_page_shows_what_the_script_prints() -> None:
+    page, options = PAGE.read_text("utf-8"), script.parse([])
+    assert script.table([]) in page
+    for rate in (script.RIGHT_RATE, script.TOO_HIGH):
+        for seed in options.seeds:
+            assert f"\n| {seed} | {rate} | " in page
+    assert (options.steps, options.every) == (1000, 10)
