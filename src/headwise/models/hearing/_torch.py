@@ -1,5 +1,6 @@
 """Listen to attention that is plain torch: its fused function, and its own layer."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -50,9 +51,9 @@ def _call(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float | int = 0.0,
     is_causal: bool = False,
-    scale: float | None = None,
+    scale: float | int | None = None,
     enable_gqa: bool = False,
 ) -> Call:
     module = running.innermost()
@@ -97,12 +98,34 @@ def ordinary_path(model: nn.Module) -> Iterator[None]:
     if not any(isinstance(module, fast) for module in model.modules()):
         yield
         return
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    _fast_path.close()
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
+        _fast_path.open()
+
+
+class _FastPath:
+    """A setting of the whole process: as it was again when the last who closed it has opened it."""
+
+    def __init__(self) -> None:
+        self._lock, self._closed, self._was = threading.Lock(), 0, True
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed == 0:
+                self._was = torch.backends.mha.get_fastpath_enabled()
+                torch.backends.mha.set_fastpath_enabled(False)
+            self._closed += 1
+
+    def open(self) -> None:
+        with self._lock:
+            self._closed -= 1
+            if self._closed == 0:
+                torch.backends.mha.set_fastpath_enabled(self._was)
+
+
+_fast_path = _FastPath()
 
 
 @torch.no_grad()
