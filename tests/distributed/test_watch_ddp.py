@@ -1,0 +1,20 @@
+"""Trained by two processes: the same gradients, and tables that add up to the whole batch's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).with_name("watch_ddp.py")
+
+
+def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), "2", str(tmp_path / "store")],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
