@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from headwise import errors as errors
     from headwise import masks as masks
     from headwise import reference as reference
+    from headwise.curves import Curves as Curves
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.gauge import importance as importance
+    from headwise.gauge import prune_curves as prune_curves
     from headwise.heads import Head as Head
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ALiBi": "layer",
+    "Curves": "curves",
     "Head": "heads",
     "HeadMonitor": "monitor",
     "HeadTable": "table",
@@ -51,10 +55,12 @@ _HOME = {
     "ablate": "models",
     "attend": "kernels",
     "errors": "",
+    "importance": "gauge",
     "load": "models",
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",
+    "prune_curves": "gauge",
     "reference": "",
     "study": "report",
 }

@@ -4,7 +4,7 @@ The values of each text are kept, so that the interval is drawn over texts: toke
 are not independent of each other. It needs no model and no torch.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from headwise._tablefile import read_table_file, write_table_file
 from headwise.errors import ArgumentError, InputError, ShapeError
 from headwise.heads import Head, HeadLike, resolve_heads
 
-__all__ = ["Scores", "bootstrap_means", "random_orders"]
+__all__ = ["Scores", "bootstrap_means", "random_orders", "removable"]
 
 SCHEMA = 1
 _DRAWS = 1000
@@ -49,6 +49,12 @@ def random_orders(heads: Iterable[Head], n: int = 5, seed: int = 0) -> list[list
     known = sorted(heads)
     rng = np.random.default_rng(seed)
     return [[known[at] for at in rng.permutation(len(known))] for _ in range(n)]
+
+
+def removable(order: Sequence[Head]) -> list[Head]:
+    """Those heads of an order of all that may go, in this order: the last of each layer stays."""
+    last = {(head.stack, head.layer): head for head in order}
+    return [head for head in order if last[head.stack, head.layer] != head]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ FLOORS = (
     ("errors", "shapes"),
     ("heads", "files", "totals"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
-    ("kernels", "example"),
+    ("kernels", "example", "curves"),
     ("layer", "counts"),
     ("lab",),
     ("models",),

@@ -1,0 +1,88 @@
+"""What a model reads while its heads are weighed: texts or ready batches, as one list."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, InputError
+from headwise.gauge._loss import Inputs
+from headwise.models import batches, encode, token_classes
+
+# Texts that the model reads at once.
+_SIZE = 16
+# The share of tokens that BERT's own training hid.
+_HIDDEN = 0.15
+_IGNORED = -100
+
+Given = Sequence[str] | Iterable[Mapping[str, Any]]
+
+
+def read_given(given: Given, model: nn.Module, tokenizer: Any) -> list[Inputs]:
+    """Batches on the model's device: those given, or made of texts.
+
+    For a masked language model a share of the tokens of each text is hidden, the same ones
+    each time.
+
+    Raises:
+        ArgumentError: there is nothing to read, or texts come without their tokenizer.
+        InputError: a masked language model's tokenizer has no mask.
+    """
+    whole: list[Any] = [given] if isinstance(given, str) else list(given)
+    if not whole:
+        raise ArgumentError("importance: 0 batches. Give texts, or at least one batch.")
+    device = next(model.parameters()).device
+    if all(isinstance(one, str) for one in whole):
+        return _read_texts(whole, model, tokenizer, device)
+    return [_moved(batch, device) for batch in whole]
+
+
+def _read_texts(
+    texts: list[str], model: nn.Module, tokenizer: Any, device: torch.device
+) -> list[Inputs]:
+    if tokenizer is None:
+        raise ArgumentError(
+            f"importance: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
+        )
+    pieces = encode(tokenizer, texts, model)
+    made: list[Inputs] = [vars(batch) for batch in batches(pieces, _SIZE, device)]
+    if not type(model).__name__.endswith("ForMaskedLM"):
+        return made
+    mask, kept = _mask_id(tokenizer), token_classes(tokenizer).get("special", (frozenset(), ""))[0]
+    rng = torch.Generator().manual_seed(0)
+    return [_hide(batch, mask, sorted(kept), rng) for batch in made]
+
+
+def _mask_id(tokenizer: Any) -> int:
+    found = None if isinstance(tokenizer, Tokenizer) else tokenizer.mask_token_id
+    if found is None:
+        raise InputError(
+            f"importance: {type(tokenizer).__name__} has no mask token. Give batches with labels."
+        )
+    return int(found)
+
+
+def _hide(batch: Inputs, mask: int, kept: list[int], rng: torch.Generator) -> Inputs:
+    """Hide a share of the tokens of each text, at least one; labels say what they were."""
+    ids = batch["input_ids"]
+    free = batch["attention_mask"].bool() & ~torch.isin(ids, torch.tensor(kept, device=ids.device))
+    drawn = torch.rand(ids.shape, generator=rng).to(ids.device).masked_fill(~free, 2.0)
+    number = (free.sum(1, keepdim=True) * _HIDDEN).round().clamp(min=1)
+    hidden = (drawn.argsort(1).argsort(1) < number) & free
+    return {
+        **batch,
+        "input_ids": ids.masked_fill(hidden, mask),
+        "labels": ids.masked_fill(~hidden, _IGNORED),
+    }
+
+
+def _moved(batch: Any, device: torch.device) -> Inputs:
+    # A tokenizer's own batch has keys and items without being a mapping of the usual kind.
+    if not hasattr(batch, "items"):
+        raise ArgumentError(
+            f"importance: a batch is a {type(batch).__name__}. Give the model's inputs by name, "
+            f"such as input_ids and attention_mask."
+        )
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}

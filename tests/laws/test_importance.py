@@ -1,0 +1,236 @@
+"""Importance: gradients are slopes, ablation is what `ablate` does, and planted truth is found."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from torch import Tensor, nn
+
+from headwise.gauge import importance
+from headwise.heads import Head
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.models import ablate, find_attentions, gate_heads
+from headwise.scores import Scores
+from oracles import modules_of, padded
+
+TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
+METHODS = ("half-gate", "gradient", "curvature", "ablation", "zero-ablation")
+
+
+def _batches() -> list[dict[str, Tensor]]:
+    keys = ("input_ids", "attention_mask")
+    both = [padded(TEXTS[:2], "right"), padded(TEXTS[2:], "right")]
+    return [{key: batch[key] for key in keys} for batch in both]
+
+
+def _squared(output: Any, batch: Any) -> Tensor:
+    """A loss with a slope everywhere, also for models without a head."""
+    real = batch["attention_mask"][..., None]
+    # Not of all features: a norm at the end keeps their sum of squares as it is.
+    return (output[0][..., :5].double().square() * real).sum((1, 2))
+
+
+def _losses(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return _squared(model(**batch), batch)
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama", "Albert"])
+@pytest.mark.parametrize("mode", ["mean", "zero"])
+def test_ablation_is_what_ablate_does_to_the_loss(name: str, mode: Any) -> None:
+    model, batches = zoo.make(name), _batches()
+    method = "ablation" if mode == "mean" else "zero-ablation"
+    scores = importance(model, batches, method, loss=_squared)
+    reference = batches if mode == "mean" else None
+    with torch.no_grad():
+        plain = torch.cat([_losses(model, batch) for batch in batches])
+        for row, head in enumerate(scores.heads):
+            with ablate(model, head, mode, reference):
+                without = torch.cat([_losses(model, batch) for batch in batches])
+            grown = (without - plain).numpy()
+            np.testing.assert_allclose(scores.per_text[:, row], grown, rtol=1e-5, atol=1e-5)
+    assert (scores.method, scores.loss) == (method, "_squared")
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2"])
+def test_a_gradient_is_the_head_in_its_projection_times_its_gradient(name: str) -> None:
+    model, batch = zoo.make(name).double(), _batches()[1]
+    scores = importance(model, [batch], "gradient", loss=_squared)
+    _losses(model, batch).sum().backward()
+    for attention in find_attentions(model):
+        weight = attention.output.weight
+        product = (weight * weight.grad).movedim(attention.output.in_axis, 0)
+        for head, part in enumerate(product.unflatten(0, (zoo.HEADS, -1))):
+            row = scores.row((attention.site.layer, head))
+            assert scores.importance[row] == pytest.approx(part.sum().abs().item(), rel=1e-9)
+
+
+@pytest.mark.parametrize(("method", "gate"), [("gradient", 1.0), ("half-gate", 0.5)])
+def test_gradients_are_slopes_of_each_text_alone(method: str, gate: float) -> None:
+    model, batches = zoo.make("GPT2").double(), _batches()
+    scores = importance(model, batches, method)
+    found = find_attentions(model)
+    ordered = [TEXTS[0], TEXTS[1], TEXTS[2]]
+
+    def loss(gates: Tensor, text: list[int]) -> float:
+        ids = torch.tensor([text])
+        with torch.no_grad(), gate_heads(model, found, lambda one: gates[found.index(one)]):
+            logits = model(input_ids=ids).logits
+        return nn.functional.cross_entropy(logits[0, :-1].double(), ids[0, 1:]).item()
+
+    for row, text in enumerate(ordered):
+        for at, head in enumerate(scores.heads):
+            step = torch.zeros(2, zoo.HEADS, dtype=torch.float64)
+            step[head.layer, head.head] = 1e-5
+            slope = (loss(gate + step, text) - loss(gate - step, text)) / 2e-5
+            assert scores.per_text[row, at] == pytest.approx(abs(slope), rel=1e-6, abs=1e-8)
+
+
+def test_curvature_is_half_the_squared_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.gauge._methods._PROBES", 4000)
+    model, batch = zoo.make("Bert").double(), _batches()[1]
+    found = find_attentions(model)
+
+    def embed(gates: Tensor) -> Tensor:
+        with gate_heads(model, found, lambda one: gates[found.index(one)]):
+            return nn.functional.normalize(model(**batch)[0].mean(1)[0], dim=0)
+
+    ones = torch.ones(2, zoo.HEADS, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(embed, ones)
+    exact = jacobian.square().sum(0).flatten() / 2
+    scores = importance(model, [batch], "curvature")
+    np.testing.assert_allclose(scores.importance, exact.numpy(), rtol=0.1)
+
+
+@pytest.mark.parametrize("kind", ["Bert", "mini"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_only_head_that_matters_is_found(kind: str, method: str) -> None:
+    if kind == "mini":
+        model, batches = MiniGPT(MiniGPTConfig(13, 8, 12, 4, 2, 2)), _batches()
+        batches = [{"input_ids": batch["input_ids"]} for batch in batches]
+    else:
+        model, batches = zoo.make(kind), _batches()
+    only = Head("", 1, 2)
+    with torch.no_grad():
+        for attention in find_attentions(model):
+            for head in attention.site.heads():
+                if head != only:
+                    attention.output.per_head[head.head] = 0
+    loss = {"curvature": "embedding"}.get(method, None if kind == "mini" else _squared)
+    scores = importance(model, batches, method, loss=loss)
+    assert scores.order()[-1] == only
+    others = np.delete(np.abs(scores.importance), scores.row(only))
+    assert others.max() < 1e-5 * scores.importance[scores.row(only)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_model_is_left_as_it_was(method: str) -> None:
+    model = zoo.make("Bert").train()
+    model.encoder.layer[0].eval()
+    model.embeddings.requires_grad_(False)
+    weight = model.encoder.layer[1].output.dense.weight
+    weight.grad = torch.ones_like(weight)
+    state = _state(model)
+    importance(model, _batches(), method, loss=None if method == "curvature" else _squared)
+    _assert_equal(_state(model), state)
+
+    def broken(output: Any, batch: Any) -> Tensor:
+        raise RuntimeError("broken")
+
+    if method != "curvature":
+        with pytest.raises(RuntimeError, match="broken"):
+            importance(model, _batches(), method, loss=broken)
+        _assert_equal(_state(model), state)
+
+
+def _state(model: nn.Module) -> list[Any]:
+    flags = [(module.training, "forward" in vars(module)) for module in model.modules()]
+    weights = [
+        (weight.requires_grad, weight.detach().clone(), weight.grad)
+        for weight in model.parameters()
+    ]
+    return [flags, modules_of(model), weights]
+
+
+def _assert_equal(one: list[Any], two: list[Any]) -> None:
+    assert one[:2] == two[:2]
+    for mine, theirs in zip(one[2], two[2], strict=True):
+        assert mine[0] == theirs[0]
+        assert torch.equal(mine[1], theirs[1])
+        assert mine[2] is theirs[2]
+
+
+def test_heads_that_back_each_other_up_are_told_apart_by_rounds() -> None:
+    # Two heads that do the same: each alone can go, the second cannot once the first is gone.
+    model = zoo.make("Bert").double()
+    found = find_attentions(model)
+    attention = found[1].module
+    with torch.no_grad():
+        for projection in (attention.query, attention.key, attention.value):
+            heads = projection.weight.unflatten(0, (zoo.HEADS, -1))
+            heads[1] = heads[0]
+            projection.bias.unflatten(0, (zoo.HEADS, -1))[1] = projection.bias[:6]
+        # One feature so large that the norm after it makes one twin as good as two.
+        found[1].output.per_head[:2] = 0
+        found[1].output.per_head[:2, :, 0] = 100.0
+    batches = _batches()
+    once = importance(model, batches, "zero-ablation")
+    again = importance(model, batches, "zero-ablation", rounds=8)
+    assert sorted(again.round) == list(range(8))
+    twins = [once.row((1, 0)), once.row((1, 1))]
+    assert once.importance[twins[0]] == pytest.approx(once.importance[twins[1]], rel=1e-9)
+    first, last = sorted(twins, key=lambda row: again.round[row])
+    assert again.round[last] == 7
+    assert again.importance[last] > 5 * max(again.importance[first], once.importance[twins[0]])
+
+
+def test_more_rounds_begin_with_the_order_of_one() -> None:
+    model, batches = zoo.make("Llama"), _batches()
+    one, many = (importance(model, batches, rounds=rounds) for rounds in (1, 4))
+    assert many.order()[:2] == one.order()[:2]
+    gone = [row for row in range(8) if many.round[row] == 0]
+    np.testing.assert_allclose(many.per_text[:, gone], one.per_text[:, gone])
+
+
+def test_texts_are_read_with_their_tokenizer() -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
+    tokenizer.pre_tokenizer = Whitespace()
+    model = MiniGPT(MiniGPTConfig(3, 8, 12, 4, 2, 2)).eval()
+    scores: Scores = importance(model, ["a b c", "c b"], tokenizer=tokenizer)
+    ids = [{"input_ids": torch.tensor([[2, 1]])}, {"input_ids": torch.tensor([[0, 1, 2]])}]
+    alone = importance(model, ids)
+    np.testing.assert_allclose(scores.per_text, alone.per_text, rtol=1e-4)
+    assert (scores.loss, len(scores.model)) == ("lm", 16)
+
+
+def test_a_masked_model_has_to_find_what_was_hidden() -> None:
+    import transformers
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = Tokenizer(WordLevel({"[PAD]": 0, "[MASK]": 1, "[CLS]": 2, "a": 3, "b": 4}, "a"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, mask_token="[MASK]", cls_token="[CLS]", pad_token="[PAD]"
+    )
+    config = transformers.BertConfig(
+        vocab_size=5, hidden_size=12, num_hidden_layers=1, num_attention_heads=3,
+        intermediate_size=8, max_position_embeddings=40,
+    )  # fmt: skip
+    model, read = transformers.BertForMaskedLM(config).eval(), []
+    model.register_forward_pre_hook(lambda _, args, given: read.append(given), with_kwargs=True)
+    texts = ["[CLS] " + "a b " * 15, "[CLS] b"]
+    scores = importance(model, texts, tokenizer=tokenizer)
+    assert scores.loss == "masked-lm"
+    for given in read:
+        hidden = given["input_ids"] == 1
+        assert hidden.sum(1).tolist() == [1, 4]  # 15 % of 1 and of 30 words, one at least
+        assert (given["labels"] != -100).equal(hidden)
+        assert not (hidden & (given["labels"] < 3)).any()
+        assert given["input_ids"].equal(read[0]["input_ids"])
