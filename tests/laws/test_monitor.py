@@ -293,6 +293,16 @@ def test_chosen_layers_and_statistics() -> None:
     assert np.isfinite(scalars["attn/lse/mean"])
 
 
+def test_sites_say_whose_layers_they_are() -> None:
+    model = _model()
+    with HeadMonitor(model) as monitor:
+        assert monitor.sites() == []
+        _loss(model, BATCHES[0])
+        monitor.step()
+    found = {site.layer: model.get_submodule(site.name) for site in monitor.sites()}
+    assert found == {n: block.attention.attention for n, block in enumerate(model.blocks)}
+
+
 def test_max_logit_is_the_largest_since_the_last_reset() -> None:
     model = _model()
     with HeadMonitor(model, every=1) as monitor:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import trainer_callback
+from headwise.models import Site, trainer_callback
 from headwise.monitor._alarms import Alarm, Alarms, Rule
 from headwise.monitor._log import Log, write
 from headwise.monitor._reading import Reading, read
@@ -94,6 +94,13 @@ class HeadMonitor:
     def alarms(self) -> list[Alarm]:
         """What stood at the latest watched step, one alarm for each rule that is broken."""
         return self._alarms.standing(self._watched)
+
+    def sites(self) -> list[Site]:
+        """Where heads attend, and where they do but were not heard, and why.
+
+        Each says its module and its layer: with `max_logit()`, whose weights to clip.
+        """
+        return self._watch.sites()
 
     def step(self) -> dict[str, float]:
         """Count an optimizer step that was just taken; every rank calls it.
@@ -206,8 +213,8 @@ class HeadMonitor:
         missing = set(self._layers or ()) - {site.layer for site in taken}
         if missing:
             raise ArgumentError(
-                f"HeadMonitor: layers {sorted(missing)} were not seen. There are "
-                f"{len(self._watch.sites())}, counted from 0."
+                f"HeadMonitor: layers {sorted(missing)} were not seen in step {self._steps}. "
+                f"Name layers of the model, counted from 0."
             )
         return read(taken, self._device(), self._group)
 

@@ -62,7 +62,7 @@ class Window:
         there = set(model._forward_pre_hooks)
         with ExitStack() as stack:
             stack.enter_context(self._watch.inputs.follow())
-            stack.enter_context(listen(model, self._hear))
+            self._watch.running = stack.enter_context(listen(model, self._hear))
             end = model.register_forward_hook(self._end, always_call=True)
             stack.callback(end.remove)
             # This pass has begun: it would not call the hooks that have just been hung up.
