@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, train
 from headwise.layer import MultiHeadAttention
 from headwise.monitor import Above, Alarm, Below, HeadMonitor, Rule
 from headwise.table import HeadTable
@@ -291,6 +292,29 @@ def test_chosen_layers_and_statistics() -> None:
     assert np.isnan(scalars["attn/L1.H0/sink"])
     assert np.isnan(scalars["attn/sink/mean"])
     assert np.isfinite(scalars["attn/lse/mean"])
+
+
+def test_the_lab_takes_a_monitor(tmp_path: Path) -> None:
+    settings = TrainSettings(steps=5, batch_size=2, d_model=8, n_layers=1)
+    plain = train(settings, tmp_path / "plain", lines_judged=1)
+    hung: list[HeadMonitor] = []
+    told = []
+
+    def hang_up(model: MiniGPT, steps: int) -> None:
+        hung.append(HeadMonitor(model, every=2))
+        hung[0].resume(steps)
+
+    watched = train(
+        settings,
+        tmp_path / "watched",
+        on_start=hang_up,
+        on_step=lambda *_: told.append(len(hung[0].step())),
+        lines_judged=1,
+    )
+    hung[0].close()
+    assert [n for n, scalars in enumerate(told, 1) if scalars] == [1, 2, 4]
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(weight, watched.model.state_dict()[name]), name
 
 
 def test_sites_say_whose_layers_they_are() -> None:

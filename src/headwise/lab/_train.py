@@ -48,6 +48,7 @@ def train(
     settings: TrainSettings,
     folder: str | os.PathLike[str],
     *,
+    on_start: Callable[[MiniGPT, int], object] | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
     checkpoint_every: int = 100,
     lines_judged: int = 512,
@@ -60,6 +61,8 @@ def train(
     `training.json` (settings and facts).
 
     Args:
+        on_start: Called once before the first step, with the model and the steps done before: the
+            place to hang up a `headwise.HeadMonitor`.
         on_step: Called after each step with the steps done, the steps in all, and the loss.
         checkpoint_every: Steps from one checkpoint to the next; the last step makes one too.
         lines_judged: Lines of each kind to judge the model on when it is trained.
@@ -75,6 +78,8 @@ def train(
     folder = make_folder(folder)
     if (folder / _STATE).exists():
         run.resume(folder / _STATE)
+    if on_start is not None:
+        on_start(run.model, run.step)
     while run.step < settings.steps:
         loss = run.advance()
         if run.step % checkpoint_every == 0 or run.step == settings.steps:
