@@ -1,10 +1,8 @@
 """Watch a model: totals per head while it runs, nothing left behind when the block ends."""
 
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike, resolve_heads
 from headwise.kernels import weights_of_head
-from headwise.models import Call, Hear, Inputs, Running, Site, Sites, Text, fingerprint, listen
+from headwise.models import Call, Inputs, Running, Site, Sites, Text, fingerprint, listen
 from headwise.table import HeadTable, Totals
 from headwise.watch._collect import collect
 from headwise.watch._places import Places, places_across, places_within
@@ -69,15 +67,8 @@ def observe(
     if every < 1:
         raise ArgumentError(f"observe: every={every}. Give 1 or more.")
     watch = Watch(model, request or Request(), layers, every)
-    with watch.inputs.follow(), listen(model, _uncompiled(watch.hear)) as watch.running:
+    with watch.inputs.follow(), listen(model, watch.hear) as watch.running:
         yield watch
-
-
-def _uncompiled(hear: Hear) -> Hear:
-    """Statistics are for Python to take, also where the model around them is compiled."""
-    # Nothing is compiled in a process that has not imported the compiler, which is slow to.
-    apart: Any = torch.compiler.disable
-    return apart(hear) if "torch._dynamo" in sys.modules else hear
 
 
 class Watch:
@@ -132,6 +123,7 @@ class Watch:
         taken, self._totals = self._totals, {}
         return {site: taken[site] for site in sorted(taken, key=lambda s: (s.stack, s.layer))}
 
+    @torch.no_grad()
     def weights(self, head: HeadLike, rows: range | None = None) -> Float[Tensor, "B R S"]:
         """The exact weights of one head on the last batch, for some queries or all of them.
 

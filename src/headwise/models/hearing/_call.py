@@ -1,12 +1,18 @@
 """One attention call of any model, in the words of this library."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.kernels import RowRequest, RowStatistics, Rule, row_statistics
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -49,3 +55,10 @@ class Call:
 
 
 Hear = Callable[[Call], None]
+
+
+def uncompiled(tell: Callable[P, R]) -> Callable[P, R]:
+    """What is heard is for Python to take in, also where the model around it is compiled."""
+    # Nothing is compiled in a process that has not imported the compiler, which is slow to.
+    apart: Any = torch.compiler.disable
+    return apart(tell) if "torch._dynamo" in sys.modules else tell

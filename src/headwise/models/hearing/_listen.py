@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
-from headwise.models.hearing._call import Call, Hear
+from headwise.models.hearing._call import Call, Hear, uncompiled
 from headwise.models.hearing._running import Running
 from headwise.models.hearing._softmax import Softmaxes
 from headwise.models.hearing._torch import FunctionListener, ordinary_path, tell_torch_layer
@@ -26,6 +26,7 @@ def listen(model: nn.Module, hear: Hear) -> Iterator[Running]:
     themselves or write the softmax out. What is yielded knows which modules have been called,
     and in which of them a softmax could not be read.
     """
+    hear = uncompiled(hear)
     running = Running()
     softmaxes = Softmaxes(running)
     told: dict[type[nn.Module], Callable[..., None]] = {

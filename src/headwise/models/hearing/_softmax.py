@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
-from headwise.models.hearing._call import Call
+from headwise.models.hearing._call import Call, uncompiled
 from headwise.models.hearing._product import Product, is_product, read_product
 from headwise.models.hearing._running import Running, heads_of
 
@@ -66,6 +66,7 @@ class Softmaxes:
 
     def __init__(self, running: Running) -> None:
         self._running = running
+        self._finish = uncompiled(self._complete)
         self._traces: list[_Trace] = []
         self._scores: tuple[Tensor, int] | None = None
 
@@ -84,7 +85,7 @@ class Softmaxes:
             # Weights times weights, as approximations of attention have them, are no heads.
             both = sum(id(x) in trace.weights for x in _flat(args)) > 1
             product = None if both else read_product(func, args, answer, trace.weights)
-            return self._complete(trace, product)
+            return self._finish(trace, product)
         elif isinstance(answer, Tensor) and answer.shape.numel() == trace.logits.shape.numel():
             trace.weights[id(answer)] = answer
             trace.dropped |= func in _DROPOUT and _drops(*args[1:], **kwargs)
