@@ -29,6 +29,8 @@ def load(
     if folder is not None and (folder / "headwise.json").is_file():
         model = load_lab(folder)[0]
     else:
+        if folder is None:
+            _refuse_out_of_reach(str(source))
         model = _from_hugging_face(source, folder)
     return model.to(device=device, dtype=dtype).eval()
 
@@ -79,6 +81,26 @@ def _refuse_pickles(folder: Path) -> None:
             f"Convert it to model.safetensors."
         )
     raise InputError(f"load: {folder} has no .safetensors file. Give a folder with weights.")
+
+
+def _refuse_out_of_reach(name: str) -> None:
+    """Ask the hub once: where there is none, its client tries for half a minute."""
+    import huggingface_hub as hub
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    known = isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
+    if known or hub.is_offline_mode():
+        return
+    try:
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=10)
+    except Exception as error:  # of whichever HTTP library it uses
+        answered = isinstance(error, HfHubHTTPError)
+        if answered and not isinstance(error, RepositoryNotFoundError):
+            return  # it is there and busy, or wants a token: its client knows what to do
+        raise InputError(
+            f"load: {name} is neither a folder here nor a hub model in reach ({_line(error)}). "
+            f"Give a model's folder or a hub name."
+        ) from error
 
 
 def _from_hugging_face(source: str | Path, folder: Path | None) -> nn.Module:
