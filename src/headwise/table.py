@@ -46,6 +46,8 @@ STATISTICS: Mapping[str, Statistic] = {
     "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
     "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
     "sink": Statistic(*_SHARE, "attention lost to a sink that is no token"),
+    "participation": Statistic("keys", 1.0, np.inf, "how many keys take part, by their squares"),
+    "output_norm": Statistic("norm", 0.0, np.inf, "how much the head writes, by its length"),
 }
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.masks._tile import Tile
@@ -27,6 +27,10 @@ class Mask:
     def ends_open(self, T: int, S: int) -> bool:
         """Whether it is known that the last query sees every key, and each query some key."""
         return False
+
+    def texts(self) -> Int[Tensor, "#B S"] | None:
+        """Which of the texts packed into a row each key belongs to, where the rule knows."""
+        return None
 
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H #T"]:
         """Which queries may attend to one or more of the marked keys."""
@@ -61,6 +65,10 @@ class _And(Mask):
 
     def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
         return self.left.tile(tile) & self.right.tile(tile)
+
+    def texts(self) -> Int[Tensor, "#B S"] | None:
+        told = self.left.texts()
+        return self.right.texts() if told is None else told
 
     def simplify(self, T: int, S: int) -> Mask | None:
         one, two = self.left.simplify(T, S), self.right.simplify(T, S)

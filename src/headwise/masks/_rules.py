@@ -134,6 +134,9 @@ class _Padding(Mask):
 class _Documents(Mask):
     ids: Int[Tensor, "B S"]
 
+    def texts(self) -> Int[Tensor, "#B S"]:
+        return self.ids
+
     def tile(self, tile: Tile) -> Bool[Tensor, "B 1 R n"]:
         if self.ids.shape[-1] != tile.S:
             raise ShapeError(

@@ -1,8 +1,7 @@
-"""From statistics of rows to totals of heads: who is eligible for what."""
+"""From statistics of rows to sums of texts: who is eligible for what."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -10,11 +9,28 @@ from torch import Tensor
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics
 from headwise.models import Call, Text
-from headwise.table import Totals
-from headwise.watch._places import Places, offset_keys, related_keys
-from headwise.watch._request import Request
+from headwise.watch._ledger import Sums
+from headwise.watch._pairs import Columns
+from headwise.watch._places import Places, offset_keys
+from headwise.watch._request import OFFSETS, Request
 
-_OFFSETS = ("first", "self", "previous", "next")
+
+@dataclass(frozen=True)
+class Heard:
+    """A call, and what is known of the texts in it.
+
+    Attributes:
+        first: The number of the first text of the call.
+        pairs: The keys of each query under every relation and all given pairs.
+        per_head: The part of each head in the output projection, where it is asked for.
+    """
+
+    call: Call
+    places: Places
+    text: Text
+    first: int
+    pairs: Columns
+    per_head: Float[Tensor, "H Dv d_model"] | None = None
 
 
 @dataclass(frozen=True)
@@ -26,51 +42,47 @@ class _Question:
     class_columns: dict[str, int]
 
 
-def collect(
-    call: Call, places: Places, text: Text, request: Request, heads_too: bool
-) -> tuple[dict[str, Totals], Float[Tensor, "B H T Dv"] | None]:
-    """The totals of one call for everything that was requested, and the heads if asked for.
+def collect(heard: Heard, request: Request, heads_too: bool) -> tuple[Sums, RowStatistics]:
+    """The sums of one call for everything that was requested, and the rows behind them.
 
     Rows of padding are never counted. A row with a single visible key has its weights by
     necessity: it counts for logits alone.
     """
-    question = _ask(call, places, text, request, heads_too)
-    rows = call.row_statistics(question.rows)
-    real = places.query_real[:, None] & (rows.n_keys > 0)
-    found = {
-        name: values.totals(real)
-        for name, values in _values(rows, request, question, places.across).items()
-    }
-    return found, rows.heads
+    question = _ask(heard, request, heads_too)
+    rows = heard.call.row_statistics(question.rows)
+    real = heard.places.query_real[:, None] & (rows.n_keys > 0)
+    values = _values(rows, question, heard)
+    return _sums({name: values[name] for name in request.names}, real, heard), rows
 
 
-def _ask(call: Call, places: Places, text: Text, request: Request, heads_too: bool) -> _Question:
+def _ask(heard: Heard, request: Request, heads_too: bool) -> _Question:
+    places, call = heard.places, heard.call
     columns: list[Int[Tensor, "B T m"]] = []
     where: dict[str, slice] = {}
-
-    def add(name: str, keys: Int[Tensor, "B T m"]) -> None:
+    offsets = {name: offset_keys(places, name) for name in OFFSETS if request.wants(name)}
+    for name, keys in (offsets | heard.pairs).items():
         start = sum(one.shape[-1] for one in columns)
         where[name] = slice(start, start + keys.shape[-1])
         columns.append(keys)
-
-    for name in _OFFSETS:
-        if name in request.statistics:
-            add(name, offset_keys(places, name))
-    for name, relation in request.relations.items():
-        add(name, related_keys(places, relation, name, text))
+    own_heads = "output_norm" in request.statistics and call.join is not None
     rows = RowRequest(
         entropy="entropy" in request.statistics,
         distance="distance" in request.statistics and not places.across,
+        participation="participation" in request.statistics,
+        received=places.query_real if request.received else None,
         keys=torch.cat(columns, dim=-1) if columns else None,
-        classes=_members(places, text, request) if request.classes else None,
+        classes=_members(heard, request) if request.classes else None,
+        top=bool(request.top),
+        key_norms=_norms(call.v, heard.per_head) if request.value else None,
         query_at=places.query_at,
-        key_at=places.key_at,
-        heads=heads_too,
+        key_at=places.keys.at,
+        heads=heads_too or own_heads,
     )
     return _Question(rows, where, {name: at for at, name in enumerate(request.classes)})
 
 
-def _members(places: Places, text: Text, request: Request) -> Float[Tensor, "B S C"]:
+def _members(heard: Heard, request: Request) -> Float[Tensor, "B S C"]:
+    text, places = heard.text, heard.places
     if text.ids is None or places.across or text.ids.shape[1] != places.key_real.shape[1]:
         raise UnsupportedError(
             f"observe: the classes {', '.join(request.classes)} need whole texts as input_ids, "
@@ -83,6 +95,19 @@ def _members(places: Places, text: Text, request: Request) -> Float[Tensor, "B S
     return (torch.stack(classes, dim=-1) & places.key_real[..., None]).float()
 
 
+def _norms(
+    vectors: Float[Tensor, "B _ n Dv"], per_head: Float[Tensor, "H Dv d_model"] | None
+) -> Float[Tensor, "B H n"]:
+    """How long each vector is behind the output projection of each head that reads it."""
+    if per_head is None:
+        raise UnsupportedError("observe: there is no output projection. Leave value= out.")
+    part = per_head.detach().double()
+    # ‖x W‖² = x (W Wᵀ) xᵀ, and W Wᵀ is as small as a head.
+    squared = part @ part.transpose(-1, -2)
+    wide = vectors.double().repeat_interleave(len(part) // vectors.shape[1], 1)
+    return ((wide @ squared) * wide).sum(-1).clamp(min=0.0).sqrt()
+
+
 @dataclass(frozen=True)
 class _Values:
     """One statistic of every row, which rows it speaks of, and its value under even weights."""
@@ -91,26 +116,9 @@ class _Values:
     eligible: Bool[Tensor, "B H T"] | None = None  # None: every real row
     even: Float[Tensor, "B H T"] | None = None
 
-    def totals(self, real: Bool[Tensor, "B H T"]) -> Totals:
-        eligible = real if self.eligible is None else real & self.eligible
 
-        def sums(values: Tensor) -> np.ndarray:
-            return torch.where(eligible, values, 0.0).double().sum(-1).cpu().numpy()
-
-        highest = torch.where(eligible, self.values, -torch.inf).amax((0, 2)).double()
-        seen = eligible.any(2).any(0)
-        return Totals.of_texts(
-            totals=sums(self.values),
-            counts=eligible.sum(-1).double().cpu().numpy(),
-            maximum=torch.where(seen, highest, torch.nan).cpu().numpy(),
-            even=None if self.even is None else sums(self.even),
-        )
-
-
-def _values(
-    rows: RowStatistics, request: Request, question: _Question, across: bool
-) -> dict[str, _Values]:
-    """What was requested, in the order in which it was requested."""
+def _values(rows: RowStatistics, question: _Question, heard: Heard) -> dict[str, _Values]:
+    """All that is known of these rows, by name."""
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
     several = rows.n_keys > 1
     nowhere = torch.zeros_like(several)
@@ -121,21 +129,71 @@ def _values(
         "max_logit": _Values(rows.max_logit, told),
         "lse": _Values(rows.lse),
         "sink": _Values(rows.lse, nowhere) if rows.sink is None else _Values(rows.sink),
+        "distance": _Values(rows.lse, nowhere),
     }
     if rows.entropy is not None:
         known["entropy"] = _Values(rows.entropy, several, n_keys.log())
-    if rows.distance is not None and rows.even_distance is not None:
+    if rows.participation is not None:
+        known["participation"] = _Values(rows.participation, several, n_keys)
+    if rows.distance is not None:
         known["distance"] = _Values(rows.distance, several, rows.even_distance)
-    if across:
-        known["distance"] = _Values(rows.lse, nowhere)
-    for name, columns in question.key_columns.items():
-        if rows.key_mass is not None and rows.key_seen is not None:
-            seen = rows.key_seen[..., columns].sum(-1)
-            mass = rows.key_mass[..., columns].sum(-1)
-            known[name] = _Values(mass, several & (seen > 0), seen / n_keys)
+    if heard.per_head is not None:
+        heads = heard.call.heads if heard.call.join is None else rows.heads
+        if heads is not None and heads.shape[1] == len(heard.per_head):
+            known["output_norm"] = _Values(_norms(heads, heard.per_head))
+    return known | _masses(rows, question, several, n_keys)
+
+
+def _masses(
+    rows: RowStatistics,
+    question: _Question,
+    several: Bool[Tensor, "B H T"],
+    n_keys: Float[Tensor, "B H T"],
+) -> dict[str, _Values]:
+    """What falls on the keys of each name: of the weights, the largest weight, the values."""
+    found: dict[str, tuple[Tensor | None, ...]] = {}
+    for name, at in question.key_columns.items():
+        measures = (rows.key_seen, rows.key_mass, rows.key_top, rows.key_share)
+        found[name] = tuple(None if one is None else one[..., at].sum(-1) for one in measures)
     for name, column in question.class_columns.items():
-        if rows.class_mass is not None and rows.class_keys is not None:
-            keys = rows.class_keys[..., column]
-            known[name] = _Values(rows.class_mass[..., column], several & (keys > 0), keys / n_keys)
-    names = [*request.statistics, *request.classes, *request.relations]
-    return {name: known[name] for name in names}
+        measures = (rows.class_keys, rows.class_mass, rows.class_top, rows.class_share)
+        found[name] = tuple(None if one is None else one[..., column] for one in measures)
+    known: dict[str, _Values] = {}
+    for name, (seen, mass, top, share) in found.items():
+        if seen is None or mass is None:
+            continue
+        eligible = several & (seen > 0)
+        known[name] = _Values(mass, eligible, seen / n_keys)
+        if top is not None:
+            known[f"top({name})"] = replace(known[name], values=top)
+        if share is not None:  # NaN where all visible values are zero
+            known[f"value({name})"] = _Values(share, eligible & ~share.isnan())
+    return known
+
+
+def _sums(values: dict[str, _Values], real: Bool[Tensor, "B H T"], heard: Heard) -> Sums:
+    """Sums over the rows of each text, all statistics at once."""
+    places, each = heard.places, values.values()
+    shape = (len(values), *real.shape)
+    numbers = real.new_zeros(shape, dtype=torch.float64)
+    eligible = real.expand(shape).clone()
+    even = torch.full_like(numbers, torch.nan)
+    for at, one in enumerate(each):
+        numbers[at] = one.values
+        if one.eligible is not None:
+            eligible[at] &= one.eligible
+        if one.even is not None:
+            even[at] = one.even
+    highest = torch.where(eligible, numbers, -torch.inf).amax((1, 3))
+    seen = eligible.any(3).any(1)
+    has_even = [one.even is not None for one in each]
+    evens = places.by_text(torch.where(eligible, even, 0.0)).cpu().numpy()
+    evens[[not has for has in has_even]] = torch.nan
+    return Sums(
+        names=tuple(values),
+        count=places.by_text(eligible.double()).cpu().numpy(),
+        total=places.by_text(torch.where(eligible, numbers, 0.0)).cpu().numpy(),
+        even=evens,
+        maximum=torch.where(seen, highest, torch.nan).cpu().numpy(),
+        first=heard.first,
+    )

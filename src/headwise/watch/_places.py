@@ -1,34 +1,57 @@
 """Where each query and key stands in its own text, whatever side the padding is on."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import UnsupportedError
 from headwise.masks import Tile
 from headwise.models import Call, Text
-from headwise.watch._request import Relation
 
 _ROWS = 256  # of a mask, looked at together
 NONE = -1  # the index of a key that does not exist
 
 
 @dataclass(frozen=True)
-class Places:
-    """Positions count within a text, padding left out; indices count columns of the batch.
+class Layout:
+    """Where the texts of a batch lie among its columns; several may be packed into one row.
 
-    `key_index` leads from positions to indices: its first entries are the real keys in order.
+    Positions count within a text, padding left out. `index` leads from texts to columns: in its
+    row, text `m` has the entries from `start[m]` on, `length[m]` of them, in order.
+    """
+
+    number: Int[Tensor, "B n"]  # of the text in each column
+    at: Int[Tensor, "B n"]  # its position in that text
+    index: Int[Tensor, "B n"]
+    row: Int[Tensor, " M"]
+    start: Int[Tensor, " M"]
+    length: Int[Tensor, " M"]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which text each query and key belongs to, and where they stand in it.
+
+    Attributes:
+        asks: The number of the text that each query belongs to.
+        looks: The number of the text, among those of the keys, that it may look at.
+        own_index: Of each query among the keys; None across texts.
+        begins: How many columns of the text came before these queries, cached.
+        ends: How many there are with these.
     """
 
     query_real: Bool[Tensor, "B T"]
     key_real: Bool[Tensor, "B S"]
     query_at: Int[Tensor, "B T"]
-    key_at: Int[Tensor, "B S"]
-    key_index: Int[Tensor, "B S"]
-    own_index: Int[Tensor, " T"] | None  # of each query among the keys; None across texts
+    asks: Int[Tensor, "B T"]
+    looks: Int[Tensor, "B T"]
+    keys: Layout
+    n_texts: int
+    own_index: Int[Tensor, " T"] | None
+    begins: int
+    ends: int
 
     @property
     def across(self) -> bool:
@@ -37,9 +60,19 @@ class Places:
 
     def index_of(self, position: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
         """The keys at these positions; NONE where the text has no such position."""
-        exists = (position >= 0) & (position < self.key_real.sum(-1, keepdim=True))
-        last = max(0, self.key_index.shape[1] - 1)
-        return self.key_index.gather(1, position.clamp(0, last)).masked_fill(~exists, NONE)
+        exists = (position >= 0) & (position < self.keys.length[self.looks])
+        last = max(0, self.keys.index.shape[1] - 1)
+        column = (self.keys.start[self.looks] + position).clamp(0, last)
+        return self.keys.index.gather(1, column).masked_fill(~exists, NONE)
+
+    def by_text(self, values: Float[Tensor, "K B H T"]) -> Float[Tensor, "K M H"]:
+        """Sums over the queries of each text."""
+        K, B, H, T = values.shape
+        if self.n_texts == B:  # a text a row
+            return values.sum(-1)
+        rows = values.permute(1, 3, 0, 2).reshape(B * T, K, H)
+        sums = rows.new_zeros(self.n_texts, K, H).index_add_(0, self.asks.flatten(), rows)
+        return sums.transpose(0, 1)
 
 
 def places_within(call: Call, text: Text) -> Places:
@@ -52,8 +85,22 @@ def places_within(call: Call, text: Text) -> Places:
         # A preallocated cache is longer than the text: the queries end where the text does.
         total = S if text.real is None else min(S, text.real.shape[1])
     own = torch.arange(total - T, total, device=call.k.device)
-    at = (real.cumsum(-1) - 1).clamp(min=0)
-    return Places(real[:, own], real, at[:, own], at, _in_order(real), own)
+    keys = _lay_out(real, _packed(call, text))
+    # A cache that forgets is shorter than the text.
+    ends = total if text.real is None else text.real.shape[1]
+    asks = keys.number[:, own]
+    return Places(
+        query_real=real[:, own],
+        key_real=real,
+        query_at=keys.at[:, own],
+        asks=asks,
+        looks=asks,
+        keys=keys,
+        n_texts=len(keys.row),
+        own_index=own,
+        begins=ends - T,
+        ends=ends,
+    )
 
 
 def places_across(call: Call, queries: Text, keys: Text) -> Places:
@@ -61,9 +108,72 @@ def places_across(call: Call, queries: Text, keys: Text) -> Places:
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
     real = _seen(call) if keys.real is None else _fit(keys.real, B, S, call.k.device)
     asking = _fit(None if queries.real is None else queries.real[:, -T:], B, T, call.q.device)
-    at = (real.cumsum(-1) - 1).clamp(min=0)
-    query_at = (asking.cumsum(-1) - 1).clamp(min=0)
-    return Places(asking, real, query_at, at, _in_order(real), None)
+    asked = _lay_out(asking, None)
+    return Places(
+        query_real=asking,
+        key_real=real,
+        query_at=asked.at,
+        asks=asked.number,
+        looks=asked.number,
+        keys=_lay_out(real, None),
+        n_texts=B,
+        own_index=None,
+        begins=0,
+        ends=T,
+    )
+
+
+def _lay_out(real: Bool[Tensor, "B n"], packed: Int[Tensor, "B n"] | None) -> Layout:
+    """A text is a row, or what has one number in its row."""
+    B, n = real.shape
+    rows = torch.arange(B, device=real.device)
+    lengths = real.sum(-1)
+    if packed is None:
+        return Layout(
+            number=rows[:, None].expand(B, n),
+            at=(real.cumsum(-1) - 1).clamp(min=0),
+            index=torch.argsort((~real).to(torch.int8), dim=1, stable=True),
+            row=rows,
+            start=torch.zeros_like(rows),
+            length=lengths,
+        )
+    marks = torch.stack([rows[:, None].expand(B, n), packed.to(real.device).expand(B, n)], -1)
+    texts, inverse = _in_order(marks[real])
+    number = torch.zeros_like(marks[..., 0]).masked_scatter_(real, inverse)
+    length = torch.bincount(inverse, minlength=len(texts))
+    before = lengths.cumsum(0) - lengths  # real columns in earlier rows
+    start = length.cumsum(0) - length - before[texts[:, 0]]
+    index = torch.argsort(number.masked_fill(~real, len(texts)), dim=1, stable=True)
+    order = torch.arange(n, device=real.device).expand(B, n)
+    at = torch.zeros_like(number).scatter_(1, index, order) - start[number]
+    return Layout(number, at.clamp(min=0), index, texts[:, 0], start, length)
+
+
+def _in_order(marks: Int[Tensor, "n m"]) -> tuple[Int[Tensor, "M m"], Int[Tensor, " n"]]:
+    """The different marks in the order in which they come first, and which of them each is."""
+    different, which = torch.unique(marks, dim=0, return_inverse=True)
+    count = torch.arange(len(marks), device=marks.device)
+    earliest = torch.full_like(different[:, 0], len(marks))
+    order = earliest.scatter_reduce_(0, which, count, "amin").argsort()
+    return different[order], order.argsort()[which]
+
+
+def _packed(call: Call, text: Text) -> Int[Tensor, "B n"] | None:
+    """A number for each text that shares a row with others; None where none does.
+
+    A mask of documents says so, or positions that do not go on, as Hugging Face reads them:
+    where neither a mask of padding nor a cache is there.
+    """
+    told = None if call.rule.visible is None else call.rule.visible.texts()
+    if told is not None:
+        return told
+    T, S = call.q.shape[2], call.k.shape[2]
+    if text.real is not None or text.positions is None or text.positions.shape[1] != S or T != S:
+        return None
+    goes_on = text.positions.diff(dim=1) == 1
+    if bool(goes_on.all()):
+        return None
+    return torch.nn.functional.pad((~goes_on).cumsum(1), (1, 0))
 
 
 def _fit(real: Bool[Tensor, "B n"] | None, B: int, S: int, device: torch.device) -> Tensor:
@@ -108,10 +218,6 @@ def _cached(call: Call, text: Text) -> tuple[int, Bool[Tensor, "B S"]]:
     return total, (at >= start) & (at < total)
 
 
-def _in_order(real: Bool[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    return torch.argsort((~real).to(torch.int8), dim=1, stable=True)
-
-
 def offset_keys(places: Places, name: str) -> Int[Tensor, "B T 1"]:
     """The one key of each query that `first`, `self`, `previous` or `next` means."""
     at = places.query_at
@@ -122,35 +228,3 @@ def offset_keys(places: Places, name: str) -> Int[Tensor, "B T 1"]:
     step = {"self": 0, "previous": -1, "next": 1}[name]
     keys = places.index_of(at + step)
     return keys.masked_fill(~places.query_real, NONE).unsqueeze(-1)
-
-
-def related_keys(places: Places, relation: Relation, name: str, text: Text) -> Int[Tensor, "B T m"]:
-    """The keys of each query under a relation, as many columns as a query has at most."""
-    if text.ids is None or places.across or text.ids.shape[1] != places.key_real.shape[1]:
-        raise UnsupportedError(
-            f"observe: the relation {name!r} needs whole texts as input_ids, without a cache and "
-            f"within one text. Ask for it only there."
-        )
-    found = [
-        _keys_of_text(relation, name, ids[real].tolist())
-        for ids, real in zip(text.ids.cpu(), places.key_real.cpu(), strict=True)
-    ]
-    width = max((len(keys) for pairs in found for keys in pairs.values()), default=1)
-    columns = torch.full((*places.query_at.shape, width), NONE)
-    for row, pairs in enumerate(found):
-        index = places.key_index[row].tolist()
-        for query, keys in pairs.items():
-            columns[row, index[query], : len(keys)] = torch.tensor([index[key] for key in keys])
-    return columns.to(places.query_at.device)
-
-
-def _keys_of_text(relation: Relation, name: str, ids: Sequence[int]) -> Mapping[int, list[int]]:
-    pairs: dict[int, list[int]] = {}
-    for query, key in sorted(set(relation(ids))):
-        if not (0 <= query < len(ids) and 0 <= key < len(ids)):
-            raise ArgumentError(
-                f"observe: the relation {name!r} gives ({query}, {key}) for a text of "
-                f"{len(ids)} tokens. Give positions from 0 to {len(ids) - 1}."
-            )
-        pairs.setdefault(query, []).append(key)
-    return pairs

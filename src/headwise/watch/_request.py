@@ -9,6 +9,11 @@ from headwise.table import STATISTICS
 # From the token ids of one text, without padding, to pairs of positions (query, key).
 Relation = Callable[[Sequence[int]], Iterable[tuple[int, int]]]
 
+OFFSETS = ("first", "self", "previous", "next")
+DEFAULT = (
+    "entropy", "max_weight", *OFFSETS, "distance", "max_logit", "lse", "sink",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Request:
@@ -17,25 +22,47 @@ class Request:
     A class is a set of token ids; its mass is what a query gives to all visible keys of the
     class. A relation is a function from the token ids of one text to pairs of positions
     (query, key); its mass is what a query gives to all its keys, over the queries that have
-    one in sight.
+    one in sight. Where pairs do not follow from the tokens (a parse, say), name them in `pairs`
+    and give them with `watch.pairs(name=...)` before each forward pass. Both are of one text:
+    in attention to another text they are NaN.
+
+    Each mass has two more statistics, on request. `top(first)` is the share of queries whose
+    largest weight is on the first token (ties share it). `value(first)` is the mass with each
+    key weighted by the size of what it would write, `‖v_j W_O‖`: where a head attends to keys
+    with small values, it attends much and does little.
 
     Cost, as a share of the two matrix products of attention: entropy and distance .12 each,
-    everything else next to nothing.
+    participation .05, received .05, `top` and `value` .1 each for all masses together, and
+    everything else next to nothing. `output_norm` and `value` need a product of each head (or
+    value) with a matrix of its own size. A relation is called once for each text.
 
     Attributes:
-        statistics: Names out of `headwise.table.STATISTICS`.
+        statistics: Names out of `headwise.table.STATISTICS`. By default all but participation
+            and output_norm.
         classes: Token ids by name.
         relations: Functions by name.
+        pairs: Names of pairs that are given for each forward pass.
+        top: Masses whose `top(...)` is wanted: `first`, `self`, `previous`, `next`, or the name
+            of a class, a relation or pairs.
+        value: Masses whose `value(...)` is wanted.
+        per_text: Whether to keep the sums of each text, from which intervals are drawn. Memory:
+            24 bytes for each text, head and statistic.
+        received: Whether to sum up what each key of the latest texts received.
         maps: Whether to keep the queries and keys of the last batch, so that the watch can
             give the exact weights of a head. Memory grows with the text, not with its square.
 
     Raises:
-        ArgumentError: an unknown statistic, or one name for two things.
+        ArgumentError: an unknown statistic or mass, or one name for two things.
     """
 
-    statistics: tuple[str, ...] = tuple(STATISTICS)
+    statistics: tuple[str, ...] = DEFAULT
     classes: Mapping[str, Collection[int]] = field(default_factory=dict)
     relations: Mapping[str, Relation] = field(default_factory=dict)
+    pairs: tuple[str, ...] = ()
+    top: tuple[str, ...] = ()
+    value: tuple[str, ...] = ()
+    per_text: bool = False
+    received: bool = False
     maps: bool = False
 
     def __post_init__(self) -> None:
@@ -44,7 +71,31 @@ class Request:
             raise ArgumentError(
                 f"Request: no statistic {unknown[0]!r}. Choose from {', '.join(STATISTICS)}."
             )
-        names = [*self.statistics, *self.classes, *self.relations]
-        for name in names:
-            if names.count(name) > 1:
+        named = [*self.statistics, *self.classes, *self.relations, *self.pairs]
+        for name in named:
+            if named.count(name) > 1:
                 raise ArgumentError(f"Request: {name!r} is asked for twice. Rename one of them.")
+        masses = (*OFFSETS, *self.classes, *self.relations, *self.pairs)
+        for measure, of in (("top", self.top), ("value", self.value)):
+            for name in of:
+                if name not in masses or of.count(name) > 1:
+                    raise ArgumentError(
+                        f"Request: {measure} of {name!r} is asked for twice, or is of no mass. "
+                        f"Choose from {', '.join(masses)}, each once."
+                    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The statistics that a table will have, in their order."""
+        masses = (*self.classes, *self.relations, *self.pairs)
+        tops = (f"top({name})" for name in self.top)
+        return (*self.statistics, *masses, *tops, *(f"value({name})" for name in self.value))
+
+    @property
+    def needs_projection(self) -> bool:
+        """Whether the output projection of each site has to be known."""
+        return bool(self.value) or "output_norm" in self.statistics
+
+    def wants(self, mass: str) -> bool:
+        """Whether anything about a mass is asked for."""
+        return mass in self.names or mass in self.top or mass in self.value

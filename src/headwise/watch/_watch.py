@@ -1,6 +1,6 @@
 """Watch a model: totals per head while it runs, nothing left behind when the block ends."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 
@@ -10,11 +10,23 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.heads import HeadLike, resolve_heads
-from headwise.kernels import weights_of_head
-from headwise.models import Call, Inputs, Running, Site, Sites, Text, fingerprint, listen
+from headwise.heads import HeadLike
+from headwise.models import (
+    Call,
+    Inputs,
+    Running,
+    Site,
+    Sites,
+    Text,
+    fingerprint,
+    listen,
+    output_projection,
+)
 from headwise.table import HeadTable, Totals
-from headwise.watch._collect import collect
+from headwise.watch._collect import Heard, collect
+from headwise.watch._ledger import Ledger
+from headwise.watch._looks import Looks, Rows, TopKeys
+from headwise.watch._pairs import Pairs, TextPairs
 from headwise.watch._places import Places, places_across, places_within
 from headwise.watch._request import Request
 
@@ -47,9 +59,10 @@ def observe(
 
     Args:
         model: Any model with such layers.
-        request: What to find out. None is every statistic of `headwise.table.STATISTICS`.
+        request: What to find out. None is a `Request()`: what is cheap and of any text.
         layers: The layers to watch, counted from 0. None is all of them.
-        every: Watch only every n-th forward pass, beginning with the first.
+        every: Watch only every n-th forward pass, beginning with the first. Under gradient
+            accumulation each micro-batch is a forward pass.
     Yields:
         The watch; its table can be read during the block and after it.
     Raises:
@@ -82,9 +95,10 @@ class Watch:
         self._found = Sites(model)
         self.inputs = Inputs(model, self._found.stacks.roots)
         self.running: Running | None = None
-        self._totals: dict[Site, dict[str, Totals]] = {}
+        self._ledger = Ledger(request.per_text)
+        self._pairs = Pairs(request)
+        self._looks = Looks(request.maps, request.received)
         self._understood: set[Site] = set()
-        self._last: dict[Site, Call] = {}
 
     def sites(self) -> list[Site]:
         """Where heads attend, in the order of the calls; then where none were heard, and why.
@@ -101,11 +115,12 @@ class Watch:
             UnsupportedError: nothing was seen.
             ArgumentError: a layer was asked for that the model does not have.
         """
-        self._check_seen()
-        sites = sorted(self._totals, key=lambda site: (site.stack, site.layer))
+        found = self._ledger.totals()
+        self._check_seen(found)
+        sites = list(found)
         totals = {
-            name: _stack([self._totals[site][name] for site in sites])
-            for name in self._totals[sites[0]]
+            name: Totals.beside([found[site][name] for site in sites])
+            for name in self._request.names
         }
         return HeadTable(
             heads=tuple(head for site in sites for head in site.heads()),
@@ -120,31 +135,70 @@ class Watch:
 
     def take(self) -> dict[Site, dict[str, Totals]]:
         """What was seen at each site since the last time; from here on it is seen anew."""
-        taken, self._totals = self._totals, {}
-        return {site: taken[site] for site in sorted(taken, key=lambda s: (s.stack, s.layer))}
+        taken = self._ledger.totals()
+        self._ledger = Ledger(self._request.per_text)
+        return taken
 
-    @torch.no_grad()
-    def weights(self, head: HeadLike, rows: range | None = None) -> Float[Tensor, "B R S"]:
+    def pairs(self, **pairs: Sequence[TextPairs]) -> None:
+        """Say which pairs (query, key) each text of the next forward pass has.
+
+        Positions count the tokens of a text from 0, padding left out. Texts packed into one row
+        are told one by one, in the order in which they stand there.
+
+        Args:
+            pairs: For each name in the request's `pairs`, the pairs of every text.
+        Raises:
+            ArgumentError: other names, or in the pass itself another number of texts.
+        """
+        self._pairs.give(self.inputs.passes + 1, pairs)
+
+    def weights(self, head: HeadLike, rows: Rows = None) -> Float[Tensor, "B R S"]:
         """The exact weights of one head on the last batch, for some queries or all of them.
 
         Zeros stand where a query may not attend. The matrix is made for this head alone.
 
         Args:
             head: `"L5.H3"`, `(5, 3)` or a `Head`.
-            rows: The queries. None is all of them, and the result holds `T` x `S` numbers.
+            rows: The queries, a slice or range of columns of the batch. None is all of them, and
+                the result holds `T` x `S` numbers.
         Raises:
             ArgumentError: the request did not ask for maps, or rows lie outside the text.
             HeadError: there is no such head.
         """
-        if not self._request.maps:
-            raise ArgumentError("Watch.weights: maps=False. Observe with Request(maps=True).")
-        known = {one: site for site in self._last for one in site.heads()}
-        address = resolve_heads(head, known)[0]
-        call = self._last[known[address]]
-        T = call.q.shape[2]
-        if rows is not None and not (0 <= rows.start <= rows.stop <= T and rows.step == 1):
-            raise ArgumentError(f"Watch.weights: {rows} in a text of {T}. Stay within it.")
-        return weights_of_head(call.q, call.k, call.rule, address.head, rows)
+        return self._looks.weights(head, rows)
+
+    def top_keys(self, head: HeadLike, k: int = 5, rows: Rows = None) -> TopKeys:
+        """The `k` keys that each query of a head attends to most on the last batch.
+
+        Args:
+            head: `"L5.H3"`, `(5, 3)` or a `Head`.
+            k: How many keys.
+            rows: The queries, a slice or range of columns of the batch. None is all of them.
+        Returns:
+            Columns of the batch, from the most on, and their weights; −1 and 0 where no further
+            key is given any weight.
+        Raises:
+            ArgumentError: the request did not ask for maps, `k` is not from 1 to the number of
+                keys, or rows lie outside the text.
+            HeadError: there is no such head.
+        """
+        return self._looks.top_keys(head, k, rows)
+
+    def received(self, head: HeadLike) -> Float[Tensor, "B S"]:
+        """What each key was given by all queries of the latest texts: a column sum of weights.
+
+        During cached decoding the sums grow with the text: what a cache may forget has received
+        little. Padding neither gives nor receives.
+
+        Args:
+            head: `"L5.H3"`, `(5, 3)` or a `Head`.
+        Returns:
+            For each column of the batch 0 … the number of queries.
+        Raises:
+            ArgumentError: the request did not ask for it.
+            HeadError: there is no such head.
+        """
+        return self._looks.received(head)
 
     def hear(self, call: Call) -> None:
         """Take in one attention call; `observe` sees to it that this is called."""
@@ -155,19 +209,37 @@ class Watch:
         site = self._found.of(call, self.inputs.passes)
         if self._layers is not None and site.layer not in self._layers:
             return
-        if self._request.maps:
-            self._last[site] = call
-        text, places = self._read(site, call)
+        heard = self._heard(site, call)
         ask = call.exact and site not in self._understood
         with torch.autocast(call.q.device.type, enabled=False):  # it would round sums of ours, too
-            found, heads = collect(call, places, text, self._request, heads_too=ask)
-        if heads is not None:
-            heads = heads if call.join is None else call.join(heads.to(call.heads.dtype))
-            _compare(site, call.heads, heads, places)
+            sums, rows = collect(heard, self._request, heads_too=ask)
+        if ask and rows.heads is not None:
+            ours = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
+            _compare(site, call.heads, ours, heard.places)
             self._understood.add(site)
-        known = self._totals.setdefault(site, {})
-        for name, totals in found.items():
-            known[name] = known[name] + totals if name in known else totals
+        self._ledger.enter(site, sums)
+        self._looks.take(site, call, heard.first, rows.received)
+
+    def _heard(self, site: Site, call: Call) -> Heard:
+        text, places = self._read(site, call)
+        passes = self.inputs.passes
+        return Heard(
+            call=call,
+            places=places,
+            text=text,
+            first=self._ledger.begin(site, places, passes),
+            pairs=self._pairs.columns(places, text, passes),
+            per_head=self._per_head(site) if self._request.needs_projection else None,
+        )
+
+    def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:
+        projection = output_projection(self._model, site)
+        if projection is None:
+            raise UnsupportedError(
+                f"observe: output_norm and value(...) need the output projection of {site.name}, "
+                f"which was not found. Ask for neither, or leave its layer out with layers=."
+            )
+        return projection.per_head
 
     def _read(self, site: Site, call: Call) -> tuple[Text, Places]:
         reading = self.inputs.of(site.stack)
@@ -188,24 +260,19 @@ class Watch:
             return "Run a model with softmax attention inside the block."
         return f"It cannot be watched: {names}."
 
-    def _check_seen(self) -> None:
-        if not self._totals:
+    def _check_seen(self, found: Collection[Site]) -> None:
+        if not found:
             passes = self.inputs.passes
             raise UnsupportedError(
                 f"observe: no attention call was seen in {passes} forward passes of "
                 f"{type(self._model).__name__}. {self._advice()}"
             )
-        missing = set(self._layers or ()) - {site.layer for site in self._totals}
+        missing = set(self._layers or ()) - {site.layer for site in found}
         if missing:
             raise ArgumentError(
                 f"observe: layers {sorted(missing)} were not seen. "
                 f"There are {len(self._found.all())}, counted from 0."
             )
-
-
-def _stack(parts: list[Totals]) -> Totals:
-    """The totals of several sites, one below the other."""
-    return Totals.beside(parts)
 
 
 def _compare(site: Site, theirs: Tensor, ours: Tensor, places: Places) -> None:

@@ -1,0 +1,98 @@
+"""A close look at the last batch: the exact weights of chosen heads, and what keys received."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headwise.errors import ArgumentError
+from headwise.heads import HeadLike, resolve_heads
+from headwise.kernels import weights_of_head
+from headwise.models import Call, Site
+from headwise.watch._places import NONE
+
+Rows = range | slice | None
+# Weights that are made at once, where only some of them are kept.
+_BLOCK = 1 << 22
+
+
+class TopKeys(NamedTuple):
+    """The keys that each query attends to most, from the most on."""
+
+    keys: Int[Tensor, "B R k"]  # columns of the batch; −1 where there is no further key
+    weights: Float[Tensor, "B R k"]
+
+
+class Looks:
+    """The last call of every site, and what its keys have received since their texts began."""
+
+    def __init__(self, maps: bool, received: bool) -> None:
+        self._maps, self._receives = maps, received
+        self._last: dict[Site, Call] = {}
+        self._received: dict[Site, tuple[int, Float[Tensor, "B H S"]]] = {}
+
+    def take(self, site: Site, call: Call, text: int, received: Tensor | None) -> None:
+        """Remember a call; `text` is the number of its first text."""
+        if self._maps:
+            self._last[site] = call
+        if received is None:
+            return
+        before, sums = self._received.get(site, (-1, received))
+        if before == text and sums.shape[2] <= received.shape[2]:
+            # A cache only grows: what is new has received nothing yet.
+            more = received.shape[2] - sums.shape[2]
+            received = received + torch.nn.functional.pad(sums, (0, more))
+        self._received[site] = text, received
+
+    def received(self, head: HeadLike) -> Float[Tensor, "B S"]:
+        if not self._receives:
+            raise ArgumentError(
+                "Watch.received: received=False. Observe with Request(received=True)."
+            )
+        site, at = _find(head, self._received)
+        return self._received[site][1][:, at]
+
+    @torch.no_grad()
+    def weights(self, head: HeadLike, rows: Rows) -> Float[Tensor, "B R S"]:
+        call, at, chosen = self._look("weights", head, rows)
+        return torch.cat(list(_in_blocks(call, at, chosen)), 1)
+
+    @torch.no_grad()
+    def top_keys(self, head: HeadLike, k: int, rows: Rows) -> TopKeys:
+        call, at, chosen = self._look("top_keys", head, rows)
+        S = call.k.shape[2]
+        if not 1 <= k <= S:
+            raise ArgumentError(f"Watch.top_keys: k={k} among {S} keys. Give 1 to {S}.")
+        found = [weights.topk(k, dim=-1) for weights in _in_blocks(call, at, chosen)]
+        weights = torch.cat([one.values for one in found], 1)
+        keys = torch.cat([one.indices for one in found], 1)
+        return TopKeys(keys.masked_fill(weights == 0, NONE), weights)
+
+    def _look(self, what: str, head: HeadLike, rows: Rows) -> tuple[Call, int, range]:
+        if not self._maps:
+            raise ArgumentError(f"Watch.{what}: maps=False. Observe with Request(maps=True).")
+        site, at = _find(head, self._last)
+        call = self._last[site]
+        T = call.q.shape[2]
+        chosen = range(T) if rows is None else rows
+        if isinstance(chosen, slice):
+            chosen = range(*chosen.indices(T))
+        if not (0 <= chosen.start <= chosen.stop <= T and chosen.step == 1):
+            raise ArgumentError(f"Watch.{what}: {rows} in a text of {T}. Stay within it.")
+        return call, at, chosen
+
+
+def _find(head: HeadLike, sites: Iterable[Site]) -> tuple[Site, int]:
+    known = {one: site for site in sites for one in site.heads()}
+    address = resolve_heads(head, known)[0]
+    return known[address], address.head
+
+
+def _in_blocks(call: Call, head: int, rows: range) -> Iterator[Float[Tensor, "B R S"]]:
+    """The weights of a head, some rows at a time."""
+    size = max(1, _BLOCK // max(1, len(call.k) * call.k.shape[2]))
+    for start in range(rows.start, max(rows.stop, rows.start + 1), size):
+        block = range(start, min(rows.stop, start + size))
+        yield weights_of_head(call.q, call.k, call.rule, head, block)
