@@ -158,22 +158,38 @@ def _in_order(marks: Int[Tensor, "n m"]) -> tuple[Int[Tensor, "M m"], Int[Tensor
     return different[order], order.argsort()[which]
 
 
-def _packed(call: Call, text: Text) -> Int[Tensor, "B n"] | None:
+def _packed(call: Call, text: Text) -> Int[Tensor, "#B n"] | None:
     """A number for each text that shares a row with others; None where none does.
 
     A mask of documents says so, or positions that do not go on, as Hugging Face reads them:
-    where neither a mask of padding nor a cache is there.
+    without a mask of padding, and only if the model itself keeps such texts apart.
     """
     told = None if call.rule.visible is None else call.rule.visible.texts()
     if told is not None:
         return told
     T, S = call.q.shape[2], call.k.shape[2]
-    if text.real is not None or text.positions is None or text.positions.shape[1] != S or T != S:
+    if text.real is not None or text.positions is None or not text.positions.shape[1] == T == S:
         return None
-    goes_on = text.positions.diff(dim=1) == 1
-    if bool(goes_on.all()):
+    ends = text.positions.to(call.k.device).diff(dim=1) != 1
+    if not bool(ends.any()):
         return None
-    return torch.nn.functional.pad((~goes_on).cumsum(1), (1, 0))
+    numbers = torch.nn.functional.pad(ends.cumsum(1), (1, 0))
+    return numbers if _kept_apart(call, numbers) else None
+
+
+def _kept_apart(call: Call, numbers: Int[Tensor, "#B n"]) -> bool:
+    """Whether the first query of the last text of each row sees that text alone."""
+    B, T = call.q.shape[0], call.q.shape[2]
+    own = numbers == numbers[:, -1:]
+    for row, start in enumerate((T - own.sum(1)).tolist()):
+        tile = Tile(T, T, range(start, start + 1), range(T), call.k.device)
+        visible = call.rule.visible_in(tile)
+        if visible is None:
+            return bool(own.all())
+        mine = visible.expand(B, -1, -1, -1)[row] if len(numbers) > 1 else visible
+        if bool((mine & ~own[row]).any()):
+            return False
+    return True
 
 
 def _fit(real: Bool[Tensor, "B n"] | None, B: int, S: int, device: torch.device) -> Tensor:
