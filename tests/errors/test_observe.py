@@ -86,6 +86,9 @@ def test_a_relation_outside_the_text_is_refused() -> None:
     [
         ({"statistics": ("entropie",)}, "'entropie'.*Choose from entropy"),
         ({"classes": {"self": {1}}}, "'self' is asked for twice"),
+        ({"classes": {"dots": {1}}, "pairs": ("dots",)}, "'dots' is asked for twice"),
+        ({"top": ("entropy",)}, "top of 'entropy'.*Choose from first"),
+        ({"value": ("first", "first")}, "value of 'first' is asked for twice"),
     ],
 )
 def test_impossible_requests_are_refused(how: dict[str, Any], message: str) -> None:
@@ -131,3 +134,62 @@ def test_a_bare_pair_that_could_be_two_heads_is_refused() -> None:
     heads = [Head("encoder", 0, 1), Head("decoder", 0, 1)]
     with pytest.raises(HeadError, match=r"could be decoder.L0.H1, encoder.L0.H1"):
         resolve_heads((0, 1), heads)
+
+
+def _pairs(*texts: list[tuple[int, int]], tokens: int = 3, rows: int = 1) -> None:
+    layer = MultiHeadAttention(4, 2)
+    with observe(layer, Request(statistics=(), pairs=("subject",))) as watch:
+        watch.pairs(subject=texts)
+        layer(torch.zeros(rows, tokens, 4))
+
+
+def test_pairs_must_be_those_of_the_pass() -> None:
+    with pytest.raises(ArgumentError, match=r"'subject' has pairs of 1 texts.*model reads 2"):
+        _pairs([(1, 0)], rows=2)
+    with pytest.raises(
+        ArgumentError, match=r"pairs\(subject=...\) gave \(3, 0\).*3 tokens.*0 to 2"
+    ):
+        _pairs([(3, 0)])
+    layer = MultiHeadAttention(4, 2)
+    with observe(layer, Request(statistics=(), pairs=("subject",))) as watch:
+        with pytest.raises(ArgumentError, match=r"object given.*pairs=\('subject',\)"):
+            watch.pairs(object=[[(1, 0)]])
+        watch.pairs(subject=[[(1, 0)]])
+        layer(torch.zeros(1, 3, 4))
+        with pytest.raises(ArgumentError, match="no pairs were given for forward pass 2"):
+            layer(torch.zeros(1, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(statistics=("output_norm",)), Request(value=("self",))]
+)
+def test_what_a_head_writes_needs_its_projection(request_: Request) -> None:
+    class Bare(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    model = nn.Sequential(Bare())
+    message = "need the output projection of 0, which was not found"
+    with pytest.raises(UnsupportedError, match=message), observe(model, request_):
+        model(torch.zeros(1, 2, 3, 4))
+
+
+def test_close_looks_must_be_asked_for() -> None:
+    layer = MultiHeadAttention(4, 2)
+    with observe(layer) as watch:
+        layer(torch.zeros(1, 3, 4))
+    with pytest.raises(ArgumentError, match="received=False"):
+        watch.received("L0.H0")
+    with pytest.raises(ArgumentError, match="top_keys: maps=False"):
+        watch.top_keys("L0.H0")
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_top_keys_are_among_the_keys(k: int) -> None:
+    layer = MultiHeadAttention(4, 2)
+    with observe(layer, Request(maps=True)) as watch:
+        layer(torch.zeros(1, 3, 4))
+    with pytest.raises(ArgumentError, match=f"k={k} among 3 keys"):
+        watch.top_keys("L0.H0", k=k)
+    with pytest.raises(ArgumentError, match=r"slice\(0, 3, 2\) in a text of 3"):
+        watch.top_keys("L0.H0", k=1, rows=slice(0, 3, 2))

@@ -99,6 +99,20 @@ def test_json_has_the_rows_of_the_frame(folder: Path, text: Path, tmp_path: Path
     assert rows[0]["next"] is None  # nothing in a decoder attends to the next token
 
 
+def test_statistics_are_asked_for_by_name(folder: Path, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "table.csv"
+    asked = "entropy, participation,top(first)"
+    done = headwise(
+        "observe", folder, "--text", text, "--statistics", asked, "--per-text", "-o", out
+    )
+    assert done.code == 0
+    table = HeadTable.load(out)
+    assert table.statistics == ("entropy", "participation", "top(first)")
+    low, high = table.interval("participation")
+    assert (low <= table.mean("participation")).all()
+    assert (table.mean("participation") <= high).all()
+
+
 def test_a_seed_draws_texts_the_same_way(folder: Path, text: Path) -> None:
     drawn = [
         headwise("observe", folder, "--text", text, "--json", "--max-texts", 1, "--seed", seed).out

@@ -228,6 +228,24 @@ def test_what_is_asked_of_masses_is_that_of_the_weights(causal: bool) -> None:
         torch.testing.assert_close(watch.received((0, head)), weights[:, head].sum(1))
 
 
+@pytest.mark.parametrize("block", [1, 1 << 22], ids=["a row at a time", "at once"])
+def test_a_close_look_is_at_the_same_weights(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.watch._looks._BLOCK", block)
+    x, rule = _padded([7, 5], "left")
+    with torch.no_grad(), observe(LAYER, Request(statistics=(), maps=True)) as watch:
+        LAYER(x, mask=rule & masks.causal())
+        known = LAYER(x, mask=rule & masks.causal(), need_weights=True).weights
+    for head in range(4):
+        whole = known[:, head]
+        torch.testing.assert_close(watch.weights((0, head)), whole)
+        torch.testing.assert_close(watch.weights((0, head), slice(-3, None)), whole[:, -3:])
+        top = watch.top_keys((0, head), k=3, rows=slice(2, 6))
+        torch.testing.assert_close(top.weights, whole[:, 2:6].topk(3).values)
+        assert ((top.keys == -1) == (top.weights == 0)).all()
+        found = whole[:, 2:6].gather(-1, top.keys.clamp(min=0))
+        torch.testing.assert_close(found.where(top.keys >= 0, 0.0), top.weights)
+
+
 def test_even_attention_has_the_values_that_even_says() -> None:
     layer = _layer()
     torch.nn.init.zeros_(layer.q_proj.weight)

@@ -28,6 +28,16 @@ def observe(
         Path | None,
         typer.Option("--out", "-o", help="The table to write: .parquet, .csv or .json."),
     ] = None,
+    statistics: Annotated[
+        str | None,
+        typer.Option(
+            help="Names with commas between, such as entropy,participation,top(first).",
+            show_default="all that are cheap",
+        ),
+    ] = None,
+    per_text: Annotated[
+        bool, typer.Option("--per-text", help="Keep the sums of each text, for intervals.")
+    ] = False,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = None,
@@ -41,9 +51,12 @@ def observe(
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
     from headwise.cli import _work
+    from headwise.watch import DEFAULT, Request
 
+    names = DEFAULT if statistics is None else [one.strip() for one in statistics.split(",")]
+    request = Request.of(names, per_text) if statistics or per_text else None
     shared = Shared(seed, device, dtype, max_texts, max_tokens)
-    table = _work.study_model(model, text, shared).table
+    table = _work.study_model(model, text, shared, request).table
     if out is not None:
         note(f"{len(table.heads)} heads: {table.save(out)}")
     if as_json:

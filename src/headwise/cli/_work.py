@@ -19,6 +19,7 @@ from headwise.errors import ArgumentError, HeadwiseError, InputError
 from headwise.lab import Trained, TrainSettings, sample, train
 from headwise.models import load, load_tokenizer
 from headwise.report import About, Study, study, study_lab
+from headwise.watch import Request
 
 __all__ = ["SETTINGS", "sample", "study_mini_gpt", "study_model", "trained_in"]
 
@@ -28,7 +29,7 @@ SETTINGS = {field.name for field in fields(TrainSettings)}
 _CHECKPOINT, _FACTS = "training.safetensors", "training.json"
 
 
-def study_model(model: str, text: Path, shared: Shared) -> Study:
+def study_model(model: str, text: Path, shared: Shared, request: Request | None = None) -> Study:
     """Watch a model on the texts of a file."""
     # The text first: it is read in no time, a model is not.
     texts = _texts(text, shared)
@@ -42,6 +43,7 @@ def study_model(model: str, text: Path, shared: Shared) -> Study:
             opened,
             tokenizer,
             texts,
+            request=request,
             about=about,
             max_tokens=shared.max_tokens,
             on_batch=tell,

@@ -1,5 +1,6 @@
 """What to find out about each head."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from headwise.table import STATISTICS
 # From the token ids of one text, without padding, to pairs of positions (query, key).
 Relation = Callable[[Sequence[int]], Iterable[tuple[int, int]]]
 
+_OF_MASS = re.compile(r"(top|value)\((.*)\)")
 OFFSETS = ("first", "self", "previous", "next")
 DEFAULT = (
     "entropy", "max_weight", *OFFSETS, "distance", "max_logit", "lse", "sink",
@@ -83,6 +85,20 @@ class Request:
                         f"Request: {measure} of {name!r} is asked for twice, or is of no mass. "
                         f"Choose from {', '.join(masses)}, each once."
                     )
+
+    @classmethod
+    def of(cls, names: Sequence[str], per_text: bool = False) -> "Request":
+        """The statistics and nothing else, by the names that a table gives them.
+
+        Raises:
+            ArgumentError: an unknown name.
+        """
+        asked: dict[str, list[str]] = {"": [], "top": [], "value": []}
+        for name in names:
+            found = _OF_MASS.fullmatch(name)
+            asked[found[1] if found else ""].append(found[2] if found else name)
+        top, value = tuple(asked["top"]), tuple(asked["value"])
+        return cls(tuple(asked[""]), top=top, value=value, per_text=per_text)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -142,8 +142,8 @@ class Watch:
     def pairs(self, **pairs: Sequence[TextPairs]) -> None:
         """Say which pairs (query, key) each text of the next forward pass has.
 
-        Positions count the tokens of a text from 0, padding left out. Texts packed into one row
-        are told one by one, in the order in which they stand there.
+        Positions count the tokens of a text from 0, padding left out. Texts that share a row are
+        told one by one, in their order.
 
         Args:
             pairs: For each name in the request's `pairs`, the pairs of every text.
@@ -159,8 +159,7 @@ class Watch:
 
         Args:
             head: `"L5.H3"`, `(5, 3)` or a `Head`.
-            rows: The queries, a slice or range of columns of the batch. None is all of them, and
-                the result holds `T` x `S` numbers.
+            rows: Columns of the batch. None is all, and the result holds `T` x `S` numbers.
         Raises:
             ArgumentError: the request did not ask for maps, or rows lie outside the text.
             HeadError: there is no such head.
@@ -173,7 +172,7 @@ class Watch:
         Args:
             head: `"L5.H3"`, `(5, 3)` or a `Head`.
             k: How many keys.
-            rows: The queries, a slice or range of columns of the batch. None is all of them.
+            rows: The queries, as columns of the batch. None is all of them.
         Returns:
             Columns of the batch, from the most on, and their weights; −1 and 0 where no further
             key is given any weight.
@@ -187,8 +186,7 @@ class Watch:
     def received(self, head: HeadLike) -> Float[Tensor, "B S"]:
         """What each key was given by all queries of the latest texts: a column sum of weights.
 
-        During cached decoding the sums grow with the text: what a cache may forget has received
-        little. Padding neither gives nor receives.
+        During cached decoding the sums grow with the text. Padding neither gives nor receives.
 
         Args:
             head: `"L5.H3"`, `(5, 3)` or a `Head`.
