@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from headwise.report import Study as Study
     from headwise.report import study as study
     from headwise.scores import Scores as Scores
+    from headwise.surgery import Plan as Plan
+    from headwise.surgery import prune as prune
     from headwise.table import HeadTable as HeadTable
     from headwise.watch import Request as Request
     from headwise.watch import observe as observe
@@ -47,6 +49,7 @@ _HOME = {
     "HeadwiseError": "errors",
     "KVCache": "layer",
     "MultiHeadAttention": "layer",
+    "Plan": "surgery",
     "Request": "watch",
     "Scores": "scores",
     "RoPE": "layer",
@@ -60,6 +63,7 @@ _HOME = {
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",
+    "prune": "surgery",
     "prune_curves": "gauge",
     "reference": "",
     "study": "report",

@@ -133,5 +133,5 @@ def test_shared_layers_that_are_run_again_for_their_gradients() -> None:
     gates = torch.ones(4)
     with gate_heads(model, attentions, lambda _: gates):
         loss = model(X.clone().requires_grad_()).sum()
-        with pytest.raises(UnsupportedError, match="layer.attention is shared by 2 layers"):
+        with pytest.raises(UnsupportedError, match=r"layer\.attention is shared by 2 layers"):
             loss.backward()

@@ -7,19 +7,30 @@ from headwise.models.owning._attention import (
     find_attentions,
     heads_of,
 )
+from headwise.models.owning._differences import Differences, resize, set_count
 from headwise.models.owning._edit import edit_heads
+from headwise.models.owning._example import call_with, example_of, in_evaluation
 from headwise.models.owning._projection import OutputProjection, output_projection
+from headwise.models.owning._shares import Share, find_shares
 
 __all__ = [
     "Ablation",
     "Attention",
+    "Differences",
     "OutputProjection",
+    "Share",
     "ablate",
     "by_attention",
+    "call_with",
     "edit_heads",
+    "example_of",
     "find_attentions",
+    "find_shares",
     "gate_heads",
     "heads_of",
+    "in_evaluation",
     "mean_heads",
     "output_projection",
+    "resize",
+    "set_count",
 ]

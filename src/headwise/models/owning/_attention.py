@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -32,6 +33,13 @@ class Attention:
     module: nn.Module
     output: OutputProjection
     nth: int
+
+    @property
+    def around(self) -> str:
+        """The name of the smallest module with both the attention and its output projection."""
+        here, there = self.site.name.split("."), self.output.name.split(".")
+        common = zip(here, there, strict=False)
+        return ".".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], common))
 
     @property
     def called(self) -> bool:

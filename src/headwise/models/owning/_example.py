@@ -1,7 +1,8 @@
 """A short input for a model, when its heads must be found and nobody gave one."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,10 +18,17 @@ _TOKENS = 5
 @torch.no_grad()
 def run(model: nn.Module, batch: Any) -> Any:
     """Run a model on a batch in evaluation mode, and put every module back into its own mode."""
+    with in_evaluation(model):
+        return call_with(model, batch)
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Every module in evaluation mode while the block runs, and in its own mode after it."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        return call_with(model, batch)
+        yield
     finally:
         for module, training in modes.items():
             module.training = training

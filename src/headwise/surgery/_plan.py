@@ -1,0 +1,146 @@
+"""Which heads go: decided from a table, checked, written down; it needs no model."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import HeadError, InputError
+from headwise.files import write_beside
+from headwise.heads import Head, HeadsLike, resolve_heads
+
+FORMAT = "headwise-plan/1"
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """What goes from one layer.
+
+    Attributes:
+        remove: The heads that go, in order.
+    Raises:
+        HeadError: a head does not exist, is named twice, or none would be left.
+    """
+
+    stack: str
+    layer: int
+    n_heads: int
+    remove: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for head in self.remove:
+            if not 0 <= head < self.n_heads:
+                raise HeadError(
+                    f"Plan: there is no head {self._head(head)}. Its layer has {self.n_heads} "
+                    f"heads, counted from 0."
+                )
+            if self.remove.count(head) > 1:
+                raise HeadError(f"Plan: {self._head(head)} is named twice. Name each head once.")
+        if len(self.remove) == self.n_heads:
+            raise HeadError(
+                f"Plan: {self._head(self.remove[-1])} is the last head of its layer. Leave one "
+                f"head in each layer."
+            )
+
+    @property
+    def keep(self) -> tuple[int, ...]:
+        """The heads that stay, in order."""
+        return tuple(head for head in range(self.n_heads) if head not in self.remove)
+
+    def _head(self, head: int) -> Head:
+        return Head(self.stack, self.layer, head)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which heads go from a model.
+
+    Attributes:
+        layers: Every layer of the model, those that stay whole included.
+        model: The fingerprint of the model's weights; "" fits any model of these sizes.
+        why: How the heads were chosen, for those who read the plan.
+
+    Example:
+        >>> heads = [Head("", layer, head) for layer in range(2) for head in range(3)]
+        >>> plan = Plan.of({0: [1], 1: [0, 2]}, heads)
+        >>> [str(head) for head in plan.removed], plan.uniform
+        (['L0.H1', 'L1.H0', 'L1.H2'], False)
+    """
+
+    layers: tuple[LayerPlan, ...]
+    model: str = ""
+    why: str = ""
+
+    @classmethod
+    def of(cls, remove: HeadsLike, heads: Iterable[Head], model: str = "", why: str = "") -> "Plan":
+        """The plan by which some heads go.
+
+        Args:
+            remove: `"L5.H3"`, `(5, 3)`, a list of either, or `{5: [3]}`.
+            heads: All heads of the model, as the column `heads` of a table holds them.
+        Raises:
+            HeadError: a head does not exist, is named twice, or is the last of its layer.
+        """
+        known = sorted(heads)
+        gone = set(resolve_heads(remove, known))
+        layers: dict[tuple[str, int], list[Head]] = {}
+        for head in known:
+            layers.setdefault((head.stack, head.layer), []).append(head)
+        return cls(
+            tuple(
+                LayerPlan(stack, layer, len(own), tuple(one.head for one in own if one in gone))
+                for (stack, layer), own in layers.items()
+            ),
+            model,
+            why,
+        )
+
+    @property
+    def removed(self) -> tuple[Head, ...]:
+        """The heads that go."""
+        return tuple(Head(one.stack, one.layer, head) for one in self.layers for head in one.remove)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers keep equally many heads."""
+        return len({len(one.keep) for one in self.layers}) <= 1
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        content = {"format": FORMAT, **asdict(self)}
+        with write_beside(path) as beside:
+            beside.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Read a plan that `save` wrote.
+
+        Raises:
+            InputError: the file is missing or holds no plan.
+            HeadError: the plan removes heads that it does not have, or the last of a layer.
+        """
+        try:
+            content = json.loads(Path(path).read_text("utf-8"))
+            if content.get("format") != FORMAT:
+                raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
+            layers = tuple(_layer(one) for one in content["layers"])
+            return cls(layers, str(content["model"]), str(content["why"]))
+        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, HeadError):
+                raise
+            raise InputError(
+                f"Plan.load: {path} holds no plan ({error}). Give a file that Plan.save wrote."
+            ) from error
+
+
+def _layer(one: Mapping[str, Any]) -> LayerPlan:
+    numbers = [one["layer"], one["n_heads"], *one["remove"]]
+    if not all(type(number) is int for number in numbers):
+        raise ValueError(f"{numbers} are not all whole numbers")
+    return LayerPlan(str(one["stack"]), one["layer"], one["n_heads"], tuple(one["remove"]))

@@ -1,0 +1,212 @@
+"""Make a smaller model: heads cut out of the weights, and proved equal to heads taken away."""
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.heads import HeadsLike
+from headwise.models import (
+    Attention,
+    call_with,
+    edit_heads,
+    example_of,
+    find_attentions,
+    find_shares,
+    fingerprint,
+    heads_of,
+    in_evaluation,
+    mean_heads,
+)
+from headwise.surgery._cut import choose, cut, fold_into_bias
+from headwise.surgery._plan import Plan
+
+# How far the answers may lie from those of the gated model, by rounding in another order.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+
+def prune(
+    model: nn.Module,
+    plan: Plan | HeadsLike,
+    *,
+    fold: Literal["mean"] | None = None,
+    reference: Iterable[Any] | None = None,
+    expand: bool = False,
+) -> nn.Module:
+    """Cut heads out of a copy of a model.
+
+    The smaller model gives what the model gives while `ablate` takes the same heads away: zeros
+    for them, or under `fold="mean"` their mean over the reference, which is added to the bias
+    of the output projection and costs nothing. That it does is checked by running both once;
+    what cannot be cut exactly is refused. Which index of which weight goes is found by gradients
+    and needs no list of architectures. The heads that are left are numbered anew.
+
+    Removing all query heads of a kv head removes its keys and values too, and their cache.
+
+    Args:
+        model: It stays as it is.
+        plan: A plan, or the heads that go, in any way of naming them.
+        reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
+            one. They are what the mean is taken over; the first is what the model is checked on.
+        expand: Whether each query head may be given its own keys and values where its group
+            would be smaller than others. It makes the cache larger.
+    Returns:
+        The smaller model, in the mode of the model.
+    Raises:
+        HeadError: a head does not exist, is named twice, or is the last of its layer.
+        ArgumentError: the plan is for another model, or `fold` is given without a reference.
+        UnsupportedError: the heads cannot be cut out exactly, or the weights are quantised,
+            under adapters or spread over devices.
+
+    Example:
+        >>> from headwise.layer import MultiHeadAttention
+        >>> small = prune(MultiHeadAttention(8, 4), [(0, 1), (0, 2)])
+        >>> small.n_heads, tuple(small.q_proj.weight.shape)
+        (2, (4, 8))
+    """
+    batches = _checked(model, fold, reference)
+    batch = batches[0] if batches else example_of(model)
+    attentions = find_attentions(model, batch)
+    plan = _fitting(plan, model, attentions)
+    kept = _kept(plan, attentions)
+    first = {a: stay for a, stay in kept.items() if a.nth == 0 and len(stay) < a.site.n_heads}
+    shares = find_shares(model, [*first], batch)
+    small = deepcopy(model)
+    for attention, heads in first.items():
+        own = shares[attention]
+        cut(small, attention, own, choose(attention, own, heads, expand))
+    removed = {a: [h for h in range(a.site.n_heads) if h not in stay] for a, stay in kept.items()}
+    means = mean_heads(model, attentions, batches) if fold else None
+    if means is not None:
+        _fold(small, removed, means)
+    _prove(model, small, _Gone(attentions, removed, means), batch)
+    return small
+
+
+@dataclass(frozen=True)
+class _Gone:
+    """Which heads are gone from each attention, and what stands in their place."""
+
+    attentions: list[Attention]
+    heads: dict[Attention, list[int]]
+    means: Mapping[Attention, Float[Tensor, "H Dv"]] | None
+
+    def edit(self, attention: Attention, given: Float[Tensor, "*lead H Dv"]) -> Tensor:
+        gone = self.heads[attention]
+        left = given.clone()
+        left[..., gone, :] = 0 if self.means is None else self.means[attention][gone].to(given)
+        return left
+
+
+def _checked(model: nn.Module, fold: str | None, reference: Iterable[Any] | None) -> list[Any]:
+    if fold not in (None, "mean"):
+        raise ArgumentError(f"prune: fold={fold!r}. Choose 'mean' or None.")
+    batches = [reference] if isinstance(reference, Mapping) else list(reference or ())
+    if fold and not batches:
+        raise ArgumentError("prune: fold='mean' without a reference. Give batches to average over.")
+    if hasattr(model, "peft_config"):
+        raise UnsupportedError(
+            f"prune: {type(model).__name__} holds adapters. Call merge_and_unload() first."
+        )
+    for name, weight in model.named_parameters():
+        if type(weight.data) is not Tensor or not weight.is_floating_point():
+            raise UnsupportedError(
+                f"prune: {name} is {type(weight.data).__name__} of {weight.dtype}. Gather sharded "
+                f"weights and unpack quantised ones first."
+            )
+    return batches
+
+
+def _fitting(plan: Plan | HeadsLike, model: nn.Module, attentions: list[Attention]) -> Plan:
+    """The plan, if it is one for this model."""
+    if not isinstance(plan, Plan):
+        return Plan.of(plan, heads_of(attentions))
+    if plan.model and plan.model != (own := fingerprint(model)):
+        raise ArgumentError(
+            f"prune: the plan is for the model {plan.model}, and this one is {own}. Plan anew."
+        )
+    planned = {(one.stack, one.layer): one.n_heads for one in plan.layers}
+    sizes = {(a.site.stack, a.site.layer): a.site.n_heads for a in attentions}
+    if planned != sizes:
+        raise ArgumentError(
+            f"prune: the plan is for layers of {sorted(planned.values())} heads, and the model "
+            f"has {sorted(sizes.values())}. Plan anew."
+        )
+    return plan
+
+
+def _kept(plan: Plan, attentions: list[Attention]) -> dict[Attention, tuple[int, ...]]:
+    """Which heads stay in each attention."""
+    layers = {(one.stack, one.layer): one for one in plan.layers}
+    kept = {a: layers[a.site.stack, a.site.layer].keep for a in attentions}
+    of_module: dict[nn.Module, tuple[int, ...]] = {}
+    for attention, stay in kept.items():
+        if of_module.setdefault(attention.module, stay) != stay:
+            raise UnsupportedError(
+                f"prune: {attention.site.name} is shared by several layers, which would keep "
+                f"other heads each. Remove the same heads from all of them."
+            )
+        if not attention.called and len(stay) < attention.site.n_heads:
+            raise UnsupportedError(
+                f"prune: {attention.site.name or 'the layer'} is nn.MultiheadAttention, whose "
+                f"heads must be as wide as its input together. Put the layer that "
+                f"MultiHeadAttention.from_torch makes in its place."
+            )
+    return kept
+
+
+def _fold(
+    small: nn.Module,
+    removed: dict[Attention, list[int]],
+    means: Mapping[Attention, Float[Tensor, "H Dv"]],
+) -> None:
+    """Add what the heads that go give in the mean to the biases of their output projections."""
+    for attention, gone in removed.items():
+        if gone and attention.nth:
+            raise UnsupportedError(
+                f"prune: {attention.site.name} is shared by several layers, whose means differ, "
+                f"and has one bias for all. Prune without fold."
+            )
+        if gone:
+            weight = attention.output.per_head[gone].detach()
+            mean = means[attention][gone].to(weight)
+            fold_into_bias(small, attention, torch.einsum("hv,hvd->d", mean, weight))
+
+
+def _prove(model: nn.Module, small: nn.Module, gone: _Gone, batch: Any) -> None:
+    """Refuse a smaller model that does not give what the model gives without these heads."""
+    without = edit_heads(model, gone.attentions, gone.edit)
+    with torch.no_grad(), in_evaluation(model), without:
+        wanted = _answer(call_with(model, batch))
+    try:
+        with torch.no_grad(), in_evaluation(small):
+            found = _answer(call_with(small, batch))
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
+        raise UnsupportedError(
+            f"prune: without these heads {type(model).__name__} does not run "
+            f"({str(error).splitlines()[0]}): something outside the attention knows how many heads "
+            f"there were, such as position biases made for all layers. Ablate them instead."
+        ) from error
+    gap = max((one - two).abs().max().item() for one, two in zip(found, wanted, strict=True))
+    size = max(one.abs().max().item() for one in wanted)
+    if not gap <= _TOLERANCE.get(wanted[0].dtype, 0.0) * max(size, 1e-6):
+        raise UnsupportedError(
+            f"prune: the answer of {type(model).__name__} without these heads would be off by "
+            f"{gap:.2g} at a size of {size:.2g}. Ablate them instead, and please report it."
+        )
+
+
+def _answer(output: Any) -> list[Tensor]:
+    """The tensors of an answer that are numbers; caches and the like left out."""
+    values = output.values() if isinstance(output, Mapping) else output
+    found = [values] if isinstance(values, Tensor) else list(values)
+    return [x for x in found if _is_numbers(x)]
+
+
+def _is_numbers(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()

@@ -1,0 +1,187 @@
+"""Cutting heads out of the weights equals taking them away, wherever that can be."""
+
+from typing import Any, Literal
+
+import pytest
+import torch
+import zoo
+from torch import Tensor, nn
+
+from headwise import MultiHeadAttention, Plan, ablate, prune
+from headwise.errors import UnsupportedError
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.models import find_attentions, fingerprint, heads_of
+from oracles import padded
+
+TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
+X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+# Other heads in each layer; two of four, one of each group of two.
+REMOVE = {0: [1, 3], 1: [0, 2]}
+
+# Why these cannot be cut.
+BOUND = "something outside the attention knows how many heads"
+REFUSED = {
+    "Albert": "is shared by several layers, which would keep other heads",
+    "BloomForCausalLM": BOUND,
+    "CodeGenForCausalLM": BOUND,  # its weights lie in four blocks of heads each
+    "FalconAlibi": BOUND,
+    "MPNetModel": BOUND,
+    "MptForCausalLM": BOUND,
+    "Olmo2": "the queries of the heads of .* depend on one another",
+}
+FLOAT32 = ("Gemma2", "XGLMForCausalLM")  # their masks do not fit float64
+
+
+def _model(name: str) -> nn.Module:
+    model = zoo.make(name, torch.float32 if name in FLOAT32 else torch.float64)
+    with torch.no_grad():
+        for bias in model.parameters():  # those of zeros prove nothing
+            if bias.ndim == 1:
+                bias.add_(0.3 * torch.randn_like(bias))
+    return model
+
+
+def _batch() -> dict[str, Tensor]:
+    batch = padded(TEXTS, "right")
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+@torch.no_grad()
+def _gap(model: nn.Module, small: nn.Module, gone: Any, **how: Any) -> float:
+    batch = _batch()
+    with ablate(model, gone, **how):
+        wanted = model(**batch)[0]
+    real = batch["attention_mask"].bool()  # what padding gives may be no number at all
+    assert not torch.allclose(model(**batch)[0][real], wanted[real], atol=1e-3)
+    return (small(**batch)[0] - wanted)[real].abs().max().item()
+
+
+@pytest.mark.parametrize("name", zoo.mixing())
+def test_it_equals_the_gated_model(name: str) -> None:
+    model = _model(name)
+    before = fingerprint(model)
+    if name in REFUSED:
+        with pytest.raises(UnsupportedError, match=REFUSED[name]):
+            prune(model, REMOVE)
+    else:
+        small = prune(model, REMOVE)
+        assert _gap(model, small, REMOVE) <= (1e-5 if name in FLOAT32 else 1e-12)
+        parts = find_attentions(small)
+        assert [part.site.n_heads for part in parts] == [2, 2]
+        assert sum(x.numel() for x in small.parameters()) < sum(
+            x.numel() for x in model.parameters()
+        )
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama", "FalconMultiQuery", "Phi3", "GptOss"])
+def test_layers_may_keep_different_numbers(name: str) -> None:
+    model = _model(name)
+    gone = {0: [0, 1], 1: [1, 2, 3]}
+    assert _gap(model, prune(model, gone), gone) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["Llama", "Phi3", "GptOss", "Cohere"])
+def test_uneven_groups_are_evened_on_request(name: str) -> None:
+    model = _model(name)
+    gone = {0: [1], 1: [3]}
+    with pytest.raises(UnsupportedError, match="would keep 1 of kv head 0, 2 of kv head 1"):
+        prune(model, gone)
+    small = prune(model, gone, expand=True)
+    assert _gap(model, small, gone) <= 1e-12
+    assert find_attentions(small)[0].site.n_kv_heads == 3
+
+
+def test_layers_that_share_weights_lose_the_same_heads() -> None:
+    model = _model("Albert")
+    gone = [(0, 1), (1, 1)]
+    assert _gap(model, prune(model, gone), gone) <= 1e-12
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama", "FalconMultiQuery", "GPTJForCausalLM"])
+def test_folded_it_equals_the_mean_ablated_model(name: str) -> None:
+    model = _model(name)
+    reference = [_batch()]
+    small = prune(model, REMOVE, fold="mean", reference=reference)
+    assert _gap(model, small, REMOVE, mode="mean", reference=reference) <= 1e-12
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["Falcon", "GPT2", "GptOss", "Llama", "Phi3", "Qwen3"])
+def test_generation_is_equal_token_for_token(name: str, cache: str) -> None:
+    if (name, cache) == ("Falcon", "static"):
+        cache = "dynamic"
+    model = _model(name)
+    gone = {0: [1, 3], 1: [0, 1]}
+    how = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    how |= {"cache_implementation": cache}
+    prompt = {"input_ids": torch.tensor([TEXTS[0]])}
+    with ablate(model, gone):
+        wanted = model.generate(**prompt, **how)
+    assert torch.equal(prune(model, gone).generate(**prompt, **how), wanted)
+
+
+def test_a_whole_group_takes_its_cache_with_it() -> None:
+    model = _model("Llama")
+    small = prune(model, {0: [0, 1], 1: [0, 1]})
+    for one, heads in ((model, 2), (small, 1)):
+        cache = one(**_batch(), use_cache=True).past_key_values
+        assert {layer.keys.shape[1] for layer in cache.layers} == {heads}
+
+
+def test_it_can_be_cut_again() -> None:
+    model = _model("Llama")
+    twice = prune(prune(model, {0: [0, 1]}), {0: [1], 1: [0, 1]})
+    gone = {0: [0, 1, 3], 1: [0, 1]}
+    assert _gap(model, twice, gone) <= 1e-12
+
+
+OURS: dict[str, dict[str, Any]] = {
+    "plain": {"bias": True},
+    "grouped": {"n_kv_heads": 2},
+    "gated": {"gate": True, "bias": True},
+    "normed": {"qk_norm": True, "v_head_dim": 5},
+    "sinks": {"sinks": nn.Parameter(torch.tensor([0.1, 2.0, 1.0, 3.0], dtype=torch.float64))},
+}
+
+
+@pytest.mark.parametrize("how", sorted(OURS))
+@torch.no_grad()
+def test_our_layer_is_cut(how: str) -> None:
+    layer = MultiHeadAttention(12, 4, **OURS[how]).double()
+    small = prune(layer, [(0, 0), (0, 3)])
+    with ablate(layer, [(0, 0), (0, 3)]):
+        wanted = layer(X, causal=True)
+    torch.testing.assert_close(small(X, causal=True), wanted, rtol=0, atol=1e-12)
+    assert (small.n_heads, small.n_kv_heads) == (2, 2)
+    assert (layer.n_heads, small.q_proj.out_features) == (4, 2 * layer.head_dim)
+
+
+@pytest.mark.parametrize("fold", [None, "mean"])
+@torch.no_grad()
+def test_mini_gpt_is_cut(fold: Literal["mean"] | None) -> None:
+    model = MiniGPT(MiniGPTConfig(13, 8, 12, 4, n_layers=2)).eval().double()
+    ids = torch.tensor([[1, 5, 3], [7, 2, 2]])
+    reference = [{"input_ids": ids}] if fold else None
+    small = prune(model, REMOVE, fold=fold, reference=reference)
+    with ablate(model, REMOVE, fold or "zero", reference):
+        wanted = model(ids)
+    torch.testing.assert_close(small(ids), wanted, rtol=0, atol=1e-12)
+
+
+def test_a_plan_cuts_what_it_says() -> None:
+    model = _model("Llama")
+    heads = heads_of(find_attentions(model))
+    plan = Plan.of(REMOVE, heads, model=fingerprint(model), why="by hand")
+    one, two = (prune(model, how) for how in (plan, REMOVE))
+    assert fingerprint(one) == fingerprint(two)
+
+
+def test_what_was_frozen_stays_frozen_and_the_mode_stays() -> None:
+    model = _model("Llama").train()
+    model.model.layers[0].self_attn.q_proj.weight.requires_grad_(False)
+    small = prune(model, REMOVE)
+    asked = {name: x.requires_grad for name, x in small.named_parameters()}
+    assert asked == {name: x.requires_grad for name, x in model.named_parameters()}
+    assert small.training
+    assert all(module.training for module in small.modules())
