@@ -40,6 +40,7 @@ class Places:
         own_index: Of each query among the keys; None across texts.
         begins: How many columns of the text came before these queries, cached.
         ends: How many there are with these.
+        forgotten: How many tokens came before all keys, and are in the cache no more.
     """
 
     query_real: Bool[Tensor, "B T"]
@@ -52,6 +53,7 @@ class Places:
     own_index: Int[Tensor, " T"] | None
     begins: int
     ends: int
+    forgotten: Int[Tensor, "B 1"] | None = None
 
     @property
     def across(self) -> bool:
@@ -100,7 +102,18 @@ def places_within(call: Call, text: Text) -> Places:
         own_index=own,
         begins=ends - T,
         ends=ends,
+        forgotten=_forgotten(text, total, S),
     )
+
+
+def _forgotten(text: Text, total: int, S: int) -> Int[Tensor, "B 1"] | None:
+    """A cache that forgets holds the latest tokens of a longer text."""
+    if text.real is not None:
+        return text.real[:, :-S].sum(-1, keepdim=True)
+    if text.positions is not None and text.positions.shape[1] < S:  # with keys of a cache
+        last = text.positions[:, -1:]
+        return (last + 1 - total).clamp(min=0)
+    return None
 
 
 def places_across(call: Call, queries: Text, keys: Text) -> Places:
@@ -238,7 +251,9 @@ def offset_keys(places: Places, name: str) -> Int[Tensor, "B T 1"]:
     """The one key of each query that `first`, `self`, `previous` or `next` means."""
     at = places.query_at
     if name == "first":
-        return places.index_of(torch.zeros_like(at)).unsqueeze(-1)
+        first = torch.zeros_like(at)
+        first = first if places.forgotten is None else first - places.forgotten.to(at.device)
+        return places.index_of(first).unsqueeze(-1)
     if places.across:  # the neighbor in another text is nobody
         return torch.full_like(at, NONE).unsqueeze(-1)
     step = {"self": 0, "previous": -1, "next": 1}[name]

@@ -1,0 +1,82 @@
+"""Decoding with a cache counts each query once, as one pass over the whole text does."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from test_stacks import _bart, _t5, _whisper
+from torch import Tensor, nn
+
+from headwise.table import HeadTable
+from headwise.watch import observe
+from oracles import padded
+
+pytestmark = pytest.mark.full
+
+HOW = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+PROMPTS = padded([[5, 9, 7, 3, 11], [4, 6, 8]], "left")
+NAMES = ("BloomForCausalLM", "DeepseekV3", "Falcon", "GPT2", "GPTJForCausalLM", "GPTNeoX")
+NAMES += ("GPTNeoForCausalLM", "Gemma3", "GptOss", "Mistral", "OPT", "Qwen3")
+# These have no cache of a size that is given beforehand.
+DYNAMIC = ("BloomForCausalLM", "Falcon", "GPTNeoForCausalLM", "GPTJForCausalLM")
+
+
+def _assert_alike(one: HeadTable, two: HeadTable) -> None:
+    assert one.heads == two.heads
+    for name in one.statistics:
+        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
+        np.testing.assert_allclose(one.mean(name), two.mean(name), atol=1e-4, err_msg=name)
+
+
+def _prompt(model: nn.Module) -> dict[str, Tensor]:
+    return {name: PROMPTS[name] for name in ("input_ids", "attention_mask")}
+
+
+CASES = [(name, cache) for name in NAMES for cache in ("dynamic", "static")]
+CASES = [case for case in CASES if case not in [(name, "static") for name in DYNAMIC]]
+
+
+@pytest.mark.parametrize(("name", "cache"), CASES)
+def test_decoders(name: str, cache: str) -> None:
+    model = zoo.make(name)
+    prompt = _prompt(model)
+    plain = model.generate(**prompt, **HOW, cache_implementation=cache)
+    with observe(model) as watch:
+        watched = model.generate(**prompt, **HOW, cache_implementation=cache)
+    assert torch.equal(plain, watched)
+    # The last token is written and never read.
+    texts = [watched[0, :-1].tolist(), watched[1, 2:-1].tolist()]
+    with torch.no_grad(), observe(model) as whole:
+        for text in texts:
+            model(torch.tensor([text]))
+    _assert_alike(watch.table(), whole.table())
+
+
+@pytest.mark.parametrize("make", [_bart, _t5])
+def test_encoder_decoders(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    prompt = {name: padded([[5, 9, 7, 3, 11], [4, 6, 8]], "right")[name] for name in _prompt(model)}
+    plain = model.generate(**prompt, **HOW)
+    with observe(model) as watch:
+        watched = model.generate(**prompt, **HOW)
+    assert torch.equal(plain, watched)
+    with torch.no_grad(), observe(model) as whole:
+        model(**prompt, decoder_input_ids=watched[:, :-1])
+    _assert_alike(watch.table(), whole.table())
+    counts = dict(zip(map(str, watch.table().heads), watch.table().count("lse"), strict=True))
+    # The encoder ran by itself, and its padding was told to it alone.
+    assert counts["encoder.L0.H0"] == 8
+    assert counts["decoder.cross.L0.H0"] == 10
+
+
+def test_speech() -> None:
+    torch.manual_seed(0)
+    model = _whisper().eval()
+    with observe(model) as watch:
+        model.generate(torch.randn(2, 8, 30), max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    counts = dict(zip(map(str, watch.table().heads), watch.table().count("lse"), strict=True))
+    assert counts["encoder.L0.H0"] == 30
+    assert counts["decoder.L0.H0"] == counts["decoder.cross.L0.H0"] > 0
