@@ -53,7 +53,7 @@ class Places:
     own_index: Int[Tensor, " T"] | None
     begins: int
     ends: int
-    forgotten: Int[Tensor, "B 1"] | None = None
+    forgotten: Int[Tensor, "#B 1"] | None = None
 
     @property
     def across(self) -> bool:
@@ -106,7 +106,7 @@ def places_within(call: Call, text: Text) -> Places:
     )
 
 
-def _forgotten(text: Text, total: int, S: int) -> Int[Tensor, "B 1"] | None:
+def _forgotten(text: Text, total: int, S: int) -> Int[Tensor, "#B 1"] | None:
     """A cache that forgets holds the latest tokens of a longer text."""
     if text.real is not None:
         return text.real[:, :-S].sum(-1, keepdim=True)
