@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from headwise.cli._count import count
+from headwise.cli._importance import importance
 from headwise.cli._observe import observe
 from headwise.cli._options import Json
 from headwise.cli._report import report
@@ -23,6 +24,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 app.command()(report)
 app.command()(train)
 app.command()(observe)
+app.command()(importance)
 app.command()(count)
 
 

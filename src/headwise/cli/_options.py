@@ -32,6 +32,7 @@ MaxTokens = Annotated[
         show_default="what the model reads",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what stands there.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -50,14 +51,18 @@ class _EnoughError(Exception):
     pass
 
 
-def check_output(path: Path, *endings: str) -> None:
+def check_output(path: Path, *endings: str, force: bool = True) -> None:
     """Refuse a path that could not be written when the work is done.
 
+    Args:
+        force: Whether a file that stands there may be overwritten.
     Raises:
-        ArgumentError: its ending is none of these.
+        ArgumentError: its ending is none of these, or it is there and may not be overwritten.
         OutputError: nothing can be written there.
     """
     if path.suffix not in endings:
         raise ArgumentError(f"output: {path} does not end in {', '.join(endings)}. Rename it.")
+    if path.exists() and not force:
+        raise ArgumentError(f"output: {path} is there already. Add --force to overwrite it.")
     with suppress(_EnoughError), write_beside(path):
         raise _EnoughError  # so that the temporary file goes, and what stood there stays

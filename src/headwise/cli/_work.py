@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
-from headwise.corpora import read_texts
+from headwise.corpora import read_pairs, read_texts
 from headwise.errors import ArgumentError, HeadwiseError, InputError
+from headwise.gauge import importance
 from headwise.lab import Trained, TrainSettings, sample, train
 from headwise.models import load, load_tokenizer
 from headwise.report import About, Study, study, study_lab
+from headwise.scores import Scores
 from headwise.watch import Request
 
-__all__ = ["SETTINGS", "sample", "study_mini_gpt", "study_model", "trained_in"]
+__all__ = ["SETTINGS", "sample", "score_model", "study_mini_gpt", "study_model", "trained_in"]
 
 SETTINGS = {field.name for field in fields(TrainSettings)}
 
@@ -32,11 +35,8 @@ _CHECKPOINT, _FACTS = "training.safetensors", "training.json"
 def study_model(model: str, text: Path, shared: Shared, request: Request | None = None) -> Study:
     """Watch a model on the texts of a file."""
     # The text first: it is read in no time, a model is not.
-    texts = _texts(text, shared)
-    device = _device(shared.device or "cpu")
-    dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
-    opened = load(model, device=device, dtype=dtype)
-    tokenizer = load_tokenizer(model)
+    texts = _some(read_texts(text), shared)
+    opened, tokenizer = _open(model, shared)
     about = About(title=_title(model), source=text.name)
     with progress(f"Studying {model}") as tell:
         return study(
@@ -47,6 +47,21 @@ def study_model(model: str, text: Path, shared: Shared, request: Request | None 
             about=about,
             max_tokens=shared.max_tokens,
             on_batch=tell,
+        )
+
+
+def score_model(model: str, text: Path, shared: Shared, *, pairs: bool, **how: Any) -> Scores:
+    """Weigh the heads of a model on the texts of a file, or on the sentences of its pairs."""
+    if pairs:
+        read = read_pairs(text)
+        sentences = list(dict.fromkeys(s for pair in read for s in (pair.one, pair.two)))
+        texts = _some(sentences, shared)
+    else:
+        texts = _some(read_texts(text), shared)
+    opened, tokenizer = _open(model, shared)
+    with progress(f"Weighing the heads of {model}") as tell:
+        return importance(
+            opened, texts, tokenizer=tokenizer, max_tokens=shared.max_tokens, on_step=tell, **how
         )
 
 
@@ -109,9 +124,15 @@ def _settings_in(folder: Path) -> TrainSettings | None:
         ) from error
 
 
-def _texts(path: Path, shared: Shared) -> list[str]:
-    """The texts of a file, or some of them, in the order of the file."""
-    texts = read_texts(path)
+def _open(model: str, shared: Shared) -> tuple[nn.Module, Any]:
+    """The model where it shall run, and its tokenizer."""
+    device = _device(shared.device or "cpu")
+    dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
+    return load(model, device=device, dtype=dtype), load_tokenizer(model)
+
+
+def _some(texts: list[str], shared: Shared) -> list[str]:
+    """All texts, or some of them, in the order of the file."""
     if shared.max_texts is None or shared.max_texts >= len(texts):
         return texts
     # Not the first ones: the beginning of a file is seldom like the rest of it.

@@ -5,10 +5,12 @@ from headwise.corpora._grammar import Grammar, Line
 from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
 from headwise.corpora._text import AnnotatedText, Arc, Mention, Span
 from headwise.corpora.readers import (
+    SentencePair,
     read_aligned,
     read_conllu,
     read_gap,
     read_jsonl,
+    read_pairs,
     read_texts,
     read_winobias,
 )
@@ -25,12 +27,14 @@ __all__ = [
     "Grammar",
     "Line",
     "Mention",
+    "SentencePair",
     "Span",
     "annotate",
     "read_aligned",
     "read_conllu",
     "read_gap",
     "read_jsonl",
+    "read_pairs",
     "read_texts",
     "read_winobias",
     "relations",

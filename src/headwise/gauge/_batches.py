@@ -20,7 +20,9 @@ _IGNORED = -100
 Given = Sequence[str] | Iterable[Mapping[str, Any]]
 
 
-def read_given(given: Given, model: nn.Module, tokenizer: Any) -> list[Inputs]:
+def read_given(
+    given: Given, model: nn.Module, tokenizer: Any, max_tokens: int | None = None
+) -> list[Inputs]:
     """Batches on the model's device: those given, or made of texts.
 
     For a masked language model a share of the tokens of each text is hidden, the same ones
@@ -35,18 +37,19 @@ def read_given(given: Given, model: nn.Module, tokenizer: Any) -> list[Inputs]:
         raise ArgumentError("importance: 0 batches. Give texts, or at least one batch.")
     device = next(model.parameters()).device
     if all(isinstance(one, str) for one in whole):
-        return _read_texts(whole, model, tokenizer, device)
+        return _made_of(whole, model, tokenizer, max_tokens)
     return [_moved(batch, device) for batch in whole]
 
 
-def _read_texts(
-    texts: list[str], model: nn.Module, tokenizer: Any, device: torch.device
+def _made_of(
+    texts: list[str], model: nn.Module, tokenizer: Any, max_tokens: int | None
 ) -> list[Inputs]:
     if tokenizer is None:
         raise ArgumentError(
             f"importance: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
         )
-    pieces = encode(tokenizer, texts, model)
+    device = next(model.parameters()).device
+    pieces = encode(tokenizer, texts, model, max_tokens)
     made: list[Inputs] = [vars(batch) for batch in batches(pieces, _SIZE, device)]
     if not type(model).__name__.endswith("ForMaskedLM"):
         return made

@@ -29,6 +29,7 @@ def importance(
     *,
     loss: Loss | str | Callable[[Any, Inputs], Tensor] | None = None,
     tokenizer: Any = None,
+    max_tokens: int | None = None,
     rounds: int = 1,
     on_step: Tell | None = None,
 ) -> Scores:
@@ -54,7 +55,8 @@ def importance(
             the batch that gives the loss of each text. None takes the one that goes with the
             class: `lm` for causal models, `masked-lm`, `label` where batches have labels,
             `embedding` for models without a head.
-        tokenizer: That of the model, for texts.
+        tokenizer: That of the model, for texts. A text that is too long becomes several.
+        max_tokens: The most tokens in one text. None is what the model can read.
         rounds: How often to score. With several, the least important heads go after each, and
             the others are scored anew, since heads back each other up.
         on_step: Told after each step how many are done, of how many in this round.
@@ -68,7 +70,7 @@ def importance(
         raise ArgumentError(
             f"importance: method={method!r} is none of {', '.join(METHODS)}. Give one of them."
         )
-    read = read_given(batches, model, tokenizer)
+    read = read_given(batches, model, tokenizer, max_tokens)
     found = find_loss(loss, model, read[0])
     with held_still(model), torch.inference_mode(False), torch.enable_grad():
         run = Run(model, find_attentions(model, read[0]), found, read)

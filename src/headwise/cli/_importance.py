@@ -1,0 +1,84 @@
+"""`headwise importance`: how much each head matters, as a table."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from headwise.cli._options import (
+    Device,
+    Dtype,
+    Force,
+    Json,
+    MaxTokens,
+    Seed,
+    Shared,
+    check_output,
+)
+from headwise.cli._show import note, say_json
+from headwise.errors import ArgumentError
+
+MethodName = Literal["half-gate", "gradient", "curvature", "ablation", "zero-ablation"]
+LossName = Literal["lm", "masked-lm", "label", "embedding"]
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
+]
+Text = Annotated[
+    Path | None, typer.Option(help="What MODEL reads: a UTF-8 file, a text a paragraph.")
+]
+Pairs = Annotated[
+    Path | None, typer.Option(help="Or a CSV of sentence pairs and their similarity.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The scores to write: .parquet, .csv or .json.")
+]
+Method = Annotated[MethodName, typer.Option(help="How heads are weighed.")]
+Loss = Annotated[
+    LossName | None,
+    typer.Option(help="What is to be kept.", show_default="what goes with the model's class"),
+]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="Score anew so often, the least important heads gone.")
+]
+AtMost = Annotated[int, typer.Option(min=1, help="Draw this many of the texts.")]
+
+
+def importance(
+    model: Model,
+    text: Text = None,
+    pairs: Pairs = None,
+    out: Out = None,
+    method: Method = "half-gate",
+    loss: Loss = None,
+    rounds: Rounds = 1,
+    force: Force = False,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    max_texts: AtMost = 64,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Weigh every head of a model: how much worse it would be without."""
+    given = [path for path in (text, pairs) if path is not None]
+    if len(given) != 1:
+        raise ArgumentError("importance: give either --text or --pairs, what the model reads.")
+    if out is None and not as_json:
+        raise ArgumentError(
+            "importance: nowhere to put the scores. Add -o scores.parquet, or --json."
+        )
+    if out is not None:
+        check_output(out, ".parquet", ".csv", ".json", force=force)
+    from headwise.cli import _work
+
+    shared = Shared(seed, device, dtype, max_texts, max_tokens)
+    scores = _work.score_model(
+        model, given[0], shared, pairs=text is None, method=method, loss=loss, rounds=rounds
+    )
+    note(f"{len(scores.heads)} heads by {scores.method} of the loss {scores.loss}")
+    if out is not None:
+        note(f"The first to go are {', '.join(map(str, scores.order()[:5]))}: {scores.save(out)}")
+    if as_json:
+        say_json(scores.frame().to_dict("records"))

@@ -1,0 +1,50 @@
+"""Pairs of sentences with how alike they are, as the STS benchmark has them."""
+
+import csv
+import io
+import os
+from dataclasses import dataclass
+from math import isfinite
+
+from headwise.corpora.readers._file import text_of
+from headwise.errors import InputError
+
+
+@dataclass(frozen=True)
+class SentencePair:
+    """Two sentences and how alike people found them, the more the larger."""
+
+    one: str
+    two: str
+    similarity: float
+
+
+def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
+    """Read a CSV file without a header: a sentence, another, and their similarity in each row.
+
+    Raises:
+        InputError: the file cannot be read, is not UTF-8, has no row, or a row is not such.
+    """
+    rows = csv.reader(io.StringIO(text_of(path, "read_pairs"), newline=""), strict=True)
+    found = []
+    try:
+        for row in rows:
+            if row:
+                found.append(_pair(row))
+    except (csv.Error, ValueError) as error:
+        raise InputError(
+            f"read_pairs: line {rows.line_num} of {path} is no pair ({error}). Write "
+            f"sentence,sentence,similarity."
+        ) from error
+    if not found:
+        raise InputError(f"read_pairs: {path} holds no pair. Name a file of sentence pairs.")
+    return found
+
+
+def _pair(row: list[str]) -> SentencePair:
+    if len(row) != 3:
+        raise ValueError(f"{len(row)} columns, not 3")
+    similarity = float(row[2])
+    if not isfinite(similarity) or not row[0].strip() or not row[1].strip():
+        raise ValueError("an empty sentence, or a similarity that is no number")
+    return SentencePair(row[0], row[1], similarity)

@@ -1,0 +1,58 @@
+"""Bad input to `headwise importance` and to the reader of pairs: one clear line."""
+
+from pathlib import Path
+
+import pytest
+
+from command import headwise
+from headwise.corpora import read_pairs
+from headwise.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("-o", "scores.csv"), "give either --text or --pairs"),
+        (("--text", "a", "--pairs", "b", "-o", "scores.csv"), "give either --text or --pairs"),
+        (("--text", "a"), "nowhere to put the scores"),
+        (("--text", "a", "-o", "scores.txt"), r"scores.txt does not end in .parquet"),
+        (("--text", "a", "--json"), "a cannot be read"),
+        (("--pairs", "a", "--json"), "a cannot be read"),
+        (("--text", "a", "--json", "--method", "magic"), "'magic'"),
+        (("--text", "a", "--json", "--loss", "magic"), "'magic'"),
+    ],
+)
+def test_what_is_asked_for_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = headwise("importance", "./model", *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert told in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "holds no pair"),
+        ("\n\n", "holds no pair"),
+        ("a,b,1\nc,d\n", r"line 2 of .*pairs\.csv is no pair \(2 columns, not 3\)"),
+        ("a,b,c\n", r"line 1 .*could not convert string to float: 'c'"),
+        ("a,b,nan\n", "line 1 .*a similarity that is no number"),
+        ("a, ,2\n", "line 1 .*an empty sentence"),
+        ('a,"b,2\n', "line 1 .*unexpected end of data"),
+    ],
+)
+def test_a_file_that_holds_no_pairs(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text(text, "utf-8")
+    with pytest.raises(InputError, match=told):
+        read_pairs(path)
+
+
+def test_pairs_keep_commas_and_line_breaks(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_bytes('"a, b","c\nd",2.5\r\né,f,0\r\n'.encode())
+    found = [(pair.one, pair.two, pair.similarity) for pair in read_pairs(path)]
+    assert found == [("a, b", "c\nd", 2.5), ("é", "f", 0.0)]

@@ -1,0 +1,71 @@
+"""`headwise importance`, from the weights of a tiny model to its table of scores."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import headwise as hw
+from command import headwise
+from headwise.heads import Head
+
+TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2, "--batch", 5)
+TEXT = "I work , you work\nhe works\nthey work\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lab") / "tiny"
+    assert headwise("train", "--out", folder, *TINY).code == 0
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "some.txt"
+    path.write_text(TEXT, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("method", ["half-gate", "gradient", "ablation", "zero-ablation"])
+def test_the_scores_are_those_of_the_library(folder: Path, text: Path, method: str) -> None:
+    out = text.parent / "scores.parquet"
+    done = headwise("importance", folder, "--text", text, "-o", out, "--method", method)
+    assert done.code == 0, done.err
+    scores = hw.Scores.load(out)
+    model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
+    expected = hw.importance(model, TEXT.splitlines(), method, tokenizer=tokenizer)
+    assert torch.equal(torch.tensor(scores.per_text), torch.tensor(expected.per_text))
+    assert (scores.model, scores.loss, scores.method) == (expected.model, "lm", method)
+    assert f"4 heads by {method} of the loss lm" in done.err
+    assert f"The first to go are {', '.join(map(str, expected.order()))}: {out}" in done.err
+
+
+def test_what_is_there_is_overwritten_when_forced(folder: Path, text: Path) -> None:
+    out = text.parent / "scores.csv"
+    out.write_text("mine")
+    arguments = ("importance", folder, "--text", text, "-o", out)
+    done = headwise(*arguments)
+    assert (done.code, out.read_text()) == (2, "mine")
+    assert "scores.csv is there already. Add --force" in done.err
+    assert headwise(*arguments, "--force").code == 0
+    assert len(hw.Scores.load(out).heads) == 4
+
+
+def test_pairs_are_read_as_sentences(folder: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text('"I work , you work",he works,3.5\nthey work,he works,1\n', "utf-8")
+    done = headwise("importance", folder, "--pairs", pairs, "--json", "--rounds", 2)
+    rows = json.loads(done.out)
+    assert [row["name"] for row in rows] == [
+        str(Head("", layer, head)) for layer in range(2) for head in range(2)
+    ]
+    assert sorted(row["round"] for row in rows) == [0, 0, 1, 1]
+    assert all(row["ci_low"] <= row["importance"] <= row["ci_high"] for row in rows)
+    text = tmp_path / "same.txt"
+    text.write_text("I work , you work\nhe works\nthey work\n", "utf-8")
+    same = headwise("importance", folder, "--text", text, "--json", "--rounds", 2)
+    assert json.loads(same.out) == rows
+    one = headwise("importance", folder, "--text", text, "--json", "--max-texts", 1)
+    assert all(row["ci_low"] is None for row in json.loads(one.out))
