@@ -207,6 +207,11 @@ class Watch:
         site = self._found.of(call, self.inputs.passes)
         if self._layers is not None and site.layer not in self._layers:
             return
+        # What listens for attention need not listen to what is computed about it.
+        with torch._C.DisableTorchFunction():
+            self._enter(site, call)
+
+    def _enter(self, site: Site, call: Call) -> None:
         heard = self._heard(site, call)
         ask = call.exact and site not in self._understood
         with torch.autocast(call.q.device.type, enabled=False):  # it would round sums of ours, too
