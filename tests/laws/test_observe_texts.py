@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headwise import masks
+from headwise.errors import ArgumentError
 from headwise.layer import KVCache, MultiHeadAttention
 from headwise.table import HeadTable
 from headwise.totals import COLUMNS
 from headwise.watch import Request, Watch, observe
+from oracles import modules_of
 
 lengths = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 Pairs = list[tuple[int, int]]
@@ -244,6 +246,24 @@ def test_a_close_look_is_at_the_same_weights(block: int, monkeypatch: pytest.Mon
         assert ((top.keys == -1) == (top.weights == 0)).all()
         found = whole[:, 2:6].gather(-1, top.keys.clamp(min=0))
         torch.testing.assert_close(found.where(top.keys >= 0, 0.0), top.weights)
+
+
+def test_asking_for_everything_changes_no_bit_and_leaves_nothing() -> None:
+    layer = _layer()
+    before = modules_of(layer)
+    x = torch.stack(_texts([5, 5])).requires_grad_()
+    plain = layer(x, causal=True)
+    [gradient] = torch.autograd.grad(plain.sum(), x)
+    with observe(layer, REQUEST) as outer, observe(layer, REQUEST) as inner:
+        for watch in (outer, inner):
+            watch.pairs(back=[_back(5)] * 2)
+        watched = layer(x, causal=True)
+        assert torch.equal(watched, plain)
+        assert torch.equal(torch.autograd.grad(watched.sum(), x)[0], gradient)
+        assert_same(outer.table(), inner.table())
+        with pytest.raises(ArgumentError, match="no pairs were given"):
+            layer(x, causal=True)
+    assert modules_of(layer) == before
 
 
 def test_even_attention_has_the_values_that_even_says() -> None:
