@@ -18,6 +18,26 @@ def by_definition(
     value: Tensor | None = None, **how: Any,
 ) -> Arrays:  # fmt: skip
     """The output and the weights of a layer, one head and one query at a time."""
+    found = _attention(layer, query, key, value, **how)
+    heads = found.out
+    if layer.gate_proj is not None:
+        gate = 1 / (1 + np.exp(-linear(layer.gate_proj, query)))
+        heads = heads * gate.swapaxes(1, 2)[..., None]
+    concat = heads.swapaxes(1, 2).reshape(*query.shape[:2], -1)
+    mixes = isinstance(layer.out_proj, nn.Linear)
+    return linear(layer.out_proj, concat) if mixes else concat, found.weights
+
+
+def by_definition_with_lse(layer: MultiHeadAttention, *inputs: Tensor, **how: Any) -> Arrays:
+    """The log-sum-exps and the weights of a layer."""
+    found = _attention(layer, *inputs, **how)
+    return found.lse, found.weights
+
+
+def _attention(
+    layer: MultiHeadAttention, query: Tensor, key: Tensor | None = None,
+    value: Tensor | None = None, **how: Any,
+) -> reference.AttentionOutput:  # fmt: skip
     key = query if key is None else key
     value = key if value is None else value
     q = _normed(layer.q_norm, _heads(linear(layer.q_proj, query), layer.n_heads))
@@ -34,14 +54,7 @@ def by_definition(
         how["sinks"] = np.broadcast_to(array(core.sinks), layer.n_heads)
     if layer.position_bias is not None:
         how["bias"] = position_bias(layer.position_bias, T, S)
-    found = reference.attention(q, k, v, **how, need_weights=True)
-    heads = found.out
-    if layer.gate_proj is not None:
-        gate = 1 / (1 + np.exp(-linear(layer.gate_proj, query)))
-        heads = heads * gate.swapaxes(1, 2)[..., None]
-    concat = heads.swapaxes(1, 2).reshape(*query.shape[:2], -1)
-    mixes = isinstance(layer.out_proj, nn.Linear)
-    return linear(layer.out_proj, concat) if mixes else concat, found.weights
+    return reference.attention(q, k, v, **how, need_weights=True, need_lse=True)
 
 
 def turned(rope: RoPE, x: np.ndarray, at: np.ndarray) -> np.ndarray:

@@ -99,6 +99,19 @@ def test_exported_it_gives_the_same(kind: str, call: str) -> None:
     torch.testing.assert_close(exported.module()(x), model(x))
 
 
+@pytest.mark.parametrize(
+    ("kind", "call"), [*((kind, "causal") for kind in MAKE), ("plain", "all"), ("plain", "weights")]
+)
+def test_exported_with_open_lengths_it_takes_texts_of_any(kind: str, call: str) -> None:
+    model = Called(kind, call).eval()
+    open_sizes = ({0: torch.export.Dim("B"), 1: torch.export.Dim("T")},)
+    x = torch.randn(B, T, D_MODEL)
+    exported = torch.export.export(model, (x,), dynamic_shapes=open_sizes).module()
+    for n_texts, n_tokens in ((B, T), (3, 40), (1, 300)):
+        x = torch.randn(n_texts, n_tokens, D_MODEL)
+        torch.testing.assert_close(exported(x), model(x))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("kind", ["plain", "rope", "normed", "window", "sinks", "t5"])

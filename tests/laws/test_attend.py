@@ -179,6 +179,50 @@ def test_inputs_are_not_written_to(backend: str) -> None:
         assert torch.equal(now, before)
 
 
+@pytest.mark.parametrize("has_amx", [False, True])
+@pytest.mark.parametrize("T", [255, 300, 700])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_whatever_is_chosen_for_long_texts_equals_the_definition(
+    T: int, dtype: torch.dtype, has_amx: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_choose, "HAS_AMX", has_amx)
+    q, k, v = (torch.randn(1, H, T, 8, dtype=torch.float64).to(dtype) for H in (4, 2, 2))
+    exact = attend(q.double(), k.double(), v.double(), causal=True, need_weights=True)
+    with torch.no_grad():
+        found = attend(q, k, v, causal=True, need_weights=True)
+    logits = (q @ k.repeat_interleave(2, 1).mT) / 8**0.5
+    hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+    plain = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+    heads = plain @ v.repeat_interleave(2, 1)
+    for ours, theirs, truth in (
+        (found.heads, heads, exact.heads),
+        (found.weights.to(dtype), plain, exact.weights),
+    ):
+        assert (ours.double() - truth).abs().max() <= 2 * (theirs.double() - truth).abs().max()
+
+
+@pytest.mark.parametrize(("T", "dtype", "grad", "forms"), [
+    (300, torch.float32, False, ("blocks", "causal")),
+    (450, torch.float32, False, ("blocks", "blocks")),
+    (450, torch.float32, True, ("blocks", "causal")),
+    (450, torch.bfloat16, False, ("blocks", "causal")),
+    (200, torch.float32, False, ("causal", "causal")),
+    (700, torch.float32, False, ("causal", "causal")),
+])  # fmt: skip
+def test_short_causal_texts_are_cut_into_blocks_by_what_the_cpu_can(
+    T: int,
+    dtype: torch.dtype,
+    grad: bool,
+    forms: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q = torch.zeros(1, 1, T, 8, dtype=dtype, requires_grad=grad)
+    for has_amx, form in zip((False, True), forms, strict=True):
+        monkeypatch.setattr(_choose, "HAS_AMX", has_amx)
+        rule = make_rule(head_dim=8, is_causal=True)
+        assert choose(rule, q, q).form == form
+
+
 def test_dropout_scales_what_it_keeps() -> None:
     q, k = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 400, 2)
     found = attend(q, k, torch.ones(1, 1, 400, 1), dropout_p=0.25, need_weights=True)

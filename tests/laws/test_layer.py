@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise import masks
 from headwise.layer import ALiBi, MultiHeadAttention, RoPE, T5Bias
-from oracles_layer import by_definition, close
+from oracles_layer import by_definition, by_definition_with_lse, close
 from strategies import seeds, sizes
 
 B, T, S, D_MODEL, KDIM, VDIM = 2, 5, 7, 12, 11, 13
@@ -68,7 +68,7 @@ def calls(draw: st.DrawFn) -> Call:
     inputs = tuple(torch.randn(*s, generator=rng, dtype=torch.float64) for s in shapes)
     how: dict[str, Any] = {}
     if draw(st.booleans()):
-        shape = draw(st.sampled_from([(T, S), (B, 1, T, S), (B, H, T, S)]))
+        shape = draw(st.sampled_from([(T, S), (B, 1, 1, S), (B, 1, T, S), (B, H, T, S)]))
         seen = torch.rand(*shape, generator=rng) < draw(st.sampled_from([0.2, 0.8]))
         additive = torch.randn(*shape, generator=rng, dtype=torch.float64)
         additive = additive.masked_fill(~seen, -torch.inf)
@@ -90,6 +90,22 @@ def test_a_layer_equals_the_definition(call: Call) -> None:
 def test_asking_for_weights_does_not_change_a_bit(call: Call) -> None:
     plain = call.layer(*call.inputs, **call.how)
     assert torch.equal(plain, call.layer(*call.inputs, **call.how, need_weights=True).out)
+
+
+@given(call=calls(), need_weights=st.booleans(), grad=st.booleans())
+def test_log_sum_exps_come_along_and_change_nothing(
+    call: Call, need_weights: bool, grad: bool
+) -> None:
+    with torch.set_grad_enabled(grad):
+        plain = call.layer(*call.inputs, **call.how)
+        told = call.layer(*call.inputs, **call.how, need_weights=need_weights, need_lse=True)
+    assert torch.equal(plain, told.out)
+    lse, weights = by_definition_with_lse(call.layer, *call.inputs, **call.how)
+    close(told.lse, lse)
+    if need_weights:
+        close(told.weights, weights)
+    else:
+        assert told.weights is None
 
 
 @given(call=calls())

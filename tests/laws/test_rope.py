@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headwise.layer import ALiBi, LinearScaling, Llama3Scaling, NTKScaling, RoPE, T5Bias, YaRN
+from headwise.layer._biases import Placed
+from headwise.masks import Tile
 from oracles_layer import close, position_bias, t5_bucket, turned
 
 SCALINGS = (
@@ -91,6 +93,42 @@ def test_half_precision_does_not_garble_far_positions() -> None:
     exact = RoPE(64).rotate(x.double(), _at(30_001))
     error = (RoPE(64).rotate(x, _at(30_001)).double() - exact).abs().max()
     assert error <= (exact.bfloat16().double() - exact).abs().max() + 0.02
+
+
+@pytest.mark.parametrize("pairing", ["half", "interleaved"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_turns_as_well_as_a_plain_implementation(
+    dtype: torch.dtype, pairing: str
+) -> None:
+    rope, at = RoPE(64, pairing=pairing), torch.arange(500)[None]
+    x = torch.randn(1, 2, 500, 64, dtype=torch.float64).to(dtype)
+    exact = rope.rotate(x.double(), at)
+    angles = torch.arange(500)[:, None] * rope.frequencies()
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    if pairing == "half":
+        one, two = x.chunk(2, -1)
+        plain = torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+    else:
+        one, two = x[..., 0::2], x[..., 1::2]
+        plain = torch.stack((one * cos - two * sin, two * cos + one * sin), -1).flatten(-2)
+    error = (rope.rotate(x, at).double() - exact).abs()
+    worst = (plain.double() - exact).abs()
+    assert error.max() <= 2 * worst.max()
+    assert error.mean() <= worst.mean()
+
+
+@pytest.mark.parametrize("part", [ALiBi(3), T5Bias(3, 8, 16)], ids=["alibi", "t5"])
+@pytest.mark.parametrize(("T", "S"), [(5, 5), (5, 11), (11, 5), (1, 7), (0, 5), (5, 0)])
+def test_a_bias_along_diagonals_is_the_bias_of_every_pair(
+    part: ALiBi | T5Bias, T: int, S: int
+) -> None:
+    at = torch.arange(S - T, S)[None], torch.arange(S)[None]
+    quick, plain = (Placed(part, *at, torch.float64, steps) for steps in (True, False))
+    tiles = [Tile.whole(T, S)]
+    if T > 2 and S > 3:
+        tiles.append(Tile(T, S, range(1, T - 1), range(2, S), tiles[0].device))
+    for tile in tiles:
+        assert torch.equal(quick.tile(tile), plain.tile(tile))
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 8, 12])

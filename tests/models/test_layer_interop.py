@@ -82,7 +82,7 @@ def test_bert() -> None:
     maps = model(_ids(), attention_mask=seen.long(), output_attentions=True).attentions
     ours = MultiHeadAttention(12, 3, bias=True).double()
     ours.load_state_dict(theirs.state_dict())
-    found = ours(inside.x, mask=seen[:, None, None].expand(B, 1, T, T), need_weights=True)
+    found = ours(inside.x, mask=seen[:, None, None], need_weights=True)
     _same(found, mixed.out, maps[1])
 
 

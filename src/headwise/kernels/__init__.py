@@ -1,15 +1,19 @@
 """Attention computed: one function that mixes values, one that says what the weights were like."""
 
 from headwise.kernels._attend import AttendOutput, attend
+from headwise.kernels._bias import Bias, Given
 from headwise.kernels._choose import BACKENDS, Choice, choose
 from headwise.kernels._rows import weights_of_head
-from headwise.kernels._rule import MaskLike, Rule, WindowLike, make_rule
+from headwise.kernels._rule import BiasLike, MaskLike, Rule, WindowLike, make_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics, row_statistics
 
 __all__ = [
     "BACKENDS",
     "AttendOutput",
+    "Bias",
+    "BiasLike",
     "Choice",
+    "Given",
     "MaskLike",
     "RowRequest",
     "RowStatistics",

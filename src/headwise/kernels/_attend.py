@@ -13,7 +13,8 @@ from headwise.kernels._choose import Choice, choose
 from headwise.kernels._fused import attend_fused
 from headwise.kernels._guard import shielded
 from headwise.kernels._rows import attend_rows
-from headwise.kernels._rule import MaskLike, WindowLike, check_rule, make_rule
+from headwise.kernels._rule import BiasLike, MaskLike, WindowLike, check_rule, make_rule
+from headwise.kernels._weights import weights_from_lse
 
 
 class AttendOutput(NamedTuple):
@@ -39,7 +40,7 @@ def attend(
     causal: bool = False,
     window: WindowLike | None = None,
     scale: float | None = None,
-    bias: Float[Tensor, "*bias"] | None = None,
+    bias: BiasLike | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     dropout_p: float = 0.0,
@@ -85,7 +86,7 @@ def attend(
         head_dim=q.shape[-1], mask=mask, is_causal=causal, near=window,
         scale=scale, bias=bias, softcap=softcap, sinks=sinks,
     )  # fmt: skip
-    check_rule(rule, q, k)
+    check_rule(rule, q)
     rule = rule.simplify(q.shape[2], k.shape[2])
     extras = need_weights or need_lse
     choice = choose(rule, q, k, "rows" if extras and dropout_p and backend == "auto" else backend)
@@ -96,10 +97,17 @@ def attend(
         )
 
     def compute(q: Tensor, k: Tensor, v: Tensor) -> Named:
+        # Rows put the heads of a group below one another, for which lengths must be settled.
+        if torch.compiler.is_exporting() and (choice.backend == "rows" or extras):
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         if choice.backend == "rows":
             return attend_rows(q, k, v, rule, dropout_p, keep_weights=need_weights)
-        found = attend_rows(q, k, v, rule, keep_weights=need_weights) if extras else {}
-        return found | {"heads": attend_fused(q, k, v, rule, choice, dropout_p)}
+        found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
+        if extras and "lse" not in found:  # with gradients, or not on a CPU
+            return attend_rows(q, k, v, rule, keep_weights=need_weights) | found
+        if need_weights:
+            found["weights"] = weights_from_lse(q, k, rule, found["lse"])
+        return found
 
     with _given_precision(q):
         found = shielded(compute, q, k, v, rule)
@@ -117,25 +125,29 @@ def _given_precision(q: Tensor) -> AbstractContextManager[None]:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
-        raise ShapeError(f"attend: {shapes}. Give four axes each: batch, heads, tokens, width.")
+        raise ShapeError(
+            f"attend: {_shapes(q, k, v)}. Give four axes each: batch, heads, tokens, width."
+        )
     H, Hkv = q.shape[1], k.shape[1]
     if H % Hkv:
         raise ShapeError(
-            f"attend: {H} query heads cannot share {Hkv} key/value heads evenly ({shapes}). "
-            f"Make H a multiple of Hkv."
+            f"attend: {H} query heads cannot share {Hkv} key/value heads evenly "
+            f"({_shapes(q, k, v)}). Make H a multiple of Hkv."
         )
     if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ShapeError(
-            f"attend: sizes do not fit ({shapes}). Queries and keys share batch and width, "
-            f"keys and values share batch, heads and length."
+            f"attend: sizes do not fit ({_shapes(q, k, v)}). Queries and keys share batch and "
+            f"width, keys and values share batch, heads and length."
         )
     if not 0.0 <= dropout_p < 1.0:
         raise ArgumentError(f"attend: dropout_p={dropout_p}. Give a share from 0 up to 1.")
-    kinds = {(x.dtype, x.device) for x in (q, k, v)}
-    if len(kinds) > 1:
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         found = ", ".join(
             f"{n} {x.dtype} on {x.device}" for n, x in zip("qkv", (q, k, v), strict=True)
         )
         raise ArgumentError(f"attend: {found}. Bring them to one dtype and device.")
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"

@@ -1,7 +1,8 @@
 """Which kernel computes, on what form of the mask, and why: one rule in one place.
 
-Times are of CPUs, one thread, medians of interleaved repeats; `benchmarks/layer.py` takes them
-again.
+Times are ratios on one thread of two CPUs, medians of interleaved repeats: Zen 4 (AVX-512 with
+bfloat16 products) and Sapphire Rapids (which has AMX). Width 64, 12 heads, where nothing else is
+said. `benchmarks/layer.py` takes those of whole layers again.
 """
 
 from typing import NamedTuple
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from headwise.errors import ArgumentError
 from headwise.kernels._rule import Rule
-from headwise.masks import Window
+from headwise.masks import Window, known
 
 BACKENDS = ("auto", "fused", "rows")
 # Rows in one block, where blocks skip the keys that none of their rows may attend to.
 BLOCK = 128
+# Whether this CPU multiplies tiles of bfloat16. There is no public way to ask.
+HAS_AMX: bool = torch.cpu._is_amx_tile_supported()
 
 
 class Choice(NamedTuple):
@@ -41,12 +44,14 @@ def choose(rule: Rule, q: Tensor, k: Tensor, backend: str = "auto") -> Choice:
         form = "none" if rule.visible is None else "blocks"
         return Choice(kernel, form, packed=True, wide=True, reason=why)
     form, what = _form(rule, q, k)
-    packed, wide = _is_packed(form, q, k), _is_wide(q, k)
+    packed, wide = _is_packed(form, q, k), _is_wide(form, q, k)
+    if not (packed or wide):
+        return Choice(kernel, form, packed, wide, f"{why}; {what}")
     reasons = [why, what]
     if packed:
         reasons.append("the heads of a group are packed, so that keys and values are read once")
     if wide:
-        reasons.append(f"its way back is slower in {q.dtype} than in float32")
+        reasons.append(f"it is slower in {q.dtype} than in float32")
     return Choice(kernel, form, packed, wide, "; ".join(reasons))
 
 
@@ -74,7 +79,7 @@ def _form(rule: Rule, q: Tensor, k: Tensor) -> tuple[str, str]:
         return "none", "nothing is hidden"
     # Torch aligns its causal flag top-left, which is ours only where T equals S.
     is_flag = rule.visible == Window(None, 0) and rule.bias is None and T == S
-    if is_flag and not _is_short(q):
+    if is_flag and not _computes_hidden(q):
         return "causal", "the mask is the kernel's own causal flag"
     share = 1.0 if torch.compiler.is_compiling() else _share(rule, T, S)
     if share < 0.8:
@@ -82,13 +87,22 @@ def _form(rule: Rule, q: Tensor, k: Tensor) -> tuple[str, str]:
     return ("causal" if is_flag else "dense"), f"blocks of rows would look at {share:.0%}"
 
 
-def _is_short(q: Tensor) -> bool:
-    """Whether torch's causal kernel computes the hidden half too: up to 512 keys it does.
+def _computes_hidden(q: Tensor) -> bool:
+    """Whether torch's causal flag costs more than blocks of rows.
 
-    Forward at (1, 512, 12 heads of 64) in float32, blocks over flag: 0.65 (Zen 4, AVX-512), 0.94
-    (Sapphire Rapids); at 256 rows 1.09, at 1024 1.11; in bfloat16 1.15; backward 1.05.
+    On a CPU the kernel skips hidden keys 512 at a time, so that short texts are computed whole.
+    Blocks over flag, for 256, 384, 512, 640, 768 and 1024 tokens:
+    without AMX float32 .94 .81 .76 .82 .98 .97, its training .99 .88 .86 .89 .95 1.00,
+    bfloat16 .95 .84 .80 .91 1.01 1.02, its training (with what `_is_wide` says) .80 .79 .77 .90
+    1.09 1.10; with AMX float32 at 256, 512, 1024 1.09 .94 1.11, its training 1.05 and bfloat16
+    1.15 at 512.
     """
-    return q.dtype == torch.float32 and 256 < q.shape[2] <= 512 and not is_trained(q)
+    T = q.shape[2]
+    if q.device.type != "cpu" or not known(T >= 256):
+        return False
+    if HAS_AMX:
+        return q.dtype == torch.float32 and known(384 <= T <= 512) and not is_trained(q)
+    return known(T <= 640)
 
 
 def _share(rule: Rule, T: int, S: int) -> float:
@@ -105,22 +119,31 @@ def blocks_of(T: int) -> list[range]:
 def _is_packed(form: str, q: Tensor, k: Tensor) -> bool:
     """Whether the heads of a group stand below one another, as rows of one head.
 
-    32 heads on 8, width 128, packed over `enable_gqa`, which copies keys and values (Sapphire
-    Rapids): one query on 4096 keys 0.34 in float32 and 0.5 in bfloat16, on 16384 0.45 and 0.53; 16
-    queries 0.75 and 0.68; from 64 in bfloat16 nothing, and the mask would have to be repeated.
+    32 heads on 8, width 128, packed over `enable_gqa`, which copies keys and values. One query on
+    4096 and 16384 keys: without AMX float32 .50 .33, bfloat16 .12 .11, float16 .27 .27; with AMX
+    float32 .34 .45, bfloat16 .50 .53. There 16 queries take .75 and .68; from 64 on nothing is
+    gained, and the mask would have to be repeated.
     """
-    return form != "causal" and q.shape[1] != k.shape[1] and q.shape[2] <= 32
+    return form != "causal" and q.shape[1] != k.shape[1] and known(q.shape[2] <= 32)
 
 
-def _is_wide(q: Tensor, k: Tensor) -> bool:
+def _is_wide(form: str, q: Tensor, k: Tensor) -> bool:
     """Whether half precision is computed in float32, because that is faster there.
 
-    Forward and backward on Sapphire Rapids, float32 with its casts over half precision: bfloat16
-    0.51 at 32 tokens, 0.75 at 128, 1.17 at 192; float16 0.39 at 32, 0.60 at 128, 0.77 at 512.
+    Float32 with its casts over half precision, forward and backward. bfloat16 at 32, 128, 192 and
+    256 tokens: without AMX .39 .63 .94 .99, with AMX .51 .75 1.17; blocks under a causal mask,
+    over its flag, without AMX at 256, 384, 512 .80 .79 .77; 32 heads of width 128 .78 at 32, .88
+    to 1.06 at 128, 1.3 at 256, blocks or none. float16 without AMX .12 at 512, with AMX .77;
+    forward alone without AMX .36 to .57, but 1.1 to 1.6 for one packed query on 4096 keys and more.
     """
-    if q.device.type != "cpu" or not is_trained(q, k):
+    T, D = q.shape[2], q.shape[3]
+    if q.device.type != "cpu" or q.dtype not in (torch.bfloat16, torch.float16):
         return False
-    return q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and q.shape[2] <= 128)
+    trained = is_trained(q, k)
+    if q.dtype == torch.float16:
+        return trained or not (HAS_AMX or known(T <= 32))
+    in_blocks = form == "blocks" and not HAS_AMX and D < 128 and known(T <= 640)
+    return trained and (in_blocks or known(T <= 128))
 
 
 def is_trained(*inputs: Tensor) -> bool:

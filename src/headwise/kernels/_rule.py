@@ -2,15 +2,19 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add, and_
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.masks import Mask, Tile, as_mask, causal, cut, split_additive, window
+from headwise.kernels._bias import Bias, Given
+from headwise.masks import Mask, Tile, as_mask, causal, split_additive, window
 
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
+BiasLike = Bias | Float[Tensor, "*bias"]
 WindowLike = int | tuple[int | None, int | None]
 _ALL = slice(None)
 
@@ -25,7 +29,7 @@ class Rule:
 
     scale: float
     visible: Mask | None = None
-    bias: Float[Tensor, "#B #H T S"] | None = None
+    bias: Bias | None = None
     softcap: float | None = None
     sinks: Float[Tensor, " H"] | None = None
 
@@ -44,7 +48,7 @@ class Rule:
         self, tile: Tile, texts: slice = _ALL, heads: slice = _ALL
     ) -> Float[Tensor, "#B #H #R #n"] | None:
         """The bias of a tile, for some texts and heads."""
-        return None if self.bias is None else _part(cut(self.bias, tile), texts, heads)
+        return None if self.bias is None else _part(self.bias.tile(tile), texts, heads)
 
     def extent(self, rows: range, T: int, S: int) -> range:
         """The keys outside of which these queries see nothing."""
@@ -58,7 +62,7 @@ def make_rule(
     is_causal: bool = False,
     near: WindowLike | None = None,
     scale: float | None = None,
-    bias: Float[Tensor, "*bias"] | None = None,
+    bias: BiasLike | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
 ) -> Rule:
@@ -68,22 +72,22 @@ def make_rule(
     if scale is not None and not math.isfinite(scale):
         raise ArgumentError(f"attend: scale={scale}. Give a finite number, or None.")
     masks: list[Mask] = []
-    biases: list[Tensor] = []
+    biases: list[Bias] = [bias] if isinstance(bias, Bias) else []
     if is_causal:
         masks.append(causal())
     if near is not None:
         masks.append(window(near))
     for additive in _read_mask(mask, masks), bias:
-        if additive is not None:
+        if isinstance(additive, Tensor):
             visible, finite = split_additive(additive, "attend")
             if visible is not None:
                 masks.append(visible)
             if finite is not None:
-                biases.append(finite)
+                biases.append(Given(finite))
     return Rule(
         scale=1 / math.sqrt(head_dim) if scale is None else scale,
-        visible=_all_of(masks),
-        bias=sum(biases[1:], start=biases[0]) if biases else None,
+        visible=reduce(and_, masks) if masks else None,
+        bias=reduce(add, biases) if biases else None,
         softcap=softcap,
         sinks=sinks,
     )
@@ -108,24 +112,19 @@ def _read_mask(mask: MaskLike | None, masks: list[Mask]) -> Tensor | None:
     return mask
 
 
-def _all_of(masks: list[Mask]) -> Mask | None:
-    if not masks:
-        return None
-    combined = masks[0]
-    for mask in masks[1:]:
-        combined = combined & mask
-    return combined
+def check_rule(rule: Rule, q: Tensor) -> None:
+    """Refuse what was made for another batch or another number of heads.
 
-
-def check_rule(rule: Rule, q: Tensor, k: Tensor) -> None:
-    """Refuse what was made for another batch, another number of heads or other lengths."""
-    B, H, T, _ = q.shape
-    corner = Tile(T, k.shape[2], range(min(1, T)), range(min(1, k.shape[2])), q.device)
-    for name, part in (("mask", rule.visible_in(corner)), ("bias", rule.bias_in(corner))):
-        for axis, size, things in ((0, B, "texts"), (1, H, "heads")):
-            if part is not None and part.shape[axis] not in (1, size):
+    Other lengths are refused where a tile is cut.
+    """
+    B, H, *_ = q.shape
+    for name, part in (("mask", rule.visible), ("bias", rule.bias)):
+        if part is None:
+            continue
+        for made_for, size, things in zip(part.batch, (B, H), ("texts", "heads"), strict=True):
+            if made_for not in (1, size):
                 raise ShapeError(
-                    f"attend: a {name} for {part.shape[axis]} {things} where there are {size}. "
+                    f"attend: a {name} for {made_for} {things} where there are {size}. "
                     f"Give {size}, or 1 to broadcast."
                 )
     if rule.sinks is not None and rule.sinks.shape != (H,):

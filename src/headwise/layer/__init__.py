@@ -1,22 +1,21 @@
 """The attention layer: project, place, attend, join."""
 
 from headwise.layer._attention import LayerOutput, MultiHeadAttention
+from headwise.layer._biases import ALiBi, DistanceBias, PositionBias, T5Bias
 from headwise.layer._cache import Held, KVCache
 from headwise.layer._core import HeadAttention
 from headwise.layer._positions import (
-    ALiBi,
     LinearScaling,
     Llama3Scaling,
     NTKScaling,
-    PositionBias,
     RoPE,
     Scaling,
-    T5Bias,
     YaRN,
 )
 
 __all__ = [
     "ALiBi",
+    "DistanceBias",
     "HeadAttention",
     "Held",
     "KVCache",

@@ -1,19 +1,20 @@
 """Multi-head attention as a module whose parts are real sub-modules that are called."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.kernels import MaskLike, WindowLike
+from headwise.kernels import Bias, Given, MaskLike, WindowLike
+from headwise.layer._biases import Placed, PositionBias
 from headwise.layer._cache import KVCache
 from headwise.layer._check import check_cache, check_inputs, check_parts, read_sizes
 from headwise.layer._core import HeadAttention, HeadNorm
 from headwise.layer._layouts import check_state, translate
-from headwise.layer._positions import PositionBias, RoPE
-from headwise.masks import Mask, as_mask
+from headwise.layer._positions import RoPE
+from headwise.masks import Mask, as_mask, split_additive
 
 
 class LayerOutput(NamedTuple):
@@ -21,6 +22,14 @@ class LayerOutput(NamedTuple):
 
     out: Float[Tensor, "B T d_out"]
     weights: Float[Tensor, "B H T S"]  # per head, never averaged
+
+
+class LayerOutputWithLse(NamedTuple):
+    """What the layer gives when log-sum-exps are asked for, with weights or without."""
+
+    out: Float[Tensor, "B T d_out"]
+    weights: Float[Tensor, "B H T S"] | None
+    lse: Float[Tensor, "B H T"]  # nats; −inf for a query that may attend to nothing
 
 
 class MultiHeadAttention(nn.Module):
@@ -115,7 +124,8 @@ class MultiHeadAttention(nn.Module):
         causal: bool = False,
         cache: KVCache | None = None,
         need_weights: bool = False,
-    ) -> Float[Tensor, "B T d_out"] | LayerOutput:
+        need_lse: bool = False,
+    ) -> Float[Tensor, "B T d_out"] | LayerOutput | LayerOutputWithLse:
         """Attend from `query` to `key` and mix `value`.
 
         Args:
@@ -126,8 +136,10 @@ class MultiHeadAttention(nn.Module):
             causal: Whether a query sees only its own position and earlier ones.
             cache: What was read so far; keys and values of `query` are added to it.
             need_weights: Whether to return the weights of every head too.
+            need_lse: Whether to return the log of the sum of the exponentials of every head too.
         Returns:
-            The output, and with `need_weights` the weights, before dropout.
+            The output, and with `need_weights` the weights, before dropout. With `need_lse` there
+            are three: output, weights (None where not asked for) and log-sum-exps.
         Raises:
             ShapeError: a width is not the one the layer was made for, or the cache is full.
             ArgumentError: dtypes or devices differ, a cache is given in cross-attention, or it
@@ -145,11 +157,15 @@ class MultiHeadAttention(nn.Module):
         placed = self._place(q, k, v, mask, cache)
         found = self.attention(
             placed.q, placed.k, placed.v,
-            mask=placed.mask, bias=placed.bias, causal=causal, need_weights=need_weights,
+            mask=placed.mask, bias=placed.bias, causal=causal,
+            need_weights=need_weights, need_lse=need_lse,
         )  # fmt: skip
-        if not need_weights:
+        if not (need_weights or need_lse):
             return self._join(found, query)
-        return LayerOutput(self._join(found.heads, query), cast(Tensor, found.weights))
+        out = self._join(found.heads, query)
+        if need_lse:
+            return LayerOutputWithLse(out, found.weights, found.lse)
+        return LayerOutput(out, found.weights)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -220,18 +236,21 @@ class MultiHeadAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, cache: KVCache | None
     ) -> "_Placed":
         """Queries and keys where they stand: turned, joined by what was read before, biased."""
+        if cache is None and self.rope is None and self.position_bias is None:
+            return _Placed(q, k, v, mask, None)
         query_at, key_at = _positions(q, k, cache)
         if self.rope is not None:
             turns = self.rope.turns(query_at, q.dtype)
             q = self.rope.turn(q, turns)
             k = self.rope.turn(k, turns if key_at is query_at else self.rope.turns(key_at, k.dtype))
-        bias = None
+        bias: Bias | None = None
         if cache is not None:
             held = cache.append(k, v)
             k, v, key_at = held
             mask, bias = _both(mask, cache.visible(held, query_at))
         if self.position_bias is not None:
-            own = self.position_bias(query_at, key_at, q.dtype)
+            in_steps = cache is None or cache.window is None
+            own = Placed(self.position_bias, query_at, key_at, q.dtype, in_steps)
             bias = own if bias is None else own + bias
         return _Placed(q, k, v, mask, bias)
 
@@ -255,7 +274,7 @@ class _Placed(NamedTuple):
     k: Tensor
     v: Tensor
     mask: MaskLike | None
-    bias: Tensor | None
+    bias: Bias | None
 
 
 def _positions(q: Tensor, k: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor]:
@@ -268,7 +287,7 @@ def _positions(q: Tensor, k: Tensor, cache: KVCache | None) -> tuple[Tensor, Ten
     return (key_at if T == S else torch.arange(S - T, S, device=k.device)[None]), key_at
 
 
-def _both(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None, Tensor | None]:
+def _both(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None, Bias | None]:
     """A mask for what both allow, and what is left to add to the logits."""
     if visible is None or mask is None:
         return (visible if mask is None else mask), None
@@ -276,4 +295,5 @@ def _both(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None,
         return mask & visible, None
     if mask.dtype == torch.bool:
         return as_mask(mask) & visible, None
-    return visible, mask
+    seen, bias = split_additive(mask, "MultiHeadAttention")
+    return visible if seen is None else seen & visible, None if bias is None else Given(bias)

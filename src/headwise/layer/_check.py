@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels import WindowLike
+from headwise.layer._biases import PositionBias
 from headwise.layer._cache import KVCache
-from headwise.layer._positions import PositionBias, RoPE
+from headwise.layer._positions import RoPE
 
 
 class Sizes(NamedTuple):

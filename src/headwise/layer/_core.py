@@ -7,7 +7,15 @@ from torch import Tensor, nn
 
 from headwise import masks
 from headwise.errors import ArgumentError
-from headwise.kernels import AttendOutput, MaskLike, Rule, WindowLike, attend, make_rule
+from headwise.kernels import (
+    AttendOutput,
+    BiasLike,
+    MaskLike,
+    Rule,
+    WindowLike,
+    attend,
+    make_rule,
+)
 
 
 class HeadNorm(nn.RMSNorm):
@@ -72,8 +80,9 @@ class HeadAttention(nn.Module):
         *,
         mask: MaskLike | None = None,
         causal: bool = False,
-        bias: Float[Tensor, "*bias"] | None = None,
+        bias: BiasLike | None = None,
         need_weights: bool = False,
+        need_lse: bool = False,
     ) -> Float[Tensor, "B H T Dv"] | AttendOutput:
         return attend(
             q, k, v,
@@ -86,6 +95,7 @@ class HeadAttention(nn.Module):
             sinks=self._sinks_of(q),
             dropout_p=self.dropout if self.training else 0.0,
             need_weights=need_weights,
+            need_lse=need_lse,
         )  # fmt: skip
 
     def rule(
@@ -94,7 +104,7 @@ class HeadAttention(nn.Module):
         *,
         mask: MaskLike | None = None,
         causal: bool = False,
-        bias: Float[Tensor, "*bias"] | None = None,
+        bias: BiasLike | None = None,
     ) -> Rule:
         """How a call with these arguments turns logits into weights."""
         return make_rule(

@@ -6,14 +6,15 @@ aligned bottom-right and the last query sees the last key.
 """
 
 from headwise.masks._given import Dense, as_mask, from_additive, from_blocked, split_additive
-from headwise.masks._look import can_look, is_transformed
+from headwise.masks._look import can_look, is_transformed, known
 from headwise.masks._mask import Mask
 from headwise.masks._rules import Window, causal, documents, padding, window
-from headwise.masks._tile import Tile, cut
+from headwise.masks._tile import Span, Tile, cut
 
 __all__ = [
     "Dense",
     "Mask",
+    "Span",
     "Tile",
     "Window",
     "as_mask",
@@ -24,6 +25,7 @@ __all__ = [
     "from_additive",
     "from_blocked",
     "is_transformed",
+    "known",
     "padding",
     "split_additive",
     "window",

@@ -21,6 +21,10 @@ class Dense(Mask):
     def tile(self, tile: Tile) -> Bool[Tensor, "#B #H #R #n"]:
         return cut(self.visible, tile)
 
+    @property
+    def batch(self) -> tuple[int, int]:
+        return self.visible.shape[0], self.visible.shape[1]
+
 
 def from_blocked(blocked: Bool[Tensor, "*shape"]) -> Mask:
     """Read a mask of the other polarity (True = blocked, as in `nn.MultiheadAttention`).

@@ -17,6 +17,18 @@ def can_look(x: Tensor) -> bool:
     return not wrapped
 
 
+def known(condition: bool) -> bool:
+    """Whether a condition on sizes holds; while being traced, whether it does for every size.
+
+    Deciding by a size that is still open would settle it: the graph would then be for that size.
+    """
+    if not torch.compiler.is_compiling():
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
+
+    return statically_known_true(condition)
+
+
 def is_transformed(x: Tensor) -> bool:
     """Whether `torch.func` is differentiating, under which nothing can be computed again."""
     # There is no public way to ask, and none that a compiler follows.

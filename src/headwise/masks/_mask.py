@@ -16,6 +16,11 @@ class Mask:
         """The rule on one rectangle of queries and keys."""
         raise NotImplementedError
 
+    @property
+    def batch(self) -> tuple[int, int]:
+        """For how many texts and heads the rule is made; 1 is for all of them."""
+        return 1, 1
+
     def extent(self, rows: range, T: int, S: int) -> range:
         """The keys outside of which these queries see nothing, without making a tensor."""
         return range(S)
@@ -70,6 +75,10 @@ class _And(Mask):
         told = self.left.texts()
         return self.right.texts() if told is None else told
 
+    @property
+    def batch(self) -> tuple[int, int]:
+        return _broader(self.left, self.right)
+
     def simplify(self, T: int, S: int) -> Mask | None:
         one, two = self.left.simplify(T, S), self.right.simplify(T, S)
         if one is None or two is None:
@@ -90,6 +99,10 @@ class _Or(Mask):
     def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
         return self.left.tile(tile) | self.right.tile(tile)
 
+    @property
+    def batch(self) -> tuple[int, int]:
+        return _broader(self.left, self.right)
+
     def extent(self, rows: range, T: int, S: int) -> range:
         one, two = self.left.extent(rows, T, S), self.right.extent(rows, T, S)
         return range(min(one.start, two.start), max(one.stop, two.stop))
@@ -101,3 +114,12 @@ class _Not(Mask):
 
     def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
         return ~self.inner.tile(tile)
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return self.inner.batch
+
+
+def _broader(one: Mask, two: Mask) -> tuple[int, int]:
+    (texts, heads), (more_texts, more_heads) = one.batch, two.batch
+    return max(texts, more_texts), max(heads, more_heads)

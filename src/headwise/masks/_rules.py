@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.masks._look import can_look
+from headwise.masks._look import can_look, known
 from headwise.masks._mask import Mask
 from headwise.masks._tile import Tile
 
@@ -92,8 +92,10 @@ class Window(Mask):
 
     def simplify(self, T: int, S: int) -> Mask | None:
         # The last query stands on the last key, the first one T - 1 keys before it.
-        left = None if self.left is None or self.left >= S - 1 else self.left
-        right = None if self.right is None or self.right >= T - 1 else self.right
+        left = None if self.left is None or known(self.left >= S - 1) else self.left
+        right = None if self.right is None or known(self.right >= T - 1) else self.right
+        if (left, right) == (self.left, self.right):
+            return self
         return None if left is None and right is None else Window(left, right)
 
     def ends_open(self, T: int, S: int) -> bool:
@@ -129,6 +131,10 @@ class _Padding(Mask):
         from_edge = tile.key_at if self.side == "right" else tile.S - 1 - tile.key_at
         return (from_edge < lengths)[:, None, None]
 
+    @property
+    def batch(self) -> tuple[int, int]:
+        return len(self.lengths), 1
+
 
 @dataclass(frozen=True)
 class _Documents(Mask):
@@ -146,3 +152,7 @@ class _Documents(Mask):
         shift = tile.S - tile.T
         queries = ids[:, tile.rows.start + shift : tile.rows.stop + shift]
         return (queries[:, :, None] == ids[:, None, tile.keys.start : tile.keys.stop])[:, None]
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return len(self.ids), 1

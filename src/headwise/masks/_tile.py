@@ -8,6 +8,9 @@ from torch import Tensor
 
 from headwise.errors import ShapeError
 
+# A slice where a length is still open, as in an export: making a range would settle it.
+Span = range | slice
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -15,13 +18,13 @@ class Tile:
 
     T: int
     S: int
-    rows: range
-    keys: range
+    rows: Span
+    keys: Span
     device: torch.device
 
     @classmethod
     def whole(cls, T: int, S: int, device: torch.device | str = "cpu") -> "Tile":
-        return cls(T, S, range(T), range(S), torch.device(device))
+        return cls(T, S, slice(0, T), slice(0, S), torch.device(device))
 
     @property
     def query_at(self) -> Int[Tensor, "R 1"]:

@@ -1,0 +1,52 @@
+"""What is added to the logits, a tile at a time: given whole, or made where it is needed."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor
+
+from headwise.masks import Tile, cut
+
+
+class Bias:
+    """Finite numbers for queries and keys, that cost nothing until a tile of them is asked for."""
+
+    def tile(self, tile: Tile) -> Float[Tensor, "#B #H #R #n"]:
+        """The bias on one rectangle of queries and keys."""
+        raise NotImplementedError
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        """For how many texts and heads the bias is made; 1 is for all of them."""
+        raise NotImplementedError
+
+    def __add__(self, other: "Bias") -> "Bias":
+        return _Sum(self, other)
+
+
+@dataclass(frozen=True)
+class Given(Bias):
+    """A tensor that was given whole; axes of one entry broadcast."""
+
+    values: Float[Tensor, "#B #H #T #S"]
+
+    def tile(self, tile: Tile) -> Float[Tensor, "#B #H #R #n"]:
+        return cut(self.values, tile)
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+
+@dataclass(frozen=True)
+class _Sum(Bias):
+    one: Bias
+    two: Bias
+
+    def tile(self, tile: Tile) -> Float[Tensor, "#B #H #R #n"]:
+        return self.one.tile(tile) + self.two.tile(tile)
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        (texts, heads), (more_texts, more_heads) = self.one.batch, self.two.batch
+        return max(texts, more_texts), max(heads, more_heads)

@@ -1,0 +1,164 @@
+"""Where a token stands, added to the logits: ALiBi, T5's relative bias.
+
+Both depend only on how far apart a query and a key are.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError
+from headwise.kernels import Bias
+from headwise.masks import Tile
+
+# One row for each text, or a single row for all of them.
+Queries = Int[Tensor, "b T"]
+Keys = Int[Tensor, "b S"]
+
+
+@runtime_checkable
+class PositionBias(Protocol):
+    """What is added to a logit because of where query and key stand."""
+
+    @property
+    def n_heads(self) -> int: ...
+
+    def __call__(
+        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
+    ) -> Float[Tensor, "b H T S"]: ...
+
+
+@runtime_checkable
+class DistanceBias(PositionBias, Protocol):
+    """One that depends on nothing but how far the key stands after the query."""
+
+    def of_distance(
+        self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
+    ) -> Float[Tensor, "H *shape"]: ...
+
+
+@dataclass(frozen=True)
+class Placed(Bias):
+    """The bias of queries and keys that stand somewhere, made a tile at a time.
+
+    Where neighbors among the keys stand one position apart, a distance is looked at once and not
+    for every query: the bias is the same along each diagonal.
+    """
+
+    part: PositionBias
+    query_at: Queries
+    key_at: Keys
+    dtype: torch.dtype
+    in_steps: bool  # whether positions go up in steps of one, and the last query is the last key
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return max(len(self.query_at), len(self.key_at)), self.part.n_heads
+
+    def tile(self, tile: Tile) -> Float[Tensor, "b H R n"]:
+        rows, keys = tile.rows, tile.keys
+        # A traced graph has no views with steps of an open length.
+        simple = self.in_steps and not torch.compiler.is_compiling()
+        if simple and isinstance(self.part, DistanceBias):
+            n_rows, n_keys = rows.stop - rows.start, keys.stop - keys.start
+            first = keys.start - (rows.start + tile.S - tile.T)  # from the first query
+            ahead = torch.arange(first - n_rows, first + n_keys, device=tile.device)
+            line = self.part.of_distance(ahead, self.dtype).contiguous()  # H n_rows+n_keys
+            return line.unfold(-1, n_keys, 1)[:, 1:].flip(1)[None]
+        query_at = self.query_at[:, rows.start : rows.stop]
+        return self.part(query_at, self.key_at[:, keys.start : keys.stop], self.dtype)
+
+
+@dataclass(frozen=True)
+class ALiBi:
+    """A penalty that grows with the distance, by a slope of its own for each head.
+
+    Source:
+        Press et al. 2022 (arXiv:2108.12409); their slopes for any number of heads.
+    """
+
+    n_heads: int
+
+    def slopes(self) -> tuple[float, ...]:
+        """The penalty of each head for one token of distance."""
+        whole = 2 ** math.floor(math.log2(self.n_heads))
+        own = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+        between = [2 ** (-4 * (2 * head + 1) / whole) for head in range(self.n_heads - whole)]
+        return (*own, *between)
+
+    def __call__(
+        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
+    ) -> Float[Tensor, "b H T S"]:
+        ahead = key_at[:, None, :] - query_at[:, :, None]
+        return self.of_distance(ahead, dtype).transpose(0, 1)
+
+    def of_distance(
+        self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
+    ) -> Float[Tensor, "H *shape"]:
+        work = torch.promote_types(dtype, torch.float32)
+        slopes = torch.tensor(self.slopes(), dtype=work, device=ahead.device)
+        return -slopes.view(-1, *[1] * ahead.ndim) * ahead.abs().to(work)
+
+
+class T5Bias(nn.Module):
+    """A learned logit for each head and each bucket of distances.
+
+    Near distances have a bucket each, far ones share buckets that widen logarithmically.
+
+    Args:
+        n_buckets: Half of them are for keys after the query if `bidirectional`.
+        max_distance: From this distance on there is one bucket.
+        bidirectional: Whether keys after the query are told apart (T5's encoder), or share
+            the bucket of distance 0 (its decoder).
+    Raises:
+        ArgumentError: there are too few buckets, or they already reach `max_distance` singly.
+    Source:
+        Raffel et al. 2020, section 2.1 (arXiv:1910.10683).
+    """
+
+    def __init__(
+        self,
+        n_heads: int,
+        n_buckets: int = 32,
+        max_distance: int = 128,
+        *,
+        bidirectional: bool = True,
+    ) -> None:
+        super().__init__()
+        self.n_heads, self.max_distance, self.bidirectional = n_heads, max_distance, bidirectional
+        self.a_side = n_buckets // 2 if bidirectional else n_buckets
+        if self.a_side < 2 or n_buckets % (1 + bidirectional) or max_distance <= self.a_side // 2:
+            raise ArgumentError(
+                f"T5Bias: n_buckets={n_buckets}, max_distance={max_distance}, bidirectional="
+                f"{bidirectional}. Give at least two buckets a side and a larger distance."
+            )
+        self.buckets = nn.Embedding(n_buckets, n_heads)
+
+    def forward(
+        self, query_at: Queries, key_at: Keys, dtype: torch.dtype
+    ) -> Float[Tensor, "b H T S"]:
+        ahead = key_at[:, None, :] - query_at[:, :, None]
+        return self.of_distance(ahead, dtype).transpose(0, 1)
+
+    def of_distance(
+        self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
+    ) -> Float[Tensor, "H *shape"]:
+        return self.buckets(self.bucket(ahead)).movedim(-1, 0).to(dtype)
+
+    def bucket(self, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The bucket of a key that stands so many tokens after its query."""
+        away = ahead.abs() if self.bidirectional else (-ahead).clamp(min=0)
+        single = self.a_side // 2  # distances below this have a bucket each
+        growth = (away.clamp(min=single).float() / single).log() / math.log(
+            self.max_distance / single
+        )
+        shared = single + (growth * (self.a_side - single)).long()
+        bucket = torch.where(away < single, away, shared.clamp(max=self.a_side - 1))
+        return bucket + self.a_side * (ahead > 0) if self.bidirectional else bucket
+
+    def extra_repr(self) -> str:
+        return f"max_distance={self.max_distance}, bidirectional={self.bidirectional}"
