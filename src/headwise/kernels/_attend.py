@@ -1,6 +1,7 @@
 """The one door to attention: check, choose a kernel, compute."""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from headwise.kernels._choose import Choice, choose
 from headwise.kernels._fused import attend_fused
 from headwise.kernels._guard import shielded
 from headwise.kernels._rows import attend_rows
-from headwise.kernels._rule import BiasLike, MaskLike, WindowLike, check_rule, make_rule
+from headwise.kernels._rule import BiasLike, MaskLike, Rule, WindowLike, check_rule, make_rule
 from headwise.kernels._weights import weights_from_lse
 
 
@@ -96,25 +97,44 @@ def attend(
             f"it does not tell which it dropped. Use backend='rows' or 'auto'."
         )
 
-    def compute(q: Tensor, k: Tensor, v: Tensor) -> Named:
-        # Rows put the heads of a group below one another, for which lengths must be settled.
-        if torch.compiler.is_exporting() and (choice.backend == "rows" or extras):
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-        if choice.backend == "rows":
-            return attend_rows(q, k, v, rule, dropout_p, keep_weights=need_weights)
-        found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
-        if extras and "lse" not in found:  # with gradients, or not on a CPU
-            return attend_rows(q, k, v, rule, keep_weights=need_weights) | found
-        if need_weights:
-            found["weights"] = weights_from_lse(q, k, rule, found["lse"])
-        return found
-
+    compute = partial(
+        _compute,
+        rule=rule,
+        choice=choice,
+        dropout_p=dropout_p,
+        wanted=_Wanted(need_weights, need_lse),
+    )
     with _given_precision(q):
         found = shielded(compute, q, k, v, rule)
     if not extras:
         return found["heads"]
     lse = found["lse"] if need_lse else None
     return AttendOutput(found["heads"], found.get("weights"), lse, choice)
+
+
+class _Wanted(NamedTuple):
+    """What is to be returned besides the heads."""
+
+    weights: bool
+    lse: bool
+
+
+def _compute(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, choice: Choice, dropout_p: float, wanted: _Wanted
+) -> Named:
+    """The heads and more; extras come from the pass that computes the heads where they can."""
+    extras = any(wanted)
+    # Rows put the heads of a group below one another, for which lengths must be settled.
+    if torch.compiler.is_exporting() and (choice.backend == "rows" or extras):
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    if choice.backend == "rows":
+        return attend_rows(q, k, v, rule, dropout_p, keep_weights=wanted.weights)
+    found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
+    if extras and "lse" not in found:  # with gradients, or not on a CPU
+        return attend_rows(q, k, v, rule, keep_weights=wanted.weights) | found
+    if wanted.weights:
+        found["weights"] = weights_from_lse(q, k, rule, found["lse"])
+    return found
 
 
 def _given_precision(q: Tensor) -> AbstractContextManager[None]:
