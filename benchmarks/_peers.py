@@ -42,6 +42,7 @@ def peers(d_model: int, n_heads: int, causal: bool, T: int) -> dict[str, Peer]:
         found["Hugging Face Llama, sdpa"] = _llama(d_model, n_heads, "sdpa", T)
         found["Hugging Face Llama, eager"] = _llama(d_model, n_heads, "eager", T)
     else:
+        found["headwise, per-head weights"] = (ours, lambda x: ours(x, need_weights=True)[0])
         found["Hugging Face BERT, sdpa"] = _bert(d_model, n_heads)
         found |= _torch(d_model, n_heads)
     if importlib.util.find_spec("x_transformers") is not None:

@@ -40,12 +40,16 @@ def main() -> None:
     if how.memory_of:
         print(json.dumps(step_memory(how.memory_of, how)))
         return
-    rows = [*layers(how), *decoding(how), *memory(how)]
-    print(_machine(how))
+    if how.read:
+        told = json.loads(Path(how.read).read_text())
+        rows, machine = told["rows"], told["machine"]
+    else:
+        rows, machine = [*layers(how), *decoding(how), *memory(how)], _machine(how)
+    print(machine)
     for title in dict.fromkeys(row["table"] for row in rows):
         print(f"\n### {title}\n\n{_markdown([row for row in rows if row['table'] == title])}")
     if how.json:
-        Path(how.json).write_text(json.dumps({"machine": _machine(how), "rows": rows}, indent=1))
+        Path(how.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
 
 
 def layers(how: argparse.Namespace) -> Iterator[Row]:
@@ -189,6 +193,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=20.0, help="for each table")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", help="where to write the rows too")
+    parser.add_argument("--read", help="print the tables of such a file; nothing is timed")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 
