@@ -64,6 +64,25 @@ def test_a_call_that_was_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     del transformers.AttentionMaskInterface._global_mapping["doubled"]
 
 
+def test_a_mask_of_another_kind_is_refused() -> None:
+    """Flash kernels take a row of padding for each text, which says not who sees whom."""
+
+    def in_rows(module: nn.Module, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> Any:
+        assert mask.shape == (2, 3)
+        return q.transpose(1, 2), None
+
+    model = _bert()
+    masks = transformers.AttentionMaskInterface
+    transformers.AttentionInterface.register("in_rows", in_rows)
+    masks.register("in_rows", transformers.masking_utils.flash_attention_mask)
+    model.set_attn_implementation("in_rows")
+    refused = pytest.raises(UnsupportedError, match=r"'in_rows'.*\(2, 3\).*implementation='sdpa'")
+    with refused, observe(model):
+        model(**padded([[1, 2, 3], [4, 5]], "right"))
+    del transformers.AttentionInterface._global_mapping["in_rows"]
+    del masks._global_mapping["in_rows"]
+
+
 def test_relations_need_whole_texts() -> None:
     layer = MultiHeadAttention(4, 2)
     for request in (Request(relations={"all": lambda ids: []}), Request(classes={"all": {1}})):
