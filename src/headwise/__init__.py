@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from headwise.report import Study as Study
     from headwise.report import study as study
     from headwise.scores import Scores as Scores
+    from headwise.surgery import Costs as Costs
     from headwise.surgery import Plan as Plan
+    from headwise.surgery import costs as costs
+    from headwise.surgery import plan as plan
     from headwise.surgery import prune as prune
     from headwise.table import HeadTable as HeadTable
     from headwise.watch import Request as Request
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ALiBi": "layer",
+    "Costs": "surgery",
     "Curves": "curves",
     "Head": "heads",
     "HeadMonitor": "monitor",
@@ -57,12 +61,14 @@ _HOME = {
     "T5Bias": "layer",
     "ablate": "models",
     "attend": "kernels",
+    "costs": "surgery",
     "errors": "",
     "importance": "gauge",
     "load": "models",
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",
+    "plan": "surgery",
     "prune": "surgery",
     "prune_curves": "gauge",
     "reference": "",

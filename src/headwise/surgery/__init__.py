@@ -1,6 +1,8 @@
 """Smaller models: which heads go, cutting them out, writing down what is left."""
 
+from headwise.surgery._costs import Costs, costs
+from headwise.surgery._decide import plan
 from headwise.surgery._plan import LayerPlan, Plan
 from headwise.surgery._prune import prune
 
-__all__ = ["LayerPlan", "Plan", "prune"]
+__all__ = ["Costs", "LayerPlan", "Plan", "costs", "plan", "prune"]
