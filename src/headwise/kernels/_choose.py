@@ -94,7 +94,7 @@ def _computes_hidden(q: Tensor) -> bool:
     Blocks over flag, for 256, 384, 512, 640, 768 and 1024 tokens:
     without AMX float32 .94 .81 .76 .82 .98 .97, its training .99 .88 .86 .89 .95 1.00,
     bfloat16 .95 .84 .80 .91 1.01 1.02, its training (with what `_is_wide` says) .80 .79 .77 .90
-    1.09 1.10; with AMX float32 at 256, 512, 1024 1.09 .94 1.11, its training 1.05 and bfloat16
+    1.07 1.09; with AMX float32 at 256, 512, 1024 1.09 .94 1.11, its training 1.05 and bfloat16
     1.15 at 512.
     """
     T = q.shape[2]
