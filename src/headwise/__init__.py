@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headwise.surgery import costs as costs
     from headwise.surgery import plan as plan
     from headwise.surgery import prune as prune
+    from headwise.surgery import save as save
     from headwise.table import HeadTable as HeadTable
     from headwise.watch import Request as Request
     from headwise.watch import observe as observe
@@ -72,6 +73,7 @@ _HOME = {
     "prune": "surgery",
     "prune_curves": "gauge",
     "reference": "",
+    "save": "surgery",
     "study": "report",
 }
 

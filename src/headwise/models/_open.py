@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.errors import InputError
+from headwise.errors import HeadwiseError, InputError
 from headwise.lab import load as load_lab
+from headwise.models._smaller import class_of_smaller, read_smaller
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
@@ -26,7 +27,11 @@ def load(
     """
     folder = _folder(source)
     model: nn.Module
-    if folder is not None and (folder / "headwise.json").is_file():
+    smaller = None if folder is None else read_smaller(folder)
+    if folder is not None and smaller is not None:
+        model = _from_hugging_face(source, folder, class_of_smaller(smaller, folder))
+        model.__class__ = type(model).__mro__[1]  # it was made to begin with, and is no more needed
+    elif folder is not None and (folder / "headwise.json").is_file():
         model = load_lab(folder)[0]
     else:
         if folder is None:
@@ -42,7 +47,8 @@ def load_tokenizer(source: str | Path) -> Any:
         InputError: there is none.
     """
     folder = _folder(source)
-    if folder is not None and (folder / "headwise.json").is_file():
+    own = folder is not None and (folder / "headwise.json").is_file()
+    if folder is not None and own and read_smaller(folder) is None:
         return load_lab(folder)[1]
     from transformers import AutoTokenizer
 
@@ -103,12 +109,14 @@ def _refuse_out_of_reach(name: str) -> None:
         ) from error
 
 
-def _from_hugging_face(source: str | Path, folder: Path | None) -> nn.Module:
+def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None) -> nn.Module:
     try:
-        cls = _model_class(str(source))
+        cls = cls or _model_class(str(source))
         model, report = cls.from_pretrained(
             str(source), trust_remote_code=False, use_safetensors=True, output_loading_info=True
         )
+    except HeadwiseError:
+        raise
     except Exception as error:  # transformers raises anything from OSError to KeyError here
         where = (
             "cannot be opened" if folder else "is neither a folder here nor a hub model in reach"

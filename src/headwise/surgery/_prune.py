@@ -13,21 +13,17 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadsLike
 from headwise.models import (
     Attention,
-    call_with,
     edit_heads,
     example_of,
     find_attentions,
     find_shares,
     fingerprint,
     heads_of,
-    in_evaluation,
     mean_heads,
 )
+from headwise.surgery._answer import answer_of, difference
 from headwise.surgery._cut import choose, cut, fold_into_bias
 from headwise.surgery._plan import Plan
-
-# How far the answers may lie from those of the gated model, by rounding in another order.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 
 
 def prune(
@@ -180,33 +176,19 @@ def _fold(
 
 def _prove(model: nn.Module, small: nn.Module, gone: _Gone, batch: Any) -> None:
     """Refuse a smaller model that does not give what the model gives without these heads."""
-    without = edit_heads(model, gone.attentions, gone.edit)
-    with torch.no_grad(), in_evaluation(model), without:
-        wanted = _answer(call_with(model, batch))
+    with edit_heads(model, gone.attentions, gone.edit):
+        wanted = answer_of(model, batch)
     try:
-        with torch.no_grad(), in_evaluation(small):
-            found = _answer(call_with(small, batch))
+        found = answer_of(small, batch)
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise UnsupportedError(
             f"prune: without these heads {type(model).__name__} does not run "
             f"({str(error).splitlines()[0]}): something outside the attention knows how many heads "
             f"there were, such as position biases made for all layers. Ablate them instead."
         ) from error
-    gap = max((one - two).abs().max().item() for one, two in zip(found, wanted, strict=True))
-    size = max(one.abs().max().item() for one in wanted)
-    if not gap <= _TOLERANCE.get(wanted[0].dtype, 0.0) * max(size, 1e-6):
+    apart = difference(found, wanted)
+    if apart:
         raise UnsupportedError(
-            f"prune: the answer of {type(model).__name__} without these heads would be off by "
-            f"{gap:.2g} at a size of {size:.2g}. Ablate them instead, and please report it."
+            f"prune: the answer of {type(model).__name__} without these heads would be {apart}. "
+            f"Ablate them instead, and please report it."
         )
-
-
-def _answer(output: Any) -> list[Tensor]:
-    """The tensors of an answer that are numbers; caches and the like left out."""
-    values = output.values() if isinstance(output, Mapping) else output
-    found = [values] if isinstance(values, Tensor) else list(values)
-    return [x for x in found if _is_numbers(x)]
-
-
-def _is_numbers(x: object) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
