@@ -4,13 +4,14 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import transformers
 import zoo
 from torch import Tensor, nn
 
 from headwise import MultiHeadAttention, Plan, ablate, prune
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models import find_attentions, fingerprint, heads_of
+from headwise.models import example_of, find_attentions, fingerprint, heads_of
 from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
@@ -134,6 +135,54 @@ def test_it_can_be_cut_again() -> None:
     twice = prune(prune(model, {0: [0, 1]}), {0: [1], 1: [0, 1]})
     gone = {0: [0, 1, 3], 1: [0, 1]}
     assert _gap(model, twice, gone) <= 1e-12
+
+
+_TEXT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TEXT |= {"intermediate_size": 32}
+_IMAGE = _TEXT | {"image_size": 16, "patch_size": 4}
+_STACKS = {"vocab_size": 23, "d_model": 24, "pad_token_id": 0, "bos_token_id": 1}
+_STACKS |= {"eos_token_id": 2, "decoder_start_token_id": 2}
+for _side in ("encoder", "decoder"):
+    _STACKS |= {f"{_side}_layers": 2, f"{_side}_attention_heads": 4, f"{_side}_ffn_dim": 32}
+_T5 = {"vocab_size": 23, "d_model": 24, "d_kv": 6, "d_ff": 32, "num_layers": 2, "num_heads": 4}
+_CLIP = {
+    "text_config": _TEXT | {"vocab_size": 23, "max_position_embeddings": 20, "projection_dim": 8},
+    "vision_config": _IMAGE | {"projection_dim": 8},
+    "projection_dim": 8,
+}
+_WHISPER = {"num_mel_bins": 8, "max_source_positions": 15, "max_target_positions": 20}
+SEVERAL = {
+    "BartForConditionalGeneration": _STACKS | {"max_position_embeddings": 20},
+    "CLIPModel": _CLIP,
+    "T5ForConditionalGeneration": _T5 | {"decoder_start_token_id": 0, "pad_token_id": 0},
+    "ViTForImageClassification": _IMAGE,
+    "WhisperForConditionalGeneration": _STACKS | _WHISPER,
+}
+
+
+@pytest.mark.parametrize("name", sorted(SEVERAL))
+@torch.no_grad()
+def test_stacks_and_towers_are_cut(name: str) -> None:
+    torch.manual_seed(1)
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**SEVERAL[name])).eval()
+    model = model if name.startswith("T5") else model.double()  # it computes in single precision
+    for weight in model.parameters():
+        weight.mul_(3)
+    heads = heads_of(find_attentions(model))
+    # Of T5 the position biases of the first layer are those of all.
+    layer = 0 if name.startswith("T5") else 1
+    gone = [head for head in heads if head.head in ((1, 3), (0, 2))[head.layer * layer]]
+    if not layer:
+        others = [head for head in heads if head.head in ((1, 3), (0, 2))[head.layer]]
+        with pytest.raises(UnsupportedError, match="knows which heads there were"):
+            prune(model, others)
+    small, batch = prune(model, gone), example_of(model)
+    with ablate(model, gone):
+        wanted = model(**batch)
+    assert not torch.allclose(model(**batch)[0], wanted[0], atol=1e-6)
+    tolerance = 1e-12 if layer else 1e-5 * wanted[0].abs().max().item()
+    torch.testing.assert_close(small(**batch)[0], wanted[0], rtol=0, atol=tolerance)
 
 
 OURS: dict[str, dict[str, Any]] = {

@@ -190,5 +190,6 @@ def _prove(model: nn.Module, small: nn.Module, gone: _Gone, batch: Any) -> None:
     if apart:
         raise UnsupportedError(
             f"prune: the answer of {type(model).__name__} without these heads would be {apart}. "
-            f"Ablate them instead, and please report it."
+            f"Something outside the attention knows which heads there were, such as position "
+            f"biases made for all layers. Ablate them instead."
         )

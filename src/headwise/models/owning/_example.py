@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ def _argument(name: str, model: nn.Module, like: Tensor) -> Tensor | None:
     sizes = [size for size in shape if isinstance(size, int)]
     if len(sizes) < len(shape):
         return None
-    return torch.randn(1, *sizes, dtype=like.dtype, generator=_seed()).to(like.device)
+    return torch.randn(2, *sizes, dtype=like.dtype, generator=_seed()).to(like.device)
 
 
 def _ids(model: nn.Module) -> Int[Tensor, "B T"]:
@@ -109,7 +109,8 @@ def _ids(model: nn.Module) -> Int[Tensor, "B T"]:
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     of_input: Any = getattr(model, "get_input_embeddings", None)
     if of_input is not None:
-        embeddings = [of_input(), *embeddings]
+        with suppress(NotImplementedError):  # models of two towers do not say which
+            embeddings = [of_input(), *embeddings]
     size = next((one.num_embeddings for one in embeddings if hasattr(one, "num_embeddings")), 2)
     return torch.randint(size // 2, size, (2, _TOKENS), generator=_seed())
 
