@@ -6,7 +6,7 @@
 Of sentence pairs (two sentences and their similarity in a row, no header) the embeddings are to
 be kept, and Spearman's correlation with the similarities is told too; of texts, parted by
 `<|endoftext|>`, the loss of the language model. Heads are scored and their means taken on some
-texts, the curves are of others.
+texts, the curves are of others. A picture is drawn beside the table.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.chart import draw_curves
 from headwise.corpora import read_pairs
 from headwise.gauge import Loss, embedding
 from headwise.models import batches, encode
@@ -126,6 +127,7 @@ def tell(done: int, total: int) -> None:
 
 def tell_all(curves: hw.Curves, frame: pd.DataFrame, how: argparse.Namespace) -> None:
     frame.to_csv(how.out, index=False)
+    how.out.with_suffix(".svg").write_text(draw_curves(curves, "What is lost as heads go"), "utf-8")
     print(frame.to_string(float_format="{:.4f}".format))
     for order in curves.per_text:
         allowed = how.allowed or 0.01 * float(curves.mean(order)[0, 0])

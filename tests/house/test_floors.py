@@ -9,7 +9,7 @@ FLOORS = (
     ("heads", "files", "totals"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example", "curves"),
-    ("layer", "counts"),
+    ("layer", "counts", "chart"),
     ("lab",),
     ("models",),
     ("watch", "gauge"),

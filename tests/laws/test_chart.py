@@ -1,0 +1,69 @@
+"""The picture of curves: well-formed, complete, and safe whatever the names."""
+
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwise.chart import draw_curves
+from headwise.curves import Curves
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def _curves(names: dict[str, int], scale: float = 1.0) -> Curves:
+    rng = np.random.default_rng(0)
+    return Curves(
+        np.array([0, 8, 16, 40]),
+        72,
+        {name: scale * rng.random((orders, 4, 3)).cumsum(1) for name, orders in names.items()},
+        "embedding",
+    )
+
+
+@given(scale=st.floats(1e-6, 1e6), orders=st.integers(1, 3))
+def test_every_point_lies_within_the_picture(scale: float, orders: int) -> None:
+    root = ElementTree.fromstring(draw_curves(_curves({"one": 1, "random": orders}, scale)))
+    drawn = [path for path in root.iter(f"{SVG}path") if " L" in path.attrib["d"]]
+    assert len(drawn) == 2 + (orders > 1)
+    for path in drawn:
+        pairs = path.attrib["d"].removeprefix("M").removesuffix(" Z").split(" L")
+        assert len(pairs) in (4, 8)
+        for pair in pairs:
+            x, y = map(float, pair.split())
+            assert 64 <= x <= 520
+            assert 23.9 <= y <= 372.1
+
+
+def test_higher_is_worse_and_further_right_is_fewer_heads() -> None:
+    values = np.array([[[0.0], [0.5], [1.0]]])
+    picture = draw_curves(Curves(np.array([0, 1, 2]), 4, {"one": values}, "lm"))
+    assert '<path d="M64.0 372.0 L292.0 198.0 L520.0 24.0"' in picture
+    assert ">loss: lm</text>" in picture
+    assert ">heads removed, of 4</text>" in picture
+
+
+def test_names_are_text() -> None:
+    hostile = "<script>alert('1')</script> & so on"
+    picture = draw_curves(_curves({hostile: 1, "random": 5}), title="</title><script>")
+    root = ElementTree.fromstring(picture)
+    assert not list(root.iter(f"{SVG}script"))
+    assert hostile in [text.text for text in root.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize("several", [2, 7])
+def test_labels_do_not_cover_each_other(several: int) -> None:
+    same = np.ones((1, 2, 3))
+    curves = Curves(np.array([0, 4]), 8, {f"order {n}": same for n in range(several)})
+    root = ElementTree.fromstring(draw_curves(curves))
+    labels = [text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("order")]
+    places = sorted(float(label.attrib["y"]) for label in labels)
+    assert len(places) == several
+    assert (np.diff(places) >= 14.9).all()
+
+
+def test_nothing_lost_is_a_flat_line() -> None:
+    zeros = Curves(np.array([0, 4]), 8, {"one": np.zeros((1, 2, 3))})
+    assert "M64.0 372.0 L520.0 372.0" in draw_curves(zeros)
