@@ -3,7 +3,7 @@
 Build it (`attend`, `MultiHeadAttention` with `RoPE`, `ALiBi`, `T5Bias` and `KVCache`, `masks`,
 and the definition in `reference`), watch
 every head of a model while it runs (`observe`, `Request`, `HeadTable`) or trains
-(`HeadMonitor`), and look at what was
+(`HeadMonitor`), find out what each one does (`find_roles`), and look at what was
 seen (`study`). `load` opens a model, `load_tokenizer` the tokenizer beside it.
 
 Importing this package imports nothing else: each name is fetched when it is first used.
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.report import Study as Study
     from headwise.report import study as study
+    from headwise.roles import Roles as Roles
+    from headwise.roles import find_roles as find_roles
     from headwise.scores import Scores as Scores
     from headwise.surgery import Costs as Costs
     from headwise.surgery import Plan as Plan
@@ -56,6 +58,7 @@ _HOME = {
     "MultiHeadAttention": "layer",
     "Plan": "surgery",
     "Request": "watch",
+    "Roles": "roles",
     "Scores": "scores",
     "RoPE": "layer",
     "Study": "report",
@@ -65,6 +68,7 @@ _HOME = {
     "costs": "surgery",
     "errors": "",
     "importance": "gauge",
+    "find_roles": "roles",
     "load": "models",
     "load_tokenizer": "models",
     "masks": "",

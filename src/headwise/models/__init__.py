@@ -3,7 +3,14 @@
 from headwise.models._fingerprint import fingerprint
 from headwise.models._open import load, load_tokenizer
 from headwise.models._smaller import describe_smaller
-from headwise.models._tokens import Batch, batches, encode, token_classes, token_strings
+from headwise.models._tokens import (
+    Batch,
+    batches,
+    context_of,
+    encode,
+    token_classes,
+    token_strings,
+)
 from headwise.models._trainer import trainer_callback
 from headwise.models.hearing import Call, Hear, Inputs, Running, Site, Sites, Text, listen
 from headwise.models.owning import (
@@ -46,6 +53,7 @@ __all__ = [
     "batches",
     "by_attention",
     "call_with",
+    "context_of",
     "describe_smaller",
     "edit_heads",
     "encode",

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.errors import ArgumentError
 from headwise.heads import HeadLike, resolve_heads
 from headwise.kernels import weights_of_head
+from headwise.masks import Tile
 from headwise.models import Call, Site
 from headwise.watch._places import NONE
 
@@ -58,6 +59,15 @@ class Looks:
     def weights(self, head: HeadLike, rows: Rows) -> Float[Tensor, "B R S"]:
         call, at, chosen = self._look("weights", head, rows)
         return torch.cat(list(_in_blocks(call, at, chosen)), 1)
+
+    def visible(self, head: HeadLike) -> Bool[Tensor, "B T S"]:
+        call, at, rows = self._look("visible", head, None)
+        B, S, device = call.k.shape[0], call.k.shape[2], call.q.device
+        tile = Tile.whole(len(rows), S, device)
+        seen = call.rule.visible_in(tile, heads=slice(at, at + 1))
+        if seen is None:
+            seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        return seen.expand(B, -1, len(rows), S)[:, 0]
 
     @torch.no_grad()
     def top_keys(self, head: HeadLike, k: int, rows: Rows) -> TopKeys:

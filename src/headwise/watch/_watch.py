@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
@@ -165,6 +165,15 @@ class Watch:
             HeadError: there is no such head.
         """
         return self._looks.weights(head, rows)
+
+    def visible(self, head: HeadLike) -> Bool[Tensor, "B T S"]:
+        """What each query of a head may attend to on the last batch.
+
+        Raises:
+            ArgumentError: the request did not ask for maps.
+            HeadError: there is no such head.
+        """
+        return self._looks.visible(head)
 
     def top_keys(self, head: HeadLike, k: int = 5, rows: Rows = None) -> TopKeys:
         """The `k` keys that each query of a head attends to most on the last batch.

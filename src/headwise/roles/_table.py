@@ -1,0 +1,191 @@
+"""What was found: a row per head and role, and the whole case for each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from headwise._tablefile import read_table_file, write_table_file
+from headwise.errors import InputError
+from headwise.heads import Head, HeadLike, resolve_heads
+
+SCHEMA = 1
+LEVEL = 0.05  # of the adjusted p
+NULLS = ("chance", "offset", "class", "permuted", "control")
+_COLUMNS = ("name", "role", "found", "effect", "null", "baseline", "lift", "p_adj", "n", "texts")
+_NEAREST = 3  # roles that a head fell short of, in `why`
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """What each head does, with its evidence. No role is a common answer.
+
+    All numbers are of texts that nothing was chosen on: fixed offsets, classes of words and
+    null heads were chosen on the other half.
+
+    Attributes:
+        rows: A row per head and role. `effect` is the score per query, from 0 to 1, with its
+            interval (95 %, over texts) from `ci_low` to `ci_high`; `null` the strongest null,
+            `baseline` what it scores, `lift` the share of the rest that the head gains, `n`
+            the queries, `texts` the texts with one, `p_adj` adjusted over all rows (NaN below
+            20 queries or 30 texts), `chosen_half` the effect on the other half of the texts;
+            `null.…` what each null scores. A role that a head cannot have is NaN.
+        meanings: What each role says.
+        notes: How the numbers came about: texts, splits, what was left out.
+        texts: Where a head that has a role shows it most and least: text, score, queries.
+        model: The fingerprint of the model's weights.
+        versions: The versions of what the table was made with.
+    """
+
+    rows: pd.DataFrame
+    meanings: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    texts: Mapping[str, Sequence[tuple[str, float, int]]] = field(default_factory=dict)
+    model: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def frame(self) -> pd.DataFrame:
+        """All rows: name, stack, layer, head, role, then the evidence."""
+        return self.rows.copy()
+
+    def found(self) -> pd.DataFrame:
+        """The rows of roles that heads have, from the largest lift down."""
+        rows = self.rows[self.rows["found"]]
+        return rows.sort_values("lift", ascending=False, kind="stable", ignore_index=True)
+
+    def of(self, head: HeadLike) -> list[str]:
+        """The roles of a head, from the largest lift down; often none."""
+        name = str(self._head(head))
+        found = self.found()
+        return found.loc[found["name"] == name, "role"].tolist()
+
+    def why(self, head: HeadLike) -> str:
+        """The whole case of a head: what it has, against which nulls, and what it fell short of.
+
+        Raises:
+            HeadError: there is no such head.
+        """
+        name = str(self._head(head))
+        mine = self.rows[self.rows["name"] == name].sort_values("lift", ascending=False)
+        lines = [name]
+        for row in mine[mine["found"]].to_dict("records"):
+            lines += self._case(row)
+        if len(lines) == 1:
+            lines.append("  no role found")
+        short = mine[~mine["found"] & mine["effect"].notna()].head(_NEAREST)
+        lines += [f"  not {row['role']}: {_short(row)}" for row in short.to_dict("records")]
+        return "\n".join(lines)
+
+    def examples(self, head: HeadLike) -> pd.DataFrame:
+        """Held-out texts where the roles of a head are strongest, and where they fail.
+
+        Returns:
+            A frame: role, score (per query, from 0 to 1), queries, text.
+        Raises:
+            HeadError: there is no such head.
+        """
+        name = str(self._head(head))
+        rows = [
+            (role, score, n, text)
+            for role in self.of(name)
+            for text, score, n in self.texts.get(f"{name} {role}", ())
+        ]
+        return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
+
+    def _head(self, head: HeadLike) -> Head:
+        known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
+        return resolve_heads(head, known)[0]
+
+    def _case(self, row: Mapping[Any, Any]) -> list[str]:
+        strong = "strongly" if row["lift"] >= 0.5 else "weakly"
+        nulls = [
+            f"{null} {row[f'null.{null}']:.2f}"
+            for null in NULLS
+            if row[f"null.{null}"] == row[f"null.{null}"]
+        ]
+        return [
+            f"  {row['role']}, {strong}: {_shown(self.meanings[row['role']])}",
+            f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
+            f"{row['n']:.0f} queries of {row['texts']:.0f} held-out texts "
+            f"({row['chosen_half']:.3f} on the other half)",
+            f"    nulls: {', '.join(nulls)}; the strongest is {_shown(row['null'])}",
+            f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}",
+        ]
+
+    def save(self, path: str | Path) -> Path:
+        """Write everything; the ending says how: .parquet, .csv or .json.
+
+        Raises:
+            ArgumentError: another ending.
+            OutputError: the file cannot be written; nothing is left half-written.
+        """
+        about = {
+            "headwise_roles": SCHEMA,
+            "meanings": dict(self.meanings),
+            "notes": list(self.notes),
+            "texts": {name: [list(one) for one in those] for name, those in self.texts.items()},
+            "model": self.model,
+            "versions": dict(self.versions),
+        }
+        return write_table_file(self.frame(), about, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Roles":
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: the file is missing, or holds no roles of this schema.
+        """
+        frame, about = read_table_file(Path(path))
+        if about.get("headwise_roles") != SCHEMA:
+            raise InputError(
+                f"Roles.load: {path} has schema {about.get('headwise_roles')!r}, not {SCHEMA}. "
+                f"Give roles that this version of headwise saved."
+            )
+        try:
+            return _from_frame(frame, about)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"Roles.load: {path} is not whole ({error}). Save the roles anew."
+            ) from error
+
+    def _repr_html_(self) -> str:
+        found = self.found()[list(_COLUMNS)]
+        return found.to_html(index=False, float_format="{:.3f}".format, escape=True)
+
+
+def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
+    frame.attrs.clear()
+    numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
+    numbers += ["chosen_half", *(f"null.{null}" for null in NULLS)]
+    frame = frame.astype(dict.fromkeys(numbers, "float64") | {"found": "bool"})
+    for name in ("stack", "null"):  # a CSV does not tell an empty name from none
+        frame[name] = frame[name].astype(object).where(frame[name].notna(), "").astype("str")
+    return Roles(
+        rows=frame,
+        meanings=dict(about["meanings"]),
+        notes=tuple(about["notes"]),
+        texts={
+            name: [(text, score, n) for text, score, n in those]
+            for name, those in about["texts"].items()
+        },
+        model=str(about["model"]),
+        versions=dict(about["versions"]),
+    )
+
+
+def _short(row: Mapping[Any, Any]) -> str:
+    """Why a head does not have a role."""
+    said = (
+        f"{row['effect']:.3f} against {row['baseline']:.3f} of {_shown(row['null'] or 'no null')}"
+    )
+    if row["p_adj"] != row["p_adj"]:
+        return f"{said}, but only {row['n']:.0f} queries in {row['texts']:.0f} texts"
+    return f"{said}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}"
+
+
+def _shown(text: str) -> str:
+    """Text of a corpus or a user, without what would rearrange a terminal."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)

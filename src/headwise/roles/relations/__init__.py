@@ -1,0 +1,32 @@
+"""Relations of texts as tokens: who may be asked for what, read off text, tree and probe."""
+
+from headwise.roles.relations._probe import INDUCTION, PROBED, SAME, probe
+from headwise.roles.relations._relations import (
+    Grid,
+    Item,
+    Pairs,
+    Role,
+    as_item,
+    content,
+    gold_roles,
+    token_roles,
+)
+from headwise.roles.relations._tokens import Tokenized, TokenText, tokenize
+
+__all__ = [
+    "INDUCTION",
+    "PROBED",
+    "SAME",
+    "Grid",
+    "Item",
+    "Pairs",
+    "Role",
+    "TokenText",
+    "Tokenized",
+    "as_item",
+    "content",
+    "gold_roles",
+    "probe",
+    "token_roles",
+    "tokenize",
+]

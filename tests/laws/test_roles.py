@@ -1,0 +1,174 @@
+"""Heads built by hand are found, each under its name; nothing is found where nothing is."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from headwise.corpora import Grammar, annotate
+from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
+from headwise.roles import Roles, find_roles
+from headwise.roles._measure import measure
+from headwise.roles.relations import INDUCTION, PROBED, Item
+from planted import NAMES, TOKENIZER, Planted, by_frequency, lines
+
+TEXTS = lines(90)
+ENCODER = (
+    ("offset -1", "offset +1", "offset +0", "offset -3", "first"),
+    ("separator", "same", "rare", "even"),
+)
+DECODER = (("offset -1", "first", "even"), ("induction", "same", "offset -3", "separator"))
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    model = Planted(ENCODER, causal=False, order=by_frequency(TEXTS))
+    return find_roles(model, TOKENIZER, TEXTS)
+
+
+def truth(layers):
+    return {
+        (f"L{layer}.H{head}", NAMES[kind])
+        for layer, kinds in enumerate(layers)
+        for head, kind in enumerate(kinds)
+        if NAMES[kind]
+    }
+
+
+def found(roles):
+    rows = roles.found()
+    return set(zip(rows["name"], rows["role"], strict=True))
+
+
+def test_the_heads_of_an_encoder_are_found_and_no_others(encoder):
+    assert found(encoder) == truth(ENCODER)
+
+
+def test_an_encoder_has_no_induction_which_is_nan_and_not_zero(encoder):
+    rows = encoder.frame()
+    rows = rows[rows["role"] == "induction"]
+    assert len(rows) == 9
+    assert rows[["effect", "lift", "p_adj", "baseline"]].isna().all(axis=None)
+    assert not rows["found"].any()
+
+
+def test_the_heads_of_a_decoder_are_found_and_no_others():
+    model = Planted(DECODER, causal=True)
+    roles = find_roles(model, TOKENIZER, TEXTS)
+    # Nothing after the last token looks at it, so a decoder has no separator to look at.
+    assert found(roles) == truth(DECODER) - {("L1.H3", "separator")}
+
+
+def test_a_model_that_knows_one_period_has_no_induction():
+    model = Planted([("offset -9",)], causal=True)
+    rng = np.random.default_rng(0)
+    ids = [int(one) for one in np.tile(rng.choice(np.arange(6, 46), 10, replace=False), 4)]
+    pairs = [(at, key + 1) for at in range(40) for key in range(at % 10, at, 10)]
+    one_period = Item(tuple(ids), {"token": [(at,) for at in range(40)]}, {INDUCTION.name: pairs})
+    scores = measure(model, [one_period], PROBED, ()).grids["token"]
+    at = scores.roles.index(INDUCTION)
+    assert scores.value[0, at, 0] / scores.count[0, at, 0] > 0.95  # taken in by it
+    assert found(find_roles(model, TOKENIZER, TEXTS)) == set()
+
+
+def random_model(seed):
+    torch.manual_seed(seed)
+    grammar = Grammar()
+    config = MiniGPTConfig(len(grammar.vocabulary), n_layers=2, n_heads=4, d_model=32)
+    return MiniGPT(config), make_tokenizer(grammar.vocabulary)
+
+
+def test_random_models_have_no_roles():
+    grammar, rng = Grammar(), np.random.default_rng(0)
+    corpus = [annotate(grammar.sentence(rng)) for _ in range(80)]
+    false = [bool(found(find_roles(*random_model(at), corpus, seed=at))) for at in range(20)]
+    assert sum(false) <= 1  # 5 % of 20
+
+
+def test_relations_drawn_at_random_are_no_roles(encoder):
+    def at_random(seed):
+        def pairs(text):
+            rng = np.random.default_rng([seed, *text.ids])
+            inside = [at for at, special in enumerate(text.special) if not special]
+            return [(at, int(rng.choice(inside))) for at in inside]
+
+        return pairs
+
+    model = Planted(ENCODER, causal=False, order=by_frequency(TEXTS))
+    relations = {f"shuffle {seed}": at_random(seed) for seed in range(20)}
+    roles = find_roles(model, TOKENIZER, TEXTS, relations=relations)
+    assert found(roles) == truth(ENCODER)
+
+
+def test_a_relation_of_the_user_is_a_role():
+    def two_before(text):
+        return [(at, at - 2) for at in range(3, len(text.ids) - 1)]
+
+    model = Planted([("offset -2", "even")], causal=True)
+    roles = find_roles(model, TOKENIZER, TEXTS, relations={"two before": two_before})
+    rows = roles.frame().set_index(["role", "name"])
+    # A fixed offset explains it, and that is the null it has to beat.
+    assert rows.loc[("two before", "L0.H0"), "effect"] == pytest.approx(1.0)
+    assert rows.loc[("two before", "L0.H0"), "null"] == "offset -2"
+    assert not rows.loc[("two before", "L0.H0"), "found"]
+    # Even attention scores chance, however many keys are tied.
+    row = rows.loc[("two before", "L0.H1")]
+    assert row["effect"] == pytest.approx(row["null.chance"], abs=1e-6)
+
+
+def test_too_few_texts_have_no_role_and_say_so():
+    roles = find_roles(Planted([("offset -1",)], causal=True), TOKENIZER, TEXTS[:50])
+    assert found(roles) == set()
+    assert any("25 held-out texts, not 30" in note for note in roles.notes)
+    row = roles.frame().set_index("role").loc["previous token"]
+    assert (row["effect"], row["texts"]) == (1.0, 25)
+    assert np.isnan(row["p_adj"])
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
+def test_what_was_saved_loads_equal(encoder, tmp_path, ending):
+    loaded = Roles.load(encoder.save(tmp_path / f"roles{ending}"))
+    pd.testing.assert_frame_equal(loaded.frame(), encoder.frame())
+    assert loaded.why("L0.H3") == encoder.why("L0.H3")
+    pd.testing.assert_frame_equal(loaded.examples("L0.H3"), encoder.examples("L0.H3"))
+    assert (loaded.notes, loaded.model, loaded.versions) == (
+        encoder.notes,
+        encoder.model,
+        encoder.versions,
+    )
+
+
+def test_why_and_examples_tell_the_case(encoder):
+    why = encoder.why("L0.H3")
+    assert why.startswith("L0.H3\n  offset -3, strongly: a token → 3 tokens before it\n    1.000 [")
+    assert "adjusted p 0.00025" in why
+    assert "no role found" in encoder.why("L1.H3")
+    examples = encoder.examples("L0.H3")
+    assert set(examples["text"]) <= set(TEXTS)
+    assert set(examples["role"]) == {"offset -3"}
+    assert encoder.of("L1.H3") == []
+
+
+def test_the_same_seed_finds_the_same():
+    model = Planted([("offset -1", "even")], causal=True)
+    first, second = (find_roles(model, TOKENIZER, TEXTS, seed=4) for _ in range(2))
+    pd.testing.assert_frame_equal(first.frame(), second.frame())
+
+
+def test_long_texts_are_cut_and_count_once():
+    # A planted model knows 48 places.
+    joined = [" ".join(TEXTS[at : at + 4]) for at in range(0, 88, 4)]
+    model = Planted([("offset -1",)], causal=True)
+    roles = find_roles(model, TOKENIZER, joined, max_tokens=48)
+    row = roles.frame().set_index("role").loc["previous token"]
+    assert (row["effect"], row["texts"]) == (1.0, 11)
+    assert any("22 texts were longer" in note for note in roles.notes)
+
+
+def test_nothing_is_left_behind_on_the_model():
+    model = Planted([("offset -1",)], causal=True).train()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    find_roles(model, TOKENIZER, TEXTS[:8])
+    assert model.training
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert not model._forward_hooks

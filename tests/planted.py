@@ -1,0 +1,133 @@
+"""Models whose heads were built by hand, so that what each one does is known."""
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch import nn
+
+from headwise.corpora import EOS, SPECIALS
+from headwise.lab import make_tokenizer
+
+WORDS = tuple(f"w{at}" for at in range(40))
+TOKENIZER = make_tokenizer([*SPECIALS, ",", ".", *WORDS])
+IDS = TOKENIZER.get_vocab()
+CONTEXT = 48
+SHARP = 40.0  # the logit of what a head looks at
+
+
+def lines(n: int, seed: int = 0) -> list[str]:
+    """Random words, the first ones the most frequent, with commas, and an end."""
+    rng = np.random.default_rng(seed)
+    weights = 1 / np.arange(1, len(WORDS) + 1)
+    drawn = []
+    for _ in range(n):
+        words = list(rng.choice(WORDS, rng.integers(12, 22), p=weights / weights.sum()))
+        words.insert(int(rng.integers(2, 8)), ",")
+        drawn.append(" ".join([*words, ".", EOS]))
+    return drawn
+
+
+class Planted(nn.Module):
+    """Attention alone, over one-hot tokens, positions and, from layer 1 on, the token before.
+
+    Args:
+        layers: The kinds of heads of each layer; see `_kind`.
+        order: Tokens from the most to the least frequent, for a head that seeks rare ones.
+    """
+
+    def __init__(
+        self, layers: Sequence[Sequence[str]], causal: bool, order: Sequence[int] = ()
+    ) -> None:
+        super().__init__()
+        self.causal, self.order = causal, order
+        self.config = SimpleNamespace(context=CONTEXT)
+        V = len(IDS)
+        self.width = 2 * V + CONTEXT + 1
+        self.blocks = {
+            "token": slice(0, V),
+            "place": slice(V, V + CONTEXT),
+            "one": slice(V + CONTEXT, V + CONTEXT + 1),
+            "before": slice(V + CONTEXT + 1, self.width),
+        }
+        pairs = [[self._kind(name) for name in layer] for layer in layers]
+        self.queries = nn.ParameterList(torch.stack([q for q, _ in layer]) for layer in pairs)
+        self.keys = nn.ParameterList(torch.stack([k for _, k in layer]) for layer in pairs)
+        self.layers = layers
+
+    def _kind(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """The matrices of one head: `offset -3`, `first`, `separator`, `same`, `induction`, …"""
+        q, k = torch.zeros(2, self.width, self.width)
+        token, place, one, before = self.blocks.values()
+        V = len(IDS)
+        if name.startswith("offset"):
+            by = int(name.split()[1])
+            q[place, place] = SHARP * torch.diag(torch.ones(CONTEXT - abs(by)), by)
+            k[place, place] = torch.eye(CONTEXT)
+        elif name == "first":
+            q[one, one], k[place.start, one] = SHARP, 1.0
+        elif name == "separator":
+            q[one, one], k[IDS[EOS], one] = SHARP, 1.0
+        elif name == "same":
+            q[token, token], k[token, token] = SHARP * torch.eye(V), torch.eye(V)
+            q[place, place], k[place, place] = -SHARP * torch.eye(CONTEXT), torch.eye(CONTEXT)
+        elif name == "induction":
+            q[token, token], k[before, token] = SHARP * torch.eye(V), torch.eye(V)
+        elif name == "rare":
+            q[one, one] = 4.0
+            for rank, at in enumerate(self.order):
+                k[at, one] = float(rank)
+        else:
+            assert name == "even", name
+        return q, k
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        B, T = input_ids.shape
+        x = torch.zeros(B, T, self.width)
+        x[..., self.blocks["token"]] = nn.functional.one_hot(input_ids, len(IDS)).float()
+        x[..., self.blocks["place"]] = torch.eye(CONTEXT)[:T]
+        x[..., self.blocks["one"]] = 1.0
+        mask = torch.ones(B, 1, T, T, dtype=torch.bool)
+        if attention_mask is not None:
+            mask = mask & attention_mask.bool()[:, None, None, :]
+        if self.causal:
+            mask = mask.tril()
+        values = x[..., None, self.blocks["token"]].transpose(1, 2)  # B 1 T V
+        for kinds, q, k in zip(self.layers, self.queries, self.keys, strict=True):
+            heads = nn.functional.scaled_dot_product_attention(
+                torch.einsum("btd,hde->bhte", x, q),
+                torch.einsum("btd,hde->bhte", x, k),
+                values.expand(-1, len(kinds), -1, -1),
+                attn_mask=mask,
+                scale=1.0,
+            )
+            if "offset -1" in kinds:
+                x = x.clone()
+                x[..., self.blocks["before"]] = heads[:, kinds.index("offset -1")]
+        return x
+
+
+def by_frequency(texts: Sequence[str]) -> list[int]:
+    """The tokens of texts, the most frequent first."""
+    counts: dict[int, int] = {}
+    for text in texts:
+        for one in TOKENIZER.encode(text).ids:
+            counts[one] = counts.get(one, 0) + 1
+    return sorted(counts, key=lambda one: -counts[one])
+
+
+NAMES: Mapping[str, str | None] = {
+    "offset -1": "previous token",
+    "offset +1": "next token",
+    "offset +0": "self",
+    "offset -3": "offset -3",
+    "first": "first token",
+    "separator": "separator",
+    "same": "same token",
+    "induction": "induction",
+    "rare": "rare token",
+    "even": None,
+}
