@@ -13,6 +13,7 @@ from headwise.cli._count import count
 from headwise.cli._importance import importance
 from headwise.cli._observe import observe
 from headwise.cli._options import Json
+from headwise.cli._prune import prune
 from headwise.cli._report import report
 from headwise.cli._show import complain
 from headwise.cli._train import train
@@ -25,6 +26,7 @@ app.command()(report)
 app.command()(train)
 app.command()(observe)
 app.command()(importance)
+app.command()(prune)
 app.command()(count)
 
 

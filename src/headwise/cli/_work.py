@@ -24,7 +24,16 @@ from headwise.report import About, Study, study, study_lab
 from headwise.scores import Scores
 from headwise.watch import Request
 
-__all__ = ["SETTINGS", "sample", "score_model", "study_mini_gpt", "study_model", "trained_in"]
+__all__ = [
+    "SETTINGS",
+    "open_model",
+    "sample",
+    "score_model",
+    "some_texts",
+    "study_mini_gpt",
+    "study_model",
+    "trained_in",
+]
 
 SETTINGS = {field.name for field in fields(TrainSettings)}
 
@@ -35,8 +44,8 @@ _CHECKPOINT, _FACTS = "training.safetensors", "training.json"
 def study_model(model: str, text: Path, shared: Shared, request: Request | None = None) -> Study:
     """Watch a model on the texts of a file."""
     # The text first: it is read in no time, a model is not.
-    texts = _some(read_texts(text), shared)
-    opened, tokenizer = _open(model, shared)
+    texts = some_texts(text, shared)
+    opened, tokenizer = open_model(model, shared)
     about = About(title=_title(model), source=text.name)
     with progress(f"Studying {model}") as tell:
         return study(
@@ -57,8 +66,8 @@ def score_model(model: str, text: Path, shared: Shared, *, pairs: bool, **how: A
         sentences = list(dict.fromkeys(s for pair in read for s in (pair.one, pair.two)))
         texts = _some(sentences, shared)
     else:
-        texts = _some(read_texts(text), shared)
-    opened, tokenizer = _open(model, shared)
+        texts = some_texts(text, shared)
+    opened, tokenizer = open_model(model, shared)
     with progress(f"Weighing the heads of {model}") as tell:
         return importance(
             opened, texts, tokenizer=tokenizer, max_tokens=shared.max_tokens, on_step=tell, **how
@@ -124,11 +133,16 @@ def _settings_in(folder: Path) -> TrainSettings | None:
         ) from error
 
 
-def _open(model: str, shared: Shared) -> tuple[nn.Module, Any]:
+def open_model(model: str, shared: Shared) -> tuple[nn.Module, Any]:
     """The model where it shall run, and its tokenizer."""
     device = _device(shared.device or "cpu")
     dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
     return load(model, device=device, dtype=dtype), load_tokenizer(model)
+
+
+def some_texts(text: Path, shared: Shared) -> list[str]:
+    """The texts of a file, or some of them."""
+    return _some(read_texts(text), shared)
 
 
 def _some(texts: list[str], shared: Shared) -> list[str]:

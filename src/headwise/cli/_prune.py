@@ -1,0 +1,63 @@
+"""`headwise prune`: a smaller model, without the heads that matter least."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli._options import Device, Dtype, Force, Json, MaxTexts, MaxTokens, Seed, Shared
+from headwise.cli._show import say, say_json
+from headwise.errors import ArgumentError
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
+]
+By = Annotated[Path, typer.Option(help="The scores that `headwise importance` wrote of MODEL.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")]
+Remove = Annotated[float, typer.Option(help="The share of heads that goes, such as 0.3.")]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="A UTF-8 file: heads leave behind what they give on it in the mean."),
+]
+Uniform = Annotated[bool, typer.Option("--uniform", help="The same number from each layer.")]
+Timed = Annotated[bool, typer.Option("--time", help="Measure how long a pass takes, both ways.")]
+
+Curve = Annotated[
+    bool,
+    typer.Option("--curve", help="Draw what is lost on the text beside random orders: curves.svg."),
+]
+
+
+def prune(
+    model: Model,
+    by: By,
+    out: Out,
+    remove: Remove,
+    text: Text = None,
+    uniform: Uniform = False,
+    timed: Timed = False,
+    curve: Curve = False,
+    force: Force = False,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    max_texts: MaxTexts = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Cut the least important heads out of a model, and write what is left."""
+    if out.exists() and not force:
+        raise ArgumentError(f"output: {out} is there already. Add --force to overwrite it.")
+    if curve and text is None:
+        raise ArgumentError("prune: --curve without a text to draw it on. Add --text FILE.")
+    from headwise.cli import _cut
+
+    shared = Shared(seed, device, dtype, max_texts, max_tokens)
+    order = _cut.Order(by, remove, uniform, timed, curve)
+    told = _cut.cut(model, order, text, shared, out, force)
+    if as_json:
+        say_json(told)
+        return
+    for name, (before, after) in told["costs"].items():
+        say(f"{name}: {before:g} before, {after:g} after ({after / before - 1:+.1%})")
+    say(f"The smaller model is in {out}")
