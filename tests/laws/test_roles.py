@@ -78,10 +78,15 @@ def random_model(seed):
     return MiniGPT(config), make_tokenizer(grammar.vocabulary)
 
 
+@pytest.mark.full
 def test_random_models_have_no_roles():
     grammar, rng = Grammar(), np.random.default_rng(0)
     corpus = [annotate(grammar.sentence(rng)) for _ in range(80)]
-    false = [bool(found(find_roles(*random_model(at), corpus, seed=at))) for at in range(20)]
+    # Without null models, which would only make it harder to be found.
+    false = [
+        bool(found(find_roles(*random_model(at), corpus, null_models=0, seed=at)))
+        for at in range(20)
+    ]
     assert sum(false) <= 1  # 5 % of 20
 
 

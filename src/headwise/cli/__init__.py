@@ -15,6 +15,7 @@ from headwise.cli._observe import observe
 from headwise.cli._options import Json
 from headwise.cli._prune import prune
 from headwise.cli._report import report
+from headwise.cli._roles import roles
 from headwise.cli._show import complain
 from headwise.cli._train import train
 from headwise.errors import HeadwiseError
@@ -27,6 +28,7 @@ app.command()(train)
 app.command()(observe)
 app.command()(importance)
 app.command()(prune)
+app.command()(roles)
 app.command()(count)
 
 

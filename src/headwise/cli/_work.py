@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,11 +29,14 @@ __all__ = [
     "open_model",
     "sample",
     "score_model",
+    "some_of",
     "some_texts",
     "study_mini_gpt",
     "study_model",
     "trained_in",
 ]
+
+Text = TypeVar("Text")
 
 SETTINGS = {field.name for field in fields(TrainSettings)}
 
@@ -64,7 +67,7 @@ def score_model(model: str, text: Path, shared: Shared, *, pairs: bool, **how: A
     if pairs:
         read = read_pairs(text)
         sentences = list(dict.fromkeys(s for pair in read for s in (pair.one, pair.two)))
-        texts = _some(sentences, shared)
+        texts = some_of(sentences, shared)
     else:
         texts = some_texts(text, shared)
     opened, tokenizer = open_model(model, shared)
@@ -142,10 +145,10 @@ def open_model(model: str, shared: Shared) -> tuple[nn.Module, Any]:
 
 def some_texts(text: Path, shared: Shared) -> list[str]:
     """The texts of a file, or some of them."""
-    return _some(read_texts(text), shared)
+    return some_of(read_texts(text), shared)
 
 
-def _some(texts: list[str], shared: Shared) -> list[str]:
+def some_of(texts: list[Text], shared: Shared) -> list[Text]:
     """All texts, or some of them, in the order of the file."""
     if shared.max_texts is None or shared.max_texts >= len(texts):
         return texts

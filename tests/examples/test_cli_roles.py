@@ -1,0 +1,70 @@
+"""`headwise roles`, on a small model that was never trained."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from command import headwise
+from headwise.corpora import Grammar, annotate
+from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
+from headwise.roles import Roles
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("roles")
+    grammar, rng = Grammar(), np.random.default_rng(0)
+    torch.manual_seed(0)
+    config = MiniGPTConfig(len(grammar.vocabulary), n_layers=1, n_heads=2, d_model=16)
+    save(MiniGPT(config), make_tokenizer(grammar.vocabulary), folder / "model")
+    texts = [annotate(grammar.sentence(rng)) for _ in range(12)]
+    lines = [
+        json.dumps(
+            {
+                "text": text.text,
+                "words": text.words,
+                "arcs": [(arc.dependent, arc.head, arc.relation) for arc in text.arcs],
+            }
+        )
+        for text in texts
+    ]
+    (folder / "texts.jsonl").write_text("\n".join(lines), "utf-8")
+    (folder / "texts.txt").write_text("\n".join(text.text for text in texts), "utf-8")
+    (folder / "bias.txt").write_text("1 [The cook] sang because [she] could.\n", "utf-8")
+    return folder
+
+
+def test_roles_are_written_and_told(place: Path) -> None:
+    out = place / "roles.parquet"
+    done = headwise(
+        "roles", place / "model", "--spans", place / "texts.jsonl",
+        "--coref", place / "bias.txt", "-o", out, "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == []  # never trained, and too few texts
+    assert "13 distinct texts of 13" in done.err
+    roles = Roles.load(out)
+    assert {"nsubj → head", "coreference", "induction"} <= set(roles.frame()["role"])
+    assert set(roles.frame()["name"]) == {"L0.H0", "L0.H1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tells"),
+    [
+        (("-o", "roles.csv"), "roles: no texts. Give --text, --conllu, --coref or --spans"),
+        (("--text", "texts.txt"), "roles: nowhere to put the table"),
+        (("--text", "texts.txt", "-o", "roles.txt"), "does not end in .parquet"),
+        (("--conllu", "texts.txt", "--json"), "line 1: 1 columns"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(
+    place: Path, arguments: tuple[str, ...], tells: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    done = headwise("roles", "model", *arguments)
+    assert done.code == 2
+    assert tells in done.err
+    assert len(done.err.strip().splitlines()) == 1
