@@ -5,7 +5,7 @@ are not independent of each other. It needs no model and no torch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,21 @@ class Scores:
         """The heads from the least to the most important: the order in which they may go."""
         rows = np.lexsort((self.importance, self.round))
         return [self.heads[row] for row in rows]
+
+    def per_layer(self) -> "Scores":
+        """The scores with those of each layer divided by their ℓ2 norm.
+
+        It makes layers alike that are not: on models where some layers matter more, the order
+        over all layers gets worse. A layer of zeros stays as it is.
+
+        Source: Michel et al. 2019, section 4.1, after Molchanov et al. 2017.
+        """
+        layers = [(head.stack, head.layer) for head in self.heads]
+        squared = dict.fromkeys(layers, 0.0)
+        for layer, value in zip(layers, self.importance.tolist(), strict=True):
+            squared[layer] += value**2
+        norms = np.array([squared[layer] ** 0.5 or 1.0 for layer in layers])
+        return replace(self, per_text=self.per_text / norms, method=f"{self.method} per layer")
 
     def row(self, head: HeadLike) -> int:
         """The row of a head, named in any way that means one."""

@@ -89,3 +89,18 @@ def test_every_head_comes_first_equally_often() -> None:
     heads = [Head("", 0, head) for head in range(5)]
     firsts = [order[0].head for order in random_orders(heads, n=5000)]
     assert np.abs(np.bincount(firsts) - 1000).max() < 120  # 4 standard deviations
+
+
+@given(any_scores=scores())
+def test_layers_are_made_alike_when_asked(any_scores: Scores) -> None:
+    alike = any_scores.per_layer()
+    for layer in {head.layer for head in any_scores.heads}:
+        rows = [at for at, head in enumerate(any_scores.heads) if head.layer == layer]
+        assert np.linalg.norm(alike.importance[rows]) == pytest.approx(1.0)
+        ratio = alike.per_text[:, rows] / any_scores.per_text[:, rows]
+        np.testing.assert_allclose(ratio, ratio[0, 0])
+    assert alike.method == "half-gate per layer"
+
+
+def test_a_layer_of_zeros_stays_so() -> None:
+    assert (_spread(np.zeros((2, 3))).per_layer().importance == 0).all()
