@@ -25,28 +25,30 @@ if TYPE_CHECKING:
 _FILE = "A file that MODEL reads: "
 
 
+Text = Annotated[Path | None, typer.Option(help=_FILE + "plain UTF-8, a text a paragraph.")]
+Conllu = Annotated[Path | None, typer.Option(help=_FILE + "CoNLL-U, with trees.")]
+Coref = Annotated[
+    Path | None, typer.Option(help=_FILE + "a GAP table (.tsv), or bracketed WinoBias.")
+]
+Spans = Annotated[Path | None, typer.Option(help=_FILE + "JSON lines with annotated spans.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The table to write: .parquet, .csv or .json.")
+]
+NullModels = Annotated[
+    int, typer.Option(min=0, help="Copies with permuted weights to hold MODEL against.")
+]
+
+
 def roles(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
     ],
-    text: Annotated[
-        Path | None, typer.Option(help=_FILE + "plain UTF-8, a text a paragraph.")
-    ] = None,
-    conllu: Annotated[Path | None, typer.Option(help=_FILE + "CoNLL-U, with trees.")] = None,
-    coref: Annotated[
-        Path | None, typer.Option(help=_FILE + "a GAP table (.tsv), or bracketed WinoBias.")
-    ] = None,
-    spans: Annotated[
-        Path | None, typer.Option(help=_FILE + "JSON lines with annotated spans.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The table to write: .parquet, .csv or .json."),
-    ] = None,
-    null_models: Annotated[
-        int,
-        typer.Option(min=0, help="Copies with permuted weights to hold MODEL against."),
-    ] = 1,
+    text: Text = None,
+    conllu: Conllu = None,
+    coref: Coref = None,
+    spans: Spans = None,
+    out: Out = None,
+    null_models: NullModels = 1,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = None,
