@@ -50,6 +50,8 @@ def test_outside_its_extent_a_rule_sees_nothing(one: Mask, two: Mask, rows: tupl
         outside = torch.ones(S, dtype=torch.bool)
         outside[extent.start : extent.stop] = False
         assert not seen[..., outside].any()
+        shared = mask.shared(block, T, S)
+        assert seen[..., shared.start : shared.stop].all()
 
 
 @given(mask=_some(), rows=st.tuples(st.integers(0, T), st.integers(0, T)))

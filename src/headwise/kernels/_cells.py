@@ -6,7 +6,8 @@ Exponentials are taken in base 2 (three times cheaper than base e); `LN2` leads 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -44,6 +45,51 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Hidden:
+    """What the rows of a cell may not attend to: nothing but some edges of its columns."""
+
+    edges: tuple[tuple[slice, Bool[Tensor, "#b #h R _"]], ...]
+
+    @classmethod
+    def of(cls, rule: Rule, cell: Cell) -> "Hidden":
+        if rule.visible is None:
+            return cls(())
+        tile, keys = cell.tile, cell.tile.keys
+        shared = rule.visible.shared(tile.rows, tile.T, tile.S)
+        start = min(max(shared.start, keys.start), keys.stop)
+        stop = max(min(shared.stop, keys.stop), start)
+        edges = []
+        for edge in (range(keys.start, start), range(stop, keys.stop)):
+            visible = rule.visible_in(replace(tile, keys=edge), cell.texts, cell.heads)
+            if visible is not None and len(edge):
+                # A mask that is the same for all queries or keys hides from each of them.
+                hidden = ~visible.expand(-1, -1, len(tile.rows), len(edge))
+                edges.append((slice(edge.start - keys.start, edge.stop - keys.start), hidden))
+        return cls(tuple(edges))
+
+    def cover(self, logits: Float[Tensor, "b h R n"]) -> Tensor:
+        for at, hidden in self.edges:
+            whole = hidden.shape[-1] == logits.shape[-1]
+            (logits if whole else logits[..., at]).masked_fill_(hidden, HIDDEN)
+        return logits
+
+
+class Scratch:
+    """Memory that one cell after another computes in: fresh memory takes time of its own."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Tensor] = {}
+
+    def take(self, name: str, like: Tensor, shape: Sequence[int]) -> Tensor:
+        """Room for a tensor; what was in the room of that name is lost."""
+        size = math.prod(shape)
+        known = self._known.get(name)
+        if known is None or known.numel() < size:
+            known = self._known[name] = like.new_empty(size)
+        return known[:size].view(*shape)
+
+
+@dataclass(frozen=True)
 class Powers:
     """The softmax of one cell before its division: `2 ** (logits - peak)` and their total."""
 
@@ -53,13 +99,17 @@ class Powers:
     total: Float[Tensor, "b h R"]  # and of the sink's
     peak: Float[Tensor, "b h R"]
     highest: Float[Tensor, "b h R"]  # of `shifted`: 0 unless a sink is the peak
-    max_logit: Float[Tensor, "b h R"]  # in base 2, without bias; −inf for a row without keys
-    visible: Bool[Tensor, "#b #h R n"] | None
+    max_logit: Float[Tensor, "b h R"]  # in base 2, without bias; HIDDEN for a row without keys
+    hidden: Hidden
 
-    @property
+    @cached_property
     def divisor(self) -> Float[Tensor, "b h R 1"]:
         """The total, or 1 for a row without keys, whose weights are all zero anyway."""
-        return torch.where(self.total == 0, 1.0, self.total).unsqueeze(-1)
+        return positive(self.total).unsqueeze(-1)
+
+
+def positive(total: Tensor) -> Tensor:
+    return torch.where(total == 0, 1.0, total)
 
 
 def over_cells(q: Tensor, k: Tensor, rule: Rule, compute: Callable[[Cell], Named]) -> Named:
@@ -71,15 +121,16 @@ def over_cells(q: Tensor, k: Tensor, rule: Rule, compute: Callable[[Cell], Named
         return compute(Cell(every, every, every, Tile.whole(T, S, q.device)))
     texts, kv_heads, rows = _cell_size(B, Hkv, H // Hkv, T, S)
 
-    def of_heads(at: slice, kv: slice) -> Named:
-        heads = slice(kv.start * (H // Hkv), kv.stop * (H // Hkv))
-        blocks = [range(start, min(T, start + rows)) for start in range(0, max(1, T), rows)]
-        tiles = [Tile(T, S, block, rule.extent(block, T, S), q.device) for block in blocks]
-        return _join(2, [compute(Cell(at, kv, heads, tile)) for tile in tiles])
+    def of_rows(at: slice, tile: Tile) -> Named:
+        groups = [(kv, slice(kv.start * (H // Hkv), kv.stop * (H // Hkv))) for kv in all_heads]
+        return _join(1, [compute(Cell(at, kv, heads, tile)) for kv, heads in groups])
 
     def of_texts(at: slice) -> Named:
-        return _join(1, [of_heads(at, kv) for kv in _slices(Hkv, kv_heads)])
+        return _join(2, [of_rows(at, tile) for tile in tiles])
 
+    all_heads = _slices(Hkv, kv_heads)
+    blocks = [range(start, min(T, start + rows)) for start in range(0, max(1, T), rows)]
+    tiles = [Tile(T, S, block, rule.extent(block, T, S), q.device) for block in blocks]
     return _join(0, [of_texts(at) for at in _slices(B, texts)])
 
 
@@ -92,7 +143,8 @@ def _cell_size(B: int, Hkv: int, G: int, T: int, S: int) -> tuple[int, int, int]
     most = 256 if S <= 4096 else 128
     rows = max(1, min(T, most, CELL // max(1, S * G)))
     kv_heads = max(1, min(Hkv, CELL // max(1, S * G * rows)))
-    texts = max(1, min(B, CELL // max(1, S * G * rows * Hkv))) if kv_heads == Hkv else 1
+    # Several texts are copied into a row before they are multiplied: small ones only.
+    texts = max(1, min(B, CELL // max(1, 4 * S * G * rows * Hkv))) if kv_heads == Hkv else 1
     return texts, kv_heads, rows
 
 
@@ -102,46 +154,60 @@ def _join(axis: int, parts: Sequence[Named]) -> Named:
     return {name: torch.cat([part[name] for part in parts], dim=axis) for name in parts[0]}
 
 
-def powers_of_cell(q: Tensor, k: Tensor, rule: Rule, cell: Cell) -> Powers:
-    """The unnormalised softmax of one cell. Half precisions are computed in float32."""
-    shifted = _base2_logits(q, k, rule, cell)
-    visible = rule.visible_in(cell.tile, cell.texts, cell.heads)
-    if visible is not None:
-        # A mask that is the same for all queries or keys is counted for each of them.
-        visible = visible.expand(-1, -1, *shifted.shape[2:])
-        shifted = shifted.masked_fill_(~visible, HIDDEN)
-    highest = _amax(shifted)
-    biased = highest
+def powers_of_cell(
+    q: Tensor, k: Tensor, rule: Rule, cell: Cell, scratch: Scratch | None = None
+) -> Powers:
+    """The unnormalised softmax of one cell. Half precisions are computed in float32.
+
+    With a scratch nothing may need a gradient, and what was computed in it before is lost.
+    """
+    hidden = Hidden.of(rule, cell)
+    shifted = hidden.cover(_base2_logits(q, k, rule, cell, scratch))
+    max_logit = highest = _amax(shifted)
     bias = rule.bias_in(cell.tile, cell.texts, cell.heads)
     if bias is not None:
         shifted = shifted + (bias * LOG2E).to(shifted.dtype)
-        biased = _amax(shifted)
-    peak, sinks = biased, None
+        highest = _amax(shifted)
+    peak, sinks = highest, None
     if rule.sinks is not None:
         sinks = (rule.sinks[cell.heads] * LOG2E).to(shifted.dtype)[None, :, None]
         peak = torch.maximum(peak, sinks.detach())
-    peak = torch.where(peak < HIDDEN / 2, 0.0, peak)
+    if hidden.edges or shifted.shape[-1] == 0:
+        peak = torch.where(peak < HIDDEN / 2, 0.0, peak)
     shifted = shifted.sub_(peak.unsqueeze(-1))
-    powers = torch.exp2(shifted)
+    room = None if scratch is None else scratch.take("powers", shifted, shifted.shape)
+    powers = torch.exp2(shifted, out=room)
     kept = powers.sum(-1)
     total = kept if sinks is None else kept + torch.exp2(sinks - peak)
-    max_logit = torch.where(highest < HIDDEN / 2, -math.inf, highest)
-    return Powers(shifted, powers, kept, total, peak, biased - peak, max_logit, visible)
+    return Powers(shifted, powers, kept, total, peak, highest - peak, max_logit, hidden)
 
 
-def _base2_logits(q: Tensor, k: Tensor, rule: Rule, cell: Cell) -> Float[Tensor, "b h R n"]:
+def _base2_logits(
+    q: Tensor, k: Tensor, rule: Rule, cell: Cell, scratch: Scratch | None
+) -> Float[Tensor, "b h R n"]:
     work = torch.promote_types(q.dtype, torch.float32)
     queries = q[cell.texts, cell.heads, cell.rows].to(work)
     keys = k[cell.texts, cell.kv_heads, cell.keys].to(work)
-    b, h, R, _ = queries.shape
     factor = rule.scale if rule.softcap is not None else rule.scale * LOG2E
-    # The heads of a group stand one below the other, so that their keys are read once.
-    kv_heads, n = keys.shape[1], keys.shape[2]
-    grouped = (queries * factor).reshape(b, kv_heads, h // kv_heads * R, queries.shape[-1])
-    logits = torch.matmul(grouped, keys.transpose(-1, -2)).view(b, h, R, n)
+    logits = grouped_product(queries * factor, keys.transpose(-1, -2), scratch, "logits")
     if rule.softcap is not None:
         logits = torch.tanh(logits / rule.softcap) * (rule.softcap * LOG2E)
     return logits
+
+
+def grouped_product(
+    rows: Float[Tensor, "b h R m"],
+    columns: Float[Tensor, "b kv m n"],
+    scratch: Scratch | None = None,
+    name: str = "",
+) -> Float[Tensor, "b h R n"]:
+    """A matrix product for each head, whose kv head is read once for all heads of its group."""
+    b, h, R, m = rows.shape
+    kv, n = columns.shape[1], columns.shape[3]
+    # The heads of a group stand one below the other.
+    below = rows.reshape(b * kv, h // kv * R, m)
+    room = None if scratch is None else scratch.take(name, rows, (b * kv, h // kv * R, n))
+    return torch.bmm(below, columns.reshape(b * kv, m, n), out=room).view(b, h, R, n)
 
 
 def _amax(logits: Tensor) -> Tensor:
@@ -150,10 +216,9 @@ def _amax(logits: Tensor) -> Tensor:
     return logits.detach().amax(-1)
 
 
-def mix(cell: Cell, weights: Tensor, v: Tensor) -> Float[Tensor, "b h R Dv"]:
+def mix(
+    cell: Cell, weights: Tensor, v: Tensor, scratch: Scratch | None = None
+) -> Float[Tensor, "b h R Dv"]:
     """Weights times values, the heads of a group against their one value head."""
     values = v[cell.texts, cell.kv_heads, cell.keys].to(weights.dtype)
-    b, h, R, n = weights.shape
-    kv_heads = values.shape[1]
-    grouped = weights.reshape(b, kv_heads, h // kv_heads * R, n)
-    return torch.matmul(grouped, values).view(b, h, R, values.shape[-1])
+    return grouped_product(weights, values, scratch, "mixed")

@@ -5,7 +5,7 @@ faster kernel has this one function to replace.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,8 +17,10 @@ from headwise.kernels._cells import (
     Cell,
     Named,
     Powers,
+    Scratch,
     mix,
     over_cells,
+    positive,
     powers_of_cell,
 )
 from headwise.kernels._guard import guard
@@ -109,53 +111,92 @@ def row_statistics(
         entropy from the moments of a running softmax: H = ln l − u / l with l = Σ exp(z − m)
         and u = Σ exp(z − m)(z − m).
     """
-
-    if request.heads:  # the rest never multiplies a hidden number by 0
-        v = guard(q, k, v, rule).v
+    B, H, T, _ = q.shape
     work = torch.promote_types(q.dtype, torch.float32)
-    received = q.new_zeros(*q.shape[:2], k.shape[2], dtype=work)
+    whole = _Whole(
+        heads=q.new_empty(B, H, T, v.shape[3] if request.heads else 0, dtype=work),
+        received=q.new_zeros(B, H, k.shape[2], dtype=work),
+        # The rest never multiplies a hidden number by 0.
+        mixed=_mixed(guard(q, k, v, rule).v if request.heads else v[..., :0], request),
+    )
 
     def compute(cell: Cell) -> Named:
-        soft = powers_of_cell(q, k, rule, cell)
-        found = _plain(soft) | _on_columns(soft, cell, request)
-        if rule.sinks is not None:
-            found["sink"] = 1.0 - soft.kept / soft.divisor[..., 0]
+        soft = powers_of_cell(q, k, rule, cell, whole.scratch)
+        names = ("kept", "total", "peak", "highest", "max_logit")
+        found = {name: getattr(soft, name) for name in names} | {"n_keys": _n_keys(soft)}
+        if whole.mixed.shape[-1]:
+            found |= _mix(soft, cell, whole)
+        found |= _on_columns(soft, cell, request, whole.scratch)
         if request.distance:
-            found |= _distance(soft, cell, request)
+            found |= _distance(soft, cell, request, whole)
         if request.participation:
             found["participation"] = _participation(soft, rule)
         if request.received is not None:
-            received[cell.texts, cell.heads, cell.keys] += _received(soft, cell, request.received)
-        if request.heads:
-            found["heads"] = mix(cell, soft.powers, v) / soft.divisor
+            part = _received(soft, cell, request.received)
+            whole.received[cell.texts, cell.heads, cell.keys] += part
         if request.entropy:  # last: it reuses the logits' memory
-            found["entropy"] = _entropy(soft)
+            found["moment"] = soft.shifted.mul_(soft.powers).sum(-1)
         return found
 
     rows = over_cells(q, k, rule, compute)
-    return RowStatistics(**rows, received=None if request.received is None else received)
+    return RowStatistics(
+        **_finish(rows, rule),
+        received=None if request.received is None else whole.received,
+        heads=whole.heads if request.heads else None,
+    )
 
 
-def _plain(soft: Powers) -> Named:
-    b, h, R, n = soft.powers.shape
-    if soft.visible is None:
-        n_keys = torch.full((b, h, R), n, device=soft.total.device)
-    else:
-        n_keys = soft.visible.sum(-1).expand(b, h, R)
-    return {
-        "n_keys": n_keys,
-        "lse": log_sum_exp(soft.peak, soft.total),
-        "max_logit": soft.max_logit * LN2,
-        "max_weight": torch.exp2(soft.highest) / soft.divisor[..., 0],
-    }
+@dataclass
+class _Whole:
+    """What all cells share: what they fill or add to, and memory to compute in."""
+
+    heads: Float[Tensor, "B H T _"]
+    received: Float[Tensor, "B H S"]
+    mixed: Float[Tensor, "B Hkv S _"]
+    scratch: Scratch = field(default_factory=Scratch)
+    away: tuple[object, Tensor, Tensor] | None = None
 
 
-def _entropy(soft: Powers) -> Float[Tensor, "b h R"]:
-    total, divisor = soft.total, soft.divisor[..., 0]
-    moment = soft.shifted.mul_(soft.powers).sum(-1)
-    log_total = torch.log2(torch.where(total == 0, 1.0, total))
-    # A head that reads one key has entropy 0; rounding must not make it negative.
-    return ((log_total * soft.kept - moment) / divisor * LN2).clamp_(min=0.0)
+def _mixed(v: Float[Tensor, "B Hkv S _"], request: RowRequest) -> Float[Tensor, "B Hkv S _"]:
+    """Values and members of classes: columns of one matrix product with the weights."""
+    if request.classes is None:
+        return v
+    members = request.classes[:, None].expand(-1, v.shape[1], -1, -1)
+    return torch.cat([v.to(torch.promote_types(v.dtype, torch.float32)), members], dim=-1)
+
+
+def _mix(soft: Powers, cell: Cell, whole: _Whole) -> Named:
+    mixed = mix(cell, soft.powers, whole.mixed, whole.scratch)
+    Dv = whole.heads.shape[-1]
+    if Dv:
+        into = whole.heads[cell.texts, cell.heads, cell.rows]
+        torch.div(mixed[..., :Dv], soft.divisor, out=into)
+    classes = mixed[..., Dv:]
+    return {"class_mass": classes / soft.divisor} if classes.shape[-1] else {}
+
+
+def _finish(rows: Named, rule: Rule) -> Named:
+    """Statistics from sums over the keys of each row."""
+    kept, total, highest = (rows.pop(name) for name in ("kept", "total", "highest"))
+    peak, max_logit = rows.pop("peak"), rows.pop("max_logit")
+    divisor = positive(total)
+    rows["lse"] = log_sum_exp(peak, total)
+    rows["max_logit"] = torch.where(max_logit < HIDDEN / 2, -torch.inf, max_logit * LN2)
+    rows["max_weight"] = torch.exp2(highest) / divisor
+    if rule.sinks is not None:
+        rows["sink"] = 1.0 - kept / divisor
+    if "moment" in rows:
+        # A head that reads one key has entropy 0; rounding must not make it negative.
+        nats = (torch.log2(divisor) * kept - rows.pop("moment")) / divisor * LN2
+        rows["entropy"] = nats.clamp_(min=0.0)
+    return rows
+
+
+def _n_keys(soft: Powers) -> Int[Tensor, "b h R"]:
+    n_keys = torch.full(soft.total.shape, soft.powers.shape[-1], device=soft.total.device)
+    for _, hidden in soft.hidden.edges:
+        n_keys -= hidden.sum(-1)
+    return n_keys
 
 
 def _participation(soft: Powers, rule: Rule) -> Float[Tensor, "b h R"]:
@@ -178,7 +219,7 @@ def _received(soft: Powers, cell: Cell, queries: Bool[Tensor, "B T"]) -> Float[T
     return found.squeeze(-2)
 
 
-def _on_columns(soft: Powers, cell: Cell, request: RowRequest) -> Named:
+def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch) -> Named:
     """How each measure of the keys falls on single keys and on classes of keys."""
     found: Named = {}
     if request.keys is not None:
@@ -188,28 +229,30 @@ def _on_columns(soft: Powers, cell: Cell, request: RowRequest) -> Named:
         found["class_keys"] = _members_seen(soft, members)
     if not found:
         return found
-    for name, amounts, whole in _measures(soft, cell, request):
+    for name, amounts, whole in _measures(soft, cell, request, scratch):
         if request.keys is not None:
             part = amounts.gather(-1, at) if amounts.shape[-1] else at.to(amounts.dtype)
             found[f"key_{name}"] = part.masked_fill(~found["key_seen"], 0.0) / whole
-        if request.classes is not None:
+        if request.classes is not None and name != "mass":  # which is mixed as values are
             found[f"class_{name}"] = torch.matmul(amounts, members) / whole
     return found
 
 
 def _measures(
-    soft: Powers, cell: Cell, request: RowRequest
+    soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch
 ) -> Iterator[tuple[str, Float[Tensor, "b h R n"], Float[Tensor, "b h R 1"]]]:
     """What each key of a row has of something, and how much of that there is."""
-    yield "mass", soft.powers, soft.divisor
+    powers = soft.powers
+    yield "mass", powers, soft.divisor
+    room = scratch.take("measure", powers, powers.shape)
     if request.top:
         # By their logits: where all keys are hidden, none of them is the largest.
         highest = torch.where(soft.highest < HIDDEN / 2, torch.inf, soft.highest)
-        largest = (soft.shifted == highest.unsqueeze(-1)).to(soft.powers.dtype)
+        largest = torch.eq(soft.shifted, highest.unsqueeze(-1), out=room)
         yield "top", largest, largest.sum(-1, keepdim=True).clamp_(min=1.0)
     if request.key_norms is not None:
-        norms = request.key_norms[cell.texts, cell.heads, None, cell.keys].to(soft.powers.dtype)
-        parts = soft.powers * norms.where(norms.isfinite(), 0.0)
+        norms = request.key_norms[cell.texts, cell.heads, None, cell.keys].to(powers.dtype)
+        parts = torch.mul(powers, norms.where(norms.isfinite(), 0.0), out=room)
         yield "share", parts, parts.sum(-1, keepdim=True)
 
 
@@ -219,36 +262,46 @@ def _seen(
     """Where single keys stand in a cell, and whether they exist there and may be attended to."""
     b, h, _, n = soft.powers.shape
     inside = keys[cell.texts, cell.rows] - cell.tile.keys.start  # b R N
-    seen = ((inside >= 0) & (inside < n))[:, None].expand(b, h, -1, -1)
+    seen = ((inside >= 0) & (inside < n))[:, None]
     at = inside.clamp(0, max(0, n - 1))[:, None].expand(b, h, -1, -1)
-    if soft.visible is not None and n:
+    for edge, hidden in soft.hidden.edges:
         # A mask that is the same for all heads is read for one.
-        heads = soft.visible.shape[1]
-        seen = seen & soft.visible.expand(b, -1, -1, -1).gather(-1, at[:, :heads])
-    return at, seen
+        there = at[:, : hidden.shape[1]] - edge.start
+        width = edge.stop - edge.start
+        found = hidden.expand(b, -1, -1, -1).gather(-1, there.clamp(0, width - 1))
+        seen = seen & ~(found & (there >= 0) & (there < width))
+    return at, seen.expand_as(at)
 
 
 def _members_seen(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tensor, "b h R C"]:
     b, h, R, _ = soft.powers.shape
-    if soft.visible is None:
-        counted = members.sum(-2, keepdim=True)
-    else:
-        counted = torch.matmul(soft.visible.to(members.dtype), members)
+    counted = members.sum(-2, keepdim=True)
+    for edge, hidden in soft.hidden.edges:
+        counted = counted - torch.matmul(hidden.to(members.dtype), members[..., edge, :])
     return counted.expand(b, h, R, -1)
 
 
-def _distance(soft: Powers, cell: Cell, request: RowRequest) -> Named:
-    b, h, R, _ = soft.powers.shape
-    if request.query_at is None or request.key_at is None:
-        query_at, key_at = cell.tile.query_at[None], cell.tile.key_at[None, None]
-    else:
-        query_at = request.query_at[cell.texts, cell.rows, None]
-        key_at = request.key_at[cell.texts, None, cell.keys]
-    away = (query_at - key_at).abs().to(soft.powers.dtype)[:, None]  # b 1 R n
-    mean = (soft.powers * away).sum(-1) / soft.divisor[..., 0]
-    even = (
-        away.mean(-1)
-        if soft.visible is None
-        else ((away * soft.visible).sum(-1) / soft.visible.sum(-1).clamp(min=1))
-    )
-    return {"distance": mean, "even_distance": even.expand(b, h, R)}
+def _distance(soft: Powers, cell: Cell, request: RowRequest, whole: _Whole) -> Named:
+    away, even = _away(soft, cell, request, whole)
+    room = whole.scratch.take("measure", soft.powers, soft.powers.shape)
+    mean = torch.mul(soft.powers, away, out=room).sum(-1) / soft.divisor[..., 0]
+    for edge, hidden in soft.hidden.edges:
+        even = even - (away[..., edge] * hidden).sum(-1)
+    return {"distance": mean, "even_distance": even / _n_keys(soft).clamp(min=1)}
+
+
+def _away(
+    soft: Powers, cell: Cell, request: RowRequest, whole: _Whole
+) -> tuple[Float[Tensor, "#b 1 R n"], Float[Tensor, "#b 1 R"]]:
+    """How far each key is, and the sum of that: kept for the heads that come next."""
+    this = (cell.texts, cell.rows)
+    if whole.away is None or whole.away[0] != this:
+        if request.query_at is None or request.key_at is None:
+            query_at, key_at = cell.tile.query_at[None], cell.tile.key_at[None, None]
+        else:
+            query_at = request.query_at[cell.texts, cell.rows, None]
+            key_at = request.key_at[cell.texts, None, cell.keys]
+        work = soft.powers.dtype
+        away = (query_at.to(work) - key_at.to(work)).abs_()[:, None]
+        whole.away = (this, away, away.sum(-1))
+    return whole.away[1:]

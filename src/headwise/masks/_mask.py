@@ -25,6 +25,10 @@ class Mask:
         """The keys outside of which these queries see nothing, without making a tensor."""
         return range(S)
 
+    def shared(self, rows: range, T: int, S: int) -> range:
+        """Keys that all these queries may attend to, as far as known without making a tensor."""
+        return range(0)
+
     def simplify(self, T: int, S: int) -> "Mask | None":
         """The same rule for these lengths, without the parts that hide nothing; None: all do."""
         return self
@@ -86,9 +90,10 @@ class _And(Mask):
         return one & two
 
     def extent(self, rows: range, T: int, S: int) -> range:
-        one, two = self.left.extent(rows, T, S), self.right.extent(rows, T, S)
-        start = max(one.start, two.start)
-        return range(start, max(start, min(one.stop, two.stop)))
+        return _both(self.left.extent(rows, T, S), self.right.extent(rows, T, S))
+
+    def shared(self, rows: range, T: int, S: int) -> range:
+        return _both(self.left.shared(rows, T, S), self.right.shared(rows, T, S))
 
 
 @dataclass(frozen=True)
@@ -123,3 +128,8 @@ class _Not(Mask):
 def _broader(one: Mask, two: Mask) -> tuple[int, int]:
     (texts, heads), (more_texts, more_heads) = one.batch, two.batch
     return max(texts, more_texts), max(heads, more_heads)
+
+
+def _both(one: range, two: range) -> range:
+    start = max(one.start, two.start)
+    return range(start, max(start, min(one.stop, two.stop)))

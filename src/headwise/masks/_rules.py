@@ -115,6 +115,14 @@ class Window(Mask):
         stop = S if self.right is None else min(S, rows.stop + shift + self.right)
         return range(start, max(start, stop))
 
+    def shared(self, rows: range, T: int, S: int) -> range:
+        if not len(rows):
+            return range(S)
+        first, last = rows.start + S - T, rows.stop - 1 + S - T
+        start = 0 if self.left is None else max(0, last - self.left)
+        stop = S if self.right is None else max(0, min(S, first + 1 + self.right))
+        return range(start, max(start, stop))
+
 
 def _nearer(one: int | None, two: int | None) -> int | None:
     limits = [limit for limit in (one, two) if limit is not None]
