@@ -42,8 +42,8 @@ format: .venv/dev
 	$(BIN)/ruff check --fix
 
 bench: .venv/dev
-	$(BIN)/python benchmarks/watching.py
-	$(BIN)/python benchmarks/layer.py
+	$(BIN)/python benchmarks/observe.py --into docs/watching-speed.md
+	$(BIN)/python benchmarks/layer.py --into docs/speed.md
 
 docs: .venv/dev
 	$(PYTEST) tests/examples/test_docs.py

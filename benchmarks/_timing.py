@@ -5,6 +5,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,18 @@ class Times:
         return Ratio(statistics.median(ratios), ratios[low], ratios[high])
 
 
-def interleaved(works: Mapping[str, Work], rounds: int, clock: str = "wall") -> Times:
-    """Time every work once in each round, in an order that is drawn anew."""
+def interleaved(
+    works: Mapping[str, Work],
+    rounds: int,
+    clock: str = "wall",
+    inside: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
+) -> Times:
+    """Time every work once in each round, in an order that is drawn anew.
+
+    What a work of `inside` is run in is entered anew, and its first run there is not timed.
+    """
     now = CLOCKS[clock]
+    inside = inside or {}
     for work in works.values():  # the first run also sets things up
         work()
     seconds: dict[str, list[float]] = {name: [] for name in works}
@@ -57,11 +67,14 @@ def interleaved(works: Mapping[str, Work], rounds: int, clock: str = "wall") -> 
     for _ in range(rounds):
         rng.shuffle(order)
         for name in order:
-            _wait()
-            started = now()
-            works[name]()
-            _wait()
-            seconds[name].append(now() - started)
+            with inside.get(name, nullcontext)():
+                if name in inside:
+                    works[name]()
+                _wait()
+                started = now()
+                works[name]()
+                _wait()
+                seconds[name].append(now() - started)
     return Times(seconds)
 
 

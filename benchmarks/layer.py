@@ -1,6 +1,7 @@
 """The layer beside those that people use: times, decoding and memory, as Markdown and JSON.
 
     python benchmarks/layer.py --threads 1 --json layer.json
+    python benchmarks/layer.py --read layer.json --into docs/speed.md
 
 Every number of one table comes from one run, its works interleaved. Ratios are medians of ratios
 of the same round, with a 95 % interval for that median. `x-transformers` takes part where it is
@@ -10,19 +11,20 @@ installed (`pip install x-transformers`).
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from _peers import Peer, peers
-from _timing import Times, Work, interleaved, kernels_of, rounds_for
+from _telling import Row, aloud, insert, machine, peak_of, rows_of, tables
+from _timing import Times, Work, interleaved, rounds_for
 
 from headwise.kernels import attend
 
@@ -31,7 +33,7 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)  # of a peer, at 
 SIZES = ((8, 128, 768, 12), (1, 2048, 768, 12), (1, 512, 768, 12))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CACHED = (4096, 16384)
-Row = dict[str, Any]
+PLAIN = "plain fused layer"
 
 
 def main() -> None:
@@ -42,14 +44,15 @@ def main() -> None:
         return
     if how.read:
         told = json.loads(Path(how.read).read_text())
-        rows, machine = told["rows"], told["machine"]
+        rows, where = told["rows"], told["machine"]
     else:
-        rows, machine = [*layers(how), *decoding(how), *memory(how)], _machine(how)
-    print(machine)
-    for title in dict.fromkeys(row["table"] for row in rows):
-        print(f"\n### {title}\n\n{_markdown([row for row in rows if row['table'] == title])}")
+        rows, where = aloud(chain(layers(how), decoding(how), memory(how))), machine(how)
+    text = "\n\n".join([f"{where}.", *tables(sorted(rows, key=itemgetter("table")))])
+    print(text)
     if how.json:
-        Path(how.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+        Path(how.json).write_text(json.dumps({"machine": where, "rows": rows}, indent=1))
+    if how.into:
+        insert(text, how.into)
 
 
 def layers(how: argparse.Namespace) -> Iterator[Row]:
@@ -61,12 +64,10 @@ def layers(how: argparse.Namespace) -> Iterator[Row]:
                 x = torch.randn(B, T, d_model, device=how.device, dtype=DTYPES[dtype])
                 for module, _ in found.values():
                     module.to(x)
-                rule = "causal" if causal else "full"
-                for step, works in (("forward", _forward(found, x)), ("training", _step(found, x))):
-                    times = _time(works, how)
-                    yield from _rows(
-                        f"{step}, {rule}, {dtype}, {(B, T)}", times, "plain fused layer"
-                    )
+                rule = "causal" if causal else "every key visible"
+                for step, works in (("Forward", _forward(found, x)), ("Training", _step(found, x))):
+                    case = {"table": f"{step}, {rule}", "batch, tokens": f"{B}, {T}"}
+                    yield from rows_of(case | {"dtype": dtype}, _time(works, how), PLAIN)
 
 
 def _forward(found: Mapping[str, Peer], x: torch.Tensor) -> dict[str, Work]:
@@ -103,7 +104,8 @@ def decoding(how: argparse.Namespace) -> Iterator[Row]:
             }
             with torch.inference_mode():
                 times = _time(works, how)
-            yield from _rows(f"decoding, {S} cached, {dtype}", times, "torch, enable_gqa")
+            case = {"table": "Decoding", "cached": f"{S}", "dtype": dtype}
+            yield from rows_of(case, times, "torch, enable_gqa")
 
 
 def memory(how: argparse.Namespace) -> Iterator[Row]:
@@ -112,9 +114,9 @@ def memory(how: argparse.Namespace) -> Iterator[Row]:
     names = list(peers(d_model, n_heads, True, T))
     taken = {name: _in_process(name, how) for name in names}
     for name, peak in taken.items():
-        ratio = peak / max(1, taken["plain fused layer"])
-        told = {"MiB": round(peak / 2**20, 1), "ratio": f"{ratio:.2f}"}
-        yield {"table": f"peak of a training step, causal, float32, {(B, T)}", "who": name, **told}
+        case = {"table": "Memory of a training step, causal", "batch, tokens": f"{B}, {T}"}
+        ratio = "1" if name == PLAIN else f"{peak / max(1, taken[PLAIN]):.2f}"
+        yield case | {"who": name, "took": f"{peak / 2**20:.1f} MiB", "ratio": ratio}
 
 
 def _in_process(name: str, how: argparse.Namespace) -> int:
@@ -140,44 +142,11 @@ def step_memory(name: str, how: argparse.Namespace) -> int:
         before = torch.cuda.memory_allocated()
         step()
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
-    before = _of_process("VmRSS")
-    step()
-    return _of_process("VmHWM") - before
-
-
-def _of_process(what: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(what))
-    return 1024 * int(line.split()[1])
+    return peak_of(step)
 
 
 def _time(works: Mapping[str, Work], how: argparse.Namespace) -> Times:
     return interleaved(works, rounds_for(works, how.seconds), how.clock)
-
-
-def _rows(table: str, times: Times, base: str) -> Iterator[Row]:
-    for name, seconds in times.seconds.items():
-        ratio = times.ratio(name, base)
-        told = {"ms": round(times.median(name), 2), "ratio": str(ratio), "rounds": len(seconds)}
-        yield {"table": table, "who": name, **told}
-
-
-def _markdown(rows: list[Row]) -> str:
-    names = [name for name in rows[0] if name != "table"]
-    lines = [names, ["---"] * len(names), *([str(row[name]) for name in names] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _machine(how: argparse.Namespace) -> str:
-    q = torch.randn(1, 4, 256, 64, device=how.device)
-    causal = partial(attend, q, q, q, causal=True)
-    device = torch.cuda.get_device_name() if how.device == "cuda" else platform.processor()
-    return (
-        f"torch {torch.__version__}, {how.threads} threads, {device or platform.machine()} "
-        f"({torch.backends.cpu.get_cpu_capability()}), {how.clock} clock; "
-        f"torch's kernel: {kernels_of(causal)}"
-    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -194,6 +163,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", help="where to write the rows too")
     parser.add_argument("--read", help="print the tables of such a file; nothing is timed")
+    parser.add_argument("--into", help="a page whose tables are replaced by these")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 

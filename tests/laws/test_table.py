@@ -143,3 +143,16 @@ def test_saving_to_a_file_that_exists_keeps_it_when_saving_fails(tmp_path: Path)
         table.save(path)
     assert path.read_text() == "precious"
     assert [file.name for file in tmp_path.iterdir()] == ["table.json"]
+
+
+@given(table=tables())
+def test_sums_of_a_billion_rows_do_not_drift(table: HeadTable) -> None:
+    grown = table
+    for _ in range(30):  # twice as many rows each time
+        grown = grown + grown
+    for name in table.statistics:
+        assert (grown.count(name) == table.count(name) * 2**30).all()
+        np.testing.assert_array_equal(grown.mean(name), table.mean(name))
+        one_more = grown + table  # the smallest next to the largest
+        assert (one_more.count(name) - grown.count(name) == table.count(name)).all()
+        np.testing.assert_allclose(one_more.mean(name), table.mean(name), rtol=1e-14)

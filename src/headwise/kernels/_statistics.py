@@ -23,7 +23,7 @@ from headwise.kernels._cells import (
     positive,
     powers_of_cell,
 )
-from headwise.kernels._guard import guard
+from headwise.kernels._guard import Guarded, guard
 from headwise.kernels._rows import log_sum_exp
 from headwise.kernels._rule import Rule
 
@@ -113,11 +113,12 @@ def row_statistics(
     """
     B, H, T, _ = q.shape
     work = torch.promote_types(q.dtype, torch.float32)
+    safe = guard(q, k, v, rule) if request.heads else Guarded(q, k, v[..., :0], None)
     whole = _Whole(
         heads=q.new_empty(B, H, T, v.shape[3] if request.heads else 0, dtype=work),
         received=q.new_zeros(B, H, k.shape[2], dtype=work),
         # The rest never multiplies a hidden number by 0.
-        mixed=_mixed(guard(q, k, v, rule).v if request.heads else v[..., :0], request),
+        mixed=_mixed(safe.v, request),
     )
 
     def compute(cell: Cell) -> Named:
@@ -142,7 +143,7 @@ def row_statistics(
     return RowStatistics(
         **_finish(rows, rule),
         received=None if request.received is None else whole.received,
-        heads=whole.heads if request.heads else None,
+        heads=safe.mark(whole.heads) if request.heads else None,
     )
 
 

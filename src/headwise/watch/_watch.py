@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike
+from headwise.kernels import RowStatistics
 from headwise.models import (
     Call,
     Inputs,
@@ -24,14 +26,12 @@ from headwise.models import (
 )
 from headwise.table import HeadTable, Totals
 from headwise.watch._collect import Heard, collect
-from headwise.watch._ledger import Ledger
+from headwise.watch._compare import compare
+from headwise.watch._ledger import Ledger, Sums
 from headwise.watch._looks import Looks, Rows, TopKeys
 from headwise.watch._pairs import Pairs, TextPairs
 from headwise.watch._places import Places, places_across, places_within
 from headwise.watch._request import Request
-
-# How far our heads may lie from the model's own before we say that we misread the call.
-_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 @contextmanager
@@ -40,6 +40,7 @@ def observe(
     request: Request | None = None,
     layers: Collection[int] | None = None,
     every: int = 1,
+    exact: bool = True,
 ) -> Iterator["Watch"]:
     """Watch every head of a model while the block runs.
 
@@ -63,6 +64,11 @@ def observe(
         layers: The layers to watch, counted from 0. None is all of them.
         every: Watch only every n-th forward pass, beginning with the first. Under gradient
             accumulation each micro-batch is a forward pass.
+        exact: False lets the pass that takes the statistics also compute the answer, equal to
+            rounding, which saves the model's own: once the first call of a site was understood,
+            in place of a fused kernel called through Hugging Face's interface or as
+            `scaled_dot_product_attention`, without gradients, dropout or a compiler. Everywhere
+            else the model answers itself. `sites()` says who answered, under `kernel`.
     Yields:
         The watch; its table can be read during the block and after it.
     Raises:
@@ -80,7 +86,8 @@ def observe(
     if every < 1:
         raise ArgumentError(f"observe: every={every}. Give 1 or more.")
     watch = Watch(model, request or Request(), layers, every)
-    with watch.inputs.follow(), listen(model, watch.hear) as watch.running:
+    answer = None if exact else watch.answer
+    with watch.inputs.follow(), listen(model, watch.hear, answer) as watch.running:
         yield watch
 
 
@@ -99,6 +106,7 @@ class Watch:
         self._pairs = Pairs(request)
         self._looks = Looks(request.maps, request.received)
         self._understood: set[Site] = set()
+        self._answered: set[Site] = set()
 
     def sites(self) -> list[Site]:
         """Where heads attend, in the order of the calls; then where none were heard, and why.
@@ -106,7 +114,13 @@ class Watch:
         Each says how it is watched, what computes the model's answer and what its statistics.
         """
         unheard = [] if self.running is None else self._found.unheard(self.running)
-        return self._found.all() + unheard
+        heard = [
+            replace(site, kernel=f"{site.statistics}, instead of {site.kernel}")
+            if site in self._answered
+            else site
+            for site in self._found.all()
+        ]
+        return heard + unheard
 
     def table(self) -> HeadTable:
         """The statistics of every head watched so far.
@@ -209,28 +223,54 @@ class Watch:
 
     def hear(self, call: Call) -> None:
         """Take in one attention call; `observe` sees to it that this is called."""
-        # In a backward pass, checkpointed layers run again: they have been counted already.
-        again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
-        if again or max(0, self.inputs.passes - 1) % self._every:
+        if self._passes_over():
             return
         site = self._found.of(call, self.inputs.passes)
         if self._layers is not None and site.layer not in self._layers:
             return
         # What listens for attention need not listen to what is computed about it.
         with torch._C.DisableTorchFunction():
-            self._enter(site, call)
+            self._take_in(site, call)
 
-    def _enter(self, site: Site, call: Call) -> None:
+    def _take_in(self, site: Site, call: Call) -> None:
         heard = self._heard(site, call)
         ask = call.exact and site not in self._understood
-        with torch.autocast(call.q.device.type, enabled=False):  # it would round sums of ours, too
-            sums, rows = collect(heard, self._request, heads_too=ask)
+        sums, rows = self._collect(heard, heads_too=ask)
         if ask and rows.heads is not None:
             ours = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            _compare(site, call.heads, ours, heard.places)
+            compare(site, call.heads, ours, heard.places)
             self._understood.add(site)
+        self._enter(site, heard, sums, rows)
+
+    def answer(self, call: Call) -> Float[Tensor, "B H T Dv"] | None:
+        """Take in a call that the model has not answered, and give its heads; or neither."""
+        site = self._found.known(call, self.inputs.passes)
+        if site not in self._understood or self._passes_over():
+            return None
+        if self._layers is not None and site.layer not in self._layers:
+            return None
+        site = self._found.of(call, self.inputs.passes)
+        with torch._C.DisableTorchFunction():
+            heard = self._heard(site, call)
+            sums, rows = self._collect(heard, heads_too=True)
+            self._enter(site, heard, sums, rows)
+        self._answered.add(site)
+        return None if rows.heads is None else rows.heads.to(call.q.dtype)
+
+    def _passes_over(self) -> bool:
+        """Whether nothing is watched just now."""
+        # In a backward pass, checkpointed layers run again: they have been counted already.
+        again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
+        return again or max(0, self.inputs.passes - 1) % self._every > 0
+
+    def _collect(self, heard: Heard, heads_too: bool) -> tuple[Sums, RowStatistics]:
+        # Autocast would round sums of ours, too.
+        with torch.autocast(heard.call.q.device.type, enabled=False):
+            return collect(heard, self._request, heads_too)
+
+    def _enter(self, site: Site, heard: Heard, sums: Sums, rows: RowStatistics) -> None:
         self._ledger.enter(site, sums)
-        self._looks.take(site, call, heard.first, rows.received)
+        self._looks.take(site, heard.call, heard.first, rows.received)
 
     def _heard(self, site: Site, call: Call) -> Heard:
         text, places = self._read(site, call)
@@ -285,20 +325,3 @@ class Watch:
                 f"observe: layers {sorted(missing)} were not seen. "
                 f"There are {len(self._found.all())}, counted from 0."
             )
-
-
-def _compare(site: Site, theirs: Tensor, ours: Tensor, places: Places) -> None:
-    """Refuse a call whose heads don't follow from what was understood of it."""
-    real = places.query_real[:, None, :, None]
-    if theirs.shape == ours.shape:
-        gap = torch.where(real, theirs.to(ours.dtype) - ours, 0.0).abs().max().item()
-        size = torch.where(real, ours, 0.0).abs().max().item()
-        if gap <= _TOLERANCE.get(theirs.dtype, 1e-4) * max(size, 1e-6):
-            return
-        found = f"differ by {gap:.2g} at a size of {size:.2g}"
-    else:
-        found = f"have shapes {tuple(theirs.shape)} and {tuple(ours.shape)}"
-    raise UnsupportedError(
-        f"observe: {site.name} ({site.kernel}) does not compute what was understood of it: its "
-        f"heads and ours {found}. Leave its layer out with layers=, and please report it."
-    )

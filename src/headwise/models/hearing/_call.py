@@ -22,7 +22,8 @@ class Call:
     Attributes:
         module: The module that attended.
         rule: How its logits became weights.
-        heads: The per-head outputs that the model computed itself, or what it made of them.
+        heads: The per-head outputs that the model computed itself, or what it made of them;
+            empty in a call that it has not answered yet.
         watched: How the call was heard.
         kernel: The name of the implementation that computed them.
         exact: Whether `heads` follows from the rest: no weights were dropped.
@@ -55,6 +56,8 @@ class Call:
 
 
 Hear = Callable[[Call], None]
+# Heads for a call that the model has not answered; None: it shall answer it itself.
+Answer = Callable[[Call], Float[Tensor, "B H T Dv"] | None]
 
 
 def uncompiled(tell: Callable[P, R]) -> Callable[P, R]:

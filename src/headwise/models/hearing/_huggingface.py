@@ -96,29 +96,78 @@ def _run(
     **kwargs: Any,
 ) -> Any:
     listeners: tuple[Listener, ...] = module.__dict__.get(_LISTENERS, ())
+    if not listeners:
+        return inner(module, query, key, value, attention_mask, *args, **kwargs)
+    describe = partial(
+        _call, listeners, implementation, module, query, key, value, attention_mask, kwargs
+    )
+    by, heads = _answered(listeners, implementation, kwargs, (query, key, value), describe)
+    if heads is not None:
+        answer = heads.transpose(1, 2), None  # B H T Dv -> B T H Dv
+    else:
+        with _heard(listeners):
+            answer = inner(module, query, key, value, attention_mask, *args, **kwargs)
+    with torch.no_grad():
+        call = describe(answer[0].detach().transpose(1, 2))
+        for hear, running in listeners:
+            if running is not by:
+                hear(call)
+    return answer
+
+
+@contextmanager
+def _heard(listeners: tuple[Listener, ...]) -> Iterator[None]:
+    """What happens here is heard already."""
     for _, running in listeners:
         running.heard_elsewhere += 1
     try:
-        answer = inner(module, query, key, value, attention_mask, *args, **kwargs)
+        yield
     finally:
         for _, running in listeners:
             running.heard_elsewhere -= 1
-    if listeners:
-        with torch.no_grad():
-            q, k, v = query.detach(), key.detach(), value.detach()
-            call = Call(
-                module=module,
-                q=q, k=k, v=v,
-                rule=_rule(module, q, k, attention_mask, implementation, kwargs),
-                heads=answer[0].detach().transpose(1, 2),  # B T H Dv -> B H T Dv
-                watched="the attention interface",
-                kernel=implementation or "eager",
-                exact=not kwargs.get("dropout"),
-                cross=listeners[-1][1].reads_another_text(q.shape[2], k.shape[2]),
-            )  # fmt: skip
-            for hear, _ in listeners:
-                hear(call)
-    return answer
+
+
+def _answered(
+    listeners: tuple[Listener, ...],
+    implementation: str,
+    kwargs: dict[str, Any],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    describe: Callable[[Tensor], Call],
+) -> tuple[Running | None, Tensor | None]:
+    """The first listener that answers instead of the implementation, and its answer."""
+    # The written-out implementation also gives weights, which we do not make.
+    if kwargs.get("dropout") or implementation in (None, "eager"):
+        return None, None
+    for _, running in listeners:
+        if running.answer is not None and running.may_answer(*inputs):
+            heads = running.answer(describe(inputs[0].detach()[..., :0]))
+            if heads is not None:
+                return running, heads
+    return None, None
+
+
+def _call(
+    listeners: tuple[Listener, ...],
+    implementation: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+    heads: Tensor,
+) -> Call:
+    q, k, v = query.detach(), key.detach(), value.detach()
+    return Call(
+        module=module,
+        q=q, k=k, v=v,
+        rule=_rule(module, q, k, mask, implementation, kwargs),
+        heads=heads,
+        watched="the attention interface",
+        kernel=implementation or "eager",
+        exact=not kwargs.get("dropout"),
+        cross=listeners[-1][1].reads_another_text(q.shape[2], k.shape[2]),
+    )  # fmt: skip
 
 
 def _rule(

@@ -11,23 +11,26 @@ from torch import Tensor, nn
 
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
-from headwise.models.hearing._call import Call, Hear, uncompiled
+from headwise.models.hearing._call import Answer, Call, Hear, uncompiled
 from headwise.models.hearing._running import Running
 from headwise.models.hearing._softmax import Softmaxes
 from headwise.models.hearing._torch import FunctionListener, ordinary_path, tell_torch_layer
 
 
 @contextmanager
-def listen(model: nn.Module, hear: Hear) -> Iterator[Running]:
+def listen(model: nn.Module, hear: Hear, answer: Answer | None = None) -> Iterator[Running]:
     """Tell `hear` of each attention call of `model`, after the model has computed it itself.
 
     The model's answer is passed on untouched. Heard are layers of this library, every Hugging
     Face model, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`
     themselves or write the softmax out. What is yielded knows which modules have been called,
     and in which of them a softmax could not be read.
+
+    With `answer`, whose heads are then the model's, the calls are put to it that may be answered
+    in place of a fused kernel: without gradients, dropout or a compiler.
     """
     hear = uncompiled(hear)
-    running = Running()
+    running = Running(answer)
     softmaxes = Softmaxes(running)
     told: dict[type[nn.Module], Callable[..., None]] = {
         HeadAttention: partial(_tell, hear, running),

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from headwise.models.hearing._call import Answer
 
 # What modules call the number of their heads.
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
@@ -60,9 +63,11 @@ class Running:
         heard_elsewhere: How many of them tell of their attention by themselves.
         called: Every module that has been called so far, by identity.
         unread: The axes of a softmax in a module, by identity, whose values were not found.
+        answer: Who may give the heads of a call instead of the model; None: nobody.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Answer | None = None) -> None:
+        self.answer = answer
         self.runs: list[Run] = []
         self.heard_elsewhere = 0
         self.called: set[int] = set()
@@ -72,6 +77,11 @@ class Running:
         """The module whose own code is running, or the one around those of some types."""
         modules = [run.module for run in self.runs]
         return next((m for m in reversed(modules) if not isinstance(m, but)), modules[-1])
+
+    def may_answer(self, *inputs: Tensor) -> bool:
+        """Whether somebody may: only where no gradient needs the way that the model went."""
+        trained = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        return self.answer is not None and not trained and not torch.compiler.is_compiling()
 
     def reads_another_text(self, T: int, S: int) -> bool:
         """Whether the keys of the attention call that is heard belong to another text."""

@@ -31,9 +31,13 @@ class FunctionListener(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        answer = func(*args, **kwargs)
         if self._running.heard_elsewhere or not self._running.runs:
-            return answer
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            heads = self._answered(*args, **kwargs)
+            if heads is not None:
+                return heads
+        answer = func(*args, **kwargs)
         with torch.no_grad():
             if func is F.scaled_dot_product_attention:
                 self._hear(_call(self._running, answer, *args, **kwargs))
@@ -42,6 +46,18 @@ class FunctionListener(TorchFunctionMode):
                 if call is not None:
                     self._hear(call)
         return answer
+
+    def _answered(
+        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor | None:
+        running = self._running
+        free = query.ndim == 4 and running.may_answer(query, key, value)
+        if running.answer is None or not free:
+            return None
+        with torch.no_grad():
+            call = _call(running, query[..., :0], query, key, value, *args, **kwargs)
+            heads = running.answer(call) if call.exact else None
+        return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
 
 
 def _call(

@@ -74,6 +74,11 @@ class Sites:
             for name in unread + silent
         ]
 
+    def known(self, call: Call, forward_pass: int) -> Site | None:
+        """The site of a call that is about to be made, if it is not new."""
+        nth = self._calls.get(id(call.module), 0) if forward_pass == self._pass else 0
+        return self._found.get((id(call.module), nth))
+
     def of(self, call: Call, forward_pass: int) -> Site:
         """The site of a call, found or new."""
         if forward_pass != self._pass:

@@ -1,0 +1,89 @@
+"""What benchmarks tell: rows, tables of them, on which machine, and peaks of memory."""
+
+import argparse
+import platform
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from _timing import Times, kernels_of
+
+from headwise.kernels import attend
+
+Row = dict[str, Any]
+MEASURED = ("who", "took", "ratio", "rounds")
+BEGIN, END = "<!-- measured -->", "<!-- end of what was measured -->"
+
+
+def rows_of(case: Row, times: Times, base: str) -> Iterator[Row]:
+    """A row for each work: its median time, and its ratio to `base`."""
+    for name, seconds in times.seconds.items():
+        ratio = "1" if name == base else str(times.ratio(name, base))
+        took = f"{times.median(name):.2f} ms"
+        yield case | {"who": name, "took": took, "ratio": ratio, "rounds": len(seconds)}
+
+
+def aloud(rows: Iterable[Row]) -> list[Row]:
+    """The rows, told one by one as they are measured."""
+    told = []
+    for row in rows:
+        print(*row.values(), sep="; ", file=sys.stderr, flush=True)
+        told.append(row)
+    return told
+
+
+def tables(rows: list[Row]) -> Iterator[str]:
+    """A table for each title: a line for each case, a column for each of those compared.
+
+    The base is told by what it took, the others by their ratio to it.
+    """
+    for title in dict.fromkeys(row["table"] for row in rows):
+        frame = pd.DataFrame([row for row in rows if row["table"] == title])
+        frame["told"] = frame["took"].where(frame["ratio"] == "1", frame["ratio"])
+        case = [name for name in frame if name not in ("table", "told", *MEASURED)]
+        lines = {
+            key: part.set_index("who")["told"] for key, part in frame.groupby(case, sort=False)
+        }
+        wide = pd.DataFrame(lines).T.reindex(columns=frame["who"].unique()).fillna("")
+        yield f"## {title}\n\n{_markdown(wide.rename_axis(case).reset_index())}"
+
+
+def _markdown(frame: pd.DataFrame) -> str:
+    cells = [list(frame.columns), ["---"] * frame.shape[1], *frame.astype(str).to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
+def insert(text: str, page: str) -> None:
+    """Put what was measured between the two marks of a page."""
+    before, rest = Path(page).read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    Path(page).write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def machine(how: argparse.Namespace) -> str:
+    q = torch.randn(1, 4, 256, 64, device=how.device)
+    causal = partial(attend, q, q, q, causal=True)
+    device = torch.cuda.get_device_name() if how.device == "cuda" else platform.processor()
+    return (
+        f"torch {torch.__version__}, {how.threads} threads, {device or platform.machine()} "
+        f"({torch.backends.cpu.get_cpu_capability()}), {how.clock} clock; "
+        f"torch's kernel: {kernels_of(causal)}"
+    )
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Bytes that a work takes at its peak on top of what was there before; Linux."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _of_process("VmRSS")
+    work()
+    return _of_process("VmHWM") - before
+
+
+def _of_process(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(what))
+    return 1024 * int(line.split()[1])

@@ -1,0 +1,227 @@
+"""What it costs to watch: the kernel, whole models, the written-out way, memory.
+
+    python benchmarks/observe.py --threads 1 --into docs/watching-speed.md
+
+Every number of one table comes from one run, its works interleaved. Ratios are medians of ratios
+of the same round, with a 95 % interval for that median. `--long` adds texts of 64k tokens.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from _telling import Row, aloud, insert, machine, peak_of, rows_of, tables
+from _timing import Work, interleaved, rounds_for
+from torch import Tensor, nn
+
+from headwise.kernels import RowRequest, make_rule, row_statistics
+from headwise.watch import observe
+
+KERNEL = (128, 512, 1024, 2048, 4096)
+# Layers, heads, width, texts and tokens of whole models.
+MODELS = {
+    "encoder, 6 layers of 384, 8 x 128": ("Bert", 6, 384, 8, 128),
+    "encoder, 6 layers of 384, 2 x 512": ("Bert", 6, 384, 2, 512),
+    "decoder, 12 layers of 768, 1 x 2048": ("GPT2", 12, 768, 1, 2048),
+    "decoder, 1 layer of 768, 1 x 4096": ("GPT2", 1, 768, 1, 4096),
+}
+LENGTHS = (1024, 4096, 16384)
+EVERY = 4
+
+
+def main() -> None:
+    how = _arguments()
+    torch.set_num_threads(how.threads)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    if how.memory_of:
+        print(memory_of(*how.memory_of))
+        return
+    rows = aloud(chain(kernel(how), models(how), memory(how)))
+    text = "\n\n".join([f"{machine(how)}.", *tables(rows)])
+    print(text)
+    if how.json:
+        Path(how.json).write_text(json.dumps({"machine": machine(how), "rows": rows}, indent=1))
+    if how.into:
+        insert(text, how.into)
+
+
+def kernel(how: argparse.Namespace) -> Iterator[Row]:
+    """Output and statistics in one go beside torch's kernel, which gives the output alone."""
+    for T in how.kernel:
+        B = 8 if T <= 128 else 1
+        q, k, v = (torch.randn(B, T, 12, 64).transpose(1, 2) for _ in "qkv")
+        first = torch.zeros(B, T, 1, dtype=torch.int64)
+        classes = (torch.rand(B, T, 8) < 0.1).float()
+        requests = {
+            "default": RowRequest(heads=True),
+            "with top": RowRequest(heads=True, keys=first, top=True),
+            "with 8 classes": RowRequest(heads=True, classes=classes),
+        }
+        for causal in (False, True):
+            rule = make_rule(head_dim=64, is_causal=causal)
+            works: dict[str, Work] = {
+                "torch": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+            }
+            for name, request in requests.items():
+                works[name] = partial(row_statistics, q, k, v, rule, request)
+            times = interleaved(works, rounds_for(works, how.seconds), how.clock)
+            what = f"{B} x {T}, {'causal' if causal else 'full'}"
+            case = {"table": "Kernel, 12 heads of 64", "texts": what}
+            yield from rows_of(case, times, "torch")
+
+
+def models(how: argparse.Namespace) -> Iterator[Row]:
+    """Whole models: unobserved, observed in several ways, and their weights written out."""
+    for name in how.models:
+        kind, layers, width, B, T = MODELS[name]
+        model = _model(kind, layers, width, T)
+        written = _model(kind, layers, width, T, written=True)
+        written.load_state_dict(model.state_dict())
+        batch = torch.randint(0, 1000, (B, T))
+        watch = partial(observe, model)
+        ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+            "observed": watch,
+            "observed, exact=False": partial(watch, exact=False),
+            f"observed, 1 layer of {layers}": partial(watch, layers=[layers - 1]),
+        }
+        works: dict[str, Work] = {"unobserved": partial(model, batch)}
+        works |= {way: partial(model, batch) for way in ways}
+        works["observed, the first pass alone"] = partial(_first, watch, model, batch)
+        works["weights written out"] = partial(_written_out, written, batch)
+        rounds = rounds_for(works, how.seconds, least=3)
+        times = interleaved(works, rounds, how.clock, ways)
+        yield from rows_of({"table": "Whole models", "model": name}, times, "unobserved")
+        yield from _every(how, name, model, batch)
+
+
+def _every(how: argparse.Namespace, name: str, model: nn.Module, batch: Tensor) -> Iterator[Row]:
+    def passes() -> None:
+        for _ in range(EVERY):
+            model(batch)
+
+    title = f"observed, every={EVERY}"
+    works: dict[str, Work] = {f"{EVERY} passes unobserved": passes, title: passes}
+    ways = {title: partial(observe, model, every=EVERY)}
+    times = interleaved(works, rounds_for(works, how.seconds / 2, least=3), how.clock, ways)
+    case = {"table": f"Whole models, {EVERY} passes", "model": name}
+    yield from rows_of(case, times, f"{EVERY} passes unobserved")
+
+
+def _first(watch: Callable[..., Any], model: nn.Module, batch: Tensor) -> None:
+    with watch():
+        model(batch)
+
+
+def _model(kind: str, layers: int, width: int, T: int, written: bool = False) -> nn.Module:
+    import transformers
+
+    if kind == "Bert":
+        config = transformers.BertConfig(
+            hidden_size=width, num_hidden_layers=layers, num_attention_heads=12,
+            intermediate_size=4 * width, max_position_embeddings=T,
+        )  # fmt: skip
+        make = transformers.BertModel
+    else:
+        config = transformers.GPT2Config(
+            n_embd=width, n_layer=layers, n_head=12, n_positions=T, vocab_size=1000
+        )
+        make = transformers.GPT2Model
+    config.use_cache = False
+    config._attn_implementation = "eager" if written else "sdpa"
+    return make(config).eval()
+
+
+def _written_out(model: nn.Module, batch: Tensor) -> list[Mapping[str, Tensor]]:
+    """The way without us: keep all weights, then compute the same statistics from them."""
+    maps = model(batch, output_attentions=True).attentions
+    at = torch.arange(batch.shape[1])
+    away = (at[:, None] - at).abs().float()
+    return [
+        {
+            "entropy": torch.special.entr(weights).sum(-1).mean((0, 2)),
+            "max_weight": weights.amax(-1).mean((0, 2)),
+            "first": weights[..., 0].mean((0, 2)),
+            "self": weights.diagonal(0, 2, 3).mean((0, 2)),
+            "previous": weights.diagonal(-1, 2, 3).mean((0, 2)),
+            "next": weights.diagonal(1, 2, 3).mean((0, 2)),
+            "distance": (weights * away).sum(-1).mean((0, 2)),
+        }
+        for weights in maps
+    ]
+
+
+def memory(how: argparse.Namespace) -> Iterator[Row]:
+    """What watching holds at its peak on top of the unobserved model, each in its own process."""
+    for T in (*LENGTHS, 65536) if how.long else LENGTHS:
+        plain = _in_process("unobserved", T, how)
+        observed = max(0, _in_process("observed", T, how) - plain)
+        # The weights, and at least one more array of their size while they are computed.
+        needed, there = 2 * 4 * 12 * T * T, _available()
+        case = {"table": "Memory on top of the unobserved model, a layer of 12 x 64", "tokens": T}
+        yield case | {"who": "observed", "took": f"{observed / 2**20:.1f} MiB", "ratio": "1"}
+        if needed > there:
+            ratio = f"needs {needed / 2**30:.0f} GiB, {there / 2**30:.0f} are there"
+        else:
+            written = max(0, _in_process("written out", T, how) - plain)
+            ratio = f"{written / max(1, observed):.0f} times that"
+        yield case | {"who": "weights written out", "ratio": ratio}
+
+
+def _available() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("MemAvailable"))
+    return 1024 * int(line.split()[1])
+
+
+def _in_process(who: str, T: int, how: argparse.Namespace) -> int:
+    command = [sys.executable, "-W", "ignore", __file__, "--memory-of", who, str(T)]
+    command += ["--threads", str(how.threads)]
+    # Memory that is freed goes back at once, so that the peak is that of what is held.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return int(done.stdout.splitlines()[-1])
+
+
+def memory_of(who: str, tokens: str) -> int:
+    """Bytes that a pass of one layer takes on top of what was there before."""
+    T = int(tokens)
+    model = _model("GPT2", 1, 768, T, written=who == "written out")
+    work: Mapping[str, Work] = {
+        "unobserved": lambda: model(batch),
+        "observed": lambda: _first(partial(observe, model), model, batch),
+        "written out": lambda: _written_out(model, batch),
+    }
+    batch = torch.randint(0, 1000, (1, 64))
+    work[who]()  # what is imported and set up once is there from now on
+    batch = torch.randint(0, 1000, (1, T))
+    return peak_of(work[who])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernel", type=int, nargs="*", default=KERNEL, help="lengths of texts")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--long", action="store_true", help="64k tokens too: minutes more")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=15.0, help="for each group of works")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--json", help="where to write the rows too")
+    parser.add_argument("--into", help="a page whose tables are replaced by these")
+    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
+    parser.set_defaults(device="cpu")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

