@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise.kernels._rule import Rule
-from headwise.masks import Tile
+from headwise.masks import Mask, Tile
 
 LN2 = math.log(2.0)
 LOG2E = 1.0 / LN2
@@ -54,17 +54,16 @@ class Hidden:
     def of(cls, rule: Rule, cell: Cell) -> "Hidden":
         if rule.visible is None:
             return cls(())
-        tile, keys = cell.tile, cell.tile.keys
-        shared = rule.visible.shared(tile.rows, tile.T, tile.S)
-        start = min(max(shared.start, keys.start), keys.stop)
-        stop = max(min(shared.stop, keys.stop), start)
         edges = []
-        for edge in (range(keys.start, start), range(stop, keys.stop)):
-            visible = rule.visible_in(replace(tile, keys=edge), cell.texts, cell.heads)
-            if visible is not None and len(edge):
+        for tile in _edges(rule.visible, cell.tile):
+            visible = rule.visible_in(tile, cell.texts, cell.heads)
+            if visible is not None:
+                start, stop = tile.keys.start, tile.keys.stop
                 # A mask that is the same for all queries or keys hides from each of them.
-                hidden = ~visible.expand(-1, -1, len(tile.rows), len(edge))
-                edges.append((slice(edge.start - keys.start, edge.stop - keys.start), hidden))
+                rows = tile.rows.stop - tile.rows.start
+                hidden = ~visible.expand(-1, -1, rows, stop - start)
+                shift = cell.tile.keys.start
+                edges.append((slice(start - shift, stop - shift), hidden))
         return cls(tuple(edges))
 
     def cover(self, logits: Float[Tensor, "b h R n"]) -> Tensor:
@@ -72,6 +71,18 @@ class Hidden:
             whole = hidden.shape[-1] == logits.shape[-1]
             (logits if whole else logits[..., at]).masked_fill_(hidden, HIDDEN)
         return logits
+
+
+def _edges(visible: Mask, tile: Tile) -> list[Tile]:
+    """The parts of a tile left and right of the keys that all its queries may attend to."""
+    rows, keys = tile.rows, tile.keys
+    if isinstance(rows, slice) or isinstance(keys, slice):  # of a length that is open
+        return [tile]
+    shared = visible.shared(rows, tile.T, tile.S)
+    start = min(max(shared.start, keys.start), keys.stop)
+    stop = max(min(shared.stop, keys.stop), start)
+    parts = range(keys.start, start), range(stop, keys.stop)
+    return [replace(tile, keys=part) for part in parts if len(part)]
 
 
 class Scratch:
