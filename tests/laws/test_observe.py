@@ -204,3 +204,14 @@ def _assert_close_but_for_texts(one: HeadTable, two: HeadTable) -> None:
     for name in one.statistics:
         np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
         np.testing.assert_allclose(one.mean(name), two.mean(name), rtol=1e-4, err_msg=name)
+
+
+def test_large_logits_are_rounded_by_more_and_still_understood() -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(256, 4).eval()
+    with torch.no_grad():
+        for projection in (layer.q_proj, layer.k_proj):
+            projection.weight *= 150.0
+        with observe(layer) as watch:
+            layer(torch.randn(2, 200, 256), causal=True)
+    assert (watch.table().maximum("max_logit") > 5000).all()

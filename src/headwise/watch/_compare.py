@@ -9,15 +9,21 @@ from headwise.watch._places import Places
 
 # How far our heads may lie from the model's own before we say that we misread the call.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_STEPS = 8  # roundings of a logit that may add up
 
 
-def compare(site: Site, theirs: Tensor, ours: Tensor, places: Places) -> None:
-    """Refuse a call whose heads don't follow from what was understood of it."""
+def compare(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, places: Places) -> None:
+    """Refuse a call whose heads don't follow from what was understood of it.
+
+    Large logits are rounded by more, and their exponentials with them: `lse` says how large.
+    """
     real = places.query_real[:, None, :, None]
+    logits = torch.where(real[..., 0] & lse.isfinite(), lse, 0.0).abs().max().item()
+    rounding = _STEPS * torch.finfo(torch.float32).eps * logits
     if theirs.shape == ours.shape:
         gap = torch.where(real, theirs.to(ours.dtype) - ours, 0.0).abs().max().item()
         size = torch.where(real, ours, 0.0).abs().max().item()
-        if gap <= _TOLERANCE.get(theirs.dtype, 1e-4) * max(size, 1e-6):
+        if gap <= (_TOLERANCE.get(theirs.dtype, 1e-4) + rounding) * max(size, 1e-6):
             return
         found = f"differ by {gap:.2g} at a size of {size:.2g}"
     else:

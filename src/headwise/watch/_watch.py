@@ -238,7 +238,7 @@ class Watch:
         sums, rows = self._collect(heard, heads_too=ask)
         if ask and rows.heads is not None:
             ours = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            compare(site, call.heads, ours, heard.places)
+            compare(site, call.heads, ours, rows.lse, heard.places)
             self._understood.add(site)
         self._enter(site, heard, sums, rows)
 
