@@ -56,13 +56,13 @@ class Window:
         if self._watch is None:
             return
         self._counts = model.training and torch.is_grad_enabled()
-        self._watch.inputs.restart()
+        self._watch.hearing.inputs.restart()
         if not self._counts or self._in_pass:
             return  # hooks that an interruption from the keyboard left serve this pass, too
         there = set(model._forward_pre_hooks)
         with ExitStack() as stack:
-            stack.enter_context(self._watch.inputs.follow())
-            self._watch.running = stack.enter_context(listen(model, self._hear))
+            stack.enter_context(self._watch.hearing.inputs.follow())
+            self._watch.hearing.running = stack.enter_context(listen(model, self._hear))
             end = model.register_forward_hook(self._end, always_call=True)
             stack.callback(end.remove)
             # This pass has begun: it would not call the hooks that have just been hung up.
@@ -75,7 +75,7 @@ class Window:
 
     def _hear(self, call: Call) -> None:
         if self._counts and self._watch is not None:
-            self._watch.hear(call)
+            self._watch.hearing.hear(call)
 
     def _end(self, *_: Any) -> None:
         self._in_pass = False

@@ -6,31 +6,17 @@ from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike
-from headwise.kernels import RowStatistics
-from headwise.models import (
-    Call,
-    Inputs,
-    Running,
-    Site,
-    Sites,
-    Text,
-    fingerprint,
-    listen,
-    output_projection,
-)
+from headwise.models import Site, fingerprint, listen
 from headwise.table import HeadTable, Totals
-from headwise.watch._collect import Heard, collect
-from headwise.watch._compare import compare
-from headwise.watch._ledger import Ledger, Sums
-from headwise.watch._looks import Looks, Rows, TopKeys
-from headwise.watch._pairs import Pairs, TextPairs
-from headwise.watch._places import Places, places_across, places_within
+from headwise.watch._hearing import Hearing
+from headwise.watch._ledger import Ledger
+from headwise.watch._looks import Rows, TopKeys
+from headwise.watch._pairs import TextPairs
 from headwise.watch._request import Request
 
 
@@ -86,8 +72,9 @@ def observe(
     if every < 1:
         raise ArgumentError(f"observe: every={every}. Give 1 or more.")
     watch = Watch(model, request or Request(), layers, every)
-    answer = None if exact else watch.answer
-    with watch.inputs.follow(), listen(model, watch.hear, answer) as watch.running:
+    hearing = watch.hearing
+    answer = None if exact else hearing.answer
+    with hearing.inputs.follow(), listen(model, hearing.hear, answer) as hearing.running:
         yield watch
 
 
@@ -98,27 +85,21 @@ class Watch:
         self, model: nn.Module, request: Request, layers: Collection[int] | None, every: int
     ) -> None:
         self._model, self._request = model, request
-        self._layers, self._every = layers, every
-        self._found = Sites(model)
-        self.inputs = Inputs(model, self._found.stacks.roots)
-        self.running: Running | None = None
-        self._ledger = Ledger(request.per_text)
-        self._pairs = Pairs(request)
-        self._looks = Looks(request.maps, request.received)
-        self._understood: set[Site] = set()
-        self._answered: set[Site] = set()
+        self._layers = layers
+        self.hearing = Hearing(model, request, layers, every)
 
     def sites(self) -> list[Site]:
         """Where heads attend, in the order of the calls; then where none were heard, and why.
 
         Each says how it is watched, what computes the model's answer and what its statistics.
         """
-        unheard = [] if self.running is None else self._found.unheard(self.running)
+        hearing = self.hearing
+        unheard = [] if hearing.running is None else hearing.found.unheard(hearing.running)
         heard = [
             replace(site, kernel=f"{site.statistics}, instead of {site.kernel}")
-            if site in self._answered
+            if site in hearing.answered
             else site
-            for site in self._found.all()
+            for site in hearing.found.all()
         ]
         return heard + unheard
 
@@ -129,7 +110,7 @@ class Watch:
             UnsupportedError: nothing was seen.
             ArgumentError: a layer was asked for that the model does not have.
         """
-        found = self._ledger.totals()
+        found = self.hearing.ledger.totals()
         self._check_seen(found)
         sites = list(found)
         totals = {
@@ -149,8 +130,8 @@ class Watch:
 
     def take(self) -> dict[Site, dict[str, Totals]]:
         """What was seen at each site since the last time; from here on it is seen anew."""
-        taken = self._ledger.totals()
-        self._ledger = Ledger(self._request.per_text)
+        taken = self.hearing.ledger.totals()
+        self.hearing.ledger = Ledger(self._request.per_text)
         return taken
 
     def pairs(self, **pairs: Sequence[TextPairs]) -> None:
@@ -164,7 +145,7 @@ class Watch:
         Raises:
             ArgumentError: other names, or in the pass itself another number of texts.
         """
-        self._pairs.give(self.inputs.passes + 1, pairs)
+        self.hearing.pairs.give(self.hearing.inputs.passes + 1, pairs)
 
     def weights(self, head: HeadLike, rows: Rows = None) -> Float[Tensor, "B R S"]:
         """The exact weights of one head on the last batch, for some queries or all of them.
@@ -178,7 +159,7 @@ class Watch:
             ArgumentError: the request did not ask for maps, or rows lie outside the text.
             HeadError: there is no such head.
         """
-        return self._looks.weights(head, rows)
+        return self.hearing.looks.weights(head, rows)
 
     def visible(self, head: HeadLike) -> Bool[Tensor, "B T S"]:
         """What each query of a head may attend to on the last batch.
@@ -187,7 +168,7 @@ class Watch:
             ArgumentError: the request did not ask for maps.
             HeadError: there is no such head.
         """
-        return self._looks.visible(head)
+        return self.hearing.looks.visible(head)
 
     def top_keys(self, head: HeadLike, k: int = 5, rows: Rows = None) -> TopKeys:
         """The `k` keys that each query of a head attends to most on the last batch.
@@ -204,7 +185,7 @@ class Watch:
                 keys, or rows lie outside the text.
             HeadError: there is no such head.
         """
-        return self._looks.top_keys(head, k, rows)
+        return self.hearing.looks.top_keys(head, k, rows)
 
     def received(self, head: HeadLike) -> Float[Tensor, "B S"]:
         """What each key was given by all queries of the latest texts: a column sum of weights.
@@ -219,102 +200,20 @@ class Watch:
             ArgumentError: the request did not ask for it.
             HeadError: there is no such head.
         """
-        return self._looks.received(head)
-
-    def hear(self, call: Call) -> None:
-        """Take in one attention call; `observe` sees to it that this is called."""
-        if self._passes_over():
-            return
-        site = self._found.of(call, self.inputs.passes)
-        if self._layers is not None and site.layer not in self._layers:
-            return
-        # What listens for attention need not listen to what is computed about it.
-        with torch._C.DisableTorchFunction():
-            self._take_in(site, call)
-
-    def _take_in(self, site: Site, call: Call) -> None:
-        heard = self._heard(site, call)
-        ask = call.exact and site not in self._understood
-        sums, rows = self._collect(heard, heads_too=ask)
-        if ask and rows.heads is not None:
-            ours = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            compare(site, call.heads, ours, rows.lse, heard.places)
-            self._understood.add(site)
-        self._enter(site, heard, sums, rows)
-
-    def answer(self, call: Call) -> Float[Tensor, "B H T Dv"] | None:
-        """Take in a call that the model has not answered, and give its heads; or neither."""
-        site = self._found.known(call, self.inputs.passes)
-        if site not in self._understood or self._passes_over():
-            return None
-        if self._layers is not None and site.layer not in self._layers:
-            return None
-        site = self._found.of(call, self.inputs.passes)
-        with torch._C.DisableTorchFunction():
-            heard = self._heard(site, call)
-            sums, rows = self._collect(heard, heads_too=True)
-            self._enter(site, heard, sums, rows)
-        self._answered.add(site)
-        return None if rows.heads is None else rows.heads.to(call.q.dtype)
-
-    def _passes_over(self) -> bool:
-        """Whether nothing is watched just now."""
-        # In a backward pass, checkpointed layers run again: they have been counted already.
-        again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
-        return again or max(0, self.inputs.passes - 1) % self._every > 0
-
-    def _collect(self, heard: Heard, heads_too: bool) -> tuple[Sums, RowStatistics]:
-        # Autocast would round sums of ours, too.
-        with torch.autocast(heard.call.q.device.type, enabled=False):
-            return collect(heard, self._request, heads_too)
-
-    def _enter(self, site: Site, heard: Heard, sums: Sums, rows: RowStatistics) -> None:
-        self._ledger.enter(site, sums)
-        self._looks.take(site, heard.call, heard.first, rows.received)
-
-    def _heard(self, site: Site, call: Call) -> Heard:
-        text, places = self._read(site, call)
-        passes = self.inputs.passes
-        return Heard(
-            call=call,
-            places=places,
-            text=text,
-            first=self._ledger.begin(site, places, passes),
-            pairs=self._pairs.columns(places, text, passes),
-            per_head=self._per_head(site) if self._request.needs_projection else None,
-        )
-
-    def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:
-        projection = output_projection(self._model, site)
-        if projection is None:
-            raise UnsupportedError(
-                f"observe: output_norm and value(...) need the output projection of {site.name}, "
-                f"which was not found. Ask for neither, or leave its layer out with layers=."
-            )
-        return projection.per_head
-
-    def _read(self, site: Site, call: Call) -> tuple[Text, Places]:
-        reading = self.inputs.of(site.stack)
-        if site.cross:
-            keys = reading.other.filled(Text(real=call.real))
-            return reading.own, places_across(call, reading.own, keys)
-        if reading.own.real is None and call.real is not None:
-            self.inputs.learn(site.stack, call.real)
-        queries = reading.own.filled(Text(real=call.real))
-        return queries, places_within(call, queries)
+        return self.hearing.looks.received(head)
 
     def _advice(self) -> str:
         """What to do when nothing was seen; after a pass, the modules that stayed silent."""
         names = ", ".join(
             f"{site.name or 'the model'} ({site.watched})" for site in self.sites()[:4]
         )
-        if not self.inputs.passes or not names:
+        if not self.hearing.inputs.passes or not names:
             return "Run a model with softmax attention inside the block."
         return f"It cannot be watched: {names}."
 
     def _check_seen(self, found: Collection[Site]) -> None:
         if not found:
-            passes = self.inputs.passes
+            passes = self.hearing.inputs.passes
             raise UnsupportedError(
                 f"observe: no attention call was seen in {passes} forward passes of "
                 f"{type(self._model).__name__}. {self._advice()}"
@@ -323,5 +222,5 @@ class Watch:
         if missing:
             raise ArgumentError(
                 f"observe: layers {sorted(missing)} were not seen. "
-                f"There are {len(self._found.all())}, counted from 0."
+                f"There are {len(self.hearing.found.all())}, counted from 0."
             )

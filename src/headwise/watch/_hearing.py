@@ -1,0 +1,150 @@
+"""What becomes of the attention calls that a watch hears: sums of texts, and a close look."""
+
+from collections.abc import Collection
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headwise.errors import UnsupportedError
+from headwise.kernels import RowStatistics
+from headwise.models import Call, Inputs, Running, Site, Sites, Text, output_projection
+from headwise.watch._collect import Heard, collect
+from headwise.watch._ledger import Ledger, Sums
+from headwise.watch._looks import Looks
+from headwise.watch._pairs import Pairs
+from headwise.watch._places import Places, places_across, places_within
+from headwise.watch._request import Request
+
+# How far our heads may lie from the model's own before we say that we misread the call.
+_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
+_STEPS = 8  # roundings of a logit that may add up
+
+
+class Hearing:
+    """Takes in the calls of one model, and answers those that it may.
+
+    Attributes:
+        found: The sites of the calls so far.
+        inputs: What the model is reading.
+        running: Which of its modules are running; None before it is listened to.
+        answered: The sites that were answered in place of the model's own kernel.
+    """
+
+    def __init__(
+        self, model: nn.Module, request: Request, layers: Collection[int] | None, every: int
+    ) -> None:
+        self._model, self._request = model, request
+        self._layers, self._every = layers, every
+        self.found = Sites(model)
+        self.inputs = Inputs(model, self.found.stacks.roots)
+        self.running: Running | None = None
+        self.ledger = Ledger(request.per_text)
+        self.pairs = Pairs(request)
+        self.looks = Looks(request.maps, request.received)
+        self.answered: set[Site] = set()
+        self._understood: set[Site] = set()
+
+    def hear(self, call: Call) -> None:
+        """Take in one attention call; `listen` is what tells of it."""
+        if self._passes_over():
+            return
+        site = self.found.of(call, self.inputs.passes)
+        if self._layers is not None and site.layer not in self._layers:
+            return
+        # What listens for attention need not listen to what is computed about it.
+        with torch._C.DisableTorchFunction():
+            self._take_in(site, call)
+
+    def _take_in(self, site: Site, call: Call) -> None:
+        heard = self._heard(site, call)
+        ask = call.exact and site not in self._understood
+        sums, rows = self._collect(heard, heads_too=ask)
+        if ask and rows.heads is not None:
+            ours = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
+            _compare(site, call.heads, ours, rows.lse, heard.places)
+            self._understood.add(site)
+        self._enter(site, heard, sums, rows)
+
+    def answer(self, call: Call) -> Float[Tensor, "B H T Dv"] | None:
+        """Take in a call that the model has not answered, and give its heads; or neither."""
+        site = self.found.known(call, self.inputs.passes)
+        if site not in self._understood or self._passes_over():
+            return None
+        if self._layers is not None and site.layer not in self._layers:
+            return None
+        site = self.found.of(call, self.inputs.passes)
+        with torch._C.DisableTorchFunction():
+            heard = self._heard(site, call)
+            sums, rows = self._collect(heard, heads_too=True)
+            self._enter(site, heard, sums, rows)
+        self.answered.add(site)
+        return None if rows.heads is None else rows.heads.to(call.q.dtype)
+
+    def _passes_over(self) -> bool:
+        """Whether nothing is watched just now."""
+        # In a backward pass, checkpointed layers run again: they have been counted already.
+        again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
+        return again or max(0, self.inputs.passes - 1) % self._every > 0
+
+    def _collect(self, heard: Heard, heads_too: bool) -> tuple[Sums, RowStatistics]:
+        # Autocast would round sums of ours, too.
+        with torch.autocast(heard.call.q.device.type, enabled=False):
+            return collect(heard, self._request, heads_too)
+
+    def _enter(self, site: Site, heard: Heard, sums: Sums, rows: RowStatistics) -> None:
+        self.ledger.enter(site, sums)
+        self.looks.take(site, heard.call, heard.first, rows.received)
+
+    def _heard(self, site: Site, call: Call) -> Heard:
+        text, places = self._read(site, call)
+        passes = self.inputs.passes
+        return Heard(
+            call=call,
+            places=places,
+            text=text,
+            first=self.ledger.begin(site, places, passes),
+            pairs=self.pairs.columns(places, text, passes),
+            per_head=self._per_head(site) if self._request.needs_projection else None,
+        )
+
+    def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:
+        projection = output_projection(self._model, site)
+        if projection is None:
+            raise UnsupportedError(
+                f"observe: output_norm and value(...) need the output projection of {site.name}, "
+                f"which was not found. Ask for neither, or leave its layer out with layers=."
+            )
+        return projection.per_head
+
+    def _read(self, site: Site, call: Call) -> tuple[Text, Places]:
+        reading = self.inputs.of(site.stack)
+        if site.cross:
+            keys = reading.other.filled(Text(real=call.real))
+            return reading.own, places_across(call, reading.own, keys)
+        if reading.own.real is None and call.real is not None:
+            self.inputs.learn(site.stack, call.real)
+        queries = reading.own.filled(Text(real=call.real))
+        return queries, places_within(call, queries)
+
+
+def _compare(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, places: Places) -> None:
+    """Refuse a call whose heads don't follow from what was understood of it.
+
+    Large logits are rounded by more, and their exponentials with them: `lse` says how large.
+    """
+    real = places.query_real[:, None, :, None]
+    logits = torch.where(real[..., 0] & lse.isfinite(), lse, 0.0).abs().max().item()
+    rounding = _STEPS * torch.finfo(torch.float32).eps * logits
+    if theirs.shape == ours.shape:
+        gap = torch.where(real, theirs.to(ours.dtype) - ours, 0.0).abs().max().item()
+        size = torch.where(real, ours, 0.0).abs().max().item()
+        if gap <= (_TOLERANCE.get(theirs.dtype, 1e-4) + rounding) * max(size, 1e-6):
+            return
+        found = f"differ by {gap:.2g} at a size of {size:.2g}"
+    else:
+        found = f"have shapes {tuple(theirs.shape)} and {tuple(ours.shape)}"
+    raise UnsupportedError(
+        f"observe: {site.name} ({site.kernel}) does not compute what was understood of it: its "
+        f"heads and ours {found}. Leave its layer out with layers=, and please report it."
+    )
