@@ -194,10 +194,8 @@ def _finish(rows: Named, rule: Rule) -> Named:
 
 
 def _n_keys(soft: Powers) -> Int[Tensor, "b h R"]:
-    n_keys = torch.full(soft.total.shape, soft.powers.shape[-1], device=soft.total.device)
-    for _, hidden in soft.hidden.edges:
-        n_keys -= hidden.sum(-1)
-    return n_keys
+    every = torch.full(soft.total.shape, soft.powers.shape[-1], device=soft.total.device)
+    return every.sub_(soft.hidden.number)
 
 
 def _participation(soft: Powers, rule: Rule) -> Float[Tensor, "b h R"]:
