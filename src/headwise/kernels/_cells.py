@@ -157,11 +157,7 @@ class Powers:
     highest: Float[Tensor, "b h R"]  # of `shifted`: 0 unless a sink is the peak
     max_logit: Float[Tensor, "b h R"]  # in base 2, without bias; HIDDEN for a row without keys
     hidden: Hidden
-
-    @cached_property
-    def divisor(self) -> Float[Tensor, "b h R 1"]:
-        """The total, or 1 for a row without keys, whose weights are all zero anyway."""
-        return positive(self.total).unsqueeze(-1)
+    divisor: Float[Tensor, "b h R 1"]  # the total, or 1 for a row without keys: weights all zero
 
 
 def positive(total: Tensor) -> Tensor:
@@ -238,7 +234,8 @@ def powers_of_cell(
     powers = torch.exp2(shifted, out=room)
     kept = powers.sum(-1)
     total = kept if sinks is None else kept + torch.exp2(sinks - peak)
-    return Powers(shifted, powers, kept, total, peak, highest - peak, max_logit, hidden)
+    divisor = positive(total).unsqueeze(-1)
+    return Powers(shifted, powers, kept, total, peak, highest - peak, max_logit, hidden, divisor)
 
 
 def _covered(

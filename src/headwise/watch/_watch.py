@@ -62,6 +62,7 @@ def observe(
         UnsupportedError: a call cannot be read exactly.
 
     Example:
+        >>> import torch
         >>> from headwise.layer import MultiHeadAttention
         >>> layer = MultiHeadAttention(8, 2)
         >>> with observe(layer) as watch:
