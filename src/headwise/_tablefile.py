@@ -1,15 +1,17 @@
 """A frame and what it is about in one file: Parquet, CSV or JSON by the file's ending."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from headwise.errors import ArgumentError, InputError
 from headwise.files import write_beside
+
+T = TypeVar("T")
 
 ENDINGS = (".parquet", ".csv", ".json")
 # The first line of a CSV carries what the other formats keep in their metadata.
@@ -66,6 +68,32 @@ def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise InputError(
             f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it anew."
         ) from error
+
+
+def read_saved(
+    kind: str,
+    path: str | Path,
+    schema: tuple[str, int],
+    build: Callable[[pd.DataFrame, dict[str, Any]], T],
+) -> T:
+    """Read what an object of this kind saved, and build it again.
+
+    Args:
+        schema: The name under which its version stands in the file, and the version.
+    Raises:
+        InputError: the file is missing, or holds no such object of this version.
+    """
+    frame, about = read_table_file(Path(path))
+    name, version = schema
+    if about.get(name) != version:
+        raise InputError(
+            f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
+            f"Give a file that {kind}.save of this version of headwise wrote."
+        )
+    try:
+        return build(frame, about)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{kind}.load: {path} is not whole ({error}). Save it anew.") from error
 
 
 def _read(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from headwise._tablefile import read_table_file, write_table_file
-from headwise.errors import ArgumentError, InputError, ShapeError
+from headwise._tablefile import read_saved, write_table_file
+from headwise.errors import ArgumentError, ShapeError
 from headwise.heads import Head, HeadLike, resolve_heads
 
 __all__ = ["Scores", "bootstrap_means", "random_orders", "removable"]
@@ -208,18 +208,7 @@ class Scores:
         Raises:
             InputError: the file is missing, or holds no scores of this schema.
         """
-        frame, about = read_table_file(Path(path))
-        if about.get("headwise_scores") != SCHEMA:
-            raise InputError(
-                f"Scores.load: {path} has schema {about.get('headwise_scores')!r}, not {SCHEMA}. "
-                f"Give scores that this version of headwise saved."
-            )
-        try:
-            return _from_frame(frame, about)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"Scores.load: {path} is not whole ({error}). Save the scores anew."
-            ) from error
+        return read_saved("Scores", path, ("headwise_scores", SCHEMA), _from_frame)
 
     def _repr_html_(self) -> str:
         return self.frame().to_html(index=False, float_format="{:.4g}".format, escape=True)

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int64
 
-from headwise._tablefile import read_table_file, write_table_file
-from headwise.errors import ArgumentError, HeadError, InputError
+from headwise._tablefile import read_saved, write_table_file
+from headwise.errors import ArgumentError, HeadError
 from headwise.heads import Head, HeadLike, resolve_heads
 from headwise.totals import COLUMNS, Column, TextSums, Totals
 
@@ -249,18 +249,7 @@ class HeadTable:
         Raises:
             InputError: the file is missing, or is no table of this schema.
         """
-        frame, about = read_table_file(Path(path))
-        if about.get("headwise") != SCHEMA:
-            raise InputError(
-                f"HeadTable.load: {path} has schema {about.get('headwise')!r}, not {SCHEMA}. "
-                f"Give a table that this version of headwise saved."
-            )
-        try:
-            return _from_frame(frame, about)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"HeadTable.load: {path} is not a whole table ({error}). Save it anew."
-            ) from error
+        return read_saved("HeadTable", path, ("headwise", SCHEMA), _from_frame)
 
     def _repr_html_(self) -> str:
         return self.frame().to_html(index=False, float_format="{:.3f}".format, escape=True)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from headwise._tablefile import read_table_file, write_table_file
-from headwise.errors import InputError
+from headwise._tablefile import read_saved, write_table_file
 from headwise.heads import Head, HeadLike, resolve_heads
 
 SCHEMA = 1
@@ -138,18 +137,7 @@ class Roles:
         Raises:
             InputError: the file is missing, or holds no roles of this schema.
         """
-        frame, about = read_table_file(Path(path))
-        if about.get("headwise_roles") != SCHEMA:
-            raise InputError(
-                f"Roles.load: {path} has schema {about.get('headwise_roles')!r}, not {SCHEMA}. "
-                f"Give roles that this version of headwise saved."
-            )
-        try:
-            return _from_frame(frame, about)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"Roles.load: {path} is not whole ({error}). Save the roles anew."
-            ) from error
+        return read_saved("Roles", path, ("headwise_roles", SCHEMA), _from_frame)
 
     def _repr_html_(self) -> str:
         found = self.found()[list(_COLUMNS)]
