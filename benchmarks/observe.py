@@ -93,7 +93,7 @@ def models(how: argparse.Namespace) -> Iterator[Row]:
         ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             "observed": watch,
             "observed, exact=False": partial(watch, exact=False),
-            f"observed, 1 layer of {layers}": partial(watch, layers=[layers - 1]),
+            "observed, one layer": partial(watch, layers=[layers - 1]),
         }
         works: dict[str, Work] = {"unobserved": partial(model, batch)}
         works |= {way: partial(model, batch) for way in ways}
