@@ -11,6 +11,7 @@ from headwise.cli._options import (
     Force,
     Json,
     MaxTokens,
+    Model,
     Seed,
     Shared,
     check_output,
@@ -22,9 +23,6 @@ MethodName = Literal["half-gate", "gradient", "curvature", "ablation", "zero-abl
 LossName = Literal["lm", "masked-lm", "label", "embedding"]
 
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
-]
 Text = Annotated[
     Path | None, typer.Option(help="What MODEL reads: a UTF-8 file, a text a paragraph.")
 ]

@@ -11,6 +11,7 @@ from headwise.cli._options import (
     Json,
     MaxTexts,
     MaxTokens,
+    Model,
     Seed,
     Shared,
     check_output,
@@ -20,9 +21,7 @@ from headwise.errors import ArgumentError
 
 
 def observe(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
-    ],
+    model: Model,
     text: Annotated[Path, typer.Option(help="What MODEL reads: a UTF-8 file, a text a paragraph.")],
     out: Annotated[
         Path | None,

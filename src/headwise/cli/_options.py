@@ -12,6 +12,9 @@ from headwise.files import write_beside
 
 DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
 
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
+]
 Seed = Annotated[
     int | None,
     typer.Option(min=0, help="Decides all that is drawn at random.", show_default="0"),

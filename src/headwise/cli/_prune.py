@@ -5,13 +5,20 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Device, Dtype, Force, Json, MaxTexts, MaxTokens, Seed, Shared
+from headwise.cli._options import (
+    Device,
+    Dtype,
+    Force,
+    Json,
+    MaxTexts,
+    MaxTokens,
+    Model,
+    Seed,
+    Shared,
+)
 from headwise.cli._show import say, say_json
 from headwise.errors import ArgumentError
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
-]
 By = Annotated[Path, typer.Option(help="The scores that `headwise importance` wrote of MODEL.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")]
 Remove = Annotated[float, typer.Option(help="The share of heads that goes, such as 0.3.")]

@@ -12,6 +12,7 @@ from headwise.cli._options import (
     Json,
     MaxTexts,
     MaxTokens,
+    Model,
     Seed,
     Shared,
     check_output,
@@ -40,9 +41,7 @@ NullModels = Annotated[
 
 
 def roles(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
-    ],
+    model: Model,
     text: Text = None,
     conllu: Conllu = None,
     coref: Coref = None,

@@ -107,10 +107,11 @@ def _run(
     else:
         with _heard(listeners):
             answer = inner(module, query, key, value, attention_mask, *args, **kwargs)
-    with torch.no_grad():
-        call = describe(answer[0].detach().transpose(1, 2))
-        for hear, running in listeners:
-            if running is not by:
+    untold = [hear for hear, running in listeners if running is not by]
+    if untold:
+        with torch.no_grad():
+            call = describe(answer[0].detach().transpose(1, 2))
+            for hear in untold:
                 hear(call)
     return answer
 
