@@ -63,6 +63,7 @@ def test_attend_refuses(
         (lambda: masks.window(-2), ArgumentError, r"\(-2, -2\)"),
         (lambda: masks.from_blocked(torch.zeros(2, 2)), MaskError, "torch.float32"),
         (lambda: masks.from_blocked(torch.zeros(3).bool()), ShapeError, r"\(3,\)"),
+        (lambda: masks.from_flex(torch.ones(2, 2).bool()), MaskError, "a Tensor"),
         (lambda: masks.from_additive(torch.tensor([[0.5, 0.0]])), MaskError, "0.5"),
         (lambda: masks.from_additive(torch.zeros(2, 2).bool()), MaskError, "torch.bool"),
     ],

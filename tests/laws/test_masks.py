@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask
 
 from headwise import masks
 from headwise.masks import Mask, Tile
@@ -25,8 +26,17 @@ def _some() -> st.SearchStrategy[Mask]:
             lambda lengths: masks.padding(lengths, "left")
         ),
         st.just(masks.documents(torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0] * 7]))),
+        st.builds(_of_flex, st.integers(0, 4), st.integers(0, 1)),
         dense,
     )
+
+
+def _of_flex(side: int, text: int) -> Mask:
+    block_mask = create_block_mask(
+        lambda b, h, q, k: (q + S - T - k <= side) & ((b == text) | (k > 0)),
+        B=2, H=None, Q_LEN=T, KV_LEN=S, device="cpu",
+    )  # fmt: skip
+    return masks.from_flex(block_mask)
 
 
 def _full(mask: Mask) -> torch.Tensor:
@@ -109,3 +119,9 @@ def test_both_polarities_and_additive_masks_mean_the_same() -> None:
         masks.from_additive(lowest),
     ):
         assert torch.equal(mask.dense(4, 6)[0, 0], seen)
+
+
+def test_a_flex_mask_counts_queries_from_the_first() -> None:
+    block_mask = create_block_mask(lambda b, h, q, k: k <= q, None, None, T, S, device="cpu")
+    seen = torch.ones(T, S, dtype=torch.bool).tril()
+    assert torch.equal(masks.from_flex(block_mask).dense(T, S)[0, 0], seen)

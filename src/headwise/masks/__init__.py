@@ -5,7 +5,14 @@ of the keys: query `i` of `T` is at key position `i + S - T`, so a causal mask w
 aligned bottom-right and the last query sees the last key.
 """
 
-from headwise.masks._given import Dense, as_mask, from_additive, from_blocked, split_additive
+from headwise.masks._given import (
+    Dense,
+    as_mask,
+    from_additive,
+    from_blocked,
+    from_flex,
+    split_additive,
+)
 from headwise.masks._look import can_look, is_transformed, known
 from headwise.masks._mask import Mask
 from headwise.masks._rules import Window, causal, documents, padding, window
@@ -24,6 +31,7 @@ __all__ = [
     "documents",
     "from_additive",
     "from_blocked",
+    "from_flex",
     "is_transformed",
     "known",
     "padding",

@@ -1,6 +1,8 @@
 """Masks that are given whole, as tensors of any of the usual kinds."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -56,6 +58,45 @@ def from_additive(additive: Float[Tensor, "*shape"]) -> Mask:
             f"are a bias, not a mask. Give them as attend(bias=...)."
         )
     return Dense(visible)
+
+
+def from_flex(block_mask: Any) -> Mask:
+    """Read a `BlockMask` of `torch.nn.attention.flex_attention`: its rule, asked tile by tile.
+
+    Raises:
+        MaskError: it is something else.
+    """
+    from torch.nn.attention.flex_attention import BlockMask  # slow to import
+
+    if not isinstance(block_mask, BlockMask):
+        raise MaskError(
+            f"from_flex: a {type(block_mask).__name__}. Give what create_block_mask returns."
+        )
+    texts, heads, *_ = block_mask.shape
+    return _Flex(block_mask.mask_mod, (texts, heads))
+
+
+@dataclass(frozen=True)
+class _Flex(Mask):
+    """A rule in the words of flex attention, where queries are counted from the first one."""
+
+    rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    made_for: tuple[int, int]
+
+    @property
+    def batch(self) -> tuple[int, int]:
+        return self.made_for
+
+    def tile(self, tile: Tile) -> Bool[Tensor, "B H R n"]:
+        from torch.nn.attention.flex_attention import create_mask
+
+        first, start = tile.rows.start, tile.keys.start
+        shape = (*self.made_for, tile.rows.stop - first, tile.keys.stop - start)
+        if 0 in shape:
+            return torch.ones(shape, dtype=torch.bool, device=tile.device)
+        return create_mask(
+            lambda b, h, q, k: self.rule(b, h, q + first, k + start), *shape, device=tile.device
+        )
 
 
 def as_mask(visible: Bool[Tensor, "*shape"], where: str = "mask") -> Mask:

@@ -41,7 +41,7 @@ def listen(model: nn.Module, hear: Hear, answer: Answer | None = None) -> Iterat
             stack.callback(module.register_forward_hook(tell, with_kwargs=True).remove)
         # A model of Hugging Face has imported transformers already; nobody else pays for it.
         if "transformers" in sys.modules:
-            from headwise.models.hearing._huggingface import listen_to_interface
+            from headwise.models.hearing.huggingface import listen_to_interface
 
             stack.enter_context(listen_to_interface(model, hear, running))
         stack.enter_context(running.follow(model, tuple(told)))

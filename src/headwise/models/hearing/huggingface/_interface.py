@@ -15,11 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from headwise.errors import UnsupportedError
-from headwise.kernels import Rule, make_rule
-from headwise.masks import Mask, Window, as_mask
 from headwise.models.hearing._call import Call, Hear
 from headwise.models.hearing._running import Running
+from headwise.models.hearing.huggingface._rule import keys_read, rule_of
 
 Listener = tuple[Hear, Running]
 
@@ -91,7 +89,7 @@ def _run(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Any,  # a tensor of two or four axes, or a BlockMask
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -154,67 +152,19 @@ def _call(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    mask: Any,
     kwargs: dict[str, Any],
     heads: Tensor,
 ) -> Call:
-    q, k, v = query.detach(), key.detach(), value.detach()
+    read = keys_read(key.shape[2], mask, implementation)
+    q, k, v = query.detach(), key.detach()[:, :, :read], value.detach()[:, :, :read]
     return Call(
         module=module,
         q=q, k=k, v=v,
-        rule=_rule(module, q, k, mask, implementation, kwargs),
+        rule=rule_of(module, implementation, q, k, mask, kwargs),
         heads=heads,
         watched="the attention interface",
         kernel=implementation or "eager",
         exact=not kwargs.get("dropout"),
         cross=listeners[-1][1].reads_another_text(q.shape[2], k.shape[2]),
     )  # fmt: skip
-
-
-def _rule(
-    module: nn.Module,
-    q: Tensor,
-    k: Tensor,
-    mask: Tensor | None,
-    implementation: str,
-    kwargs: dict[str, Any],
-) -> Rule:
-    """What the implementation does with its arguments, as a rule."""
-    if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 4):
-        kind = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise UnsupportedError(
-            f"observe: {type(module).__name__} under {implementation!r} has a mask {kind} that "
-            f"cannot be read. Load the model with attn_implementation='sdpa'."
-        )
-    S = k.shape[2]
-    given: Tensor | Mask | None = None if mask is None else mask[..., :S]
-    if mask is None and implementation != "eager" and _is_causal(module, q, kwargs):
-        given = _top_left(q.shape[2], S, k.device)
-    return make_rule(
-        head_dim=q.shape[-1],
-        mask=given,
-        scale=kwargs.get("scaling"),
-        bias=_bias(kwargs.get("position_bias"), q, S),
-        softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux"),
-    )
-
-
-def _is_causal(module: nn.Module, q: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Without a mask the kernel's causal flag decides, and a module's word stands for it."""
-    asked = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if asked is None else asked
-    return bool(causal) and q.shape[2] > 1
-
-
-def _top_left(T: int, S: int, device: torch.device) -> Mask:
-    """The kernel's causal flag: query i sees keys up to i, wherever the keys end."""
-    if T == S:
-        return Window(None, 0)
-    return as_mask(torch.ones(T, S, dtype=torch.bool, device=device).tril(), "observe")
-
-
-def _bias(position_bias: Tensor | None, q: Tensor, S: int) -> Tensor | None:
-    if position_bias is None:
-        return None
-    return position_bias[..., :S].to(torch.promote_types(q.dtype, torch.float32))

@@ -1,0 +1,113 @@
+"""What each implementation of the attention interface makes of the arguments it is given."""
+
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from transformers.utils.generic import is_flash_attention_requested
+
+from headwise.errors import MaskError, UnsupportedError
+from headwise.kernels import Rule, make_rule
+from headwise.masks import Mask, Window, as_mask, causal, documents, from_flex, window
+
+_FLEX = "flex_attention"
+
+
+def keys_read(S: int, mask: Any, implementation: str) -> int:
+    """How many of the keys are read: flash kernels leave the rest of a static cache out."""
+    return min(S, mask.shape[1]) if _is_flash(implementation) and mask is not None else S
+
+
+def rule_of(
+    module: nn.Module, implementation: str, q: Tensor, k: Tensor, mask: Any, kwargs: dict[str, Any]
+) -> Rule:
+    """What the implementation does with its arguments, as a rule."""
+    S = k.shape[2]
+    return make_rule(
+        head_dim=q.shape[-1],
+        mask=_visible(module, implementation, q, S, mask, kwargs),
+        scale=kwargs.get("scaling"),
+        bias=_bias(kwargs.get("position_bias"), q, S),
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
+
+
+def _visible(
+    module: nn.Module, implementation: str, q: Tensor, S: int, mask: Any, kwargs: dict[str, Any]
+) -> Tensor | Mask | None:
+    if _is_flash(implementation) and (mask is None or mask.ndim == 2):
+        return _of_flash(module, q, S, mask, kwargs)
+    if isinstance(mask, Tensor) and mask.ndim == 4:
+        return mask[..., :S]
+    if mask is None:
+        # Without a mask sdpa asks its kernel for a causal one; the others see everything.
+        if implementation in ("eager", _FLEX) or not _is_causal(module, q, kwargs):
+            return None
+        return _top_left(q.shape[2], S, q.device)
+    try:
+        return from_flex(mask)
+    except MaskError:
+        kind = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise UnsupportedError(
+            f"observe: {type(module).__name__} under {implementation!r} has a mask {kind} that "
+            f"cannot be read. Load the model with attn_implementation='sdpa'."
+        ) from None
+
+
+def _is_flash(implementation: str | None) -> bool:
+    return is_flash_attention_requested(requested_attention_implementation=implementation)
+
+
+def _is_causal(module: nn.Module, q: Tensor, kwargs: dict[str, Any]) -> bool:
+    """Without a mask the kernel's causal flag decides, and a module's word stands for it."""
+    asked = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if asked is None else asked
+    return bool(causal) and q.shape[2] > 1
+
+
+def _top_left(T: int, S: int, device: torch.device) -> Mask:
+    """The kernel's causal flag: query i sees keys up to i, wherever the keys end."""
+    if T == S:
+        return Window(None, 0)
+    return as_mask(torch.ones(T, S, dtype=torch.bool, device=device).tril(), "observe")
+
+
+def _of_flash(
+    module: nn.Module, q: Tensor, S: int, real: Tensor | None, kwargs: dict[str, Any]
+) -> Mask | None:
+    """Flash kernels are told what is padding or where packed texts end, and do the rest."""
+    masks: list[Mask] = []
+    if _is_causal(module, q, kwargs):
+        masks.append(causal())
+    near = kwargs.get("sliding_window")
+    if near is not None and near < S:
+        masks.append(window(near - 1))
+    if real is not None:
+        masks.append(as_mask(real.bool()[:, None, None, :], "observe"))
+    else:
+        ids = _packed(q, S, kwargs)
+        masks += [] if ids is None else [documents(ids)]
+    return reduce(and_, masks) if masks else None
+
+
+def _packed(q: Tensor, S: int, kwargs: dict[str, Any]) -> Int[Tensor, "1 S"] | None:
+    """A number for each of the texts in one row, where cumulated lengths or positions tell."""
+    ends, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
+    at = torch.arange(S, device=q.device)
+    if ends is not None:
+        return torch.bucketize(at, ends.to(at), right=True)[None]
+    if q.shape[0] != 1 or positions is None or positions.shape != (1, S) or S == 1:
+        return None
+    if torch.equal(positions[0] - positions.min(), at):
+        return None
+    return (positions == positions.min()).cumsum(-1)
+
+
+def _bias(position_bias: Tensor | None, q: Tensor, S: int) -> Tensor | None:
+    if position_bias is None:
+        return None
+    return position_bias[..., :S].to(torch.promote_types(q.dtype, torch.float32))

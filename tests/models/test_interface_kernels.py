@@ -1,0 +1,146 @@
+"""Implementations that are told less than a whole mask: flash kernels and flex attention."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers.modeling_flash_attention_utils as flash
+import zoo
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.masking_utils import flash_attention_mask
+
+from headwise import reference
+from headwise.table import HeadTable
+from headwise.watch import Request, observe
+
+TEXTS = [[5, 9, 7, 3, 11, 8, 2], [4, 6], [10, 3, 3, 12, 9]]
+REQUEST = Request(statistics=(*Request().statistics, "participation"), per_text=True)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, **how: Any) -> Tensor:
+    """One text, `T H D`, as flash kernels take it."""
+    left, right = (None if side < 0 else side for side in how["window_size"])
+    heads = reference.attention(
+        *(x.transpose(0, 1)[None].numpy() for x in (q, k, v)),
+        causal=causal, window=(left, right), scale=scale, softcap=how["softcap"] or None,
+    )  # fmt: skip
+    return torch.from_numpy(heads)[0].transpose(0, 1).to(q)
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, softmax_scale: float = 1.0,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, dropout_p: float = 0.0,
+) -> Tensor:  # fmt: skip
+    how = {"window_size": window_size, "softcap": softcap}
+    return torch.stack(
+        [_attend(*one, causal, softmax_scale, **how) for one in zip(q, k, v, strict=True)]
+    )
+
+
+def _flash_varlen(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
+    max_seqlen_q: Any = None, max_seqlen_k: Any = None, causal: bool = False,
+    softmax_scale: float = 1.0, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+    dropout_p: float = 0.0,
+) -> Tensor:  # fmt: skip
+    how = {"window_size": window_size, "softcap": softcap}
+    ends = [one.tolist()[1:-1] for one in (cu_seqlens_q, cu_seqlens_k)]
+    parts = [torch.tensor_split(x, end) for x, end in zip((q, k, v), (*ends, ends[1]), strict=True)]
+    return torch.cat(
+        [_attend(*one, causal, softmax_scale, **how) for one in zip(*parts, strict=True)]
+    )
+
+
+@pytest.fixture
+def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What Hugging Face does around flash kernels, which themselves need a GPU."""
+    kernels = (_flash, _flash_varlen, None, flash._pad_input, flash._unpad_input)
+    monkeypatch.setattr(flash, "_lazy_imports", lambda *_, **__: kernels)
+    monkeypatch.setattr(flash, "_loaded_implementation", None)
+    name = "flash_written_out"
+    for interface, made in (
+        (AttentionInterface, flash_attention_forward),
+        (AttentionMaskInterface, flash_attention_mask),
+    ):
+        monkeypatch.setitem(interface._global_mapping, name, made)
+    return name
+
+
+def _watched(model: nn.Module, batches: list[dict[str, Tensor]]) -> HeadTable:
+    with torch.no_grad(), observe(model, REQUEST) as watch:
+        for batch in batches:
+            model(**batch)
+    return watch.table()
+
+
+def _padded(side: str) -> dict[str, Tensor]:
+    longest = max(map(len, TEXTS))
+    rows, mask = [], []
+    for text in TEXTS:
+        blank = [0] * (longest - len(text))
+        rows.append(text + blank if side == "right" else blank + text)
+        mask.append([1] * len(text) + blank if side == "right" else blank + [1] * len(text))
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+
+
+def _same(ours: HeadTable, known: HeadTable, rtol: float = 1e-6) -> None:
+    for name in known.statistics:
+        for one, other in zip(ours.per_text(name).parts, known.per_text(name).parts, strict=True):
+            np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol, err_msg=name)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Bert"])
+def test_flash_kernels_are_understood_with_padding(name: str, side: str, flash_on_cpu: str) -> None:
+    model = zoo.make(name)  # Gemma2's own softmax has no room for the masks of float64
+    known = _watched(model, [_padded(side)])
+    model.set_attn_implementation(flash_on_cpu)
+    _same(_watched(model, [_padded(side)]), known, rtol=1e-4)
+
+
+@pytest.mark.parametrize("told", ["positions", "lengths"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+def test_flash_kernels_keep_packed_texts_apart(name: str, told: str, flash_on_cpu: str) -> None:
+    model = zoo.make(name).double()
+    known = _watched(model, [{"input_ids": torch.tensor([text])} for text in TEXTS])
+    model.set_attn_implementation(flash_on_cpu)
+    batch: dict[str, Any] = {
+        "input_ids": torch.tensor([sum(TEXTS, [])]),
+        "position_ids": torch.cat([torch.arange(len(text)) for text in TEXTS])[None],
+        "use_cache": False,
+    }
+    if told == "lengths":
+        lengths = torch.tensor([0, *map(len, TEXTS)])
+        ends = lengths.cumsum(0).int()
+        batch |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+        batch |= {"max_length_q": int(lengths.max()), "max_length_k": int(lengths.max())}
+    _same(_watched(model, [batch]), known)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_flash_kernels_are_understood_while_generating(cache: str, flash_on_cpu: str) -> None:
+    model = zoo.make("Mistral").double()
+    how = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": cache}
+    tables = []
+    for kernel in ("sdpa", flash_on_cpu):
+        model.set_attn_implementation(kernel)
+        with torch.no_grad(), observe(model, REQUEST) as watch:
+            model.generate(**_padded("left"), **how, disable_compile=True)
+        tables.append(watch.table())
+    _same(tables[1], tables[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how Hugging Face calls torch
+@pytest.mark.filterwarnings("ignore:flex_attention called without")  # compiling takes a minute
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Bert"])
+def test_flex_attention_is_understood(name: str, side: str) -> None:
+    model = zoo.make(name)
+    known = _watched(model, [_padded(side)])
+    model.set_attn_implementation("flex_attention")
+    with torch.compiler.set_stance("force_eager"):
+        _same(_watched(model, [_padded(side)]), known, rtol=1e-4)
