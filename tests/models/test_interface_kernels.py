@@ -109,7 +109,7 @@ def test_flash_kernels_keep_packed_texts_apart(name: str, told: str, flash_on_cp
     known = _watched(model, [{"input_ids": torch.tensor([text])} for text in TEXTS])
     model.set_attn_implementation(flash_on_cpu)
     batch: dict[str, Any] = {
-        "input_ids": torch.tensor([sum(TEXTS, [])]),
+        "input_ids": torch.tensor([[one for text in TEXTS for one in text]]),
         "position_ids": torch.cat([torch.arange(len(text)) for text in TEXTS])[None],
         "use_cache": False,
     }

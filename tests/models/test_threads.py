@@ -93,7 +93,7 @@ def test_threads_do_not_disturb_each_other(two: tuple[str, str]) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "torchs"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_watches_may_end_in_any_order(kind: str) -> None:
     make, x = KINDS[kind]
     first, second = make().eval(), make().eval()

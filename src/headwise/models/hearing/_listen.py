@@ -14,7 +14,7 @@ from headwise.layer import HeadAttention
 from headwise.models.hearing._call import Answer, Call, Hear, uncompiled
 from headwise.models.hearing._running import Running
 from headwise.models.hearing._softmax import Softmaxes
-from headwise.models.hearing._torch import FunctionListener, ordinary_path, tell_torch_layer
+from headwise.models.hearing._torch import listen_to_functions, ordinary_path, tell_torch_layer
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def listen(model: nn.Module, hear: Hear, answer: Answer | None = None) -> Iterat
         over = model.register_forward_hook(lambda *_: softmaxes.forget(), always_call=True)
         stack.callback(over.remove)
         stack.enter_context(ordinary_path(model))
-        stack.enter_context(FunctionListener(hear, running, softmaxes))
+        stack.enter_context(listen_to_functions(hear, running, softmaxes))
         yield running
 
 

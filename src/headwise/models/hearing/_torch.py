@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
@@ -20,7 +20,7 @@ from headwise.models.hearing._running import Running, heads_of
 from headwise.models.hearing._softmax import Softmaxes
 
 
-class FunctionListener(TorchFunctionMode):
+class _FunctionListener(TorchFunctionMode):
     """Hears `scaled_dot_product_attention` and written-out attention where a model calls them."""
 
     def __init__(self, hear: Hear, running: Running, softmaxes: Softmaxes) -> None:
@@ -58,6 +58,24 @@ class FunctionListener(TorchFunctionMode):
             call = _call(running, query[..., :0], query, key, value, *args, **kwargs)
             heads = running.answer(call) if call.exact else None
         return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
+
+
+@contextmanager
+def listen_to_functions(hear: Hear, running: Running, softmaxes: Softmaxes) -> Iterator[None]:
+    """Hear `scaled_dot_product_attention` and written-out attention of this thread.
+
+    Watches may end in any order; a mode's own exit would take the latest one out.
+    """
+    listener = _FunctionListener(hear, running, softmaxes)
+    listener.__enter__()
+    try:
+        yield
+    finally:
+        later = []
+        while (top := _pop_mode()) is not listener:
+            later.append(top)
+        for mode in reversed(later):
+            _push_mode(mode)
 
 
 def _call(
