@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
@@ -67,15 +67,16 @@ def listen_to_functions(hear: Hear, running: Running, softmaxes: Softmaxes) -> I
     Watches may end in any order; a mode's own exit would take the latest one out.
     """
     listener = _FunctionListener(hear, running, softmaxes)
-    listener.__enter__()
+    modes: Any = torch.overrides  # what it has for modes bears no types
+    modes._push_mode(listener)
     try:
         yield
     finally:
         later = []
-        while (top := _pop_mode()) is not listener:
+        while (top := modes._pop_mode()) is not listener:
             later.append(top)
         for mode in reversed(later):
-            _push_mode(mode)
+            modes._push_mode(mode)
 
 
 def _call(
