@@ -31,7 +31,8 @@ class Request:
     Each mass has two more statistics, on request. `top(first)` is the share of queries whose
     largest weight is on the first token (ties share it). `value(first)` is the mass with each
     key weighted by the size of what it would write, `‖v_j W_O‖`: where a head attends to keys
-    with small values, it attends much and does little.
+    with small values, it attends much and does little. Neither that nor `output_norm` knows of a
+    gate that a model puts between its heads and their output projection.
 
     Cost, as a share of the two matrix products of attention: entropy and distance .12 each,
     participation .05, received .05, `top` and `value` .1 each for all masses together, and
