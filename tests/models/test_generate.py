@@ -8,9 +8,10 @@ import torch
 import zoo
 from test_stacks import _bart, _t5, _whisper
 from torch import Tensor, nn
+from transformers import Cache, DynamicCache, StaticCache
 
 from headwise.table import HeadTable
-from headwise.watch import observe
+from headwise.watch import Request, observe
 from oracles import padded
 
 pytestmark = pytest.mark.full
@@ -52,6 +53,28 @@ def test_decoders(name: str, cache: str) -> None:
         for text in texts:
             model(torch.tensor([text]))
     _assert_alike(watch.table(), whole.table())
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "GptOss"])
+def test_a_cache_tells_how_far_a_text_was_read(name: str, kind: type[Cache]) -> None:
+    # Without a mask, and in a window that has slid, neither keys nor positions tell it.
+    model, text = (
+        zoo.make(name),
+        torch.tensor([[5, 9, 7, 3, 11, 8, 2, 4], [1, 2, 3, 4, 5, 6, 7, 8]]),
+    )
+    tables = []
+    for cuts in ([], [5], [2, 4, 6], [1, 2, 3, 4, 5, 6, 7]):
+        size = {} if kind is DynamicCache else {"max_cache_len": 10}
+        cache = kind(config=model.config, **size)
+        with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
+            for piece in torch.tensor_split(text, cuts, dim=1):
+                model(piece, past_key_values=cache)
+        tables.append(watch.table())
+    for table in tables[1:]:
+        _assert_alike(table, tables[0])
+        counts = table.per_text("lse").count, tables[0].per_text("lse").count
+        np.testing.assert_array_equal(*counts)
 
 
 @pytest.mark.parametrize("make", [_bart, _t5])

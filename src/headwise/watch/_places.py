@@ -88,8 +88,7 @@ def places_within(call: Call, text: Text) -> Places:
         total = S if text.real is None else min(S, text.real.shape[1])
     own = torch.arange(total - T, total, device=call.k.device)
     keys = _lay_out(real, _packed(call, text))
-    # A cache that forgets is shorter than the text.
-    ends = total if text.real is None else text.real.shape[1]
+    ends = _length(text, total, T)
     asks = keys.number[:, own]
     return Places(
         query_real=real[:, own],
@@ -102,18 +101,25 @@ def places_within(call: Call, text: Text) -> Places:
         own_index=own,
         begins=ends - T,
         ends=ends,
-        forgotten=_forgotten(text, total, S),
+        forgotten=_forgotten(text, total, ends, S),
     )
 
 
-def _forgotten(text: Text, total: int, S: int) -> Int[Tensor, "#B 1"] | None:
+def _length(text: Text, total: int, T: int) -> int:
+    """How long the text is by now; a cache that forgets is shorter."""
+    if text.real is not None:
+        return text.real.shape[1]
+    return total if text.cached is None else int(text.cached) + T
+
+
+def _forgotten(text: Text, total: int, ends: int, S: int) -> Int[Tensor, "#B 1"] | None:
     """A cache that forgets holds the latest tokens of a longer text."""
     if text.real is not None:
         return text.real[:, :-S].sum(-1, keepdim=True)
     if text.positions is not None and text.positions.shape[1] < S:  # with keys of a cache
         last = text.positions[:, -1:]
         return (last + 1 - total).clamp(min=0)
-    return None
+    return torch.tensor([[ends - total]]) if ends > total else None
 
 
 def places_across(call: Call, queries: Text, keys: Text) -> Places:

@@ -20,11 +20,13 @@ class Text:
         ids: The tokens of this forward pass.
         real: False for padding; longer than `ids` where earlier tokens are cached.
         positions: Of the tokens of this forward pass in their text, where the caller told.
+        cached: How many columns of the text were read before, where a cache tells.
     """
 
     ids: Int[Tensor, "B T"] | None = None
     real: Bool[Tensor, "B S"] | None = None
     positions: Int[Tensor, "B T"] | None = None
+    cached: int | Int[Tensor, ""] | None = None
 
     def filled(self, more: "Text") -> "Text":
         """The same, and `more` for what is not known."""
@@ -32,6 +34,7 @@ class Text:
             self.ids if self.ids is not None else more.ids,
             self.real if self.real is not None else more.real,
             self.positions if self.positions is not None else more.positions,
+            self.cached if self.cached is not None else more.cached,
         )
 
 
@@ -139,7 +142,14 @@ def _text(given: Mapping[str, Any], side: str = "") -> Text:
         ids=_two_axes(given.get(f"{side}input_ids")),
         real=None if mask is None else mask.bool(),
         positions=_two_axes(given.get(f"{side}position_ids")),
+        cached=None if side == "encoder_" else _length(given.get("past_key_values")),
     )
+
+
+def _length(cache: Any) -> int | Tensor | None:
+    """How many tokens a cache has seen; of one that counts in place, as it counts now."""
+    length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else None
+    return length.clone() if isinstance(length, Tensor) else length
 
 
 def _two_axes(value: Any) -> Tensor | None:
