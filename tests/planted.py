@@ -9,6 +9,7 @@ from torch import nn
 
 from headwise.corpora import EOS, SPECIALS
 from headwise.lab import make_tokenizer
+from headwise.layer import MultiHeadAttention
 
 WORDS = tuple(f"w{at}" for at in range(40))
 TOKENIZER = make_tokenizer([*SPECIALS, ",", ".", *WORDS])
@@ -131,3 +132,69 @@ NAMES: Mapping[str, str | None] = {
     "rare": "rare token",
     "even": None,
 }
+
+
+class PlantedGPT(nn.Module):
+    """A language model by hand, of two layers: what follows earlier copies is what comes next.
+
+    Its stream holds the token, its place, the token before (written by layer 0) and what is
+    predicted (written by layer 1).
+
+    Args:
+        layers: The kinds of heads of layer 0 (`before`, `even`) and of layer 1 (`induction`,
+            `even`); after a kind, ` unheard` for a head whose output goes nowhere.
+    """
+
+    def __init__(self, layers: Sequence[Sequence[str]]) -> None:
+        super().__init__()
+        V = len(IDS)
+        self.config = SimpleNamespace(context=CONTEXT)
+        self.width = 3 * V + CONTEXT
+        self.stream = {
+            "token": slice(0, V),
+            "place": slice(V, V + CONTEXT),
+            "before": slice(V + CONTEXT, 2 * V + CONTEXT),
+            "next": slice(2 * V + CONTEXT, self.width),
+        }
+        width = max(V, CONTEXT)
+        self.layers = nn.ModuleList(
+            MultiHeadAttention(self.width, len(kinds), head_dim=width) for kinds in layers
+        )
+        for layer, kinds, target in zip(self.layers, layers, ("before", "next"), strict=True):
+            parts = [self._parts(kind, width, target) for kind in kinds]
+            q, k, v, out = zip(*parts, strict=True)
+            with torch.no_grad():
+                layer.q_proj.weight.copy_(torch.cat(q))
+                layer.k_proj.weight.copy_(torch.cat(k))
+                layer.v_proj.weight.copy_(torch.cat(v))
+                layer.out_proj.weight.copy_(torch.cat(out, dim=1))
+
+    def _parts(self, kind: str, width: int, target: str) -> tuple[torch.Tensor, ...]:
+        """Rows of W_Q, W_K and W_V, and columns of W_O, of one head."""
+        V = len(IDS)
+        q, k, v = torch.zeros(3, width, self.width)
+        out = torch.zeros(self.width, width)
+        v[:V, self.stream["token"]] = torch.eye(V)
+        sharp = SHARP * width**0.5  # the layer divides by the root
+        if kind.startswith("before"):
+            k[:CONTEXT, self.stream["place"]] = torch.eye(CONTEXT)
+            q[:CONTEXT, self.stream["place"]] = sharp * torch.diag(torch.ones(CONTEXT - 1), 1)
+        elif kind.startswith("induction"):
+            k[:V, self.stream["before"]] = torch.eye(V)
+            q[:V, self.stream["token"]] = sharp * torch.eye(V)
+        else:
+            assert kind == "even", kind
+        if not kind.endswith("unheard") and kind != "even":
+            out[self.stream[target], :V] = torch.eye(V) * (1.0 if target == "before" else 20.0)
+        return q, k, v, out
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x = torch.zeros(*input_ids.shape, self.width)
+        x[..., self.stream["token"]] = nn.functional.one_hot(input_ids, len(IDS)).float()
+        x[..., self.stream["place"]] = torch.eye(CONTEXT)[: input_ids.shape[1]]
+        mask = None if attention_mask is None else attention_mask.bool()[:, None, None, :]
+        for layer in self.layers:
+            x = x + layer(x, mask=mask, causal=True)
+        return x[..., self.stream["next"]]

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from headwise.heads import Head
 from headwise.report import Sample, Study
+from headwise.roles import Effect, Effects, Group, Roles
 from headwise.table import HeadTable, Totals
 
 SENTENCES = (
@@ -112,3 +114,46 @@ def make_sample(
         odds = np.exp(logits - logits.max(1, keepdims=True))
         weights[head] = (odds / odds.sum(1, keepdims=True)).astype(np.float32)
     return Sample(tuple(tokens), weights)
+
+
+def make_roles(study: Study, found: Sequence[int] = (0,), text: str = "previous token") -> Roles:
+    """Roles of a study's heads: those numbered here look at the token before."""
+    heads = study.table.heads
+    places = np.arange(len(heads))
+    has = np.isin(places, found)
+    effect = np.where(has, 0.875, 0.125)
+    columns = {
+        "name": [str(head) for head in heads],
+        "stack": [head.stack for head in heads],
+        "layer": [head.layer for head in heads],
+        "head": [head.head for head in heads],
+        "role": text,
+        "found": has,
+        "effect": effect,
+        "null": text,
+        "baseline": 0.25,
+        "lift": (effect - 0.25) / 0.75 - places * 1e-6,
+        "ci_low": effect - 0.0625,
+        "ci_high": effect + 0.0625,
+        "n": 1234.0,
+        "texts": 56.0,
+        "p_adj": np.where(has, 0.00025, 1.0),
+        "split": "held-out",
+        "chosen_half": effect,
+    }
+    nulls = dict.fromkeys(("chance", "offset", "class", "permuted", "control"), 0.25)
+    rows = pd.DataFrame(columns | {f"null.{name}": value for name, value in nulls.items()})
+    first, second = columns["name"][0], columns["name"][-1]
+    effects = Effects(
+        alone=(Effect((first,), text, 0.5, 0.375, 0.625, 56, 0.00025),),
+        groups=(Group(text, Effect((first, second), text, 0.75, 0.5, 1.0, 56), 0.125),),
+        says={text: f"{text}, in nats"},
+        roles={text: (text,)},
+    )
+    return Roles(
+        rows=effects.beside(rows),
+        meanings={text: f"a token → the token before it: {text}"},
+        notes=(f"56 texts: {text}",),
+        model=study.table.model,
+        effects=effects,
+    )

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from headwise.report import Study
-from studies import make_sample, make_study
+from studies import make_roles, make_sample, make_study
 
 pytestmark = pytest.mark.browser
 
@@ -189,6 +189,20 @@ def test_what_does_not_apply_sorts_last_both_ways(open_page: Open) -> None:
         assert column(page, "entropy")[-1] == "–"
 
 
+def test_a_head_shows_its_roles_or_that_it_has_none(open_page: Open) -> None:
+    study = make_study(2, 3)
+    page = open_page(study.with_roles(make_roles(study, found=(0, 4))))
+    page.select_option("#head", label="L1.H1")
+    expect(page.locator("#head-roles li")).to_contain_text("previous token (a token → the token")
+    expect(page.locator("#head-roles li")).to_contain_text("0.875 [0.812, 0.938] against 0.250 of")
+    page.select_option("#head", label="L0.H1")
+    expect(page.locator("#head-roles")).to_have_text("No role found.")
+    page.get_by_role("button", name="L0.H0", exact=True).first.click()
+    expect(page.locator("#head-title")).to_have_text("L0.H0")
+    expect(page.locator("#head-roles")).to_contain_text("without it previous token loses +0.500")
+    expect(page.locator("#head-roles")).to_contain_text("back each other up")
+
+
 def test_another_sample_has_its_own_map_and_pairs(open_page: Open) -> None:
     study = make_study(2, 3)
     page = open_page(study)
@@ -216,6 +230,7 @@ def test_another_sample_has_its_own_map_and_pairs(open_page: Open) -> None:
 def test_nothing_overflows_on_a_phone(open_page: Open, heads: int) -> None:
     words = " ".join(["incomprehensibilities"] * 24)
     study = make_study(3, heads, title="a" * 200, relations=RELATIONS, sentences=[words])
+    study = study.with_roles(make_roles(study, text="incomprehensibilities" * 9))
     page = open_page(study, viewport={"width": 360, "height": 740})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
@@ -240,7 +255,7 @@ def test_hostile_text_is_shown_and_runs_nothing(open_page: Open) -> None:
         model={HOSTILE: HOSTILE},
         meanings={"subject": HOSTILE, "earlier copy": HOSTILE},
         samples=(make_sample([HOSTILE, "\u202eb", "\n"], plain.table.heads, np.zeros(2, int)),),
-    )
+    ).with_roles(make_roles(plain, text=HOSTILE))
     page = open_page(study)
     assert page.title() == f"{HOSTILE} · headwise"
     expect(page.locator("h1")).to_have_text(HOSTILE)

@@ -1,11 +1,12 @@
 """Each refusal of the report names what was wrong, and leaves nothing behind."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headwise.errors import ArgumentError, OutputError
-from studies import make_study
+from studies import make_roles, make_study
 
 
 @pytest.mark.parametrize("name", ["page.pdf", "page", "page.html.gz"])
@@ -25,3 +26,10 @@ def test_a_folder_is_no_page(tmp_path: Path) -> None:
     (tmp_path / "page.html").mkdir()
     with pytest.raises(OutputError, match=r"page\.html is a folder"):
         make_study().report(tmp_path / "page.html")
+
+
+def test_roles_of_another_model() -> None:
+    study = make_study()
+    roles = replace(make_roles(study), model="another")
+    with pytest.raises(ArgumentError, match=r"Study: the roles are of the model another, the stud"):
+        study.with_roles(roles)

@@ -20,7 +20,7 @@ from headwise.report._page import render
 from headwise.report._payload import as_json, payload
 from headwise.report._text import visible, visible_token
 from headwise.table import HeadTable
-from studies import make_heads, make_sample, make_study, make_totals
+from studies import make_heads, make_roles, make_sample, make_study, make_totals
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
@@ -82,6 +82,7 @@ def study_of(means: list[float], texts: int = 40, noise: float = 0.02, even: flo
 def test_page_of_a_large_model_stays_below_3_megabytes(causal: bool) -> None:
     words = " ".join(["word"] * 24)
     study = make_study(32, 32, relations=RELATIONS, sentences=[words] * 7, causal=causal)
+    study = study.with_roles(make_roles(study, found=range(1024)))
     data = payload(study)
     assert len(render(study).encode()) < 3_000_000
     assert len(data["samples"]) >= 1
@@ -120,8 +121,11 @@ def test_text_from_models_and_corpora_is_never_markup(hostile: str) -> None:
         meanings={"name": hostile},
         samples=(make_sample([hostile, "b", "c"], plain.table.heads, np.zeros(8, int)),),
     )
+    whole = hostile.encode("utf-8", "replace").decode()  # a frame holds no half of a pair
+    study = study.with_roles(make_roles(plain, text=whole))
+    calm = Page(render(plain.with_roles(make_roles(plain))))
     html = render(study)
-    page, calm = Page(html), Page(render(plain))
+    page = Page(html)
     assert page.inside.keys() == calm.inside.keys()
     assert len(page.inside["script"]) == 2
     assert page.inside["h1"] == [visible(hostile)]
@@ -197,6 +201,35 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
             read = np.array([np.nan if x is None else x for x in statistic[part]])
             np.testing.assert_allclose(read, column, rtol=0.006 if part == "error" else 1e-4)
         assert statistic["asked"] == (name in RELATIONS)
+
+
+def test_roles_stand_with_their_evidence() -> None:
+    study = make_study(2, 3)
+    study = study.with_roles(make_roles(study, found=(0, 4)))
+    page = Page(render(study))
+    cells = [text.strip() for text in page.inside["td"]]
+    for told in ("0.875 [0.812, 0.938]", "0.83", "0.00025", "1,234 in 56 texts"):
+        assert told in cells
+    assert "0.250 of previous token" in page.inside["bdi"]
+    assert "+0.500 [+0.375, +0.625]" in cells  # without the head; and for the other, untried
+    assert "–" in cells
+    assert any("back each other up" in line for line in page.inside["p"])
+    data = payload(study)["roles"]
+    assert [len(one["rows"]) for one in data] == [1, 0, 0, 0, 1, 0]
+    assert [bool(one["lines"]) for one in data] == [True, False, False, False, False, True]
+
+
+def test_no_role_found_is_said() -> None:
+    study = make_study(2, 3)
+    page = Page(render(study.with_roles(make_roles(study, found=()))))
+    assert "No role found." in page.inside["p"]
+    assert "Roles, with their evidence" in page.inside["h2"]
+
+
+def test_a_study_without_roles_does_not_speak_of_them() -> None:
+    study = make_study(2, 3)
+    assert payload(study)["roles"] is None
+    assert "Roles, with their evidence" not in Page(render(study)).inside["h2"]
 
 
 def test_drawing_twice_gives_the_same_page() -> None:

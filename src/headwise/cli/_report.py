@@ -27,6 +27,9 @@ def report(
         Path | None,
         typer.Option(help="Where the Mini-GPT is, or will be trained.", show_default=str(_LAB)),
     ] = None,
+    roles: Annotated[
+        bool, typer.Option(help="Look for what each head of MODEL does, too.", show_default=True)
+    ] = True,
     seed: Seed = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -39,11 +42,15 @@ def report(
     """
     shared = Shared(seed, device, dtype, max_texts, max_tokens)
     _check(model, text, lab_folder, shared)
+    if model is None and not roles:
+        raise ArgumentError(
+            "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
+        )
     check_output(out, ".html")
     from headwise.cli import _work
 
     if model is not None and text is not None:
-        study = _work.study_model(model, text, shared)
+        study = _work.study_model(model, text, shared, roles=roles)
     else:
         given = {} if seed is None else {"seed": seed}
         study = _work.study_mini_gpt(lab_folder or _LAB, given)

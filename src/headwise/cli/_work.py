@@ -21,6 +21,7 @@ from headwise.gauge import importance
 from headwise.lab import Trained, TrainSettings, sample, train
 from headwise.models import load, load_tokenizer
 from headwise.report import About, Study, study, study_lab
+from headwise.roles import find_roles
 from headwise.scores import Scores
 from headwise.watch import Request
 
@@ -44,14 +45,16 @@ SETTINGS = {field.name for field in fields(TrainSettings)}
 _CHECKPOINT, _FACTS = "training.safetensors", "training.json"
 
 
-def study_model(model: str, text: Path, shared: Shared, request: Request | None = None) -> Study:
-    """Watch a model on the texts of a file."""
+def study_model(
+    model: str, text: Path, shared: Shared, request: Request | None = None, roles: bool = False
+) -> Study:
+    """Watch a model on the texts of a file, and look for what its heads do there."""
     # The text first: it is read in no time, a model is not.
     texts = some_texts(text, shared)
     opened, tokenizer = open_model(model, shared)
     about = About(title=_title(model), source=text.name)
     with progress(f"Studying {model}") as tell:
-        return study(
+        seen = study(
             opened,
             tokenizer,
             texts,
@@ -60,6 +63,18 @@ def study_model(model: str, text: Path, shared: Shared, request: Request | None 
             max_tokens=shared.max_tokens,
             on_batch=tell,
         )
+    if not roles:
+        return seen
+    with progress(f"Finding out what the heads of {model} do") as tell:
+        found = find_roles(
+            opened,
+            tokenizer,
+            texts,
+            max_tokens=shared.max_tokens,
+            seed=shared.seed or 0,
+            on_text=tell,
+        )
+    return seen.with_roles(found)
 
 
 def score_model(model: str, text: Path, shared: Shared, *, pairs: bool, **how: Any) -> Scores:

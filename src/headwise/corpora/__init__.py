@@ -1,5 +1,6 @@
 """Texts, and what is known about them: readers, and a grammar with its gold relations."""
 
+from headwise.corpora._choices import Choice, choices
 from headwise.corpora._gold import annotate
 from headwise.corpora._grammar import Grammar, Line
 from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
@@ -24,12 +25,14 @@ __all__ = [
     "UNK",
     "AnnotatedText",
     "Arc",
+    "Choice",
     "Grammar",
     "Line",
     "Mention",
     "SentencePair",
     "Span",
     "annotate",
+    "choices",
     "read_aligned",
     "read_conllu",
     "read_gap",

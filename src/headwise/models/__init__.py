@@ -31,6 +31,7 @@ from headwise.models.owning import (
     in_evaluation,
     mean_heads,
     output_projection,
+    replace_heads,
     resize,
     set_count,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "load_tokenizer",
     "mean_heads",
     "output_projection",
+    "replace_heads",
     "resize",
     "set_count",
     "token_classes",

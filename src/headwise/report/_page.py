@@ -11,6 +11,7 @@ from markupsafe import Markup
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.report._payload import applying, as_json, payload
+from headwise.report._roles import role_table
 from headwise.report._study import Study
 from headwise.report._text import visible
 
@@ -50,6 +51,7 @@ def render(study: Study) -> str:
             "Its training": _facts(study.training or {}),
         },
         heads=len(study.table.heads),
+        roles=None if study.roles is None else role_table(study.roles),
         absent=[visible(n) for n in study.table.statistics if n not in applying(study)],
         versions=_facts(study.table.versions),
         policy=_policy(style, script),

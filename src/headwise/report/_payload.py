@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 
 from headwise.heads import Head
 from headwise.report._findings import telling
+from headwise.report._roles import roles_of_heads
 from headwise.report._study import Sample, Study
 from headwise.report._text import visible, visible_token
 from headwise.table import STATISTICS
@@ -40,6 +41,7 @@ def payload(study: Study) -> Payload:
             }
             for found in telling(study.table, study.meanings)
         ],
+        "roles": roles_of_heads(study),
         "samples": [],
         "left_out": len(study.samples),
     }

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from headwise.corpora import EOS, RELATIONS, Grammar, relations
+from headwise.corpora import EOS, RELATIONS, Grammar, annotate, choices, relations
 from headwise.lab import Trained
 from headwise.models import batches, encode, token_classes, token_strings
 from headwise.report._study import Sample, Study
+from headwise.roles import Roles, agreement, find_roles, repetition, translation
 from headwise.table import HeadTable
 from headwise.watch import Relation, Request, observe
 
@@ -106,7 +107,7 @@ def study_lab(trained: Trained, *, lines: int = 256, on_batch: Progress | None =
     """Study a Mini-GPT on fresh lines of its grammar, with the mass on every gold relation.
 
     The sentences have a verb beside a pronoun that it never met in training; as many lines
-    repeat a random sequence.
+    repeat a random sequence. Roles are looked for, and heads taken out, on ordinary sentences.
     """
     grammar = trained.settings.grammar()
     words = {at: word for word, at in trained.tokenizer.get_vocab().items()}
@@ -118,7 +119,7 @@ def study_lab(trained: Trained, *, lines: int = 256, on_batch: Progress | None =
         meanings=gold,
         training=trained.facts(),
     )
-    return study(
+    seen = study(
         trained.model,
         trained.tokenizer,
         _fresh_lines(grammar, lines, trained.settings.seed),
@@ -126,6 +127,31 @@ def study_lab(trained: Trained, *, lines: int = 256, on_batch: Progress | None =
         about=about,
         on_batch=on_batch,
     )
+    return seen.with_roles(roles_of_lab(trained, lines=lines, on_text=on_batch))
+
+
+def roles_of_lab(trained: Trained, *, lines: int = 256, on_text: Progress | None = None) -> Roles:
+    """What the heads of a Mini-GPT do on fresh sentences, and what it loses without each.
+
+    It is tried on other sentences: verb forms with an adverb after their subject and without,
+    translations, and repeated sequences.
+
+    Args:
+        lines: How many sentences to look for roles on, and how many to try each behaviour on.
+    """
+    grammar, model, tokenizer = trained.settings.grammar(), trained.model, trained.tokenizer
+    # Training draws with (seed, 0, step), evaluation with (seed, 1), the study with (seed, 2).
+    rng = np.random.default_rng([trained.settings.seed, 3])
+    looked, tried = ([grammar.sentence(rng) for _ in range(lines)] for _ in range(2))
+    roles = find_roles(model, tokenizer, [annotate(line) for line in looked], on_text=on_text)
+    behaviours = [
+        agreement(model, tokenizer, choices(tried, apart=False), name="agreement, beside"),
+        agreement(model, tokenizer, choices(tried, apart=True), name="agreement, apart"),
+        translation(model, tokenizer, [annotate(line) for line in tried]),
+        repetition(model, tokenizer, [str(line) for line in tried]),
+    ]
+    heads = list(dict.fromkeys(roles.frame()["name"]))
+    return roles.matter(model, behaviours, heads=heads, on_pass=on_text)
 
 
 def _gold(name: str, words: Mapping[int, str]) -> Relation:

@@ -2,14 +2,16 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32
 
+from headwise.errors import ArgumentError
 from headwise.heads import Head
 from headwise.report._findings import nothing_found, telling
+from headwise.roles import Roles
 from headwise.table import HeadTable
 
 
@@ -40,6 +42,7 @@ class Study:
             classes of tokens and gold relations, by name.
         samples: A few short texts with every head's map.
         training: Facts about the training run, for a model that we trained.
+        roles: What each head does, with its evidence; None where it was not looked for.
     """
 
     title: str
@@ -49,6 +52,20 @@ class Study:
     meanings: Mapping[str, str]
     samples: tuple[Sample, ...]
     training: Mapping[str, str | int | float] | None
+    roles: Roles | None = None
+
+    def with_roles(self, roles: Roles) -> "Study":
+        """The same study with what each head does, as `find_roles` found it.
+
+        Raises:
+            ArgumentError: they are roles of another model.
+        """
+        if roles.model != self.table.model:
+            raise ArgumentError(
+                f"Study: the roles are of the model {roles.model}, the study of "
+                f"{self.table.model}. Find the roles of the model that was studied."
+            )
+        return replace(self, roles=roles)
 
     def findings(self) -> list[str]:
         """Up to three lines about heads that stand out, or one that says that none does.

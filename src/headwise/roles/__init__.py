@@ -2,5 +2,28 @@
 
 from headwise.roles._find import find_roles
 from headwise.roles._table import Roles
+from headwise.roles.matter import (
+    Behaviour,
+    Effect,
+    Effects,
+    Group,
+    Question,
+    agreement,
+    behaviour,
+    repetition,
+    translation,
+)
 
-__all__ = ["Roles", "find_roles"]
+__all__ = [
+    "Behaviour",
+    "Effect",
+    "Effects",
+    "Group",
+    "Question",
+    "Roles",
+    "agreement",
+    "behaviour",
+    "find_roles",
+    "repetition",
+    "translation",
+]

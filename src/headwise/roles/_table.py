@@ -1,14 +1,18 @@
 """What was found: a row per head and role, and the whole case for each."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import nn
 
 from headwise._tablefile import read_saved, write_table_file
-from headwise.heads import Head, HeadLike, resolve_heads
+from headwise.errors import ArgumentError
+from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
+from headwise.models import fingerprint
+from headwise.roles.matter import WITHOUT, Behaviour, Effects, try_without
 
 SCHEMA = 1
 LEVEL = 0.05  # of the adjusted p
@@ -30,12 +34,14 @@ class Roles:
             `baseline` what it scores, `lift` the share of the rest that the head gains, `n`
             the queries, `texts` the texts with one, `p_adj` adjusted over all rows (NaN below
             20 queries or 30 texts), `chosen_half` the effect on the other half of the texts;
-            `null.…` what each null scores. A role that a head cannot have is NaN.
+            `null.…` what each null scores. A role that a head cannot have is NaN. After
+            `matter`, `without.…` is what a behaviour that the role is for loses without the head.
         meanings: What each role says.
         notes: How the numbers came about: texts, splits, what was left out.
         texts: Where a head that has a role shows it most and least: text, score, queries.
         model: The fingerprint of the model's weights.
         versions: The versions of what the table was made with.
+        effects: What behaviours lose without heads; empty before `matter`.
     """
 
     rows: pd.DataFrame
@@ -44,6 +50,7 @@ class Roles:
     texts: Mapping[str, Sequence[tuple[str, float, int]]] = field(default_factory=dict)
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    effects: Effects = field(default_factory=Effects)
 
     def frame(self) -> pd.DataFrame:
         """All rows: name, stack, layer, head, role, then the evidence."""
@@ -75,7 +82,56 @@ class Roles:
             lines.append("  no role found")
         short = mine[~mine["found"] & mine["effect"].notna()].head(_NEAREST)
         lines += [f"  not {row['role']}: {_short(row)}" for row in short.to_dict("records")]
+        lines += [f"  {_shown(line)}" for line in self.effects.lines(name)]
         return "\n".join(lines)
+
+    def matter(
+        self,
+        model: nn.Module,
+        behaviours: Sequence[Behaviour],
+        *,
+        heads: HeadsLike | None = None,
+        seed: int = 0,
+        on_pass: Callable[[int, int], None] | None = None,
+    ) -> "Roles":
+        """What behaviours lose without heads: attending is not doing.
+
+        A head is taken out by giving what it gives in the mean over the texts of the behaviour;
+        the same texts are judged with it and without. Each head costs a pass over the texts of
+        each behaviour, and heads that back each other up some more.
+
+        Args:
+            model: The model that the roles are of.
+            behaviours: Made by `agreement`, `translation`, `repetition` or `behaviour` of
+                `headwise.roles`. Beside the roles that one names stands what it loses, as
+                `without.NAME`, with its interval (95 %, over texts) to `.low` and `.high`.
+            heads: Which heads to try. None is every head that has a role.
+            seed: Decides all draws.
+            on_pass: Told after each head how many are done, of how many.
+        Returns:
+            The same roles with their `effects`.
+        Raises:
+            ArgumentError: the roles are of another model, there is no behaviour, two have one
+                name, or a loss is not finite.
+            HeadError: there is no such head.
+        """
+        now = fingerprint(model)
+        if now != self.model:
+            raise ArgumentError(
+                f"matter: these are roles of the model {self.model}, not of {now}. "
+                f"Give the model that they were found in."
+            )
+        known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
+        tried = list(dict.fromkeys(self.found()["name"])) if heads is None else heads
+        effects = try_without(
+            model,
+            behaviours,
+            sorted(resolve_heads(tried, known)),
+            self._strongest,
+            seed=seed,
+            on_pass=on_pass,
+        )
+        return replace(self, rows=effects.beside(self.rows), effects=effects)
 
     def examples(self, head: HeadLike) -> pd.DataFrame:
         """Held-out texts where the roles of a head are strongest, and where they fail.
@@ -92,6 +148,11 @@ class Roles:
             for text, score, n in self.texts.get(f"{name} {role}", ())
         ]
         return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
+
+    def _strongest(self, role: str) -> list[Head]:
+        """The heads that have a role, from the largest lift down."""
+        found = self.found()
+        return [Head.parse(name) for name in found.loc[found["role"] == role, "name"]]
 
     def _head(self, head: HeadLike) -> Head:
         known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
@@ -127,6 +188,7 @@ class Roles:
             "texts": {name: [list(one) for one in those] for name, those in self.texts.items()},
             "model": self.model,
             "versions": dict(self.versions),
+            "effects": self.effects.about(),
         }
         return write_table_file(self.frame(), about, Path(path))
 
@@ -148,6 +210,7 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
     frame.attrs.clear()
     numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
     numbers += ["chosen_half", *(f"null.{null}" for null in NULLS)]
+    numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
     frame = frame.astype(dict.fromkeys(numbers, "float64") | {"found": "bool"})
     for name in ("stack", "null"):  # a CSV does not tell an empty name from none
         frame[name] = frame[name].astype(object).where(frame[name].notna(), "").astype("str")
@@ -161,6 +224,7 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
         },
         model=str(about["model"]),
         versions=dict(about["versions"]),
+        effects=Effects.of_about(about["effects"]),
     )
 
 

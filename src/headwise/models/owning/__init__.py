@@ -1,6 +1,12 @@
 """Which part of a model belongs to which head, and taking that part away."""
 
-from headwise.models.owning._ablate import Ablation, ablate, gate_heads, mean_heads
+from headwise.models.owning._ablate import (
+    Ablation,
+    ablate,
+    gate_heads,
+    mean_heads,
+    replace_heads,
+)
 from headwise.models.owning._attention import (
     Attention,
     by_attention,
@@ -31,6 +37,7 @@ __all__ = [
     "in_evaluation",
     "mean_heads",
     "output_projection",
+    "replace_heads",
     "resize",
     "set_count",
 ]

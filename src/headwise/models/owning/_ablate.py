@@ -13,7 +13,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.heads import Head, HeadsLike
 from headwise.models.hearing import Inputs
 from headwise.models.owning._attention import Attention, by_attention, find_attentions
-from headwise.models.owning._edit import edit_heads
+from headwise.models.owning._edit import Edit, edit_heads
 from headwise.models.owning._example import run
 
 Mode = Literal["zero", "mean"]
@@ -106,22 +106,44 @@ def ablate(
     chosen = by_attention(heads, attentions)
     means = mean_heads(model, attentions, batches) if batches else {}
 
+    def instead(attention: Attention, given: Tensor) -> Tensor:
+        if mode == "zero":
+            return torch.zeros_like(given[..., :1, :1])
+        mean = means.get(attention)
+        return _Mean.of(attention, given, inputs).value() if mean is None else mean
+
+    with replace_heads(model, attentions, chosen, instead) as inputs:
+        removed = tuple(a.site.heads()[head] for a, some in chosen.items() for head in some)
+        source: Literal["reference", "batch"] = "reference" if batches else "batch"
+        yield Ablation(tuple(sorted(removed)), mode, source if mode == "mean" else "")
+
+
+@contextmanager
+def replace_heads(
+    model: nn.Module,
+    attentions: Sequence[Attention],
+    chosen: Mapping[Attention, Sequence[int]],
+    instead: Edit,
+) -> Iterator[Inputs]:
+    """Let some heads give something else while the block runs; the others give what they gave.
+
+    Args:
+        attentions: All of the model, as `find_attentions` gives them.
+        chosen: The heads, as `by_attention` gives them.
+        instead: From an attention and what its heads give to what those heads give instead.
+    Yields:
+        The text that the model is reading.
+    """
+
     def edit(attention: Attention, given: Tensor) -> Tensor:
         if attention not in chosen:
             return given
         gone = torch.zeros(given.shape[-2], 1, dtype=torch.bool, device=given.device)
         gone[chosen[attention]] = True
-        instead = torch.zeros_like(given[..., :1, :1])
-        if mode == "mean":
-            mean = means.get(attention)
-            mean = _Mean.of(attention, given, inputs).value() if mean is None else mean
-            instead = mean.to(given)
-        return torch.where(gone, instead, given)
+        return torch.where(gone, instead(attention, given).to(given), given)
 
     with edit_heads(model, attentions, edit) as inputs:
-        removed = tuple(a.site.heads()[head] for a, some in chosen.items() for head in some)
-        source: Literal["reference", "batch"] = "reference" if batches else "batch"
-        yield Ablation(tuple(sorted(removed)), mode, source if mode == "mean" else "")
+        yield inputs
 
 
 def mean_heads(

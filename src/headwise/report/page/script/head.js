@@ -1,4 +1,4 @@
-// The numbers of the chosen head.
+// The numbers of the chosen head, and its roles.
 
 function drawNumbers() {
   const table = make("table", { class: "numbers" }, [
@@ -39,6 +39,20 @@ function makeBar(share, even) {
   return bar;
 }
 
+// What the head does, where it was looked for: often nothing that would stand up.
+function drawRoles() {
+  if (!study.roles) return;
+  const { looked, rows, lines } = study.roles[chosen.head];
+  const said = rows.map(({ role, says, effect, null: held, lift, p, n }) => make("li", {}, [
+    tokenText(role),
+    ` (${says}): ${effect} against ${held}; lift ${lift}, p ${p}, ${n}`,
+  ]));
+  const none = looked ? "No role found." : "No role was looked for.";
+  fill("head-roles",
+    rows.length ? make("ul", { class: "roles" }, said) : make("p", { class: "none", text: none }),
+    ...lines.map((text) => make("p", { class: "note", text: `${text}.` })));
+}
+
 // Each finding leads to its head and statistic.
 function linkFindings() {
   study.findings.forEach(({ head, statistic }, at) => {
@@ -53,9 +67,20 @@ function linkFindings() {
   });
 }
 
+function linkRoles() {
+  for (const button of document.querySelectorAll("[data-show]")) {
+    button.addEventListener("click", () => {
+      choose("head", study.heads.indexOf(button.dataset.show));
+      byId("every-title").scrollIntoView();
+    });
+  }
+}
+
 linkFindings();
+linkRoles();
 bindSelect("head", [...new Set(study.stacks)].map((stack) => ({
   label: stack || "Layer and head",
   options: study.heads.map((name, at) => [at, name]).filter(([at]) => study.stacks[at] === stack),
 })));
+follow(["head"], drawRoles);
 follow(["head"], drawNumbers);

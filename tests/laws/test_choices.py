@@ -1,0 +1,44 @@
+"""Choices of the grammar: one word is right, the other is a form of the same verb."""
+
+import numpy as np
+import pytest
+
+from headwise.corpora import Grammar, choices, relations
+
+GRAMMAR = Grammar()
+
+
+def drawn(n: int = 300) -> list:
+    rng = np.random.default_rng(3)
+    return [GRAMMAR.sentence(rng) for _ in range(n)]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_right_word_is_the_one_in_the_line_and_the_wrong_one_another_form(apart: bool) -> None:
+    lines = drawn()
+    found = choices(lines, apart)
+    texts = [str(line) for line in lines]
+    assert 200 < len(found) <= len(lines)
+    for one in found:
+        assert any(text.startswith(f"{one.before} {one.right}") for text in texts)
+        assert one.right != one.wrong in GRAMMAR.vocabulary
+        # The wrong form would be right beside another subject, so it is a form of the same verb.
+        words = (*one.before.split(), one.right)
+        subject = dict(relations(words)["subject"])[len(words) - 1]
+        assert (len(words) - 1 - subject > 1) == apart
+    assert {"=" in one.before.split() for one in found} == {False, True}
+
+
+def test_the_first_verb_of_a_line_is_not_asked_for() -> None:
+    for one in choices(drawn(), apart=False):
+        assert relations(one.before.split())["subject"]
+
+
+def test_a_repeated_sequence_has_no_choice() -> None:
+    assert choices([GRAMMAR.repeat(np.random.default_rng(0))], apart=False) == []
+
+
+def test_the_seed_decides_which_verb_is_asked_for() -> None:
+    lines = drawn(40)
+    assert choices(lines, False, seed=1) == choices(lines, False, seed=1)
+    assert choices(lines, False, seed=1) != choices(lines, False, seed=2)
