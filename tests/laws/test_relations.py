@@ -200,7 +200,33 @@ def test_gold_roles_are_those_of_the_tree_and_both_ways():
         "coreference": [(0, 1), (1, 0)],
         "translation": [(2, 0)],
         "next translation": [(1, 0)],
+        # Where the verb is said its subject is the token itself.
+        "next subject": [(1, 1)],
+        "next subject, beside": [(1, 1)],
+        "next subject, apart": [],
+        "head → nsubj, beside": [(1, 0)],
+        "head → nsubj, apart": [],
     }
+
+
+def test_agreement_is_asked_with_something_between_and_without():
+    text = AnnotatedText(
+        "unbelievers rarely agree ; you agree ; agree they",
+        ((0, 11), (12, 18), (19, 24), (25, 26), (27, 30), (31, 36), (37, 38), (39, 44), (45, 49)),
+        arcs=(Arc(0, 2, "nsubj"), Arc(4, 5, "nsubj"), Arc(8, 7, "nsubj")),
+    )
+    (piece,) = tokenize(MINILM, [text], 40).pieces
+    pairs = as_item(piece, gold_roles([piece])).pairs
+    subject, adverb, verb, _, you, *_ = piece.words
+    assert len(subject) > 1
+    apart = [(adverb[-1], token) for token in subject]
+    assert pairs["next subject, apart"] == apart
+    assert pairs["next subject, beside"] == [(you[0], you[0])]
+    # A subject after its verb cannot be read before it.
+    assert pairs["next subject"] == sorted([*apart, (you[0], you[0])])
+    assert verb[0] == adverb[-1] + 1
+    assert pairs["head → nsubj, apart"] == [(2, 0)]
+    assert pairs["head → nsubj, beside"] == [(5, 4), (7, 8)]
 
 
 def test_token_roles_by_hand():
