@@ -16,6 +16,7 @@ TOKENIZER = make_tokenizer([*SPECIALS, ",", ".", *WORDS])
 IDS = TOKENIZER.get_vocab()
 CONTEXT = 48
 SHARP = 40.0  # the logit of what a head looks at
+NOISE = 0.02  # of every weight
 
 
 def lines(n: int, seed: int = 0) -> list[str]:
@@ -52,14 +53,19 @@ class Planted(nn.Module):
             "one": slice(V + CONTEXT, V + CONTEXT + 1),
             "before": slice(V + CONTEXT + 1, self.width),
         }
-        pairs = [[self._kind(name) for name in layer] for layer in layers]
+        rng = torch.Generator().manual_seed(0)
+        pairs = [[self._kind(name, rng) for name in layer] for layer in layers]
         self.queries = nn.ParameterList(torch.stack([q for q, _ in layer]) for layer in pairs)
         self.keys = nn.ParameterList(torch.stack([k for _, k in layer]) for layer in pairs)
         self.layers = layers
 
-    def _kind(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _kind(self, name: str, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """The matrices of one head: `offset -3`, `first`, `separator`, `same`, `induction`, …"""
         q, k = torch.zeros(2, self.width, self.width)
+        if name == "even":
+            return q, k
+        # No weight that was learned is exactly 0, nor would it be if it changed its place.
+        q, k = NOISE * torch.randn(2, self.width, self.width, generator=rng)
         token, place, one, before = self.blocks.values()
         V = len(IDS)
         if name.startswith("offset"):
@@ -80,7 +86,8 @@ class Planted(nn.Module):
             for rank, at in enumerate(self.order):
                 k[at, one] = float(rank)
         else:
-            assert name == "even", name
+            assert name == "any", name
+            q, k = 0.4 * torch.randn(2, self.width, self.width, generator=rng)
         return q, k
 
     def forward(
@@ -130,7 +137,8 @@ NAMES: Mapping[str, str | None] = {
     "same": "same token",
     "induction": "induction",
     "rare": "rare token",
-    "even": None,
+    "even": "diffuse",
+    "any": None,
 }
 
 

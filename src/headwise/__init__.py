@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.report import Study as Study
     from headwise.report import study as study
+    from headwise.roles import Evidence as Evidence
     from headwise.roles import Roles as Roles
     from headwise.roles import find_roles as find_roles
     from headwise.scores import Scores as Scores
@@ -58,6 +59,7 @@ _HOME = {
     "MultiHeadAttention": "layer",
     "Plan": "surgery",
     "Request": "watch",
+    "Evidence": "roles",
     "Roles": "roles",
     "Scores": "scores",
     "RoPE": "layer",

@@ -7,7 +7,7 @@ import torch
 
 from headwise.corpora import AnnotatedText, Choice
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError, UnsupportedError
-from headwise.roles import agreement, behaviour, find_roles, repetition, translation
+from headwise.roles import Evidence, agreement, behaviour, find_roles, repetition, translation
 from planted import TOKENIZER, Planted, PlantedGPT, lines
 
 MODEL = PlantedGPT([("before",), ("induction",)])
@@ -16,7 +16,7 @@ CHOICE = Choice("w1 w2 w1", "w2", "w3")
 
 @pytest.fixture(scope="module")
 def roles():
-    return find_roles(MODEL, TOKENIZER, lines(6), null_models=0)
+    return find_roles(MODEL, TOKENIZER, lines(6), evidence=Evidence(nulls=()))
 
 
 def test_a_behaviour_without_texts():

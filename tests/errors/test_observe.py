@@ -199,6 +199,8 @@ def test_close_looks_must_be_asked_for() -> None:
         layer(torch.zeros(1, 3, 4))
     with pytest.raises(ArgumentError, match="received=False"):
         watch.received("L0.H0")
+    with pytest.raises(ArgumentError, match=r"Watch\.layers: maps=False"):
+        watch.layers()
     with pytest.raises(ArgumentError, match="top_keys: maps=False"):
         watch.top_keys("L0.H0")
 

@@ -8,16 +8,21 @@ from tokenizers import Tokenizer, models
 
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
-from headwise.roles import Roles, find_roles
+from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles.relations import tokenize
 from planted import TOKENIZER, Planted, lines
 
 MODEL = Planted([("offset -1",)], causal=True)
 
 
-def test_a_negative_number_of_null_models():
-    with pytest.raises(ArgumentError, match=r"find_roles: null_models=-1\. Give 0 or more"):
-        find_roles(MODEL, TOKENIZER, lines(3), null_models=-1)
+def test_no_model_of_a_null_that_is_wanted():
+    with pytest.raises(ArgumentError, match=r"Evidence: models=0\. Give 1 or more"):
+        Evidence(models=0)
+
+
+def test_a_null_that_there_is_not():
+    with pytest.raises(ArgumentError, match=r"Evidence: no null 'reversed'\. Choose from permuted"):
+        Evidence(("permuted", "reversed"))
 
 
 @pytest.mark.parametrize("corpus", [[], ["", "  "]])
@@ -47,7 +52,12 @@ def test_a_model_without_weight_matrices():
             return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
     with pytest.raises(UnsupportedError, match=r"Bare has no weight matrix to permute"):
-        find_roles(Bare(), TOKENIZER, lines(3))
+        find_roles(Bare(), TOKENIZER, lines(3), evidence=Evidence(("permuted",)))
+
+
+def test_a_model_that_does_not_tell_how_it_began():
+    with pytest.raises(UnsupportedError, match=r"Planted does not tell how .*Leave 'random' out"):
+        find_roles(MODEL, TOKENIZER, lines(3), evidence=Evidence(("random",)))
 
 
 def test_a_model_without_attention():
@@ -75,7 +85,7 @@ def test_a_word_that_is_longer_than_the_context():
 
 @pytest.fixture(scope="module")
 def roles():
-    return find_roles(MODEL, TOKENIZER, lines(6), null_models=0)
+    return find_roles(MODEL, TOKENIZER, lines(6), evidence=Evidence(nulls=()))
 
 
 @pytest.mark.parametrize("ask", [Roles.why, Roles.examples, Roles.of])

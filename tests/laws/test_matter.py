@@ -10,7 +10,15 @@ import torch
 from headwise.corpora import AnnotatedText, Choice
 from headwise.heads import Head
 from headwise.models import ablate
-from headwise.roles import Roles, agreement, behaviour, find_roles, repetition, translation
+from headwise.roles import (
+    Evidence,
+    Roles,
+    agreement,
+    behaviour,
+    find_roles,
+    repetition,
+    translation,
+)
 from planted import IDS, TOKENIZER, WORDS, PlantedGPT, lines
 
 TEXTS = lines(80)
@@ -21,7 +29,7 @@ ALL = ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
 
 def tried(layers, heads=None) -> Roles:
     model = PlantedGPT(layers)
-    roles = find_roles(model, TOKENIZER, TEXTS, null_models=0)
+    roles = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
     return roles.matter(model, [repetition(model, TOKENIZER, TEXTS)], heads=heads)
 
 

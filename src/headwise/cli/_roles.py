@@ -35,8 +35,13 @@ Spans = Annotated[Path | None, typer.Option(help=_FILE + "JSON lines with annota
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="The table to write: .parquet, .csv or .json.")
 ]
-NullModels = Annotated[
-    int, typer.Option(min=0, help="Copies with permuted weights to hold MODEL against.")
+Nulls = Annotated[
+    str | None,
+    typer.Option(
+        help="What to hold MODEL against, each a reading more, with commas between: permuted, "
+        "random, shuffled; or none.",
+        show_default="all that can be had",
+    ),
 ]
 
 
@@ -47,7 +52,7 @@ def roles(
     coref: Coref = None,
     spans: Spans = None,
     out: Out = None,
-    null_models: NullModels = 1,
+    nulls: Nulls = None,
     as_json: Json = False,
     seed: Seed = None,
     device: Device = None,
@@ -67,7 +72,7 @@ def roles(
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
     shared = Shared(seed, device, dtype, max_texts, max_tokens)
-    found = _find(model, files, shared, null_models)
+    found = _find(model, files, shared, nulls)
     for line in found.notes:
         note(line)
     if out is not None:
@@ -77,11 +82,13 @@ def roles(
         say_json(found.found().to_dict("records"))
 
 
-def _find(model: str, files: Mapping[str, Path], shared: Shared, null_models: int) -> "Roles":
+def _find(model: str, files: Mapping[str, Path], shared: Shared, nulls: str | None) -> "Roles":
     from headwise.cli import _work
     from headwise.corpora import AnnotatedText
-    from headwise.roles import find_roles
+    from headwise.roles import Evidence, find_roles
 
+    named = None if nulls is None else tuple(one.strip() for one in nulls.split(","))
+    evidence = Evidence(() if named == ("none",) else named, seed=shared.seed or 0)
     texts: list[str | AnnotatedText] = []
     for kind, path in files.items():
         texts += _read(kind, path)
@@ -92,9 +99,8 @@ def _find(model: str, files: Mapping[str, Path], shared: Shared, null_models: in
             opened,
             tokenizer,
             texts,
-            null_models=null_models,
+            evidence=evidence,
             max_tokens=shared.max_tokens,
-            seed=shared.seed or 0,
             on_text=tell,
         )
 

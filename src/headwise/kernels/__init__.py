@@ -3,7 +3,7 @@
 from headwise.kernels._attend import AttendOutput, attend
 from headwise.kernels._bias import Bias, Given
 from headwise.kernels._choose import BACKENDS, Choice, choose
-from headwise.kernels._rows import weights_of_head
+from headwise.kernels._rows import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.kernels._rule import BiasLike, MaskLike, Rule, WindowLike, make_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics, row_statistics
 
@@ -14,6 +14,7 @@ __all__ = [
     "BiasLike",
     "Choice",
     "Given",
+    "HeadBlock",
     "MaskLike",
     "RowRequest",
     "RowStatistics",
@@ -23,5 +24,6 @@ __all__ = [
     "choose",
     "make_rule",
     "row_statistics",
+    "weights_in_blocks",
     "weights_of_head",
 ]

@@ -1,12 +1,24 @@
 """Attention a block of rows at a time: every rule, any device, memory that grows with the text."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.kernels._cells import LN2, Cell, Named, mix, over_cells, powers_of_cell
+from headwise.kernels._cells import (
+    CELL,
+    LN2,
+    Cell,
+    Named,
+    Scratch,
+    mix,
+    over_cells,
+    powers_of_cell,
+)
 from headwise.kernels._choose import is_trained
 from headwise.kernels._rule import Rule
 from headwise.masks import Tile, is_transformed
@@ -66,6 +78,41 @@ def weights_of_head(
     )
     soft = powers_of_cell(q, k, rule, cell)
     return _all_keys(soft.powers / soft.divisor, cell)[:, 0]
+
+
+@dataclass(frozen=True)
+class HeadBlock:
+    """Some heads of a layer: their weights, and the entropy of each row (nats, over real keys)."""
+
+    heads: slice
+    weights: Float[Tensor, "B h T S"]
+    entropy: Float[Tensor, "B h T"]
+
+
+@torch.no_grad()
+def weights_in_blocks(
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], rule: Rule
+) -> Iterator[HeadBlock]:
+    """The exact weights of all heads, a few at a time: as many as stay in the cache of one core.
+
+    A block holds at least the heads that share one key/value head. Its memory is used again for
+    the next block.
+    """
+    B, H, T, _ = q.shape
+    Hkv, S = k.shape[1], k.shape[2]
+    groups = H // Hkv
+    step = max(1, CELL // max(1, B * groups * T * S))
+    scratch = Scratch()
+    for start in range(0, Hkv, step):
+        kv_heads = slice(start, min(Hkv, start + step))
+        heads = slice(kv_heads.start * groups, kv_heads.stop * groups)
+        cell = Cell(slice(0, B), kv_heads, heads, Tile.whole(T, S, q.device))
+        soft = powers_of_cell(q, k, rule, cell, scratch)
+        weights = soft.powers.div_(soft.divisor)
+        moment = soft.shifted.mul_(weights).sum(-1)
+        divisor = soft.divisor[..., 0]
+        nats = (torch.log2(divisor) * soft.kept / divisor - moment) * LN2
+        yield HeadBlock(heads, weights, nats.clamp_(min=0.0))
 
 
 def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """What each head does, with evidence that would stand up."""
 
 from headwise.roles._find import find_roles
+from headwise.roles._nulls import Evidence
 from headwise.roles._table import Roles
 from headwise.roles.matter import (
     Behaviour,
@@ -18,6 +19,7 @@ __all__ = [
     "Behaviour",
     "Effect",
     "Effects",
+    "Evidence",
     "Group",
     "Question",
     "Roles",

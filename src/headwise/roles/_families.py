@@ -1,29 +1,33 @@
 """Readings as families of questions: held-out sums of every head and role, beside every null."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from headwise.roles._evidence import Scored, best_of
-from headwise.roles._measure import GridScores, Measured
-from headwise.roles._score import OFFSETS, rule_names
 from headwise.roles._table import NULLS
-from headwise.roles.relations import Grid, Role
+from headwise.roles.reading import OFFSETS, Closely, Measured, Reader, rule_names
+from headwise.roles.relations import Role
 
 _SAYS = {
     "chance": "chance",
     "permuted": "a head with permuted weights",
+    "random": "a head that learned nothing",
+    "shuffled": "the same words in another order",
     "control": "the same positions without repetition",
 }
-# Which nulls apply besides chance and permuted weights. An offset is no null for an offset.
-_MORE = {
-    "offset": (),
-    "sink": (),
-    "class": ("offset",),
-    "structure": ("offset", "class"),
-    "probe": ("offset", "control"),
+_LIKE_IT = ("permuted", "random")
+# Which nulls apply. An offset is no null for an offset. For evenness neither even attention is
+# one nor weights as they begin, which are mostly so small that all attention is even.
+_APPLY = {
+    "offset": ("chance", *_LIKE_IT),
+    "sink": ("chance", *_LIKE_IT),
+    "class": ("chance", "offset", *_LIKE_IT),
+    "breadth": ("permuted",),
+    "structure": ("chance", "offset", "class", "shuffled", *_LIKE_IT),
+    "probe": ("chance", "offset", "control", *_LIKE_IT),
 }
 
 
@@ -34,153 +38,180 @@ class Family:
     Attributes:
         scored: The sums of the held-out texts; a column for each role and head, in that order.
         chosen_half: The effect on the other half.
+        mass: The attention per query on the held-out texts.
+        share: The same with keys weighted by the size of what they would write.
         says: What each null is for each role: `offset -1`, say.
     """
 
     roles: tuple[Role, ...]
     scored: Scored
     chosen_half: Float[np.ndarray, " _"]
+    mass: Float[np.ndarray, " _"]
+    share: Float[np.ndarray, " _"]
     says: dict[str, list[str]]
 
 
+@dataclass(frozen=True)
+class Split:
+    """Which text each item is a piece of, and on which texts is chosen.
+
+    Attributes:
+        of_text: The text of each item.
+        chosen: The texts on which rules and null heads are chosen; the others are held out.
+    """
+
+    of_text: Int64[np.ndarray, " P"]
+    chosen: Bool[np.ndarray, " M"]
+
+    def halves(
+        self, pieces: Float[np.ndarray, "P R K"]
+    ) -> tuple[Float[np.ndarray, "chosen R K"], Float[np.ndarray, "held R K"]]:
+        """The sums of whole texts: of those to choose on, and of those that are held out."""
+        whole = np.zeros((len(self.chosen), *pieces.shape[1:]), pieces.dtype)
+        np.add.at(whole, self.of_text, pieces)
+        return whole[self.chosen], whole[~self.chosen]
+
+    def best(self, value: Float[np.ndarray, "P R K"], count: Float[np.ndarray, "P R 1"]) -> "Rival":
+        """Which of `K` is best on the one half, and its rates in the texts of the other."""
+        (value, held_value), (count, held_count) = self.halves(value), self.halves(count)
+        best = best_of(value, count[..., 0])
+        at = best[None, :, None]
+        rates = _rate(np.take_along_axis(held_value, at, -1), held_count)[..., 0]
+        score = _rate(np.take_along_axis(value, at, -1).sum(0), count.sum(0))[:, 0]
+        return Rival(best, np.nan_to_num(score, nan=-1.0), np.nan_to_num(rates))
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The best of some rules or null heads on each role.
+
+    Attributes:
+        which: Which it is.
+        chosen: What it scores on the texts that it was chosen on.
+        rates: What it scores in each held-out text.
+    """
+
+    which: Int64[np.ndarray, " R"]
+    chosen: Float[np.ndarray, " R"]
+    rates: Float[np.ndarray, "held R"]
+
+    @classmethod
+    def strongest(cls, rivals: Sequence["Rival"]) -> "Rival":
+        """Of each role the one that scored best where it was chosen."""
+        first = np.stack([one.chosen for one in rivals]).argmax(0)
+        roles = np.arange(len(first))
+        return cls(
+            np.stack([one.which for one in rivals])[first, roles],
+            np.stack([one.chosen for one in rivals])[first, roles],
+            np.stack([one.rates for one in rivals])[first, :, roles].T,
+        )
+
+
+def rival(measured: Measured, split: Split) -> Rival:
+    """The best heads of a null model."""
+    # Heads of one model share the queries of a role but for windows; the first tells.
+    return split.best(measured.value, measured.count[..., :1])
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The same heads where a relation means nothing, for some of the roles.
+
+    Attributes:
+        null: Which null that is.
+        roles: Where those roles stand among all.
+    """
+
+    null: str
+    roles: Sequence[int]
+    measured: Measured
+
+    def sums(
+        self, split: Split, count: Float[np.ndarray, "held R N"]
+    ) -> Float[np.ndarray, "held R N"]:
+        """What it scores over as many queries; a text without one has the rate of all texts."""
+        _, value = split.halves(self.measured.value)
+        _, asked = split.halves(self.measured.count)
+        mean = _rate(value.sum(0), asked.sum(0))
+        rates = np.where(asked > 0, _rate(value, asked), mean)
+        sums = np.full_like(count, np.nan)
+        sums[:, self.roles] = np.nan_to_num(rates) * count[:, self.roles]
+        return sums
+
+
 def make_family(
-    seen: Measured,
-    nulls: Sequence[Measured],
-    control: Measured | None,
-    of_text: Int64[np.ndarray, " P"],
-    chosen: Bool[np.ndarray, " M"],
-    tags: Sequence[str],
+    asked: Reader,
+    seen: Closely,
+    split: Split,
+    *,
+    rivals: Mapping[str, Rival],
+    contrast: Contrast | None,
 ) -> Family:
     """Hold every head against every null, on the texts that nothing is chosen on.
 
     Args:
-        nulls: The same reading by models with permuted weights.
-        control: The same heads where the relation means nothing.
-        of_text: The text that each item is a piece of.
-        chosen: The texts on which rules and null heads are chosen.
-        tags: The classes of words that rules went by.
+        asked: What was read; it knows the roles.
+        rivals: The best heads of null models, by the name of the null.
     """
-    parts = []
-    for grid, scores in seen.grids.items():
-        own = _by_text(_fitting(scores, seen.causal), of_text, len(chosen))
-        theirs = [_by_text(one.grids[grid], of_text, len(chosen)) for one in nulls]
-        without = None
-        if control is not None:
-            without = _by_text(control.grids[grid], of_text, len(chosen))
-        parts.append(_Against(grid, own, theirs, without, chosen, tags).family())
-    return _beside(parts)
-
-
-def _fitting(scores: GridScores, causal: bool) -> GridScores:
-    """Without the roles that make no sense for a model that looks ahead."""
-    keep = np.array([causal or not role.ahead for role in scores.roles], dtype=np.float32)
-    head = keep[:, None]
-    return GridScores(
-        scores.roles,
-        value=scores.value * head,
-        count=scores.count * head,
-        even=scores.even * head,
-        rule_value=scores.rule_value * head,
-        rule_count=scores.rule_count * keep,
+    roles = asked.roles
+    fits = np.array([seen.causal or not role.ahead for role in roles], dtype=np.float32)[:, None]
+    (chosen_value, value), (chosen_count, count) = (
+        split.halves(one * fits) for one in (seen.value, seen.count)
     )
-
-
-def _by_text(scores: GridScores, of_text: Int64[np.ndarray, " P"], texts: int) -> GridScores:
-    """The sums of whole texts from those of their pieces."""
-
-    def added(pieces: np.ndarray) -> np.ndarray:
-        whole = np.zeros((texts, *pieces.shape[1:]), pieces.dtype)
-        np.add.at(whole, of_text, pieces)
-        return whole
-
-    return GridScores(
-        scores.roles,
-        value=added(scores.value),
-        count=added(scores.count),
-        even=added(scores.even),
-        rule_value=added(scores.rule_value),
-        rule_count=added(scores.rule_count),
-    )
-
-
-@dataclass(frozen=True)
-class _Against:
-    """The heads of one grid and all that they are held against."""
-
-    grid: Grid
-    own: GridScores
-    nulls: Sequence[GridScores]
-    control: GridScores | None
-    chosen: Bool[np.ndarray, " M"]
-    tags: Sequence[str]
-
-    def family(self) -> Family:
-        held = ~self.chosen
-        own = self.own
-        names = rule_names(self.grid, self.tags)
-        kinds = {"offset": slice(0, len(OFFSETS)), "class": slice(len(OFFSETS), None)}
-        says = {name: [_SAYS.get(name, "")] * len(own.roles) for name in NULLS}
-        sums = {name: np.full(own.value[held].shape, np.nan, np.float32) for name in NULLS}
-        sums["chance"] = own.even[held]
-        for name, those in kinds.items():
-            if names[those]:
-                best, rates = self._best(own.rule_value[..., those], own.rule_count)
-                sums[name] = rates[..., None] * own.count[held]
-                says[name] = [names[those][at] for at in best]
-        if self.nulls:
-            # Heads of one model share the queries of a role but for windows; the first tells.
-            value = np.concatenate([one.value for one in self.nulls], axis=-1)
-            _, rates = self._best(value, self.nulls[0].count[..., 0])
-            sums["permuted"] = rates[..., None] * own.count[held]
-        if self.control is not None:
-            sums["control"] = self.control.value[held]
-        for at, role in enumerate(own.roles):
-            for name in set(sums) - {"chance", "permuted", *_MORE[role.kind]}:
-                sums[name][:, at] = np.nan
-        return Family(
-            own.roles,
-            Scored(
-                _flat(own.value[held]),
-                _flat(own.count[held]),
-                {name: _flat(one) for name, one in sums.items()},
-            ),
-            chosen_half=_rate(*(self._total(sums) for sums in (own.value, own.count))),
-            says=says,
-        )
-
-    def _total(self, sums: Float[np.ndarray, "M R N"]) -> Float[np.ndarray, " C"]:
-        return sums[self.chosen].sum(0, dtype=np.float64).ravel()
-
-    def _best(
-        self, value: Float[np.ndarray, "M R K"], count: Float[np.ndarray, "M R"]
-    ) -> tuple[Int64[np.ndarray, " R"], Float[np.ndarray, "held R"]]:
-        """Which candidate is best on the one half, and its rates in the texts of the other."""
-        best = best_of(value[self.chosen], count[self.chosen])
-        found = np.take_along_axis(value[~self.chosen], best[None, :, None], axis=-1)[..., 0]
-        return best, np.nan_to_num(_rate(found, count[~self.chosen]))
-
-
-def _beside(parts: Sequence[Family]) -> Family:
-    """The questions of several grids about the same texts."""
-    names = parts[0].scored.nulls
+    names = rule_names("word", asked.tags)
+    sums = {name: np.full(value.shape, np.nan, np.float32) for name in NULLS}
+    says = {name: [_SAYS.get(name, "")] * len(roles) for name in NULLS}
+    sums["chance"] = split.halves(seen.even * fits)[1]
+    for name, those in (("offset", slice(len(OFFSETS))), ("class", slice(len(OFFSETS), None))):
+        if seen.rules[..., those].size:
+            best = split.best(seen.rules[..., those], seen.rule_count)
+            sums[name] = best.rates[..., None] * count
+            says[name] = [names[those][at] for at in best.which]
+    for name, one in rivals.items():
+        sums[name] = one.rates[..., None] * count
+    if contrast is not None:
+        sums[contrast.null] = contrast.sums(split, count)
     return Family(
-        tuple(role for part in parts for role in part.roles),
-        Scored(
-            np.concatenate([part.scored.value for part in parts], axis=1),
-            np.concatenate([part.scored.count for part in parts], axis=1),
-            {
-                name: np.concatenate([part.scored.nulls[name] for part in parts], axis=1)
-                for name in names
-            },
-        ),
-        chosen_half=np.concatenate([part.chosen_half for part in parts]),
-        says={name: [said for part in parts for said in part.says[name]] for name in names},
+        roles,
+        Scored(_flat(value), _flat(count), _applying(sums, roles)),
+        chosen_half=_rate(*(_total(one) for one in (chosen_value, chosen_count))),
+        says=says,
+        **_beside(roles, seen, split, _total(count)),
     )
+
+
+def _beside(
+    roles: Sequence[Role], seen: Closely, split: Split, count: Float[np.ndarray, " C"]
+) -> dict[str, Float[np.ndarray, " C"]]:
+    """Mass and share per query, of relations."""
+    relation = np.array([role.score != "entropy" for role in roles])[:, None]
+    found = {}
+    for name in ("mass", "share"):
+        held = _total(split.halves(getattr(seen, name))[1])
+        shown = np.broadcast_to(relation, seen.value.shape[1:]).ravel()
+        found[name] = np.where(shown, _rate(held, count), np.nan)
+    return found
+
+
+def _applying(
+    sums: Mapping[str, Float[np.ndarray, "held R N"]], roles: Sequence[Role]
+) -> dict[str, Float[np.ndarray, "held C"]]:
+    """NaN where a null does not apply; classes are of words."""
+    for name, one in sums.items():
+        for at, role in enumerate(roles):
+            if name not in _APPLY[role.kind] or (name == "class" and role.grid != "word"):
+                one[:, at] = np.nan
+    return {name: _flat(one) for name, one in sums.items()}
 
 
 def _flat(sums: Float[np.ndarray, "M R N"]) -> Float[np.ndarray, "M C"]:
     return sums.reshape(len(sums), -1)
 
 
+def _total(sums: Float[np.ndarray, "M R N"]) -> Float[np.ndarray, " C"]:
+    return sums.sum(0, dtype=np.float64).ravel()
+
+
 def _rate(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    below = np.broadcast_to(below, above.shape)
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)

@@ -1,6 +1,6 @@
 """Find out what each head does: read, compare with nulls, judge as one family."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -15,12 +15,12 @@ from headwise.errors import ArgumentError, InputError
 from headwise.heads import Head
 from headwise.models import context_of, fingerprint
 from headwise.roles._evidence import FEWEST_TEXTS, Verdict, halves, judge
-from headwise.roles._families import Family, make_family
-from headwise.roles._measure import Measured, Progress, measure, permuted
+from headwise.roles._families import Contrast, Family, Rival, Split, make_family, rival
+from headwise.roles._nulls import Evidence, shuffled
 from headwise.roles._table import LEVEL, NULLS, Roles
+from headwise.roles.reading import Progress, Reader
 from headwise.roles.relations import (
     PROBED,
-    Item,
     Pairs,
     Role,
     Tokenized,
@@ -43,66 +43,60 @@ def find_roles(
     corpus: Sequence[str | AnnotatedText],
     *,
     relations: Mapping[str, Callable[[TokenText], Pairs]] | None = None,
-    null_models: int = 1,
+    evidence: Evidence | None = None,
     max_tokens: int | None = None,
-    seed: int = 0,
     on_text: Progress | None = None,
 ) -> Roles:
     """Find out what each head does, with evidence that would stand up.
 
     A head has a role if, on texts that nothing was chosen on, it does better than every null
     that applies: chance, the best fixed offset, the nearest word of a class, the best head of
-    the same model with permuted weights, and for repetition the same positions without any.
-    Better means by a lift of .25 (.10 for trees) and with p < .05, adjusted over all heads and
-    roles together. Attending is not doing: a role says what a head looks at, not what for.
+    the same model with permuted weights and of one that learned nothing, the same words in
+    another order, and for repetition the same positions without any. Better means by a lift of
+    .25 (.10 for trees) and with p < .05, adjusted over all heads and roles together. Attending
+    is not doing: a role says what a head looks at, not what for.
 
-    The model reads every distinct text once, as many sequences of random tokens and their
-    controls, and all of them again for each null model. Weights are made for one layer of one
-    batch at a time. A text longer than the model reads is cut at sentence ends.
+    The model reads every distinct text once, and as many sequences of random tokens and their
+    controls; each null of `evidence` is a reading more, and `notes` says how many there were.
+    Weights are made for a few heads at a time. A text longer than the model reads is cut at
+    sentence ends.
 
     Args:
         model: Any model that takes `input_ids` and `attention_mask`.
         tokenizer: Its tokenizer, one that says where its tokens stand (a fast one).
         corpus: Texts, with or without annotations; trees, mentions and links add their roles.
         relations: Roles of your own, by name: from a text to its pairs of tokens (query, key).
-        null_models: How many copies of the model with permuted weights to hold it against.
-            Each costs another reading of everything.
+        evidence: Which nulls are read, and what decides all that is drawn. None is an
+            `Evidence()`: every null that can be had.
         max_tokens: The most tokens in one text. None is what the model can read.
-        seed: Decides the halves, the sequences, the permutations and all draws.
-        on_text: Told after each batch how many texts are done, of how many.
+        on_text: Told after each batch of a reading how many texts are done, of how many.
     Returns:
         A row per head and role, found or not.
     Raises:
-        ArgumentError: `null_models` is negative, or a role is given twice.
+        ArgumentError: a role is given twice.
         InputError: there is no text with a token.
         UnsupportedError: the model cannot be watched exactly, the tokenizer does not say where
-            its tokens stand, or there is no weight matrix to permute.
+            its tokens stand, or a null was asked for that cannot be had.
     """
-    if null_models < 0:
-        raise ArgumentError(f"find_roles: null_models={null_models}. Give 0 or more.")
+    evidence = evidence or Evidence()
     texts = list({_annotated(one): None for one in corpus})
     limit = context_of(model, tokenizer)
     limit = limit if max_tokens is None else min(limit, max_tokens)
     tokenized = tokenize(tokenizer, texts, limit)
     if not tokenized.pieces:
         raise InputError(f"find_roles: {len(texts)} texts hold no token. Give texts with words.")
-    question = _ask_about(tokenized, texts, relations or {}, limit, seed)
-    seen = question.put_to(model, on_text)
-    nulls = [question.put_to(permuted(model, seed + at), on_text) for at in range(null_models)]
-    families = question.families(seen, nulls)
-    verdicts = judge([family.scored for family in families], seed=seed)
+    question = _Question(tokenized, texts, evidence, _roles(tokenized, relations or {}))
+    trials = [question.of_text(), *question.of_sequences(limit)]
+    families, heads, readings = _held_against(model, trials, evidence, on_text)
+    verdicts = judge([family.scored for family in families], seed=evidence.seed)
     rows = pd.concat(
-        [
-            _rows(seen.text.heads, family, verdict)
-            for family, verdict in zip(families, verdicts, strict=True)
-        ],
-        ignore_index=True,
+        [_rows(heads, *both) for both in zip(families, verdicts, strict=True)], ignore_index=True
     )
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
-        notes=question.notes(len(corpus), null_models),
-        texts=_examples(rows, families[0], seen.text.heads, question.held_texts()),
+        notes=(*question.notes(len(corpus), trials), readings),
+        texts=_examples(rows, families[0], heads, question.held_texts()),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
     )
@@ -112,13 +106,33 @@ def _annotated(text: str | AnnotatedText) -> AnnotatedText:
     return AnnotatedText(text) if isinstance(text, str) else text
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What one model showed: on the texts, on repeated sequences, and on their controls."""
+def _roles(
+    tokenized: Tokenized, relations: Mapping[str, Callable[[TokenText], Pairs]]
+) -> list[Role]:
+    pieces = tokenized.pieces
+    roles = [*token_roles(pieces), *gold_roles(pieces)]
+    roles += [Role(name, f"your relation {name}", pairs) for name, pairs in relations.items()]
+    names = [role.name for role in (*roles, *PROBED)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ArgumentError(f"find_roles: {twice[0]!r} is a role already. Rename yours.")
+    return roles
 
-    text: Measured
-    repeated: Measured | None
-    control: Measured | None
+
+@dataclass(frozen=True)
+class _Trial:
+    """Texts that every model reads, and the same heads where some of the roles mean nothing."""
+
+    reader: Reader
+    split: Split
+    contrast: str = ""
+    apart: Reader | None = None
+
+    def contrasted(self, model: nn.Module, on_text: Progress | None) -> Contrast | None:
+        if self.apart is None:
+            return None
+        at = [self.reader.roles.index(role) for role in self.apart.roles]
+        return Contrast(self.contrast, at, self.apart.read(model, on_text))
 
 
 @dataclass(frozen=True)
@@ -127,33 +141,27 @@ class _Question:
 
     tokenized: Tokenized
     texts: Sequence[AnnotatedText]
+    evidence: Evidence
     roles: Sequence[Role]
-    items: Sequence[Item]
-    repeated: Sequence[Item]
-    controls: Sequence[Item]
-    seed: int
 
-    def put_to(self, model: nn.Module, on_text: Progress | None) -> _Seen:
-        text = measure(model, self.items, self.roles, self._tags, on_text)
-        if not self.repeated:
-            return _Seen(text, None, None)
-        return _Seen(
-            text,
-            measure(model, self.repeated, PROBED, (), on_text),
-            measure(model, self.controls, PROBED, (), on_text),
-        )
+    def of_text(self) -> _Trial:
+        of = {text: at for at, text in enumerate(self.texts)}
+        pieces, seed = self.tokenized.pieces, self.evidence.seed
+        items = [as_item(piece, self.roles) for piece in pieces]
+        tags = sorted({tag for text in self.texts for tag in text.tags} - {"_"})
+        split = Split(np.array([of[piece.text] for piece in pieces]), self._chosen)
+        structure = [role for role in self.roles if role.kind == "structure"]
+        apart = None
+        if structure and self.evidence.wants("shuffled"):
+            apart = Reader(shuffled(items, structure, seed), structure)
+        return _Trial(Reader(items, self.roles, tags), split, "shuffled", apart)
 
-    def families(self, seen: _Seen, nulls: Sequence[_Seen]) -> list[Family]:
-        of_text = {text: at for at, text in enumerate(self.texts)}
-        owner = np.array([of_text[piece.text] for piece in self.tokenized.pieces])
-        plain = [one.text for one in nulls]
-        found = [make_family(seen.text, plain, None, owner, self._chosen, self._tags)]
-        if seen.repeated is not None:
-            theirs = [one.repeated for one in nulls if one.repeated is not None]
-            each = np.arange(len(self.repeated))
-            chosen = halves(len(each), self.seed)
-            found.append(make_family(seen.repeated, theirs, seen.control, each, chosen, ()))
-        return found
+    def of_sequences(self, limit: int) -> Iterator[_Trial]:
+        seed = self.evidence.seed
+        repeated, controls = probe(self.tokenized.pieces, limit, _SEQUENCES, seed)
+        if repeated:
+            split = Split(np.arange(len(repeated)), halves(len(repeated), seed))
+            yield _Trial(Reader(repeated, PROBED), split, "control", Reader(controls, PROBED))
 
     def held_texts(self) -> list[str]:
         """The texts that nothing was chosen on."""
@@ -161,13 +169,11 @@ class _Question:
             text.text for text, chosen in zip(self.texts, self._chosen, strict=True) if not chosen
         ]
 
-    def notes(self, given: int, null_models: int) -> tuple[str, ...]:
+    def notes(self, given: int, trials: Sequence[_Trial]) -> tuple[str, ...]:
         held, split = len(self.held_texts()), self.tokenized
         notes = [
             f"{len(self.texts)} distinct texts of {given}; rules and null heads chosen on "
             f"{len(self.texts) - held}, all numbers from the other {held}",
-            f"{len(self.repeated)} sequences of random tokens that repeat, and as many controls",
-            f"{null_models} copies with permuted weights, each as long as the reading itself",
         ]
         if split.cut_at_sentences or split.cut_within:
             notes.append(
@@ -176,36 +182,50 @@ class _Question:
             )
         if held < FEWEST_TEXTS:
             notes.append(f"no role of text can be found: {held} held-out texts, not {FEWEST_TEXTS}")
-        if not self.repeated:
-            notes.append("too few different tokens, or too short a context, for sequences")
+        notes.append(
+            f"{_SEQUENCES} sequences of random tokens that repeat, and as many controls"
+            if len(trials) > 1
+            else "too few different tokens, or too short a context, for sequences"
+        )
         return tuple(notes)
 
     @property
-    def _tags(self) -> list[str]:
-        return sorted({tag for text in self.texts for tag in text.tags} - {"_"})
-
-    @property
     def _chosen(self) -> Bool[np.ndarray, " M"]:
-        return halves(len(self.texts), self.seed)
+        return halves(len(self.texts), self.evidence.seed)
 
 
-def _ask_about(
-    tokenized: Tokenized,
-    texts: Sequence[AnnotatedText],
-    relations: Mapping[str, Callable[[TokenText], Pairs]],
-    limit: int,
-    seed: int,
-) -> _Question:
-    pieces = tokenized.pieces
-    roles = [*token_roles(pieces), *gold_roles(pieces)]
-    roles += [Role(name, f"your relation {name}", pairs) for name, pairs in relations.items()]
-    names = [role.name for role in (*roles, *PROBED)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ArgumentError(f"find_roles: {twice[0]!r} is a role already. Rename yours.")
-    items = [as_item(piece, roles) for piece in pieces]
-    repeated, controls = probe(pieces, limit, _SEQUENCES, seed)
-    return _Question(tokenized, texts, roles, items, repeated, controls, seed)
+def _held_against(
+    model: nn.Module, trials: Sequence[_Trial], evidence: Evidence, on_text: Progress | None
+) -> tuple[list[Family], tuple[Head, ...], str]:
+    """The families of all trials, the heads, and how many readings that took."""
+    seen = [trial.reader.read_closely(model, on_text) for trial in trials]
+    contrasts = [trial.contrasted(model, on_text) for trial in trials]
+    rivals: dict[str, list[list[Rival]]] = {}
+    for name, other in evidence.models_like(model):
+        best = [rival(trial.reader.read(other, on_text), trial.split) for trial in trials]
+        rivals.setdefault(name, []).append(best)
+    families = [
+        make_family(
+            trial.reader,
+            own,
+            trial.split,
+            rivals={
+                name: Rival.strongest([best[at] for best in each]) for name, each in rivals.items()
+            },
+            contrast=contrasts[at],
+        )
+        for at, (trial, own) in enumerate(zip(trials, seen, strict=True))
+    ]
+    return families, seen[0].heads, _readings(trials[0], rivals)
+
+
+def _readings(trial: _Trial, rivals: Mapping[str, Sequence[Any]]) -> str:
+    """What the nulls cost."""
+    each = ["the model's own"]
+    each += [f"{len(models)} with {name} weights" for name, models in rivals.items()]
+    each += ["one of shuffled words"] if trial.apart is not None else []
+    total = 1 + sum(map(len, rivals.values())) + (trial.apart is not None)
+    return f"{total} readings of the texts, about equally long: {', '.join(each)}"
 
 
 def _rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
@@ -231,6 +251,8 @@ def _rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFra
         "lift": verdict.lift,
         "ci_low": verdict.low,
         "ci_high": verdict.high,
+        "mass": family.mass,
+        "value": family.share,
         "n": verdict.n,
         "texts": verdict.texts,
         "p_adj": verdict.p,

@@ -16,7 +16,7 @@ from headwise.roles.matter import WITHOUT, Behaviour, Effects, try_without
 
 SCHEMA = 1
 LEVEL = 0.05  # of the adjusted p
-NULLS = ("chance", "offset", "class", "permuted", "control")
+NULLS = ("chance", "offset", "class", "permuted", "random", "shuffled", "control")
 _COLUMNS = ("name", "role", "found", "effect", "null", "baseline", "lift", "p_adj", "n", "texts")
 _NEAREST = 3  # roles that a head fell short of, in `why`
 
@@ -34,8 +34,12 @@ class Roles:
             `baseline` what it scores, `lift` the share of the rest that the head gains, `n`
             the queries, `texts` the texts with one, `p_adj` adjusted over all rows (NaN below
             20 queries or 30 texts), `chosen_half` the effect on the other half of the texts;
-            `null.…` what each null scores. A role that a head cannot have is NaN. After
-            `matter`, `without.…` is what a behaviour that the role is for loses without the head.
+            `null.…` what each null scores. `mass` is the attention on the relation, and
+            `value` the same with each key weighted by the size of what it would write,
+            `‖v_j W_O‖`: a head may give much attention to keys of which it reads little. Both
+            are from 0 to 1, and NaN where there is no relation or no output projection. A role
+            that a head cannot have is NaN. After `matter`, `without.…` is what a behaviour that
+            the role is for loses without the head.
         meanings: What each role says.
         notes: How the numbers came about: texts, splits, what was left out.
         texts: Where a head that has a role shows it most and least: text, score, queries.
@@ -170,6 +174,8 @@ class Roles:
             f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
             f"{row['n']:.0f} queries of {row['texts']:.0f} held-out texts "
             f"({row['chosen_half']:.3f} on the other half)",
+            f"    attention {_or_unknown(row['mass'])}, by the size of what it reads "
+            f"{_or_unknown(row['value'])}",
             f"    nulls: {', '.join(nulls)}; the strongest is {_shown(row['null'])}",
             f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}",
         ]
@@ -209,7 +215,7 @@ class Roles:
 def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
     frame.attrs.clear()
     numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
-    numbers += ["chosen_half", *(f"null.{null}" for null in NULLS)]
+    numbers += ["mass", "value", "chosen_half", *(f"null.{null}" for null in NULLS)]
     numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
     frame = frame.astype(dict.fromkeys(numbers, "float64") | {"found": "bool"})
     for name in ("stack", "null"):  # a CSV does not tell an empty name from none
@@ -236,6 +242,10 @@ def _short(row: Mapping[Any, Any]) -> str:
     if row["p_adj"] != row["p_adj"]:
         return f"{said}, but only {row['n']:.0f} queries in {row['texts']:.0f} texts"
     return f"{said}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}"
+
+
+def _or_unknown(share: float) -> str:
+    return "unknown" if share != share else f"{share:.3f}"
 
 
 def _shown(text: str) -> str:

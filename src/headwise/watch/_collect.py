@@ -73,7 +73,7 @@ def _ask(heard: Heard, request: Request, heads_too: bool) -> _Question:
         keys=torch.cat(columns, dim=-1) if columns else None,
         classes=_members(heard, request) if request.classes else None,
         top=bool(request.top),
-        key_norms=_norms(call.v, heard.per_head) if request.value else None,
+        key_norms=norms_behind(call.v, heard.per_head) if request.value else None,
         query_at=places.query_at,
         key_at=places.keys.at,
         heads=heads_too or own_heads,
@@ -95,7 +95,7 @@ def _members(heard: Heard, request: Request) -> Float[Tensor, "B S C"]:
     return (torch.stack(classes, dim=-1) & places.key_real[..., None]).float()
 
 
-def _norms(
+def norms_behind(
     vectors: Float[Tensor, "B _ n Dv"], per_head: Float[Tensor, "H Dv d_model"] | None
 ) -> Float[Tensor, "B H n"]:
     """How long each vector is behind the output projection of each head that reads it."""
@@ -140,7 +140,7 @@ def _values(rows: RowStatistics, question: _Question, heard: Heard) -> dict[str,
     if heard.per_head is not None:
         heads = heard.call.heads if heard.call.join is None else rows.heads
         if heads is not None and heads.shape[1] == len(heard.per_head):
-            known["output_norm"] = _Values(_norms(heads, heard.per_head))
+            known["output_norm"] = _Values(norms_behind(heads, heard.per_head))
     return known | _masses(rows, question, several, n_keys)
 
 

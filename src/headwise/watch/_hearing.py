@@ -57,8 +57,11 @@ class Hearing:
             self._take_in(site, call)
 
     def _take_in(self, site: Site, call: Call) -> None:
-        heard = self._heard(site, call)
         ask = call.exact and site not in self._understood
+        if not (ask or self._request.names or self._request.received):  # maps alone
+            self.looks.take(site, call, 0, None)
+            return
+        heard = self._heard(site, call)
         sums, rows = self._collect(heard, heads_too=ask)
         if ask and rows.heads is not None:
             ours = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))

@@ -1,17 +1,19 @@
 """A close look at the last batch: the exact weights of chosen heads, and what keys received."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.errors import ArgumentError
-from headwise.heads import HeadLike, resolve_heads
-from headwise.kernels import weights_of_head
+from headwise.heads import Head, HeadLike, resolve_heads
+from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.masks import Tile
-from headwise.models import Call, Site
+from headwise.models import Call, Site, output_projection
+from headwise.watch._collect import norms_behind
 from headwise.watch._places import NONE
 
 Rows = range | slice | None
@@ -24,6 +26,34 @@ class TopKeys(NamedTuple):
 
     keys: Int[Tensor, "B R k"]  # columns of the batch; −1 where there is no further key
     weights: Float[Tensor, "B R k"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer does with its own text on the last batch.
+
+    Attributes:
+        heads: Its heads, in order.
+        visible: What each query may attend to, once for all heads where they don't differ.
+    """
+
+    heads: tuple[Head, ...]
+    visible: Bool[Tensor, "B #H T S"]
+    _call: Call
+    _per_head: Float[Tensor, "H Dv d_model"] | None
+
+    def blocks(self) -> Iterator[HeadBlock]:
+        """The exact weights of all heads, some heads at a time, in memory that is used again."""
+        return weights_in_blocks(self._call.q, self._call.k, self._call.rule)
+
+    def value_norms(self) -> Float[Tensor, "B H S"] | None:
+        """How much each head would write of each key, `‖v_j W_O‖`; None: no output projection.
+
+        What is not finite is 0.
+        """
+        if self._per_head is None:
+            return None
+        return norms_behind(self._call.v, self._per_head).nan_to_num(0.0, 0.0, 0.0).float()
 
 
 class Looks:
@@ -46,6 +76,22 @@ class Looks:
             more = received.shape[2] - sums.shape[2]
             received = received + torch.nn.functional.pad(sums, (0, more))
         self._received[site] = text, received
+
+    def layers(self, model: nn.Module) -> list[Layer]:
+        if not self._maps:
+            raise ArgumentError("Watch.layers: maps=False. Observe with Request(maps=True).")
+        order = sorted(self._last, key=lambda site: (site.stack, site.layer))
+        return [self._layer(model, site) for site in order if not site.cross]
+
+    def _layer(self, model: nn.Module, site: Site) -> Layer:
+        call, projection = self._last[site], output_projection(model, site)
+        B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+        seen = call.rule.visible_in(Tile.whole(T, S, call.q.device))
+        if seen is None:
+            seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.q.device)
+        visible = seen.expand(B, -1, T, S)
+        per_head = None if projection is None else projection.per_head
+        return Layer(site.heads(), visible, call, per_head)
 
     def received(self, head: HeadLike) -> Float[Tensor, "B S"]:
         if not self._receives:

@@ -15,7 +15,7 @@ from headwise.models import Site, fingerprint, listen
 from headwise.table import HeadTable, Totals
 from headwise.watch._hearing import Hearing
 from headwise.watch._ledger import Ledger
-from headwise.watch._looks import Rows, TopKeys
+from headwise.watch._looks import Layer, Rows, TopKeys
 from headwise.watch._pairs import TextPairs
 from headwise.watch._request import Request
 
@@ -161,6 +161,14 @@ class Watch:
             HeadError: there is no such head.
         """
         return self.hearing.looks.weights(head, rows)
+
+    def layers(self) -> list[Layer]:
+        """Every layer that attends within the text, on the last batch.
+
+        Raises:
+            ArgumentError: the request did not ask for maps.
+        """
+        return self.hearing.looks.layers(self._model)
 
     def visible(self, head: HeadLike) -> Bool[Tensor, "B T S"]:
         """What each query of a head may attend to on the last batch.

@@ -2,6 +2,7 @@
 
 from headwise.roles.relations._probe import INDUCTION, PROBED, SAME, probe
 from headwise.roles.relations._relations import (
+    GRIDS,
     Grid,
     Item,
     Pairs,
@@ -14,6 +15,7 @@ from headwise.roles.relations._relations import (
 from headwise.roles.relations._tokens import Tokenized, TokenText, tokenize
 
 __all__ = [
+    "GRIDS",
     "INDUCTION",
     "PROBED",
     "SAME",

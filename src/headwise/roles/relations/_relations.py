@@ -12,6 +12,7 @@ from headwise.roles.relations._tokens import TokenText
 Pairs = Iterable[tuple[int, int]]
 # What is a query and a key: a token, a word, or a mention, counted within the text.
 Grid = Literal["token", "word", "mention"]
+GRIDS: tuple[Grid, ...] = ("token", "word", "mention")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Role:
         pairs: From a text to its pairs (query, key) on the grid.
         grid: Whether pairs are of tokens, words or mentions.
         score: `top`, the share of queries whose largest weight among the candidates lies on
-            the relation; or `mass`, the attention that they give to it.
+            the relation; `mass`, the attention that they give to it; or `entropy`, how even it
+            is over all keys: 0 on a single key, 1 on all of them alike.
         kind: Which nulls apply.
         bar: The lift over the strongest null from which a head has the role.
         ahead: Whether it makes sense only where no head may look ahead.
@@ -34,8 +36,8 @@ class Role:
     says: str
     pairs: Callable[[TokenText], Pairs]
     grid: Grid = "token"
-    score: Literal["top", "mass"] = "top"
-    kind: Literal["offset", "sink", "class", "structure", "probe"] = "structure"
+    score: Literal["top", "mass", "entropy"] = "top"
+    kind: Literal["offset", "sink", "class", "breadth", "structure", "probe"] = "structure"
     bar: float = 0.25
     ahead: bool = False
 
@@ -63,6 +65,9 @@ _NOT_SYNTAX = {"root", "punct", "list", "discourse", "parataxis", "dep", "orphan
 _NOT_SYNTAX |= {"goeswith", "reparandum", "vocative", "dislocated"}
 _BAR_OF_TREES = 0.10  # Voita et al. 2019: ten points above the rule
 _SUBJECT = "nsubj"
+# Heads that learned nothing are nearly even: what they leave open is little, and no small part of
+# it tells one head from another.
+_BAR_OF_BREADTH = 0.75
 _FARTHEST = 5  # tokens
 _COMMON = 500  # tokens too frequent to be rare
 _FEWEST = 5  # content tokens in a text with a rare one
@@ -75,7 +80,7 @@ def content(text: TokenText) -> list[int]:
 
 
 def token_roles(texts: Sequence[TokenText]) -> list[Role]:
-    """The roles that any text can show: offsets, the first token, separators, rare tokens."""
+    """The roles that any text can show: offsets, sinks, separators, rare tokens, evenness."""
     offsets = sorted(range(-_FARTHEST, _FARTHEST + 1), key=lambda by: (abs(by), by))
     roles = [
         Role(
@@ -106,6 +111,14 @@ def token_roles(texts: Sequence[TokenText]) -> list[Role]:
             "a token → the rarest token of the text",
             partial(_rarest, frequency, common),
             kind="class",
+        ),
+        Role(
+            "diffuse",
+            "a token → all that it may see, evenly",
+            partial(_offset, 0),
+            score="entropy",
+            kind="breadth",
+            bar=_BAR_OF_BREADTH,
         ),
     ]
 
