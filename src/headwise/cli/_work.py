@@ -21,7 +21,7 @@ from headwise.gauge import importance
 from headwise.lab import Trained, TrainSettings, sample, train
 from headwise.models import load, load_tokenizer
 from headwise.report import About, Study, study, study_lab
-from headwise.roles import find_roles
+from headwise.roles import Evidence, find_roles
 from headwise.scores import Scores
 from headwise.watch import Request
 
@@ -71,7 +71,7 @@ def study_model(
             tokenizer,
             texts,
             max_tokens=shared.max_tokens,
-            seed=shared.seed or 0,
+            evidence=Evidence(seed=shared.seed or 0),
             on_text=tell,
         )
     return seen.with_roles(found)
