@@ -10,7 +10,14 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from headwise import MultiHeadAttention, Plan, prune
-from headwise.errors import ArgumentError, HeadError, InputError, OutputError, UnsupportedError
+from headwise.errors import (
+    ArgumentError,
+    HeadError,
+    InputError,
+    OutputError,
+    ShapeError,
+    UnsupportedError,
+)
 from headwise.heads import Head
 from headwise.models import fingerprint
 from headwise.surgery import LayerPlan
@@ -98,10 +105,16 @@ def test_packed_weights() -> None:
         prune(layer, (0, 1))
 
 
-def test_the_layer_of_torch() -> None:
-    layer = nn.TransformerEncoderLayer(12, 4, 16, batch_first=True)
-    with pytest.raises(UnsupportedError, match=r"self_attn is nn.MultiheadAttention"):
+def test_a_further_key_of_torch_s_layer() -> None:
+    layer = nn.MultiheadAttention(12, 4, add_bias_kv=True, batch_first=True)
+    with pytest.raises(UnsupportedError, match="add_bias_kv or add_zero_attn attends to a key"):
         prune(layer, (0, 1))
+
+
+def test_masks_of_other_heads_than_there_were() -> None:
+    small, x = prune(nn.MultiheadAttention(12, 4, batch_first=True), (0, 1)), torch.randn(2, 5, 12)
+    with pytest.raises(ShapeError, match=r"\(6, 5, 5\) is for 6 heads of all texts.*had 4 each"):
+        small(x, x, x, attn_mask=torch.zeros(6, 5, 5))
 
 
 class _Scaled(nn.Module):

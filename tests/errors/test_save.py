@@ -1,6 +1,9 @@
 """Folders that cannot be written or must not be read; what stood there stays as it was."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,11 +11,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import zoo
 from torch import nn
 
 from headwise import MultiHeadAttention, load, prune, save
-from headwise.errors import InputError, OutputError, UnsupportedError
-from headwise.surgery import _save
+from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.surgery.saving import _forms, _save
+
+IDS = torch.tensor([[9, 7, 12, 11]])
 
 
 def _small() -> nn.Module:
@@ -40,6 +47,65 @@ def test_a_class_that_transformers_does_not_have(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="MultiHeadAttention is no class of transformers"):
         save(MultiHeadAttention(12, 4), tmp_path / "layer")
     assert not any(tmp_path.iterdir())
+
+
+def _cut(name: str, gone: Any, **how: Any) -> nn.Module:
+    return prune(zoo.make(name), gone, **how)
+
+
+def test_a_format_that_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"format='onnx'\. Choose one of headwise, stock, padded"
+    ):
+        save(_small(), tmp_path / "small", format="onnx")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "gone", "how", "format", "told"),
+    [
+        ("Llama", {0: [0, 1]}, {}, "stock", r"there are 2 in model\.layers\.0.*uniform=True"),
+        ("Bert", {0: [1], 1: [2]}, {}, "stock", r"of 3 heads.*\(24, 18\) and would be \(24, 24\)"),
+        ("GPT2", {0: [1, 2], 1: [2, 3]}, {}, "stock", "a GPT2LMHeadModel of 2 heads.*would be"),
+        ("Llama", {0: [1]}, {"expand": True}, "padded", "more kv heads than the 2 that"),
+        (
+            "Mistral", {0: [1, 3]}, {"fold": "mean", "reference": [{"input_ids": IDS}]}, "padded",
+            r"no place.*o_proj\.bias is \(24,\) and would be None.*prune without fold",
+        ),
+    ],
+)  # fmt: skip
+def test_a_form_that_a_model_does_not_have(
+    name: str, gone: Any, how: Any, format: Any, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        save(_cut(name, gone, **how), tmp_path / "small", format=format)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_class_that_nothing_opens_by_its_configuration(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, vocab_size=13)
+    small = prune(transformers.GPT2DoubleHeadsModel(config).eval(), {0: [1]})
+    with pytest.raises(UnsupportedError, match=r"no AutoModel .* opens a GPT2DoubleHeadsModel"):
+        save(small, tmp_path / "small", format="remote-code")
+
+
+def test_a_mini_gpt_for_others(tmp_path: Path) -> None:
+    model = MiniGPT(MiniGPTConfig(6, 8, 12, 4, n_layers=2))
+    with pytest.raises(UnsupportedError, match=r"no MiniGPT.*format='stock'"):
+        save(model, tmp_path / "small", format="stock")
+
+
+def test_a_save_that_is_killed_leaves_what_stood_there(saved: Path) -> None:
+    held = {path.name: path.read_bytes() for path in saved.iterdir()}
+    script = f"""
+import os, signal
+from headwise import load, save
+from headwise.surgery.saving import _forms, _save
+_save.check_fresh = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+save(load({str(saved)!r}), {str(saved)!r}, force=True)
+"""
+    done = subprocess.run([sys.executable, "-c", script])
+    assert done.returncode == -signal.SIGKILL
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == held
 
 
 def test_what_stands_there(saved: Path) -> None:
@@ -71,7 +137,7 @@ def test_an_interrupted_save_leaves_what_stood_there(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for place, name in ((_save, "check_fresh"), (_save.json, "dumps")):
+    for place, name in ((_save, "check_fresh"), (_forms.json, "dumps")):
         small = _small()
         with monkeypatch.context() as patch:
             patch.setattr(place, name, stop)
@@ -138,6 +204,11 @@ Spoil = Callable[[dict[str, Any]], object]
             "'num_heads' of model to '2'",
         ),
         (lambda x: x["counts"].update({"model": 2}), "sets None of model to 2"),
+        (lambda x: x.update(heads={"model": [4, 4]}), r"gives model the heads \[4, 4\]"),
+        (lambda x: x.update(heads={"model": [4, 1, 1]}), r"gives model the heads \[4, 1, 1\]"),
+        (lambda x: x.update(heads={"model": [4]}), r"gives model the heads \[4\]"),
+        (lambda x: x.update(heads=[4]), r"gives None the heads \[4\]"),
+        (lambda x: x.update(heads={"no": [4, 1]}), "no module no"),
         (lambda x: x.update(format="other/1"), "has the format 'other/1'"),
     ],
 )

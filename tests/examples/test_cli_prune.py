@@ -61,7 +61,8 @@ def test_the_smaller_model_is_the_library_s(place: Path) -> None:
     for name in counted.own:
         before, after = counted.after((), name), counted.after(plan.removed, name)
         assert f"{name} of heads: {before:g} before, {after:g} after (-50.0%)" in out
-    assert "milliseconds a pass: " in out
+    assert "milliseconds of attention blocks: " in out
+    assert "milliseconds of a pass: " in out
     assert f"The smaller model is in {place / 'plain'}" in out
 
 

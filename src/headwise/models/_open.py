@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from headwise.errors import HeadwiseError, InputError
-from headwise.lab import load as load_lab
-from headwise.models._smaller import class_of_smaller, read_smaller
+from headwise.lab import read_model, read_tokenizer
+from headwise.models.smaller import begin_smaller, class_of_smaller, read_smaller
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
@@ -32,7 +32,7 @@ def load(
         model = _from_hugging_face(source, folder, class_of_smaller(smaller, folder))
         model.__class__ = type(model).__mro__[1]  # it was made to begin with, and is no more needed
     elif folder is not None and (folder / "headwise.json").is_file():
-        model = load_lab(folder)[0]
+        model = read_model(folder, begin_smaller)
     else:
         if folder is None:
             _refuse_out_of_reach(str(source))
@@ -49,7 +49,7 @@ def load_tokenizer(source: str | Path) -> Any:
     folder = _folder(source)
     own = folder is not None and (folder / "headwise.json").is_file()
     if folder is not None and own and read_smaller(folder) is None:
-        return load_lab(folder)[1]
+        return read_tokenizer(folder)
     from transformers import AutoTokenizer
 
     try:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadsLike, resolve_heads
 from headwise.scores import Scores
-from headwise.surgery._costs import Costs
 from headwise.surgery._plan import Plan
+from headwise.surgery.pricing import Costs
 
 
 @dataclass(frozen=True)

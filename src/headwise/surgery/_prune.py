@@ -1,6 +1,6 @@
 """Make a smaller model: heads cut out of the weights, and proved equal to heads taken away."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,8 +22,16 @@ from headwise.models import (
     mean_heads,
 )
 from headwise.surgery._answer import answer_of, difference
-from headwise.surgery._cut import choose, cut, fold_into_bias
 from headwise.surgery._plan import Plan
+from headwise.surgery.cutting import (
+    InPlaceOfTorch,
+    carry_biases,
+    choose,
+    cut,
+    fold_into_bias,
+    keep_heads,
+    put_in_place,
+)
 
 
 def prune(
@@ -71,15 +79,18 @@ def prune(
     plan = _fitting(plan, model, attentions)
     kept = _kept(plan, attentions)
     first = {a: stay for a, stay in kept.items() if a.nth == 0 and len(stay) < a.site.n_heads}
-    shares = find_shares(model, [*first], batch)
-    small = deepcopy(model)
+    small = put_in_place(deepcopy(model), [a.site.name for a in first if not a.called])
+    parts = dict(zip(attentions, find_attentions(small, batch), strict=True))
+    shares = find_shares(small, [parts[a] for a in first], batch)
     for attention, heads in first.items():
-        own = shares[attention]
-        cut(small, attention, own, choose(attention, own, heads, expand))
+        part, own = parts[attention], shares[parts[attention]]
+        cut(small, part, own, choose(part, own, heads, expand))
+    carry_biases(model, small, first, batch)
+    keep_heads(small, {parts[a].module: heads for a, heads in first.items()})
     removed = {a: [h for h in range(a.site.n_heads) if h not in stay] for a, stay in kept.items()}
     means = mean_heads(model, attentions, batches) if fold else None
     if means is not None:
-        _fold(small, removed, means)
+        _fold(small, parts, removed, means)
     _prove(model, small, _Gone(attentions, removed, means), batch)
     return small
 
@@ -147,18 +158,13 @@ def _kept(plan: Plan, attentions: list[Attention]) -> dict[Attention, tuple[int,
                 f"prune: {attention.site.name} is shared by several layers, which would keep "
                 f"other heads each. Remove the same heads from all of them."
             )
-        if not attention.called and len(stay) < attention.site.n_heads:
-            raise UnsupportedError(
-                f"prune: {attention.site.name or 'the layer'} is nn.MultiheadAttention, whose "
-                f"heads must be as wide as its input together. Put the layer that "
-                f"MultiHeadAttention.from_torch makes in its place."
-            )
     return kept
 
 
 def _fold(
     small: nn.Module,
-    removed: dict[Attention, list[int]],
+    parts: Mapping[Attention, Attention],
+    removed: Mapping[Attention, Sequence[int]],
     means: Mapping[Attention, Float[Tensor, "H Dv"]],
 ) -> None:
     """Add what the heads that go give in the mean to the biases of their output projections."""
@@ -171,7 +177,7 @@ def _fold(
         if gone:
             weight = attention.output.per_head[gone].detach()
             mean = means[attention][gone].to(weight)
-            fold_into_bias(small, attention, torch.einsum("hv,hvd->d", mean, weight))
+            fold_into_bias(small, parts[attention], torch.einsum("hv,hvd->d", mean, weight))
 
 
 def _prove(model: nn.Module, small: nn.Module, gone: _Gone, batch: Any) -> None:
@@ -186,6 +192,8 @@ def _prove(model: nn.Module, small: nn.Module, gone: _Gone, batch: Any) -> None:
             f"({str(error).splitlines()[0]}): something outside the attention knows how many heads "
             f"there were, such as position biases made for all layers. Ablate them instead."
         ) from error
+    if isinstance(small, InPlaceOfTorch):  # the weights beside it are means over other heads
+        found, wanted = found[:1], wanted[:1]
     apart = difference(found, wanted)
     if apart:
         raise UnsupportedError(

@@ -13,21 +13,21 @@ from headwise.models.owning._attention import (
     find_attentions,
     heads_of,
 )
-from headwise.models.owning._differences import Differences, resize, set_count
 from headwise.models.owning._edit import edit_heads
 from headwise.models.owning._example import call_with, example_of, in_evaluation
 from headwise.models.owning._projection import OutputProjection, output_projection
-from headwise.models.owning._shares import Share, find_shares
+from headwise.models.owning._shares import Counts, Share, count_heads, find_shares
 
 __all__ = [
     "Ablation",
     "Attention",
-    "Differences",
+    "Counts",
     "OutputProjection",
     "Share",
     "ablate",
     "by_attention",
     "call_with",
+    "count_heads",
     "edit_heads",
     "example_of",
     "find_attentions",
@@ -38,6 +38,4 @@ __all__ = [
     "mean_heads",
     "output_projection",
     "replace_heads",
-    "resize",
-    "set_count",
 ]

@@ -74,13 +74,15 @@ def _of_layer(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:
         given = vectors(model.d_model), vectors(model.kdim), vectors(model.vdim)
         # Another text is given only where the layer cannot read its own.
         return given if {model.kdim, model.vdim} != {model.d_model} else given[:1]
-    if isinstance(model, nn.MultiheadAttention):
-        return vectors(model.embed_dim), vectors(model.kdim), vectors(model.vdim)
-    layers = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    # Torch's layer, or what is called as it is.
+    widths: list[Any] = [getattr(model, name, None) for name in ("embed_dim", "kdim", "vdim")]
+    if all(isinstance(width, int) for width in widths):
+        return tuple(vectors(width) for width in widths)
+    norms = [m.normalized_shape[0] for m in model.modules() if isinstance(m, nn.LayerNorm)]
     if isinstance(model, nn.TransformerEncoder | nn.TransformerEncoderLayer):
-        return (vectors(layers[0].embed_dim),)
+        return (vectors(norms[0]),)
     if isinstance(model, nn.Transformer | nn.TransformerDecoder | nn.TransformerDecoderLayer):
-        return vectors(layers[0].embed_dim), vectors(layers[0].embed_dim)
+        return vectors(norms[0]), vectors(norms[0])
     return None
 
 

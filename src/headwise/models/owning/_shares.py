@@ -1,6 +1,6 @@
 """Which index of which weight belongs to which head: found by gradients, no architecture known."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,6 +35,21 @@ class Share:
     axis: int
     heads: Int[Tensor, " n"]
     kv_heads: Int[Tensor, " n"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many heads there are."""
+
+    heads: int
+    kv_heads: int
+
+
+def count_heads(attention: Attention, shares: Sequence[Share]) -> Counts:
+    """How many heads an attention has, kv heads as its weights have them."""
+    H = attention.site.n_heads
+    most = max(int(share.kv_heads.max()) for share in shares) + 1
+    return Counts(H, most or (1 if attention.site.n_kv_heads == 1 else H))
 
 
 def find_shares(

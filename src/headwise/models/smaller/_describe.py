@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headwise.errors import InputError, UnsupportedError
-from headwise.models.owning import Differences
+from headwise.models.smaller._differences import Differences
 
 FORMAT = "headwise-smaller/1"
 
@@ -30,12 +30,26 @@ def describe_smaller(model: nn.Module) -> dict[str, Any] | None:
             f"save: {name} is no class of transformers, which alone could be loaded again. Keep "
             f"its state_dict, and cut the model anew before it is loaded."
         )
+    about = differences_of(model)
+    return None if about is None else {"format": FORMAT, "architecture": name, **about}
+
+
+def differences_of(model: nn.Module) -> dict[str, Any] | None:
+    """How a model differs from what its configuration builds, to be written as JSON."""
+    cls: Any = type(model)
     with torch.device("meta"):
         built = cls(model.config)
-    differences = Differences.between(model, built)
-    if not differences.tensors and not differences.counts:
-        return None
-    return {"format": FORMAT, "architecture": name, **asdict(differences)}
+    about = asdict(Differences.between(model, built))
+    return about if any(about.values()) else None
+
+
+def begin_smaller(model: nn.Module, about: Any) -> None:
+    """Make a model that its configuration has built into the one that `differences_of` told of.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    Differences.read(about if isinstance(about, dict) else {}, "headwise.json").apply(model)
 
 
 def read_smaller(folder: Path) -> dict[str, Any] | None:

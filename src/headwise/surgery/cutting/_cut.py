@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import Attention, Share, resize, set_count
+from headwise.models import Attention, Counts, Share, count_heads, resize, set_count
 
 # What modules call their counts; what they were and shall be decides which is meant.
 _OF_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -17,14 +17,6 @@ _OF_GROUPS = ("num_key_value_groups", "n_rep")
 _OF_WIDTH = ("split_size", "all_head_size", "inner_dim", "embed_dim")
 # These read the counts of the whole model where they run.
 _READ_THE_CONFIG = ("Phi3Attention", "Phi4MultimodalAttention", "MoonshineAttention")
-
-
-@dataclass(frozen=True)
-class Counts:
-    """How many heads there are."""
-
-    heads: int
-    kv_heads: int
 
 
 @dataclass(frozen=True)
@@ -40,13 +32,6 @@ class Keep:
     @property
     def counts(self) -> Counts:
         return Counts(len(self.heads), len(self.kv_heads))
-
-
-def count_heads(attention: Attention, shares: Sequence[Share]) -> Counts:
-    """How many heads an attention has, kv heads as its weights have them."""
-    H = attention.site.n_heads
-    most = max(int(share.kv_heads.max()) for share in shares) + 1
-    return Counts(H, most or (1 if attention.site.n_kv_heads == 1 else H))
 
 
 def choose(
@@ -78,13 +63,13 @@ def choose(
 def cut(model: nn.Module, attention: Attention, shares: Sequence[Share], keep: Keep) -> None:
     """Cut everything out of a model, in place, that belongs to no head that is kept."""
     old = count_heads(attention, shares)
+    width = attention.output.per_head.shape[1]
     for share in shares:
         place, _, name = share.name.rpartition(".")
         module = model.get_submodule(place)
         weight = getattr(module, name)
-        index = _kept(share, old, keep).to(weight.device)
+        index = kept_indices(share, old, keep).to(weight.device)
         _replace(module, name, weight.index_select(share.axis, index))
-    width = attention.output.per_head.shape[1]
     for module in model.get_submodule(attention.around).modules():
         _recount(module, old, keep.counts, width)
 
@@ -99,7 +84,7 @@ def fold_into_bias(model: nn.Module, attention: Attention, add: Float[Tensor, " 
     module.bias = nn.Parameter(new.to(weight).detach(), requires_grad=weight.requires_grad)
 
 
-def _kept(share: Share, old: Counts, keep: Keep) -> Int[Tensor, " m"]:
+def kept_indices(share: Share, old: Counts, keep: Keep) -> Int[Tensor, " m"]:
     """The indices that stay, in the order in which they shall stand."""
     heads, kv_heads = share.heads, share.kv_heads
     stays = (heads < 0) | torch.isin(heads, torch.tensor(keep.heads))

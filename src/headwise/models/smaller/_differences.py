@@ -1,13 +1,13 @@
 """How a model differs from the one that its configuration builds: fewer heads here and there."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from headwise.errors import InputError
+from headwise.models.smaller._shrink import OF_CONFIG, LayerConfig, OwnHeads, shrink
 
 # What modules call the counts and widths that heads decide.
 COUNTS = (
@@ -15,37 +15,6 @@ COUNTS = (
     "num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_key_value_groups", "n_rep",
     "split_size", "all_head_size", "inner_dim", "embed_dim",
 )  # fmt: skip
-_OF_CONFIG = "config."
-
-
-class LayerConfig:
-    """A configuration with a few values of one layer's own; in all else it follows the model's.
-
-    A copy would not follow when the model is told to attend by other means.
-    """
-
-    def __init__(self, whole: Any, own: dict[str, int]) -> None:
-        self.__dict__.update(_whole=whole, _own=own)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_own" not in self.__dict__:
-            raise AttributeError(name)
-        own: dict[str, int] = self.__dict__["_own"]
-        return own[name] if name in own else getattr(self.__dict__["_whole"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._whole, name, value)
-
-
-def set_count(module: nn.Module, name: str, count: int) -> None:
-    """Set a count of one module; `config.` before its name means that of its configuration."""
-    if not name.startswith(_OF_CONFIG):
-        setattr(module, name, count)
-        return
-    if not isinstance(module.config, LayerConfig):
-        module.config = LayerConfig(module.config, {})  # type: ignore[assignment]
-    own: dict[str, int] = module.config.__dict__["_own"]
-    own[name.removeprefix(_OF_CONFIG)] = count
 
 
 @dataclass(frozen=True)
@@ -55,10 +24,13 @@ class Differences:
     Attributes:
         tensors: The shape of each weight that is another or that is further.
         counts: The counts of each module that differ, by the module's name.
+        heads: Of each module that is given position biases of all heads it once had: how many
+            these are, and then which are its own.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
     counts: Mapping[str, Mapping[str, int]]
+    heads: Mapping[str, Sequence[int]]
 
     @classmethod
     def between(cls, model: nn.Module, built: nn.Module) -> "Differences":
@@ -66,18 +38,20 @@ class Differences:
         known = {name: tuple(x.shape) for name, x in built.named_parameters()}
         shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
         tensors = {name: shape for name, shape in shapes.items() if known.get(name) != shape}
-        before, counts = dict(built.named_modules()), {}
+        before, counts, heads = dict(built.named_modules()), {}, {}
         for name, module in model.named_modules():
             own = _counts_of(module)
             was = _counts_of(before[name]) if name in before else {}
             changed = {key: count for key, count in own.items() if was.get(key) != count}
             if changed:
                 counts[name] = changed
-        return cls(tensors, counts)
+            if (own_heads := OwnHeads.on(module)) is not None:
+                heads[name] = (own_heads.n_heads, *own_heads.heads)
+        return cls(tensors, counts, heads)
 
     @classmethod
     def read(cls, content: Mapping[str, Any], where: str) -> "Differences":
-        """What `asdict` gave, checked: only shapes of weights and counts that heads decide.
+        """What `asdict` gave, checked: shapes of weights, counts that heads decide, and heads.
 
         Raises:
             InputError: there is something else.
@@ -90,13 +64,14 @@ class Differences:
                 raise InputError(f"load: {where} gives {name} the shape {shape!r}. Save it again.")
         for name, own in counts.items():
             for key, count in own.items() if isinstance(own, dict) else [(None, own)]:
-                known = isinstance(key, str) and key.removeprefix(_OF_CONFIG) in COUNTS
+                known = isinstance(key, str) and key.removeprefix(OF_CONFIG) in COUNTS
                 if not known or type(count) is not int or count < 1:
                     raise InputError(
                         f"load: {where} sets {key!r} of {name} to {count!r}, which is no count of "
                         f"heads. Save the model again."
                     )
-        return cls({name: tuple(shape) for name, shape in tensors.items()}, counts)
+        shapes = {name: tuple(shape) for name, shape in tensors.items()}
+        return cls(shapes, counts, _read_heads(content.get("heads", {}), where))
 
     def apply(self, model: nn.Module) -> None:
         """Make a model that its configuration has built into the one that was saved.
@@ -106,7 +81,7 @@ class Differences:
         Raises:
             InputError: the model has no such module or weight.
         """
-        for name, shape in self.tensors.items():
+        for name in self.tensors:
             place, _, weight = name.rpartition(".")
             module = _module(model, place)
             like = getattr(module, weight, None)
@@ -115,28 +90,29 @@ class Differences:
                 raise InputError(
                     f"load: {type(model).__name__} has no weight {name}. Save the model again."
                 )
-            empty = torch.empty(shape, dtype=like.dtype, device=like.device)
-            setattr(module, weight, nn.Parameter(empty, requires_grad=like.requires_grad))
-            resize(module)
-        for name, counts in self.counts.items():
-            for key, count in counts.items():
-                set_count(_module(model, name), key, count)
-
-
-def resize(module: nn.Module) -> None:
-    """Let a linear layer tell the sizes of its weight."""
-    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = module.weight.shape
-    elif hasattr(module, "nf"):
-        module.nx, module.nf = module.get_parameter("weight").shape  # type: ignore[assignment]
+        for name in (*self.counts, *self.heads):
+            _module(model, name)
+        shrink(model, self.tensors, self.counts, self.heads)
 
 
 def _counts_of(module: nn.Module) -> dict[str, int]:
     own = {key: x for key, x in module.__dict__.items() if key in COUNTS and type(x) is int}
     config = module.__dict__.get("config")
     if isinstance(config, LayerConfig):
-        own |= {_OF_CONFIG + key: count for key, count in config.__dict__["_own"].items()}
+        own |= {OF_CONFIG + key: count for key, count in config.__dict__["_own"].items()}
     return own
+
+
+def _read_heads(content: Any, where: str) -> dict[str, list[int]]:
+    for name, told in content.items() if isinstance(content, dict) else [(None, content)]:
+        numbers = told if isinstance(told, list) and all(type(n) is int for n in told) else []
+        n_heads, own = (numbers or [0])[0], numbers[1:]
+        if not own or len({*own}) < len(own) or not all(0 <= head < n_heads for head in own):
+            raise InputError(
+                f"load: {where} gives {name} the heads {told!r}, which is not their number and "
+                f"then some of them. Save the model again."
+            )
+    return dict(content)
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:

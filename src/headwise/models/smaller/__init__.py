@@ -1,0 +1,26 @@
+"""Models that heads were cut out of: how they differ, and the forms they are written in."""
+
+from headwise.models.smaller._describe import (
+    begin_smaller,
+    class_of_smaller,
+    describe_smaller,
+    differences_of,
+    read_smaller,
+)
+from headwise.models.smaller._remote import write_remote
+from headwise.models.smaller._shrink import OwnHeads, resize, set_count
+from headwise.models.smaller._stock import as_stock, rebuild
+
+__all__ = [
+    "OwnHeads",
+    "as_stock",
+    "begin_smaller",
+    "class_of_smaller",
+    "describe_smaller",
+    "differences_of",
+    "read_smaller",
+    "rebuild",
+    "resize",
+    "set_count",
+    "write_remote",
+]

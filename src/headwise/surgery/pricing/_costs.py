@@ -1,0 +1,198 @@
+"""What each head of a model costs: what a plan needs to keep a budget."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError
+from headwise.heads import Head
+from headwise.models import (
+    Attention,
+    Call,
+    Counts,
+    Share,
+    call_with,
+    count_heads,
+    example_of,
+    find_attentions,
+    find_shares,
+    fingerprint,
+    heads_of,
+    in_evaluation,
+    listen,
+)
+from headwise.surgery.pricing._seconds import measure_seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What goes with each head, and with each key/value head when its last head goes.
+
+    Attributes:
+        heads: The address of each head.
+        kv_heads: The key/value head of its layer that each head reads.
+        own: By name what goes with a head itself.
+        shared: By name what goes once none reads its key/value head.
+        model: The fingerprint of the model's weights.
+        seconds: Of each layer, how long its attention block takes with 0, 1, 2, ... heads; empty
+            where no time was measured.
+    """
+
+    heads: tuple[Head, ...]
+    kv_heads: Int64[np.ndarray, " N"]
+    own: Mapping[str, Float64[np.ndarray, " N"]]
+    shared: Mapping[str, Float64[np.ndarray, " N"]]
+    model: str = ""
+    seconds: Mapping[tuple[str, int], Float64[np.ndarray, " _"]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is known of this model."""
+        return (*self.own, *(["seconds"] if self.seconds else []))
+
+    def after(self, removed: Iterable[Head], name: str) -> float:
+        """What all heads cost when some are gone.
+
+        Raises:
+            ArgumentError: there is no cost of this name.
+        """
+        if name not in self.names:
+            why = _WHY_NOT.get(name, "")
+            raise ArgumentError(
+                f"costs: {name!r} is none of {', '.join(self.names)}. {why}Give one of them."
+            )
+        gone = set(removed)
+        left = [row for row, head in enumerate(self.heads) if head not in gone]
+        if name == "seconds":
+            kept = Counter((self.heads[row].stack, self.heads[row].layer) for row in left)
+            return float(sum(self.seconds[layer][n] for layer, n in kept.items()))
+        read = {
+            (self.heads[row].stack, self.heads[row].layer, int(self.kv_heads[row])): row
+            for row in left
+        }
+        return float(self.own[name][left].sum() + self.shared[name][[*read.values()]].sum())
+
+
+_WHY_NOT = {
+    "cache_bytes": "A cache of latents, which all heads share, shrinks with none of them. ",
+    "seconds": "Time is measured by headwise.costs(model, batch, timed=True). ",
+}
+
+
+def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
+    """Count what each head of a model costs, by name; with `timed` measure how long heads take.
+
+    `parameters`: those that all heads of a layer share are counted with none.
+    `multiply_adds`: of one text of the batch, two FLOPs each; every pair of query and key counts.
+    `cache_bytes`: of the keys and values of one token, as the model keeps them, in the dtype of its
+    weights; not there where the cache holds latents that all heads share.
+    `seconds`: of the attention blocks, projections included, in one pass over the batch: medians of
+    passes in which smaller models take turns. Between the numbers of heads that were measured,
+    a line is drawn.
+
+    Args:
+        batch: What to run the model on; None is a short text made up for it. Times are those
+            of this batch: give one of the size that counts.
+    Raises:
+        UnsupportedError: which weight belongs to which head cannot be found, or `timed` and
+            heads of the model cannot be cut out.
+    """
+    batch = example_of(model) if batch is None else batch
+    attentions = find_attentions(model, batch)
+    shares = find_shares(model, attentions, batch)
+    counts = {one: count_heads(one, shares[one]) for one in attentions}
+    rows = [
+        row
+        for one, size in zip(attentions, _sizes(model, counts, batch), strict=True)
+        for row in _rows(model, one, counts[one], shares[one], size)
+    ]
+    columns = dict(zip(_COLUMNS, np.array(rows, dtype=np.float64).T, strict=True))
+    own = {"parameters": columns["own"], "multiply_adds": columns["own work"]}
+    shared = {"parameters": columns["shared"], "multiply_adds": columns["shared work"]}
+    if columns["cache"].all():
+        own["cache_bytes"], shared["cache_bytes"] = np.zeros(len(rows)), columns["cache"]
+    return Costs(
+        heads=tuple(heads_of(attentions)),
+        kv_heads=columns["kv_head"].astype(np.int64),
+        own=own,
+        shared=shared,
+        model=fingerprint(model),
+        seconds=measure_seconds(model, attentions, batch) if timed else {},
+    )
+
+
+_COLUMNS = ("kv_head", "own", "shared", "own work", "shared work", "cache")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of one call of an attention.
+
+    Attributes:
+        width: Of a key and a value together.
+        cached: How many numbers are kept of a token for each kv head; 0 where what is kept are
+            latents that all heads share.
+    """
+
+    queries: int
+    keys: int
+    width: int
+    cached: int
+
+
+def _rows(
+    model: nn.Module, attention: Attention, counts: Counts, shares: Sequence[Share], sizes: _Sizes
+) -> Iterator[tuple[int, ...]]:
+    """The columns of each head of an attention."""
+    # Layers that share their weights have them once, and work with them each.
+    once = 0 if attention.nth else 1
+    held = [one for one in shares if _is_parameter(model, one)]
+    pairs = sizes.queries * sizes.keys * sizes.width
+    cache = attention.output.weight.element_size() * sizes.cached
+    for head in range(counts.heads):
+        kv_head = head * counts.kv_heads // counts.heads
+        own = sum(_entries(model, one, one.heads == head) for one in held)
+        shared = sum(
+            _entries(model, one, (one.kv_heads == kv_head) & (one.heads < 0)) for one in held
+        )
+        work = sizes.queries * own + pairs, sizes.keys * shared
+        yield kv_head, once * own, once * shared, *work, cache
+
+
+def _entries(model: nn.Module, share: Share, chosen: Tensor) -> int:
+    """How many numbers of a weight lie at the chosen indices of its axis."""
+    weight = model.get_parameter(share.name)
+    return int(chosen.sum()) * weight.numel() // weight.shape[share.axis]
+
+
+def _is_parameter(model: nn.Module, share: Share) -> bool:
+    return share.name in dict(model.named_parameters(remove_duplicate=False))
+
+
+@torch.no_grad()
+def _sizes(model: nn.Module, counts: Mapping[Attention, Counts], batch: Any) -> list[_Sizes]:
+    """The sizes of the call of each attention."""
+    heard: list[Call] = []
+    with in_evaluation(model), listen(model, heard.append):
+        output = call_with(model, batch)
+    layers = getattr(getattr(output, "past_key_values", None), "layers", [])
+    if len(layers) != len(heard):  # nothing is kept, or of two stacks, which keep no latents
+        layers = [None] * len(heard)
+    found = []
+    for call, layer, count in zip(heard, layers, counts.values(), strict=True):
+        width = call.k.shape[-1] + call.v.shape[-1]
+        cached = _cached(layer) / count.kv_heads if hasattr(layer, "keys") else width
+        latent = cached < width
+        found.append(_Sizes(call.q.shape[2], call.k.shape[2], width, 0 if latent else int(cached)))
+    return found
+
+
+def _cached(layer: Any) -> int:
+    """How many numbers a layer of a cache keeps of one token."""
+    return sum(x.shape[1] * x.shape[3] for x in (layer.keys, layer.values))

@@ -1,0 +1,86 @@
+"""How long models take: whole passes, and the blocks in which heads attend."""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.models import Attention, call_with, find_attentions, in_evaluation
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Medians over passes, in seconds.
+
+    Attributes:
+        whole: Of the whole pass.
+        blocks: Of each attention block of the pass: projections, attention, and what
+            the model counts to it, such as a norm.
+    """
+
+    whole: float
+    blocks: tuple[float, ...]
+
+
+@torch.no_grad()
+def time_passes(models: Sequence[nn.Module], batch: Any, passes: int = 9) -> list[PassTimes]:
+    """Time models beside each other: they take turns, so that all meet the same noise.
+
+    Whole passes are timed apart from their blocks, since to look at a clock takes time too. They
+    run in evaluation mode.
+
+    Args:
+        batch: What each of them is run on.
+        passes: How many of each the medians are of.
+    """
+    found = [find_attentions(model, batch) for model in models]
+    whole: list[list[float]] = [[] for _ in models]
+    blocks: list[list[list[float]]] = [[] for _ in models]
+    with ExitStack() as modes:
+        for model in models:
+            modes.enter_context(in_evaluation(model))
+        for turn in range(passes + 1):
+            for at, model in enumerate(models):
+                started = _now(model)
+                call_with(model, batch)
+                ended = _now(model)
+                with _clocks(model, found[at]) as times:
+                    call_with(model, batch)
+                if turn:  # the first pass also sets things up
+                    whole[at].append(ended - started)
+                    blocks[at].append(times)
+    return [
+        PassTimes(statistics.median(one), tuple(map(statistics.median, zip(*many, strict=True))))
+        for one, many in zip(whole, blocks, strict=True)
+    ]
+
+
+@contextmanager
+def _clocks(model: nn.Module, attentions: Sequence[Attention]) -> Iterator[list[float]]:
+    """How long each attention block takes, in the order of their calls."""
+    started: list[float] = []
+    taken: list[float] = []
+
+    def start(*_: Any) -> None:
+        started.append(_now(model))
+
+    def stop(*_: Any) -> None:
+        taken.append(_now(model) - started.pop())
+
+    with ExitStack() as hooks:
+        for name in {attention.around: None for attention in attentions}:
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(start).remove)
+            hooks.callback(module.register_forward_hook(stop).remove)
+        yield taken
+
+
+def _now(model: nn.Module) -> float:
+    if next(model.parameters()).is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter()

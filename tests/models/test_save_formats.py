@@ -1,0 +1,164 @@
+"""What was cut and written for other readers answers the same where they open it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import zoo
+from torch import nn
+from transformers import dynamic_module_utils
+
+from headwise import load, prune, save
+from headwise.models import example_of
+from headwise.surgery.saving import _save
+
+IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
+# One of each kind, in each layer as many.
+EVEN = {0: [1, 3], 1: [0, 2]}
+# Other numbers in each layer; whole groups where there are some.
+UNEVEN = {0: [0, 1], 1: [1, 2, 3]}
+# Nothing is cut from these, or the same heads of all layers alone.
+WHOLE = ("Albert", "CodeGenForCausalLM", "Olmo2")
+# These build what their configuration says, whatever the number of heads.
+STOCK = [
+    "Cohere", "DeepseekV3", "Gemma", "GptOss", "Llama", "Mistral", "Mixtral", "Phi", "Phi3",
+    "Qwen2", "Qwen3", "Qwen3Moe", "Starcoder2",
+]  # fmt: skip
+_SHORT = ("GptOss", "Llama", "Phi3")
+
+
+@pytest.fixture
+def _trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Here the test itself opens what was written; a fresh process does in a few of them."""
+    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
+
+
+@torch.no_grad()
+def _gap(one: nn.Module, two: nn.Module) -> float:
+    return (one(input_ids=IDS)[0] - two(input_ids=IDS)[0]).abs().max().item()
+
+
+def _opened(folder: Path) -> Any:
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (name,) = config["architectures"]
+    return getattr(transformers, name).from_pretrained(folder).eval()
+
+
+def _some(names: list[str]) -> list[Any]:
+    return [
+        name if name in _SHORT else pytest.param(name, marks=pytest.mark.full) for name in names
+    ]
+
+
+@pytest.mark.usefixtures("_trusted")
+@pytest.mark.parametrize("name", _some(STOCK))
+def test_stock_is_as_small(name: str, tmp_path: Path) -> None:
+    small = prune(zoo.make(name), EVEN)
+    found = _opened(save(small, tmp_path / "small", format="stock"))
+    assert _gap(found, small) <= 1e-6
+    assert type(found) is type(small)
+    assert {name: x.shape for name, x in found.named_parameters()} == {
+        name: x.shape for name, x in small.named_parameters()
+    }
+    assert not (tmp_path / "small" / "headwise.json").exists()
+
+
+@pytest.mark.usefixtures("_trusted")
+def test_a_llama_of_three_heads_becomes_a_mistral(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=23,
+        intermediate_size=16, max_position_embeddings=40, rope_theta=900.0,
+    )  # fmt: skip
+    small = prune(transformers.LlamaForCausalLM(config).eval(), {0: [1], 1: [2]})
+    found = _opened(save(small, tmp_path / "small", format="stock"))
+    assert type(found) is transformers.MistralForCausalLM
+    assert found.config.sliding_window is None
+    assert found.config.num_attention_heads == 3
+    assert _gap(found, small) <= 1e-6
+
+
+@pytest.mark.usefixtures("_trusted")
+@pytest.mark.parametrize("format", ["stock", "padded"])
+def test_folded_means_become_biases_that_the_configuration_knows(
+    format: Any, tmp_path: Path
+) -> None:
+    small = prune(zoo.make("Llama"), EVEN, fold="mean", reference=[{"input_ids": IDS}])
+    found = _opened(save(small, tmp_path / "small", format=format))
+    assert found.config.attention_bias
+    assert _gap(found, small) <= 1e-6
+
+
+@pytest.mark.usefixtures("_trusted")
+@pytest.mark.parametrize("name", zoo.mixing(WHOLE))
+def test_padded_is_what_the_class_builds(name: str, tmp_path: Path) -> None:
+    model = zoo.make(name)
+    small = prune(model, UNEVEN)
+    found = _opened(save(small, tmp_path / "small", format="padded"))
+    if name == "FalconAlibi":
+        found.config._attn_implementation = "eager"
+    assert _gap(found, small) <= 1e-5
+    assert type(found) is type(model)
+    assert {name: x.shape for name, x in found.named_parameters()} == {
+        name: x.shape for name, x in model.named_parameters()
+    }
+
+
+@pytest.mark.usefixtures("_trusted")
+@pytest.mark.parametrize("name", zoo.mixing(WHOLE))
+def test_remote_code_opens_itself(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "copies"))
+    small = prune(zoo.make(name), UNEVEN)
+    folder = save(small, tmp_path / f"small_{name}", format="remote-code")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    auto = next(name for name in config["auto_map"] if name != "AutoConfig")
+    found = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+    ours = load(folder)
+    if name == "FalconAlibi":
+        found.config._attn_implementation = ours.config._attn_implementation = "eager"
+    assert type(found).__name__ == f"Headwise{type(small).__name__}"
+    assert _gap(found, small) <= 1e-6
+    assert _gap(ours, small) <= 1e-6
+    assert type(ours) is type(small)
+
+
+@pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
+def test_each_is_opened_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
+    small = prune(zoo.make("Llama"), EVEN)
+    folder = save(small, tmp_path / "small", format=format)
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert {path.name for path in tmp_path.iterdir()} == {"small"}
+
+
+def test_what_nothing_was_cut_from_is_written_as_it_is(tmp_path: Path) -> None:
+    model = zoo.make("Llama")
+    folder = save(model, tmp_path / "whole", format="remote-code")
+    assert _gap(_opened(folder), model) == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors",
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("_trusted")
+def test_an_encoder_decoder_is_stock_where_all_layers_lose_the_same(tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        vocab_size=23, d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    gone = [
+        f"{stack}.L{layer}.H1"
+        for stack in ("encoder", "decoder", "decoder.cross")
+        for layer in (0, 1)
+    ]
+    small = prune(model, gone)
+    batch = example_of(small)
+    with torch.no_grad():
+        wanted = small(**batch).logits
+        for format in ("stock", "padded"):
+            found = _opened(save(small, tmp_path / format, format=format))
+            torch.testing.assert_close(found(**batch).logits, wanted)
