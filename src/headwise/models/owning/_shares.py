@@ -83,14 +83,18 @@ Reach = dict[str, Bool[Tensor, "_ ..."]]
 
 
 class _Attached(TorchFunctionMode):
-    """Keeps what is told of a call in the graph: listeners detach it."""
+    """Keeps what is told of a call in the graph: listeners detach it and take a part of it."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         listening = not torch.is_grad_enabled()
-        told = listening and func is Tensor.detach
-        return args[0] if told else func(*args, **(kwargs or {}))
+        if listening and func is Tensor.detach:
+            return args[0]
+        if listening and func is Tensor.__getitem__:
+            with torch.enable_grad():
+                return args[0][args[1]]
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -44,18 +44,19 @@ def time_passes(models: Sequence[nn.Module], batch: Any, passes: int = 9) -> lis
     with ExitStack() as modes:
         for model in models:
             modes.enter_context(in_evaluation(model))
-        for turn in range(passes + 1):
-            for at, model in enumerate(models):
-                started = _now(model)
+        for at, model in (passes + 1) * [*enumerate(models)]:
+            started = _now(model)
+            call_with(model, batch)
+            whole[at].append(_now(model) - started)
+            with _clocks(model, found[at]) as times:
                 call_with(model, batch)
-                ended = _now(model)
-                with _clocks(model, found[at]) as times:
-                    call_with(model, batch)
-                if turn:  # the first pass also sets things up
-                    whole[at].append(ended - started)
-                    blocks[at].append(times)
+            blocks[at].append(times)
+    # The first pass also sets things up.
     return [
-        PassTimes(statistics.median(one), tuple(map(statistics.median, zip(*many, strict=True))))
+        PassTimes(
+            statistics.median(one[1:]),
+            tuple(statistics.median(block[1:]) for block in zip(*many, strict=True)),
+        )
         for one, many in zip(whole, blocks, strict=True)
     ]
 

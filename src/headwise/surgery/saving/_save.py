@@ -7,8 +7,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from headwise.errors import ArgumentError
-from headwise.models import example_of
-from headwise.surgery.saving._check import How, check_fresh
+from headwise.surgery.saving._check import check_fresh
 from headwise.surgery.saving._folder import folder_beside
 from headwise.surgery.saving._forms import Format, write_as
 
@@ -59,8 +58,7 @@ def save(
         write_as(format, model, beside)
         if tokenizer is not None:
             _write_tokenizer(tokenizer, beside)
-        reader: How = "headwise" if format == "headwise" else "transformers"
-        check_fresh(reader, beside, model, example_of(model))
+        check_fresh("headwise" if format == "headwise" else "transformers", beside, model)
     return Path(folder)
 
 
