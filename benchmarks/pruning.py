@@ -4,28 +4,30 @@
     python benchmarks/pruning.py MODEL --text stories.txt -o curves.csv
 
 Of sentence pairs (two sentences and their similarity in a row, no header) the embeddings are to
-be kept, and Spearman's correlation with the similarities is told too; of texts, parted by
-`<|endoftext|>`, the loss of the language model. Heads are scored and their means taken on some
-texts, the curves are of others. A picture is drawn beside the table.
+be kept, and Spearman's correlation with the similarities is told too. Of texts, parted by
+`<|endoftext|>`, the loss of the language model is; all of them judge, and heads are scored and
+models recovered on text that the full model writes itself. With `--recover` the smaller models by
+half-gate are trained towards the full one for so many steps, at points of their own. A picture is
+drawn beside the table.
 """
 
 import argparse
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import spearmanr
-from torch import Tensor, nn
+from torch import nn
 
 import headwise as hw
 from headwise.chart import draw_curves
 from headwise.corpora import read_pairs
-from headwise.gauge import Loss, embedding
+from headwise.gauge import Gates, Loss, paired, read_given
 from headwise.models import batches, encode
-from headwise.scores import random_orders
+from headwise.recovery import recovering
 
 # By each method, how often it scores.
 METHODS = {
@@ -35,103 +37,68 @@ METHODS = {
     "curvature": ("curvature", 1),
     "ablation": ("ablation", 1),
     "zero-ablation": ("zero-ablation", 1),
+    "gates": (Gates(), 1),
 }
 WHERE = {"embedding": {"gradient"}, "lm": {"curvature"}}  # these say nothing there
+FIRST = "half-gate"
 
 
-class Remembering:
-    """The embedding loss, which also keeps the embeddings that it made."""
+@dataclass(frozen=True)
+class Material:
+    """Batches to score heads and take means on, to recover by, and to judge by, all different."""
 
-    def __init__(self) -> None:
-        self.loss = embedding()
-        self.made: list[Tensor] = []
-
-    def __call__(self, output: Any, batch: Any) -> Tensor:
-        self.made.append(self.loss.of(output, batch))
-        return self.made[-1]
+    score: list[Any]
+    learn: list[Any]
+    judge: list[Any]
+    loss: Loss | str
 
 
-def orders_of(model: nn.Module, given: Sequence[Any], loss: str) -> dict[str, list[Any]]:
+def of_pairs(model: nn.Module, tokenizer: Any, how: argparse.Namespace) -> Material:
+    pairs = read_pairs(how.pairs)
+    chosen = np.random.default_rng(0).permutation(len(pairs))
+    judging = [pairs[at] for at in chosen[: how.judging]]
+    seen = {sentence for pair in judging for sentence in (pair.one, pair.two)}
+    others = (pairs[at] for at in chosen[how.judging :])
+    fresh = sorted({s for pair in others for s in (pair.one, pair.two)} - seen)
+    fresh = [fresh[at] for at in np.random.default_rng(1).permutation(len(fresh))]
+    read = partial(read_given, model=model, tokenizer=tokenizer)
+    judge, loss = paired(judging, model, tokenizer)
+    return Material(read(fresh[: how.texts]), read(fresh[how.texts :]), judge, loss)
+
+
+def of_text(model: nn.Module, tokenizer: Any, how: argparse.Namespace) -> Material:
+    stories = [story.strip() for story in how.text.read_text("utf-8").split("<|endoftext|>")]
+    pieces = [ids for ids in encode(tokenizer, stories, model, how.tokens) if len(ids) > 3]
+    judge = [vars(batch) for batch in batches(pieces, 16)]
+    own = written_by(model, pieces[0][0], how.texts + how.own)
+    score, learn = ([{"input_ids": ids} for ids in part.split(16)]
+                    for part in own.split([how.texts, how.own]))  # fmt: skip
+    return Material(score, learn, judge, "lm")
+
+
+def written_by(model: nn.Module, first: int, texts: int) -> torch.Tensor:
+    """Texts of the model's own, each as long as it reads, drawn from its predictions."""
+    torch.manual_seed(0)
+    start = torch.full((texts, 1), first)
+    length = model.config.max_position_embeddings - 1
+    how = {"min_new_tokens": length, "max_new_tokens": length, "top_k": 0, "do_sample": True}
+    return model.generate(start, attention_mask=torch.ones_like(start), **how)
+
+
+def orders_of(model: nn.Module, given: list[Any], loss: str, names: list[str]) -> dict[str, Any]:
     """The orders of going, by name."""
-    orders, scores = {}, None
-    for name, (method, rounds) in METHODS.items():
-        if method not in WHERE[loss]:
+    orders = {}
+    for name in names:
+        method, rounds = METHODS[name]
+        if name not in WHERE[loss]:
             scores = hw.importance(model, given, method, loss=loss, rounds=rounds)
             orders[name] = [scores.order()]
             print(f"{name}: first to go {', '.join(map(str, scores.order()[:5]))}", flush=True)
-    assert scores is not None
-    return orders | {"random": random_orders(scores.heads, 5)}
-
-
-def study_pairs(model: nn.Module, tokenizer: Any, path: Path, how: argparse.Namespace) -> None:
-    read_in = read_pairs(path)
-    pairs = [(pair.one, pair.two) for pair in read_in]
-    similar = np.array([pair.similarity for pair in read_in])
-    chosen = np.random.default_rng(0).permutation(len(pairs))
-    held_out, other = chosen[: how.pairs_used], chosen[how.pairs_used :]
-    seen = {sentence for at in held_out for sentence in pairs[at]}
-    fresh = sorted({s for at in other for s in pairs[at]} - seen)
-    fresh = [fresh[at] for at in np.random.default_rng(1).permutation(len(fresh))[: how.texts]]
-    reference = given_of(model, tokenizer, fresh)
-    # Both sentences of a pair in their places: batches of equal length would mix them.
-    sentences = [pairs[at][side] for side in (0, 1) for at in held_out]
-    ordered = sorted(range(len(sentences)), key=lambda at: len(sentences[at]))
-    read = [
-        dict(tokenizer([sentences[at] for at in part], padding=True, return_tensors="pt"))
-        for part in (ordered[start : start + 32] for start in range(0, len(ordered), 32))
-    ]
-    orders = orders_of(model, reference, "embedding")
-    remembering = Remembering()
-    curves = hw.prune_curves(
-        model, read, orders, reference=reference, points=how.points,
-        loss=Loss("embedding", remembering, compares=True), on_step=tell,
-    )  # fmt: skip
-    frame = curves.frame()
-    # The first embeddings are of the full model; then come all points of one order after another.
-    made = torch.cat(remembering.made).view(-1, len(sentences), remembering.made[0].shape[-1])
-    back = np.argsort(ordered)
-    rhos = [_spearman(one.numpy()[back], similar[held_out]) for one in made[1:]]
-    per_order = np.array(rhos).reshape(-1, len(curves.removed))
-    counts = [len(values) for values in curves.per_text.values()]
-    grouped = np.split(per_order, np.cumsum(counts)[:-1])
-    frame["spearman"] = np.concatenate([group.mean(0) for group in grouped])
-    frame["spearman.low"] = np.concatenate([group.min(0) for group in grouped])
-    frame["spearman.high"] = np.concatenate([group.max(0) for group in grouped])
-    tell_all(curves, frame, how)
-
-
-def _spearman(embeddings: np.ndarray, similar: np.ndarray) -> float:
-    one, two = np.split(embeddings, 2)
-    return float(spearmanr((one * two).sum(1), similar).statistic)
-
-
-def study_text(model: nn.Module, tokenizer: Any, path: Path, how: argparse.Namespace) -> None:
-    texts = [text.strip() for text in path.read_text("utf-8").split("<|endoftext|>")]
-    reference = given_of(model, tokenizer, texts[::2], how.tokens)
-    read = given_of(model, tokenizer, texts[1::2], how.tokens)
-    orders = orders_of(model, reference, "lm")
-    curves = hw.prune_curves(
-        model, read, orders, reference=reference, points=how.points, loss="lm", on_step=tell
-    )
-    tell_all(curves, curves.frame(), how)
-
-
-def given_of(model: nn.Module, tokenizer: Any, texts: list[str], tokens: int | None = None) -> Any:
-    pieces = [ids for ids in encode(tokenizer, texts, model, tokens) if len(ids) > 3]
-    return [vars(batch) for batch in batches(pieces, 32)]
+    return orders
 
 
 def tell(done: int, total: int) -> None:
     print(f"{done}/{total}", flush=True)
-
-
-def tell_all(curves: hw.Curves, frame: pd.DataFrame, how: argparse.Namespace) -> None:
-    frame.to_csv(how.out, index=False)
-    how.out.with_suffix(".svg").write_text(draw_curves(curves, "What is lost as heads go"), "utf-8")
-    print(frame.to_string(float_format="{:.4f}".format))
-    for order in curves.per_text:
-        allowed = how.allowed or 0.01 * float(curves.mean(order)[0, 0])
-        print(f"{order}: {curves.removable(order, allowed)} heads lose less than {allowed:.4f}")
 
 
 def main() -> None:
@@ -141,17 +108,44 @@ def main() -> None:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--out", "-o", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=64, help="texts that heads are scored on")
+    parser.add_argument("--own", type=int, default=512, help="own texts that models recover by")
     parser.add_argument("--tokens", type=int, help="the most tokens of a text")
-    parser.add_argument("--pairs-used", type=int, default=200, help="pairs that curves are of")
+    parser.add_argument("--judging", type=int, default=150, help="pairs that curves are of")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--points", type=int, nargs="+", help="after how many heads to look")
-    parser.add_argument("--allowed", type=float, help="loss allowed; else 1 %% of the full one")
+    parser.add_argument("--recover", type=int, default=0, help="steps; none without")
+    parser.add_argument("--rate", type=float, default=1e-4)
     how = parser.parse_args()
     torch.set_num_threads(1)
     model, tokenizer = hw.load(how.model), hw.load_tokenizer(how.model)
-    if how.pairs:
-        study_pairs(model, tokenizer, how.pairs, how)
+    material = (of_pairs if how.pairs else of_text)(model, tokenizer, how)
+    kind = "embedding" if how.pairs else "lm"
+    judged = partial(
+        hw.prune_curves, model, material.judge, loss=material.loss, points=how.points, on_step=tell
+    )
+    if how.recover:
+        names, [order] = [FIRST], orders_of(model, material.score, kind, [FIRST])[FIRST]
+        cut = recovering(
+            model, material.learn, reference=material.score, steps=how.recover, rate=how.rate
+        )
+        curves = judged({f"{FIRST}, recovered": [order]}, cut=cut)
     else:
-        study_text(model, tokenizer, how.text, how)
+        names = how.methods
+        orders = orders_of(model, material.score, kind, names)
+        curves = judged(orders, reference=material.score)
+    report(curves, how.out)
+
+
+def report(curves: hw.Curves, out: Path) -> None:
+    allowed = curves.allowance()
+    frame: pd.DataFrame = curves.frame(allowed)
+    frame.to_csv(out, index=False)
+    picture = draw_curves(curves, title="What is lost as heads go", allowed=allowed)
+    out.with_suffix(".svg").write_text(picture, "utf-8")
+    print(frame.to_string(float_format="{:.4f}".format))
+    for order in curves.per_text:
+        found = curves.elbow(order, allowed)
+        print(f"{order}: {found.heads} ({found.low:g} to {found.high:g}) lose under {allowed:.4g}")
 
 
 if __name__ == "__main__":

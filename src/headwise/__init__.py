@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
     from headwise.monitor import HeadMonitor as HeadMonitor
+    from headwise.recovery import recover as recover
     from headwise.report import Study as Study
     from headwise.report import study as study
     from headwise.roles import Evidence as Evidence
@@ -78,6 +79,7 @@ _HOME = {
     "plan": "surgery",
     "prune": "surgery",
     "prune_curves": "gauge",
+    "recover": "recovery",
     "reference": "",
     "save": "surgery",
     "study": "report",

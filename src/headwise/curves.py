@@ -1,7 +1,7 @@
 """What a model loses as its heads go, by one order of them or another."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,23 @@ from jaxtyping import Float64, Int64
 from headwise.errors import ArgumentError, ShapeError
 from headwise.scores import bootstrap_means
 
-__all__ = ["Curves"]
+__all__ = ["Curves", "Elbow"]
+
+
+@dataclass(frozen=True)
+class Elbow:
+    """How many heads may go before too much is lost, and how sure that is.
+
+    Attributes:
+        heads: The last point up to which the mean loss has grown by less than is allowed.
+        low: The lower end of the interval of that number, texts drawn with replacement: so many
+            may go by 97.5 % of the draws. NaN for a single text.
+        high: Its upper end.
+    """
+
+    heads: int
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +39,9 @@ class Curves:
         per_text: By the name of an order the loss of each text at each point; of a name with
             several orders, as the random one, each order's.
         loss: What was lost.
+        compares: Whether the loss compares with the full model, which so loses nothing.
+        score: The name of a task's score; "" for none.
+        scores: By order that score at each point, of each order of the name.
     Raises:
         ShapeError: the points do not begin at 0 and rise, or a curve has others.
 
@@ -39,6 +58,9 @@ class Curves:
     n_heads: int
     per_text: Mapping[str, Float64[np.ndarray, "orders K M"]]
     loss: str = ""
+    compares: bool = False
+    score: str = ""
+    scores: Mapping[str, Float64[np.ndarray, "orders K"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         points = {values.shape[1] for values in self.per_text.values()}
@@ -66,34 +88,85 @@ class Curves:
         low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
         return low, high
 
+    def allowance(self, share: float = 0.01) -> float:
+        """This share of the full model's loss; of a loss that compares with it, of 1."""
+        full = next(iter(self.per_text.values()))[0, 0].mean()
+        return share if self.compares else share * float(full)
+
     def removable(self, order: str, allowed: float) -> int:
         """How many heads go before the mean loss has grown by `allowed`; the points decide.
 
         Of several orders, the median number.
-        """
-        means = self.mean(order)
-        within = np.cumprod(means - means[:, :1] < allowed, axis=1).sum(1) - 1
-        return int(np.median(self.removed[within]))
 
-    def frame(self) -> pd.DataFrame:
+        Raises:
+            ArgumentError: there is no such order, or `allowed` is not above 0.
+        """
+        lost = self._lost(order, allowed)
+        return int(np.median(self._reached(lost.mean(-1), allowed)))
+
+    def elbow(self, order: str, allowed: float, level: float = 0.95) -> Elbow:
+        """How many heads are `removable`, with the interval of that number.
+
+        Texts are drawn with replacement, and in each draw it is seen how many may go; of several
+        orders, the draws of all count.
+
+        Args:
+            allowed: How much the mean loss may grow, such as `allowance()`.
+        Raises:
+            ArgumentError: there is no such order, or `allowed` is not above 0.
+        """
+        heads = self.removable(order, allowed)
+        lost = self._lost(order, allowed)
+        if lost.shape[-1] == 1:
+            return Elbow(heads, np.nan, np.nan)
+        drawn = [self._reached(bootstrap_means(one.T), allowed) for one in lost]
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+        return Elbow(heads, float(low), float(high))
+
+    def frame(self, allowed: float | None = None) -> pd.DataFrame:
         """A row per order and point: the mean loss, its interval, the 95th percentile of texts.
 
-        The interval of several orders is their range.
+        The interval of several orders is their range. Where there is a task's score, it has a
+        column of its name, and the ends of its range.
+
+        Args:
+            allowed: How much the loss may grow, for columns of the elbow of each order.
         """
-        parts = []
-        for order, values in self.per_text.items():
-            low, high = self.interval(order)
-            columns = {
-                "order": order,
-                "removed": self.removed,
-                "share": self.removed / self.n_heads,
-                "loss": values.mean((0, 2)),
-                "low": low,
-                "high": high,
-                "p95": np.quantile(values, 0.95, axis=2).mean(0),
-            }
-            parts.append(pd.DataFrame(columns))
-        return pd.concat(parts, ignore_index=True)
+        return pd.concat([self._rows(order, allowed) for order in self.per_text], ignore_index=True)
+
+    def _rows(self, order: str, allowed: float | None) -> pd.DataFrame:
+        values = self.per_text[order]
+        low, high = self.interval(order)
+        columns = {
+            "order": order,
+            "removed": self.removed,
+            "share": self.removed / self.n_heads,
+            "loss": values.mean((0, 2)),
+            "low": low,
+            "high": high,
+            "p95": np.quantile(values, 0.95, axis=2).mean(0),
+        }
+        if self.score:
+            scores = self.scores[order]
+            columns[self.score] = scores.mean(0)
+            columns |= {f"{self.score}.low": scores.min(0), f"{self.score}.high": scores.max(0)}
+        if allowed is not None:
+            found = self.elbow(order, allowed)
+            columns |= {"elbow": found.heads, "elbow.low": found.low, "elbow.high": found.high}
+        return pd.DataFrame(columns)
+
+    def _lost(self, order: str, allowed: float) -> Float64[np.ndarray, "orders K M"]:
+        """What each text has lost at each point."""
+        if not allowed > 0:
+            raise ArgumentError(f"Curves: allowed={allowed}. Give a growth of the loss above 0.")
+        values = self._of(order)
+        return values - values[:, :1]
+
+    def _reached(
+        self, lost: Float64[np.ndarray, "draws K"], allowed: float
+    ) -> Int64[np.ndarray, " draws"]:
+        """The last point up to which less is lost than allowed."""
+        return self.removed[np.cumprod(lost < allowed, axis=1).sum(1) - 1]
 
     def _of(self, order: str) -> Float64[np.ndarray, "orders K M"]:
         if order not in self.per_text:

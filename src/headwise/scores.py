@@ -64,12 +64,13 @@ class Scores:
     Attributes:
         heads: The address of each row.
         kv_heads: The key/value head that each head reads.
-        per_text: The importance of each head in each text.
+        per_text: The importance of each head in each text, or by each seed.
         rounds: In which round of scoring a head was the least important and went, from 0;
             equal for all heads where they were scored once. Its importance is that of its
             round, when the heads of earlier rounds were gone.
         method: How importance was measured.
         loss: What was to be kept.
+        over: What a row of `per_text` is, so what intervals are over: "texts" or "seeds".
         model: The fingerprint of the model's weights.
         versions: The versions of what the scores were made with.
     Raises:
@@ -93,6 +94,7 @@ class Scores:
     rounds: Int64[np.ndarray, " N"] | None = None
     method: str = ""
     loss: str = ""
+    over: str = "texts"
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -195,6 +197,7 @@ class Scores:
             "headwise_scores": SCHEMA,
             "method": self.method,
             "loss": self.loss,
+            "over": self.over,
             "texts": len(self.per_text),
             "model": self.model,
             "versions": dict(self.versions),
@@ -223,6 +226,7 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Scores:
         rounds=frame["round"].to_numpy(np.int64) if "round" in frame else None,
         method=str(about["method"]),
         loss=str(about["loss"]),
+        over=str(about.get("over", "texts")),
         model=str(about["model"]),
         versions=dict(about["versions"]),
     )

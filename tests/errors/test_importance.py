@@ -1,5 +1,6 @@
 """What cannot be weighed is refused by name, and the model stays as it was."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,20 @@ import pytest
 import torch
 import transformers
 import zoo
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from headwise.corpora import SentencePair
 from headwise.curves import Curves
-from headwise.errors import ArgumentError, HeadError, HeadwiseError, InputError, ShapeError
-from headwise.gauge import embedding, find_loss, importance, prune_curves
+from headwise.errors import (
+    ArgumentError,
+    HeadError,
+    HeadwiseError,
+    InputError,
+    OutputError,
+    ShapeError,
+)
+from headwise.gauge import Gates, embedding, find_loss, importance, paired, prune_curves
 from oracles import modules_of, padded
 
 BATCH = {k: v for k, v in padded([[5, 9, 7], [4, 6]], "right").items() if k != "position_ids"}
@@ -48,9 +58,9 @@ def test_what_does_not_fit_is_refused(how: dict[str, Any], told: str) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ([], "0 batches"),
+        ([], "0 given"),
         (["some text"], "1 texts without a tokenizer"),
-        ([torch.zeros(1, 2)], "a batch is a Tensor"),
+        ([torch.zeros(1, 2)], "batches: one is a Tensor"),
         ([{"return_dict": True}], r"no tensor in \['return_dict'\]"),
     ],
 )
@@ -65,6 +75,84 @@ def test_what_cannot_be_read_is_refused(given: Any, told: str) -> None:
         _refused(ArgumentError, told, given)
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"penalty": 0.0}, r"Gates: penalty=0\.0"),
+        ({"penalty": float("nan")}, "Gates: penalty=nan"),
+        ({"steps": 0}, "Gates: steps=0"),
+        ({"seeds": -1}, "Gates: seeds=-1"),
+        ({"rate": 0.0}, r"Gates: rate=0\.0"),
+    ],
+)
+def test_gates_that_could_not_be_trained(how: dict[str, Any], told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        Gates(**how)
+
+
+def test_a_loss_that_needs_no_head_has_no_price() -> None:
+    def constant(output: Any, batch: Any) -> Tensor:
+        return output[0].sum((1, 2)) * 0
+
+    _refused(
+        ArgumentError, "'constant' grows by 0 without any head", [BATCH], Gates(), loss=constant
+    )
+
+
+def test_what_is_over_in_one_pass_is_not_resumed(tmp_path: Path) -> None:
+    _refused(
+        ArgumentError, "part' with method='half-gate'", [BATCH], resume=tmp_path / "part"
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+def _stop(done: int, total: int) -> None:
+    raise RuntimeError("stop")
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"name": "Electra"}, "of model='[0-9a-f]{16}', not '"),
+        ({"batch": {"input_ids": torch.tensor([[5, 9]])}}, "of texts='[0-9a-f]{16}', not '"),
+        ({"method": "zero-ablation"}, "of method='ablation', not 'zero-ablation'"),
+        ({"loss": embedding("first")}, r"of loss='embedding', not 'embedding \(first token\)'"),
+        ({"rounds": 2}, "of rounds='1', not '2'"),
+    ],
+)
+def test_unfinished_scores_of_something_else(
+    tmp_path: Path, other: dict[str, Any], told: str
+) -> None:
+    path = tmp_path / "scores.part"
+    with pytest.raises(RuntimeError, match="stop"):
+        importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_step=_stop)
+    before = path.read_bytes()
+    batch = other.pop("batch", BATCH)
+    how = {"method": "ablation", "resume": path, **other}
+    _refused(InputError, told, [batch], **how)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"no scores", b"\x08" + bytes(7) + b'{"a":{}}'])
+def test_a_file_that_holds_no_unfinished_scores(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(content)
+    _refused(InputError, "mine holds no unfinished scores", [BATCH], "ablation", resume=path)
+    assert path.read_bytes() == content
+
+
+def test_a_model_saved_in_its_place(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    told = "of headwise_unfinished=None, not '1'"
+    _refused(InputError, told, [BATCH], "ablation", resume=tmp_path / "model.safetensors")
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    _refused(
+        OutputError, "part cannot be written", [BATCH], "ablation", resume=tmp_path / "no/part"
+    )
+
+
 def test_a_loss_of_another_shape_is_refused() -> None:
     def whole(output: Any, batch: Any) -> Tensor:
         return output[0].sum()
@@ -76,7 +164,7 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
     def log(output: Any, batch: Any) -> Tensor:
         return (output[0].sum((1, 2)) * torch.tensor([1.0, torch.inf])) * 0
 
-    _refused(ArgumentError, "half-gate is not finite in 1 of 2 texts", loss=log)
+    _refused(ArgumentError, "scores are not finite in 1 of 2 texts", loss=log)
 
 
 def test_a_text_of_one_token_predicts_nothing() -> None:
@@ -123,3 +211,25 @@ def test_points_that_do_not_rise_from_zero(removed: list[int]) -> None:
 def test_an_order_without_a_curve() -> None:
     with pytest.raises(ArgumentError, match=r"no order 'two'.*There are one"):
         Curves(np.array([0]), 8, {"one": np.zeros((1, 1, 1))}).mean("two")
+
+
+@pytest.mark.parametrize("allowed", [0.0, -1.0, float("nan")])
+def test_nothing_allowed_has_no_elbow(allowed: float) -> None:
+    curves = Curves(np.array([0, 1]), 8, {"one": np.zeros((1, 2, 3))})
+    for ask in (curves.removable, curves.elbow):
+        with pytest.raises(ArgumentError, match=f"allowed={allowed}"):
+            ask("one", allowed)
+
+
+def test_curves_without_an_order_or_with_two_ways_to_go() -> None:
+    with pytest.raises(ArgumentError, match="prune_curves: 0 orders"):
+        prune_curves(zoo.make("Bert"), [BATCH], {})
+    with pytest.raises(ArgumentError, match=r"prune_curves: 1 orders, cut=.*a reference: True"):
+        prune_curves(
+            zoo.make("Bert"), [BATCH], {"mine": [["L0.H0"]]}, reference=[BATCH], cut=lambda _: None
+        )
+
+
+def test_one_pair_has_no_correlation() -> None:
+    with pytest.raises(ArgumentError, match="paired: 1 pairs"):
+        paired([SentencePair("a", "b", 1.0)], nn.Linear(1, 1), None)

@@ -8,6 +8,7 @@ import torch
 
 import headwise as hw
 from command import headwise
+from headwise.gauge._run import Run
 from headwise.heads import Head
 
 TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2, "--batch", 5)
@@ -28,7 +29,7 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", ["half-gate", "gradient", "ablation", "zero-ablation"])
+@pytest.mark.parametrize("method", ["half-gate", "gradient", "ablation", "zero-ablation", "gates"])
 def test_the_scores_are_those_of_the_library(folder: Path, text: Path, method: str) -> None:
     out = text.parent / "scores.parquet"
     done = headwise("importance", folder, "--text", text, "-o", out, "--method", method)
@@ -38,7 +39,8 @@ def test_the_scores_are_those_of_the_library(folder: Path, text: Path, method: s
     expected = hw.importance(model, TEXT.splitlines(), method, tokenizer=tokenizer)
     assert torch.equal(torch.tensor(scores.per_text), torch.tensor(expected.per_text))
     assert (scores.model, scores.loss, scores.method) == (expected.model, "lm", method)
-    assert f"4 heads by {method} of the loss lm" in done.err
+    over = "3 seeds" if method == "gates" else "3 texts"
+    assert f"4 heads by {method} of the loss lm, over {over}" in done.err
     assert f"The first to go are {', '.join(map(str, expected.order()))}: {out}" in done.err
 
 
@@ -69,3 +71,32 @@ def test_pairs_are_read_as_sentences(folder: Path, tmp_path: Path) -> None:
     assert json.loads(same.out) == rows
     one = headwise("importance", folder, "--text", text, "--json", "--max-texts", 1)
     assert all(row["ci_low"] is None for row in json.loads(one.out))
+
+
+def test_an_interrupted_ablation_goes_on(
+    folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = text.parent / "scores.parquet"
+    arguments = ("importance", folder, "--text", text, "-o", out, "--method", "ablation")
+    assert headwise(*arguments).code == 0
+    expected = hw.Scores.load(out).per_text
+    out.unlink()
+    losses, calls = Run.losses, []
+
+    def stopping(self: Run, *args: object) -> torch.Tensor:
+        calls.append(self)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return losses(self, *args)
+
+    monkeypatch.setattr(Run, "losses", stopping)
+    stopped = headwise(*arguments)
+    part = out.with_name("scores.parquet.part")
+    assert stopped.code == 130
+    assert f"goes on from what {part} holds" in stopped.err
+    assert part.exists()
+    assert not out.exists()
+    done = headwise(*arguments)
+    assert f"Going on from what {part} holds" in done.err
+    assert (hw.Scores.load(out).per_text == expected).all()
+    assert not part.exists()

@@ -1,6 +1,7 @@
 """`headwise prune`, from a tiny Llama and its scores to a smaller one that loads."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ import headwise as hw
 from command import headwise
 
 WORDS = ["<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they"]
-TEXT = "I work you work\nhe works\nthey work he works I work\n"
+TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,64 @@ def test_on_a_text_the_means_stay_and_curves_are_drawn(place: Path) -> None:
     curves = pd.read_csv(place / "folded" / "curves.csv")
     assert sorted(set(curves["order"])) == ["half-gate", "random"]
     assert (place / "folded" / "curves.svg").read_text("utf-8").startswith("<svg")
+    # Every second text is learned from, the others judge.
+    scores, lines = hw.Scores.load(place / "scores.parquet"), TEXT.splitlines()
+    drawn = hw.prune_curves(
+        model, lines[1::2], {"half-gate": [scores.order()]}, reference=lines[::2],
+        loss="lm", tokenizer=tokenizer,
+    )  # fmt: skip
+    expected = drawn.frame(drawn.allowance())
+    for name in ("loss", "elbow", "elbow.low", "elbow.high"):
+        torch.testing.assert_close(
+            torch.tensor(curves[name]).double(), torch.tensor(expected[name]).double()
+        )
+    [own, band] = told["elbows"]
+    assert (own["order"], band["order"]) == ("half-gate", "random")
+    assert own["heads"] == drawn.removable("half-gate", own["allowed"])
+
+
+def test_what_is_left_recovers(place: Path) -> None:
+    more = ("--text", place / "some.txt", "--recover", 5, "--curve")
+    code, out, err = _prune(place, "recovered", *more)
+    assert code == 0, err
+    curves = pd.read_csv(place / "recovered" / "curves.csv")
+    assert set(curves["order"]) == {"half-gate", "half-gate, recovered", "random"}
+    for order in ("half-gate", "half-gate, recovered", "random"):
+        assert re.search(rf"{order}: \d+ heads go \(\d+ to \d+ in 95 % of draws", out)
+    model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
+    lines = TEXT.splitlines()
+    ids = [{"input_ids": torch.tensor([tokenizer(line)["input_ids"]])} for line in lines]
+    plan = hw.plan(hw.Scores.load(place / "scores.parquet"), remove=0.5)
+    small = hw.prune(model, plan, fold="mean", reference=ids)
+    hw.recover(small, model, lines, steps=5, tokenizer=tokenizer)
+    saved = hw.load(place / "recovered")
+    with torch.no_grad():
+        torch.testing.assert_close(saved(**ids[0]).logits, small(**ids[0]).logits)
+
+
+def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None:
+    words = [line.split() for line in TEXT.splitlines()]
+    rows = [f"{' '.join(one)},{' '.join(two)},{at}" for at, (one, two) in
+            enumerate(zip(words * 2, words[1:] + words[::-1], strict=False))]  # fmt: skip
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+    base = transformers.LlamaModel.from_pretrained(place / "model")
+    base.save_pretrained(tmp_path / "base")
+    hw.load_tokenizer(place / "model").save_pretrained(tmp_path / "base")
+    given = ("--pairs", tmp_path / "pairs.csv")
+    by = ("-o", tmp_path / "scores.csv", "--loss", "embedding")
+    assert headwise("importance", tmp_path / "base", *given, *by).code == 0
+    by = ("--by", tmp_path / "scores.csv", "--remove", 0.5, "-o", tmp_path / "small", "--curve")
+    done = headwise("prune", tmp_path / "base", *by, *given)
+    assert done.code == 0, done.err
+    curves = pd.read_csv(tmp_path / "small" / "curves.csv")
+    assert curves["spearman"].between(-1, 1).all()
+    assert set(curves["order"]) == {"half-gate", "random"}
+    # Scores of another loss do not go with pairs.
+    again = headwise("prune", place / "model", *given, "--curve", "--remove", 0.5, "-o",
+                     tmp_path / "other", "--by", place / "scores.parquet")  # fmt: skip
+    assert again.code == 2
+    assert "--pairs with scores of the loss 'lm'" in again.err
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(
@@ -90,6 +149,9 @@ def test_on_a_text_the_means_stay_and_curves_are_drawn(place: Path) -> None:
     [
         ((), "taken is there already. Add --force"),
         (("--force", "--curve"), "--curve without a text"),
+        (("--force", "--recover", 3), "--recover without a text"),
+        (("--force", "--text", "a", "--pairs", "b"), "--text and --pairs"),
+        (("--force", "--text", "one.txt", "--curve"), "--curve with 1 texts or pairs"),
         (("--force", "--remove", 0.99), "would empty a layer"),
         (("--force", "--by", "none.csv"), r"none.csv does not exist"),
         (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
@@ -100,6 +162,8 @@ def test_what_is_refused_leaves_what_was_there(
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)
     (place / "taken" / "mine").write_text("mine")
+    (place / "one.txt").write_text("I work\n")
+    more = tuple(place / one if one == "one.txt" else one for one in more)
     code, out, err = _prune(place, "taken", *more)
     assert (code, out) == (2, "")
     assert told in err

@@ -14,7 +14,7 @@ FLOORS = (
     ("models",),
     ("watch", "gauge"),
     ("roles", "surgery", "monitor"),
-    ("report",),
+    ("report", "recovery"),
     ("cli",),
     ("__init__", "__main__"),
 )

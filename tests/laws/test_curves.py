@@ -1,16 +1,25 @@
 """Curves: what is lost is what `ablate` loses, and a plain case is counted by hand."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 import zoo
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import nn
 
-from headwise.curves import Curves
-from headwise.gauge import embedding, prune_curves
+from headwise import prune
+from headwise.corpora import SentencePair
+from headwise.curves import Curves, Elbow
+from headwise.gauge import embedding, paired, prune_curves
 from headwise.heads import Head
 from headwise.models import ablate
 from headwise.scores import random_orders, removable
@@ -78,6 +87,128 @@ def test_what_is_removable_is_the_last_point_within() -> None:
 def test_a_curve_that_comes_back_counts_to_where_it_left() -> None:
     values = np.array([[[0.0], [1.0], [0.1]]])
     assert Curves(np.array([0, 1, 2]), 4, {"one": values}).removable("one", 0.5) == 0
+
+
+def test_the_elbow_of_a_plain_case() -> None:
+    # Two texts; drawing one twice, or both, all the draws there are lie a quarter to each side.
+    made = _curves()
+    assert made.elbow("one", 0.6) == Elbow(2, 0.0, 2.0)  # 0.25 and 0.75 of the two at 2 heads
+    assert made.elbow("one", 9.0) == Elbow(5, 5.0, 5.0)
+    assert made.elbow("random", 1.6) == Elbow(3, 0.0, 5.0)
+    one = Curves(np.array([0, 1]), 4, {"one": np.zeros((1, 2, 1))}).elbow("one", 0.1)
+    assert one.heads == 1
+    assert np.isnan([one.low, one.high]).all()
+
+
+def test_the_interval_of_the_elbow_covers_as_often_as_it_says() -> None:
+    # What a text loses with k heads gone is k times a draw of mean 1: 9 may go below 9.5.
+    rng = np.random.default_rng(0)
+    points, covered = np.arange(15), 0
+    for _ in range(200):
+        texts = rng.exponential(1.0, 80)
+        base = rng.random(80)  # what texts have in common does not count
+        curves = Curves(points, 20, {"one": (base + points[:, None] * texts)[None]})
+        found = curves.elbow("one", 9.5)
+        assert found.low <= found.heads <= found.high
+        covered += found.low <= 9 <= found.high
+    assert covered >= 180
+
+
+def test_what_is_allowed_is_a_share_of_what_there_is_to_lose() -> None:
+    values = np.array([[[2.0, 4.0], [5.0, 6.0]]])
+    assert Curves(np.array([0, 1]), 4, {"one": values}).allowance() == pytest.approx(0.03)
+    embedding_curves = Curves(np.array([0, 1]), 4, {"one": values}, compares=True)
+    assert embedding_curves.allowance(0.02) == 0.02
+
+
+def test_random_orders_come_along() -> None:
+    model, batch = zoo.make("Bert"), {"input_ids": padded(TEXTS, "right")["input_ids"]}
+    found = prune_curves(model, [batch], {"mine": [HEADS]})
+    assert found.removed.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    given = prune_curves(model, [batch], {"mine": [HEADS], "drawn": random_orders(HEADS, 5)})
+    assert list(given.per_text) == ["mine", "drawn"]
+    np.testing.assert_array_equal(found.per_text["mine"], given.per_text["mine"])
+    np.testing.assert_array_equal(found.per_text["random"], given.per_text["drawn"])
+
+
+def test_models_that_are_cut_are_judged_as_they_are() -> None:
+    model, batch = zoo.make("Llama"), padded(TEXTS, "right")
+    batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    order = [Head("", *pair) for pair in [(0, 0), (1, 2), (0, 1), (1, 3)]]  # whole groups first
+    order += [head for head in HEADS if head not in order]
+    given = []
+
+    def cut(gone: list[Head]) -> nn.Module:
+        given.append(gone)
+        return prune(model, gone, expand=True).train()
+
+    gated = prune_curves(model, [batch], {"mine": [order]}, points=[2, 4])
+    cuts = prune_curves(model, [batch], {"mine": [order]}, points=[2, 4], cut=cut)
+    assert [len(gone) for gone in given] == [2, 4]
+    assert list(cuts.per_text) == ["mine"]
+    np.testing.assert_allclose(cuts.per_text["mine"], gated.per_text["mine"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "labels", "score"),
+    [
+        ({"num_labels": 3}, [2, 0, 1], "accuracy"),
+        ({"num_labels": 1}, [0.5, 2.0, -1.0], "spearman"),
+        ({"num_labels": 2, "problem_type": "multi_label_classification"},
+         [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], "accuracy"),
+    ],
+)  # fmt: skip
+def test_labels_give_the_score_of_the_task(how: Any, labels: Any, score: str) -> None:
+    config = zoo.make("Bert").config
+    config = type(config)(**{**config.to_dict(), "id2label": None, "label2id": None} | how)
+    model = transformers.BertForSequenceClassification(config).eval()
+    batch = padded(TEXTS, "right") | {"labels": torch.tensor(labels)}
+    batch.pop("position_ids", None)
+    found = prune_curves(model, [batch], {"mine": [HEADS]}, points=[3])
+    assert (found.loss, found.score) == ("label", score)
+    for at, number in enumerate(found.removed):
+        with torch.no_grad(), ablate(model, removable(HEADS)[:number]):
+            logits = model(**batch).logits
+        if how["num_labels"] == 3:
+            expected = (logits.argmax(1) == batch["labels"]).float().mean()
+        elif how["num_labels"] == 2:
+            expected = ((logits > 0) == batch["labels"].bool()).float().mean()
+        else:
+            expected = spearmanr(logits[:, 0], labels).statistic
+        assert found.scores["mine"][0, at] == pytest.approx(float(expected))
+    frame = found.frame()
+    assert frame[score].tolist()[:2] == found.scores["mine"][0].tolist()
+    assert (frame[f"{score}.low"] <= frame[f"{score}.high"]).all()
+
+
+def test_pairs_give_the_correlation_of_their_cosines() -> None:
+    tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate("abcdefghij")}, "a"))
+    tokenizer.pre_tokenizer = Whitespace()
+    texts = ["a b c", "d", "e f g h", "b", "i j", "c c a b", "g", "a"]
+    pairs = [
+        SentencePair(one, two, similarity)
+        for one, two, similarity in zip(texts, texts[::-1], [3.0, 1.0, 0.5, 2.0] * 2, strict=True)
+    ][:5]
+    model = zoo.make("Bert")
+    batches, loss = paired(pairs, model, tokenizer)
+    found = prune_curves(model, batches, {"mine": [HEADS]}, loss=loss, points=[2])
+
+    def embed(text: str) -> np.ndarray:
+        ids = {"input_ids": torch.tensor([tokenizer.encode(text).ids])}
+        return loss.of(model(**ids), ids)[0].numpy()
+
+    for at, number in enumerate(found.removed):
+        with torch.no_grad(), ablate(model, removable(HEADS)[:number]):
+            cosines = [embed(pair.one) @ embed(pair.two) for pair in pairs]
+        expected = spearmanr(cosines, [pair.similarity for pair in pairs]).statistic
+        assert found.scores["mine"][0, at] == pytest.approx(expected)
+
+
+def test_the_frame_tells_the_elbow_when_asked() -> None:
+    frame = _curves().frame(allowed=0.6)
+    one = frame[frame["order"] == "one"]
+    assert one["elbow"].tolist() == [2, 2, 2]
+    assert one[["elbow.low", "elbow.high"]].drop_duplicates().to_numpy().tolist() == [[0.0, 2.0]]
 
 
 def test_the_frame_has_a_row_for_each_point() -> None:

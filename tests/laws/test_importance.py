@@ -1,5 +1,6 @@
 """Importance: gradients are slopes, ablation is what `ablate` does, and planted truth is found."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 import zoo
 from torch import Tensor, nn
 
-from headwise.gauge import importance
+from headwise.gauge import Gates, importance
+from headwise.gauge.methods import draw_gates, open_chance
 from headwise.heads import Head
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import ablate, find_attentions, gate_heads
@@ -17,6 +19,7 @@ from oracles import modules_of, padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
 METHODS = ("half-gate", "gradient", "curvature", "ablation", "zero-ablation")
+SHORT = Gates(steps=40, seeds=2)
 
 
 def _batches() -> list[dict[str, Tensor]]:
@@ -88,7 +91,7 @@ def test_gradients_are_slopes_of_each_text_alone(method: str, gate: float) -> No
 
 
 def test_curvature_is_half_the_squared_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.gauge._methods._PROBES", 4000)
+    monkeypatch.setattr("headwise.gauge.methods._slopes._PROBES", 4000)
     model, batch = zoo.make("Bert").double(), _batches()[1]
     found = find_attentions(model)
 
@@ -124,8 +127,8 @@ def test_the_only_head_that_matters_is_found(kind: str, method: str) -> None:
     assert others.max() < 1e-5 * scores.importance[scores.row(only)]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_model_is_left_as_it_was(method: str) -> None:
+@pytest.mark.parametrize("method", [*METHODS, SHORT])
+def test_the_model_is_left_as_it_was(method: str | Gates) -> None:
     model = zoo.make("Bert").train()
     model.encoder.layer[0].eval()
     model.embeddings.requires_grad_(False)
@@ -191,6 +194,93 @@ def test_more_rounds_begin_with_the_order_of_one() -> None:
     assert many.order()[:2] == one.order()[:2]
     gone = [row for row in range(8) if many.round[row] == 0]
     np.testing.assert_allclose(many.per_text[:, gone], one.per_text[:, gone])
+
+
+@pytest.mark.parametrize("logit", [-3.0, 0.0, 2.0])
+def test_a_gate_is_open_as_often_as_its_chance_says(logit: float) -> None:
+    gates = draw_gates(torch.full((7,), logit).double(), 20000, torch.Generator().manual_seed(1))
+    assert ((gates >= 0) & (gates <= 1)).all()
+    chance = open_chance(torch.tensor([logit], dtype=torch.float64)).item()
+    assert (gates > 0).double().mean().item() == pytest.approx(chance, abs=0.005)
+    # The other end by symmetry: wholly open as often as a gate of the opposite logit is closed.
+    other = open_chance(torch.tensor([-logit], dtype=torch.float64)).item()
+    assert (gates == 1).double().mean().item() == pytest.approx(1 - other, abs=0.005)
+
+
+def test_learned_gates_keep_the_only_head_that_matters() -> None:
+    model, only = zoo.make("Bert"), Head("", 1, 2)
+    with torch.no_grad():
+        for attention in find_attentions(model):
+            for head in attention.site.heads():
+                if head != only:
+                    attention.output.per_head[head.head] = 0
+    scores = importance(model, _batches(), Gates(steps=200), loss=_squared)
+    assert scores.importance[scores.row(only)] > 0.9
+    assert np.delete(scores.importance, scores.row(only)).max() < 0.5
+    assert (scores.method, scores.over, scores.per_text.shape) == ("gates", "seeds", (3, 8))
+
+
+def test_what_costs_more_is_closed_more_and_draws_come_again() -> None:
+    model, batches = zoo.make("GPT2"), _batches()
+    cheap, dear, again = (
+        importance(model, batches, Gates(penalty, steps=40, seeds=2)).per_text
+        for penalty in (1e-4, 1.0, 1.0)
+    )
+    assert (dear == again).all()
+    assert not np.allclose(dear[0], dear[1])
+    assert dear.sum() < cheap.sum()
+    assert importance(model, batches, Gates(1.0, steps=9), rounds=2).round.max() == 1
+
+
+class _StopError(Exception):
+    pass
+
+
+def _stopping(after: int, told: list[int]) -> Any:
+    def tell(done: int, total: int) -> None:
+        told.append(done)
+        if len(told) == after:
+            raise _StopError
+
+    return tell
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("method", ["ablation", "zero-ablation"])
+def test_an_interrupted_ablation_goes_on(tmp_path: Path, method: str, rounds: int) -> None:
+    model, batches, path = zoo.make("Llama"), _batches(), tmp_path / "scores.part"
+    whole: list[int] = []
+    expected = importance(
+        model, batches, method, rounds=rounds, on_step=lambda done, _: whole.append(done)
+    )
+    how = {"rounds": rounds, "resume": path}
+    told: list[list[int]] = []
+    for after in (3, 2 * len(_batches()), 7):  # within a batch, at its end, in the next
+        told.append([])
+        with pytest.raises(_StopError):
+            importance(model, batches, method, **how, on_step=_stopping(after, told[-1]))
+        assert path.exists()
+    told.append([])
+    scores = importance(
+        model, batches, method, **how, on_step=lambda done, _: told[-1].append(done)
+    )
+    assert (scores.per_text == expected.per_text).all()
+    assert (scores.round == expected.round).all()
+    assert [done for part in told for done in part] == whole  # nothing twice
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_kept_is_written_while_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.gauge._kept._SECONDS", 0.0)
+    sizes = []
+
+    def look(done: int, total: int) -> None:
+        sizes.append((tmp_path / "part").exists())
+
+    importance(zoo.make("Bert"), _batches(), "ablation", resume=tmp_path / "part", on_step=look)
+    assert all(sizes)
 
 
 def test_texts_are_read_with_their_tokenizer() -> None:

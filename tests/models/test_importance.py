@@ -1,14 +1,15 @@
 """Every architecture: importance is the slope of the loss, and models restart where they may."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import zoo
-from torch import Tensor
+from torch import Tensor, nn
 
 from double import Double, doubled
-from headwise.gauge import find_loss, importance
+from headwise.gauge import Loss, find_loss, importance
 from headwise.models import Attention, find_attentions, gate_heads
 from oracles import padded
 
@@ -21,27 +22,51 @@ def _batch() -> dict[str, Tensor]:
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
+def _squared(output: Any, batch: Any) -> Tensor:
+    """A loss with a slope everywhere, at the full model too."""
+    real = batch["attention_mask"][..., None]
+    # Not of all features: a norm at the end keeps their sum of squares as it is.
+    return (output[0][..., :5].square() * real).sum((1, 2))
+
+
+@pytest.mark.parametrize(("method", "gate"), [("gradient", 1.0), ("half-gate", 0.5)])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_half_gate_is_the_slope_of_the_loss(name: str) -> None:
+def test_gradients_of_gates_are_slopes(name: str, method: str, gate: float) -> None:
     model, batch = doubled(zoo.make(name)), _batch()
     loss = find_loss(None, model, batch)
+    if loss.compares and method == "gradient":  # it is flat at the full model
+        loss = Loss("squared", _squared)
     with Double():
         found = find_attentions(model, batch)
         full = loss.of(model(**batch), batch).detach() if loss.compares else None
 
     def losses(gates: Tensor) -> Tensor:
-        with torch.no_grad(), gate_heads(model, found, lambda one: gates[found.index(one)]):
+        with gate_heads(model, found, lambda one: gates[found.index(one)]):
             return loss.per_text(model(**batch), batch, full)
 
     with Double():
-        scores = importance(model, [batch])
+        scores = importance(model, [batch], method, loss=loss)
         slopes = []
         for head in scores.heads:
             step = torch.zeros(2, zoo.HEADS, dtype=torch.float64)
             step[head.layer, head.head] = 1e-5
-            slopes.append((losses(0.5 + step) - losses(0.5 - step)).abs() / 2e-5)
-    expected = torch.stack(slopes, 1).numpy()
-    assert abs(scores.per_text - expected).max() <= 1e-6 * expected.max()
+            with torch.no_grad():
+                slopes.append((losses(gate + step) - losses(gate - step)) / 2e-5)
+        gates = torch.full((2, zoo.HEADS), gate, dtype=torch.float64, requires_grad=True)
+        losses(gates).sum().backward()
+    expected = torch.stack(slopes, 1).abs()
+    assert abs(scores.per_text - expected.numpy()).max() <= 1e-6 * expected.max()
+    # The same by the weights: a gate scales the columns of its head in the output projection.
+    by_gates: dict[nn.Module, Tensor] = {}
+    for attention, slope in zip(found, gates.grad * gate, strict=True):
+        module = attention.output.module  # layers may share theirs
+        by_gates[module] = by_gates.get(module, 0) + slope
+    for attention in found:
+        weight = attention.output.weight
+        product = (weight * weight.grad).movedim(attention.output.in_axis, 0)
+        by_weights = product.unflatten(0, (zoo.HEADS, -1)).flatten(1).sum(1)
+        gap = (by_weights - by_gates[attention.output.module]).abs().max()
+        assert gap <= 1e-9 * expected.max()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -62,6 +87,6 @@ def test_a_restarted_model_gives_what_the_whole_one_gives(
     shared = first.module is last.module
     # Of the eight heads the last four leave the first layer alone, in each batch.
     assert shared or ran[first] <= ran[last] - 8
-    monkeypatch.setattr("headwise.gauge._replay._block", lambda *_: None)
+    monkeypatch.setattr("headwise.gauge.methods._replay._block", lambda *_: None)
     whole = importance(model, [batch, short], "zero-ablation")
     assert (restarted.per_text == whole.per_text).all()

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.chart import draw_curves
+from headwise.cli._curve import curves_of, material_of, write_curves
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
-from headwise.cli._work import open_model, some_texts
-from headwise.curves import Curves
-from headwise.gauge import prune_curves
+from headwise.cli._work import Texts, open_model, sentences_of
+from headwise.gauge import read_given
 from headwise.models import batches, encode
-from headwise.scores import Scores, random_orders
+from headwise.recovery import recover
+from headwise.scores import Scores
 from headwise.surgery import Format, costs, plan, prune, save, time_passes
 
 _SIZE = 16
@@ -23,27 +23,28 @@ _TEXTS, _TOKENS = 8, 128
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for: where the scores are, how much goes, and what is told besides."""
+    """What is asked for: where the scores are, how much goes, and what is done and told besides."""
 
     by: Path
     remove: float
     uniform: bool
     timed: bool
     curve: bool
+    recover: int
     format: Format
 
 
 def cut(
-    model: str, order: Order, text: Path | None, shared: Shared, out: Path, force: bool
+    model: str, order: Order, given: Texts, shared: Shared, out: Path, force: bool
 ) -> dict[str, Any]:
     """Tell what goes and what it saves, cut it out, and write the smaller model.
 
     Returns:
-        What can be written as JSON: the heads removed, and costs before and after by name.
+        What can be written as JSON: the heads removed, costs before and after by name, the elbow
+        of each curve, and how far the smaller model was from the full one as it recovered.
     """
     scores = Scores.load(order.by)
     planned = plan(scores, remove=order.remove, uniform=order.uniform)
-    texts = None if text is None else some_texts(text, shared)
     opened, tokenizer = open_model(model, shared)
     counted = costs(opened)
     told: dict[str, tuple[float, ...]] = {
@@ -52,18 +53,27 @@ def cut(
     }
     names = ", ".join(map(str, planned.removed))
     note(f"{len(planned.removed)} heads go ({planned.why}): {names}")
-    read = [] if texts is None else _read(texts, opened, tokenizer, shared)
+    texts = sentences_of(given)
+    read = [] if not given else _read(texts, opened, tokenizer, shared)
+    material = material_of(given, scores.loss, opened, tokenizer, shared) if order.curve else None
     small = prune(opened, planned, fold="mean" if read else None, reference=read)
+    lost = _recover(small, opened, texts, tokenizer, order.recover, shared)
     told["parameters"] = _numbers(opened), _numbers(small)
     if order.timed:
         told |= _times(opened, small)
-    curves = _curves(opened, scores, read) if order.curve else None
+    curves = (
+        None if material is None
+        else curves_of(opened, scores, material, order.recover, shared.seed or 0)
+    )  # fmt: skip
     save(small, out, format=order.format, tokenizer=tokenizer, force=force)
     note("Opened again in a fresh process, it answers the same")
-    if curves is not None:
-        curves.frame().to_csv(out / "curves.csv", index=False)
-        (out / "curves.svg").write_text(draw_curves(curves, "What is lost as heads go"), "utf-8")
-    return {"removed": [str(head) for head in planned.removed], "why": planned.why, "costs": told}
+    return {
+        "removed": [str(head) for head in planned.removed],
+        "why": planned.why,
+        "costs": told,
+        "elbows": [] if curves is None else write_curves(curves, out),
+        "recovery": lost,
+    }
 
 
 def _read(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> list[Any]:
@@ -71,13 +81,16 @@ def _read(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) ->
     return [vars(batch) for batch in batches(pieces, _SIZE, next(model.parameters()).device)]
 
 
-def _curves(model: nn.Module, scores: Scores, read: list[Any]) -> Curves:
-    """What goes by these scores loses, beside random orders."""
-    orders = {scores.method: [scores.order()], "random": random_orders(scores.heads)}
-    with progress("Drawing curves") as tell:
-        return prune_curves(
-            model, read, orders, reference=read, loss=scores.loss or None, on_step=tell
-        )
+def _recover(
+    small: nn.Module, full: nn.Module, texts: list[str], tokenizer: Any, steps: int, shared: Shared
+) -> list[float]:
+    """Recover a smaller model; how far it was from the full one at each step."""
+    if not steps:
+        return []
+    read = read_given(texts, full, tokenizer, shared.max_tokens)
+    with progress("Recovering the smaller model") as tell:
+        lost = recover(small, full, read, steps=steps, seed=shared.seed or 0, on_step=tell)
+    return [float(one) for one in lost]
 
 
 def _numbers(model: nn.Module) -> float:

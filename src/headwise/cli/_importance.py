@@ -19,7 +19,7 @@ from headwise.cli._options import (
 from headwise.cli._show import note, say_json
 from headwise.errors import ArgumentError
 
-MethodName = Literal["half-gate", "gradient", "curvature", "ablation", "zero-ablation"]
+MethodName = Literal["half-gate", "gradient", "curvature", "ablation", "zero-ablation", "gates"]
 LossName = Literal["lm", "masked-lm", "label", "embedding"]
 
 
@@ -59,7 +59,11 @@ def importance(
     max_texts: AtMost = 64,
     max_tokens: MaxTokens = None,
 ) -> None:
-    """Weigh every head of a model: how much worse it would be without."""
+    """Weigh every head of a model: how much worse it would be without.
+
+    An ablation that is interrupted leaves what it found in OUT.part; the same command goes on
+    from there.
+    """
     given = [path for path in (text, pairs) if path is not None]
     if len(given) != 1:
         raise ArgumentError("importance: give either --text or --pairs, what the model reads.")
@@ -72,10 +76,12 @@ def importance(
     from headwise.cli import _work
 
     shared = Shared(seed, device, dtype, max_texts, max_tokens)
-    scores = _work.score_model(
-        model, given[0], shared, pairs=text is None, method=method, loss=loss, rounds=rounds
+    how = {"method": method, "loss": loss, "rounds": rounds}
+    scores = _work.score_model(model, given[0], shared, pairs=text is None, out=out, **how)
+    note(
+        f"{len(scores.heads)} heads by {scores.method} of the loss {scores.loss}, over "
+        f"{len(scores.per_text)} {scores.over}"
     )
-    note(f"{len(scores.heads)} heads by {scores.method} of the loss {scores.loss}")
     if out is not None:
         note(f"The first to go are {', '.join(map(str, scores.order()[:5]))}: {scores.save(out)}")
     if as_json:

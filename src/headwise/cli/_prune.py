@@ -26,12 +26,19 @@ Text = Annotated[
     Path | None,
     typer.Option(help="A UTF-8 file: heads leave behind what they give on it in the mean."),
 ]
+Pairs = Annotated[
+    Path | None, typer.Option(help="Or a CSV of sentence pairs and their similarity.")
+]
 Uniform = Annotated[bool, typer.Option("--uniform", help="The same number from each layer.")]
 Timed = Annotated[bool, typer.Option("--time", help="Measure how long a pass takes, both ways.")]
 
 Curve = Annotated[
     bool,
     typer.Option("--curve", help="Draw what is lost on the text beside random orders: curves.svg."),
+]
+Recover = Annotated[
+    int,
+    typer.Option(min=0, help="Train the smaller model towards the full one for so many steps."),
 ]
 
 As = Annotated[
@@ -50,9 +57,11 @@ def prune(
     out: Out,
     remove: Remove,
     text: Text = None,
+    pairs: Pairs = None,
     uniform: Uniform = False,
     timed: Timed = False,
     curve: Curve = False,
+    recover: Recover = 0,
     format: As = "headwise",
     force: Force = False,
     as_json: Json = False,
@@ -65,16 +74,22 @@ def prune(
     """Cut the least important heads out of a model, and write what is left."""
     if out.exists() and not force:
         raise ArgumentError(f"output: {out} is there already. Add --force to overwrite it.")
-    if curve and text is None:
-        raise ArgumentError("prune: --curve without a text to draw it on. Add --text FILE.")
-    from headwise.cli import _cut
+    if text is not None and pairs is not None:
+        raise ArgumentError("prune: --text and --pairs. Give one of them.")
+    if (curve or recover) and text is None and pairs is None:
+        what = "--curve" if curve else "--recover"
+        raise ArgumentError(f"prune: {what} without a text. Add --text FILE or --pairs FILE.")
+    from headwise.cli import _cut, _work
 
     shared = Shared(seed, device, dtype, max_texts, max_tokens)
-    order = _cut.Order(by, remove, uniform, timed, curve, format)
-    told = _cut.cut(model, order, text, shared, out, force)
+    order = _cut.Order(by, remove, uniform, timed, curve, recover, format)
+    told = _cut.cut(model, order, _work.given_in(text, pairs, shared), shared, out, force)
     if as_json:
         say_json(told)
         return
     for name, (before, after) in told["costs"].items():
         say(f"{name}: {before:g} before, {after:g} after ({after / before - 1:+.1%})")
+    for row in told["elbows"]:
+        how_many = "{heads} heads go ({low:g} to {high:g} in 95 % of draws of texts)".format(**row)
+        say(f"{row['order']}: {how_many} before {row['allowed']:.4g} is lost")
     say(f"The smaller model is in {out}")

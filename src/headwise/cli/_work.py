@@ -15,9 +15,9 @@ from torch import nn
 
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
-from headwise.corpora import read_pairs, read_texts
+from headwise.corpora import SentencePair, read_pairs, read_texts
 from headwise.errors import ArgumentError, HeadwiseError, InputError
-from headwise.gauge import importance
+from headwise.gauge import RESUMABLE, importance
 from headwise.lab import Trained, TrainSettings, sample, train
 from headwise.models import load, load_tokenizer
 from headwise.report import About, Study, study, study_lab
@@ -27,9 +27,12 @@ from headwise.watch import Request
 
 __all__ = [
     "SETTINGS",
+    "Texts",
+    "given_in",
     "open_model",
     "sample",
     "score_model",
+    "sentences_of",
     "some_of",
     "some_texts",
     "study_mini_gpt",
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 Text = TypeVar("Text")
+Texts = list[str] | list[SentencePair]
 
 SETTINGS = {field.name for field in fields(TrainSettings)}
 
@@ -77,19 +81,44 @@ def study_model(
     return seen.with_roles(found)
 
 
-def score_model(model: str, text: Path, shared: Shared, *, pairs: bool, **how: Any) -> Scores:
-    """Weigh the heads of a model on the texts of a file, or on the sentences of its pairs."""
-    if pairs:
-        read = read_pairs(text)
-        sentences = list(dict.fromkeys(s for pair in read for s in (pair.one, pair.two)))
-        texts = some_of(sentences, shared)
-    else:
-        texts = some_texts(text, shared)
+def given_in(text: Path | None, pairs: Path | None, shared: Shared) -> Texts:
+    """The texts of a file, or the pairs of another, or some of them; none without a file."""
+    if pairs is not None:
+        return some_of(read_pairs(pairs), shared)
+    return [] if text is None else some_texts(text, shared)
+
+
+def sentences_of(given: Texts) -> list[str]:
+    """Texts as they are; each sentence of pairs once."""
+    texts = [one for one in given if isinstance(one, str)]
+    pairs = [one for one in given if isinstance(one, SentencePair)]
+    return texts + list(dict.fromkeys(text for pair in pairs for text in (pair.one, pair.two)))
+
+
+def score_model(
+    model: str, text: Path, shared: Shared, *, pairs: bool, out: Path | None, **how: Any
+) -> Scores:
+    """Weigh the heads of a model on the texts of a file, or on the sentences of its pairs.
+
+    Args:
+        out: Where the scores will go; what an ablation found so far is kept beside it.
+    """
+    given = sentences_of(read_pairs(text)) if pairs else read_texts(text)
+    texts = some_of(given, shared)
     opened, tokenizer = open_model(model, shared)
-    with progress(f"Weighing the heads of {model}") as tell:
-        return importance(
-            opened, texts, tokenizer=tokenizer, max_tokens=shared.max_tokens, on_step=tell, **how
-        )
+    part = None
+    if out is not None and how["method"] in RESUMABLE:
+        part = out.with_name(f"{out.name}.part")
+        if part.exists():
+            note(f"Going on from what {part} holds")
+    how |= {"tokenizer": tokenizer, "max_tokens": shared.max_tokens, "resume": part}
+    try:
+        with progress(f"Weighing the heads of {model}") as tell:
+            return importance(opened, texts, on_step=tell, **how)
+    except KeyboardInterrupt:
+        if part is not None and part.exists():
+            note(f"The same command goes on from what {part} holds.")
+        raise
 
 
 def study_mini_gpt(folder: Path, given: Mapping[str, Any]) -> Study:

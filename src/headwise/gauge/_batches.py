@@ -1,14 +1,17 @@
 """What a model reads while its heads are weighed: texts or ready batches, as one list."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError, InputError
-from headwise.gauge._loss import Inputs
+from headwise.gauge._loss import Loss, embedding
+from headwise.gauge._score import Inputs, pair_score
 from headwise.models import batches, encode, token_classes
 
 # Texts that the model reads at once.
@@ -34,11 +37,35 @@ def read_given(
     """
     whole: list[Any] = [given] if isinstance(given, str) else list(given)
     if not whole:
-        raise ArgumentError("importance: 0 batches. Give texts, or at least one batch.")
+        raise ArgumentError("batches: 0 given. Give texts, or at least one batch.")
     device = next(model.parameters()).device
     if all(isinstance(one, str) for one in whole):
         return _made_of(whole, model, tokenizer, max_tokens)
     return [_moved(batch, device) for batch in whole]
+
+
+def paired(
+    pairs: Sequence[SentencePair], model: nn.Module, tokenizer: Any, max_tokens: int | None = None
+) -> tuple[list[Inputs], Loss]:
+    """Batches of the sentences of some pairs, and the embedding loss with the score of the task:
+    Spearman's correlation of the cosine of two sentences with how alike they are.
+
+    A sentence that is too long is cut.
+
+    Raises:
+        ArgumentError: there are not two pairs.
+    """
+    if len(pairs) < 2:
+        raise ArgumentError(f"paired: {len(pairs)} pairs. Give at least 2.")
+    sentences = [pair.one for pair in pairs] + [pair.two for pair in pairs]
+    pieces = [encode(tokenizer, [one], model, max_tokens)[0] for one in sentences]
+    device = next(model.parameters()).device
+    made: list[Inputs] = [vars(batch) for batch in batches(pieces, _SIZE, device)]
+    # Batches are of about equal length, so their sentences stand in this order.
+    places = sorted(range(len(pieces)), key=lambda at: len(pieces[at]))
+    loss = embedding()
+    similar = [pair.similarity for pair in pairs]
+    return made, replace(loss, score=pair_score(loss.of, similar, places))
 
 
 def _made_of(
@@ -46,7 +73,7 @@ def _made_of(
 ) -> list[Inputs]:
     if tokenizer is None:
         raise ArgumentError(
-            f"importance: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
+            f"batches: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
         )
     device = next(model.parameters()).device
     pieces = encode(tokenizer, texts, model, max_tokens)
@@ -62,7 +89,7 @@ def _mask_id(tokenizer: Any) -> int:
     found = None if isinstance(tokenizer, Tokenizer) else tokenizer.mask_token_id
     if found is None:
         raise InputError(
-            f"importance: {type(tokenizer).__name__} has no mask token. Give batches with labels."
+            f"batches: {type(tokenizer).__name__} has no mask token. Give batches with labels."
         )
     return int(found)
 
@@ -85,7 +112,7 @@ def _moved(batch: Any, device: torch.device) -> Inputs:
     # A tokenizer's own batch has keys and items without being a mapping of the usual kind.
     if not hasattr(batch, "items"):
         raise ArgumentError(
-            f"importance: a batch is a {type(batch).__name__}. Give the model's inputs by name, "
+            f"batches: one is a {type(batch).__name__}. Give the model's inputs by name, "
             f"such as input_ids and attention_mask."
         )
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from importlib.metadata import version
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError
 from headwise.gauge._batches import Given, read_given
-from headwise.gauge._loss import Inputs, Loss, find_loss
-from headwise.gauge._methods import METHODS
+from headwise.gauge._kept import Kept, digest_of
+from headwise.gauge._loss import Loss, find_loss
 from headwise.gauge._run import Run
+from headwise.gauge._score import Inputs
 from headwise.gauge._still import held_still
+from headwise.gauge.methods import METHODS, RESUMABLE, Gates, Method
 from headwise.models import find_attentions, fingerprint
 from headwise.scores import Scores
 
@@ -25,12 +28,13 @@ Tell = Callable[[int, int], None]
 def importance(
     model: nn.Module,
     batches: Given,
-    method: str = "half-gate",
+    method: str | Gates = "half-gate",
     *,
     loss: Loss | str | Callable[[Any, Inputs], Tensor] | None = None,
     tokenizer: Any = None,
     max_tokens: int | None = None,
     rounds: int = 1,
+    resume: str | Path | None = None,
     on_step: Tell | None = None,
 ) -> Scores:
     """How much each head matters to what a model should keep doing.
@@ -43,6 +47,8 @@ def importance(
     - `curvature`: ½‖∂u/∂gate‖² of the embedding `u` of each text, by random directions.
     - `ablation`: what the loss grows by without the head, exactly; its output is replaced by its
       mean over the texts. One forward pass for each head. `zero-ablation`: by zeros.
+    - `gates`: the chance that a learned gate stays open although that is penalised; `Gates` has
+      the settings. Hundreds of backward passes, and intervals over seeds.
 
     The model computes in evaluation mode, and has its weights, gradients and flags as they were
     when this returns or raises.
@@ -50,7 +56,7 @@ def importance(
     Args:
         model: Any model whose output projections can be found.
         batches: Texts, or batches: mappings of the model's inputs by name.
-        method: One of those above.
+        method: One of those above, or `Gates(...)`.
         loss: `lm`, `masked-lm`, `label`, `embedding`, or a function of the model's output and
             the batch that gives the loss of each text. None takes the one that goes with the
             class: `lm` for causal models, `masked-lm`, `label` where batches have labels,
@@ -59,36 +65,58 @@ def importance(
         max_tokens: The most tokens in one text. None is what the model can read.
         rounds: How often to score. With several, the least important heads go after each, and
             the others are scored anew, since heads back each other up.
+        resume: A file in which an ablation keeps what it found. One that was interrupted goes on
+            from there, and the file goes when all is found.
         on_step: Told after each step how many are done, of how many in this round.
     Returns:
         The scores, in units of the loss, never below 0 but for the ablations.
     Raises:
-        ArgumentError: a method, loss or number of rounds that does not exist or does not fit.
+        ArgumentError: a method, loss or number of rounds that does not exist or does not fit, or
+            `resume` with another method than the ablations.
+        InputError: the file to resume is of another model, other texts or another method.
         UnsupportedError: the heads of the model cannot be gated exactly.
     """
-    if method not in METHODS:
+    name, how = _method(method)
+    if resume is not None and name not in RESUMABLE:
         raise ArgumentError(
-            f"importance: method={method!r} is none of {', '.join(METHODS)}. Give one of them."
+            f"importance: resume={str(resume)!r} with method={name!r}, which keeps nothing on its "
+            f"way. Give it with {' or '.join(RESUMABLE)}."
         )
     read = read_given(batches, model, tokenizer, max_tokens)
     found = find_loss(loss, model, read[0])
+    mark = fingerprint(model)
+    about = {"model": mark, "texts": digest_of(read), "method": name, "loss": found.name}
     with held_still(model), torch.inference_mode(False), torch.enable_grad():
-        run = Run(model, find_attentions(model, read[0]), found, read)
-        values, numbers = _in_rounds(run, method, rounds, on_step or (lambda done, total: None))
+        attentions = find_attentions(model, read[0])
+        kept = Kept(None if resume is None else Path(resume), about | {"rounds": str(rounds)})
+        run = Run(model, attentions, found, read, kept=kept)
+        values, numbers = _in_rounds(run, how, rounds, on_step or (lambda done, total: None))
+    kept.finish()
     return Scores(
         heads=run.heads,
         kv_heads=run.kv_heads,
         per_text=values,
         rounds=None if rounds == 1 else numbers,
-        method=method,
+        method=name,
         loss=found.name,
-        model=fingerprint(model),
-        versions={name: version(name) for name in ("headwise", "torch")},
+        over="seeds" if isinstance(how, Gates) else "texts",
+        model=mark,
+        versions={part: version(part) for part in ("headwise", "torch")},
     )
 
 
+def _method(method: str | Gates) -> tuple[str, Method]:
+    if isinstance(method, Gates):
+        return "gates", method
+    if method not in METHODS:
+        raise ArgumentError(
+            f"importance: method={method!r} is none of {', '.join(METHODS)}. Give one of them."
+        )
+    return method, METHODS[method]
+
+
 def _in_rounds(
-    run: Run, method: str, rounds: int, tell: Tell
+    run: Run, method: Method, rounds: int, tell: Tell
 ) -> tuple[Float[np.ndarray, "M N"], Int64[np.ndarray, " N"]]:
     """The importance of each head in its round, and the number of its round."""
     heads = len(run.heads)
@@ -99,8 +127,8 @@ def _in_rounds(
     values: Float[np.ndarray, "M N"] = np.zeros((0, heads))
     for now in range(rounds):
         gone = number < now
-        scored = METHODS[method](run, torch.from_numpy(gone).to(device), tell)
-        fresh = _finite(scored.double().cpu().numpy(), method)
+        scored = method(run, torch.from_numpy(gone).to(device), tell)
+        fresh = _finite(scored.double().cpu().numpy())
         values = np.where(gone, values, fresh) if now else fresh
         left = np.flatnonzero(~gone)
         going = ceil(len(left) / (rounds - now))
@@ -108,11 +136,11 @@ def _in_rounds(
     return values, number
 
 
-def _finite(values: Float[np.ndarray, "M N"], method: str) -> Float[np.ndarray, "M N"]:
+def _finite(values: Float[np.ndarray, "M N"]) -> Float[np.ndarray, "M N"]:
     bad = ~np.isfinite(values).all(1)
     if bad.any():
         raise ArgumentError(
-            f"importance: {method} is not finite in {bad.sum()} of {len(bad)} texts. "
+            f"importance: scores are not finite in {bad.sum()} of {len(bad)} texts. "
             f"Leave them out, or compute in another dtype."
         )
     return values

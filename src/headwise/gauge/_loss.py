@@ -1,7 +1,7 @@
 """What a model should go on doing, as one number for each text."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
+from headwise.gauge._score import Inputs, Score, label_score
 from headwise.lab import MiniGPT
 
-Inputs = Mapping[str, Any]
 PerText = Float[Tensor, " B"]
 Pooling = Literal["mean", "first", "last"]
 
@@ -31,11 +31,13 @@ class Loss:
             loss that compares, the embedding of each text, a vector of length 1.
         compares: Whether the loss is 1 − cosine to the embedding of the full model. Such a loss
             is least, so flat, at the full model.
+        score: The score of the task that goes with it, which curves show too.
     """
 
     name: str
     of: Callable[[Any, Inputs], Tensor]
     compares: bool = False
+    score: Score | None = None
 
     def per_text(self, output: Any, batch: Inputs, full: Tensor | None = None) -> PerText:
         """The loss of each text of a batch.
@@ -101,7 +103,10 @@ def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
     name = _name_for(model, batch) if loss is None else loss
     if name not in _LOSSES:
         raise ArgumentError(f"loss: {name!r} is none of {', '.join(_LOSSES)}. Give one of them.")
-    return _LOSSES[name]()
+    made = _LOSSES[name]()
+    if name == "label" and "labels" in batch:
+        return replace(made, score=label_score(batch["labels"]))
+    return made
 
 
 def _name_for(model: nn.Module, batch: Inputs) -> str:

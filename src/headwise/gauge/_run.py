@@ -1,7 +1,7 @@
 """A model, what it reads and what it should keep: run with any gates on its heads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.gauge._loss import Inputs, Loss, PerText, texts_in
+from headwise.gauge._kept import Kept
+from headwise.gauge._loss import Loss, PerText, texts_in
+from headwise.gauge._score import Inputs
 from headwise.heads import Head
 from headwise.models import Attention, edit_heads, heads_of, mean_heads
 
@@ -27,6 +29,7 @@ class Run:
         loss: What the model should keep.
         batches: What it reads.
         reference: What the means of heads are taken over; None is `batches`.
+        kept: What was found so far, where finding it takes long.
     """
 
     model: nn.Module
@@ -34,6 +37,7 @@ class Run:
     loss: Loss
     batches: Sequence[Inputs]
     reference: Sequence[Inputs] | None = None
+    kept: Kept = field(default_factory=Kept)
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:

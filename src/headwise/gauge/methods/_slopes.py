@@ -1,28 +1,15 @@
-"""The methods: each gives the importance of every head in every text."""
-
-from collections.abc import Callable, Mapping
-from typing import Protocol
+"""Methods that follow slopes: one backward pass gives every head of every text."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from headwise.errors import ArgumentError
-from headwise.gauge._replay import Replay
 from headwise.gauge._run import Run
+from headwise.gauge.methods._method import Gone, PerHead, Tell
 
 # Random directions of `curvature`: 4 already give the order of the exact Jacobian.
 _PROBES = 8
-
-Tell = Callable[[int, int], None]
-PerHead = Float[Tensor, "M N"]
-Gone = Bool[Tensor, " N"]
-
-
-class Method(Protocol):
-    """How important every head is in every text, when some heads are gone already."""
-
-    def __call__(self, run: Run, gone: Gone, tell: Tell) -> PerHead: ...
 
 
 def gradient(run: Run, gone: Gone, tell: Tell) -> PerHead:
@@ -75,25 +62,6 @@ def curvature(run: Run, gone: Gone, tell: Tell) -> PerHead:
     return torch.cat(found)
 
 
-def ablation(run: Run, gone: Gone, tell: Tell) -> PerHead:
-    """What the loss of each text grows by when a head gives its mean over all texts instead."""
-    return _left_out(run, gone, mean=True, tell=tell)
-
-
-def zero_ablation(run: Run, gone: Gone, tell: Tell) -> PerHead:
-    """What the loss of each text grows by when a head gives nothing."""
-    return _left_out(run, gone, mean=False, tell=tell)
-
-
-METHODS: Mapping[str, Method] = {
-    "half-gate": half_gate,
-    "gradient": gradient,
-    "curvature": curvature,
-    "ablation": ablation,
-    "zero-ablation": zero_ablation,
-}
-
-
 def _gradients(run: Run, start: Float[Tensor, " N"], tell: Tell) -> PerHead:
     """One backward pass of a batch gives all: each text has gates of its own."""
     found = []
@@ -102,29 +70,4 @@ def _gradients(run: Run, start: Float[Tensor, " N"], tell: Tell) -> PerHead:
         losses = run.losses(at, gates)
         found.append(torch.autograd.grad(losses.sum(), gates)[0].abs())
         tell(at + 1, len(run.batches))
-    return torch.cat(found)
-
-
-@torch.no_grad()
-def _left_out(run: Run, gone: Gone, *, mean: bool, tell: Tell) -> PerHead:
-    start = (~gone).double()
-    left = torch.nonzero(~gone).flatten().tolist()
-    owner = [attention for attention in run.attentions for _ in attention.site.heads()]
-    found = []
-    for at in range(len(run.batches)):
-        replay = Replay(run.model, run.attentions)
-        with replay.recording():
-            output = run.output(at, start, mean)
-        before = run.judge(at, output)
-        with replay.before(owner[-1]):
-            if not torch.equal(run.losses(at, start, mean), before):
-                replay.forget()  # a model that blocks alone do not explain is run as a whole
-        grown = before.new_zeros(len(before), len(start))
-        for done, head in enumerate(left, 1):
-            gates = start.clone()
-            gates[head] = 0
-            with replay.before(owner[head]):
-                grown[:, head] = run.losses(at, gates, mean) - before
-            tell(at * len(left) + done, len(left) * len(run.batches))
-        found.append(grown)
     return torch.cat(found)

@@ -1,0 +1,98 @@
+"""The curves of `headwise prune`: what is lost as heads go, and where it becomes too much."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from headwise.chart import draw_curves
+from headwise.cli._options import Shared
+from headwise.cli._show import progress
+from headwise.cli._work import Texts, sentences_of
+from headwise.corpora import SentencePair
+from headwise.curves import Curves
+from headwise.errors import ArgumentError
+from headwise.gauge import Inputs, Loss, paired, prune_curves, read_given
+from headwise.recovery import recovering
+from headwise.scores import Scores
+
+# Points of a recovered curve, each of which is a training of its own.
+_POINTS = 9
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is read: some of it to take means over and to recover by, the rest to judge by."""
+
+    learn: list[Inputs]
+    judge: list[Inputs]
+    loss: Loss | str | None
+
+
+def material_of(given: Texts, loss: str, model: nn.Module, tokenizer: Any, how: Shared) -> Material:
+    """Every second text, or pair with its score, to learn from; the others to judge by.
+
+    Raises:
+        ArgumentError: there are too few, or pairs do not go with the loss.
+    """
+    if len(given) < 4:
+        raise ArgumentError(
+            f"prune: --curve with {len(given)} texts or pairs; every second one is learned from, "
+            f"the others judge. Give at least 4."
+        )
+    pairs = [one for one in given if isinstance(one, SentencePair)]
+    if pairs and loss != "embedding":
+        raise ArgumentError(
+            f"prune: --pairs with scores of the loss {loss!r}. Weigh heads by --loss embedding, "
+            f"or give --text."
+        )
+    if pairs:
+        judge, judged = paired(pairs[1::2], model, tokenizer, how.max_tokens)
+        learn = read_given(sentences_of(pairs[::2]), model, tokenizer, how.max_tokens)
+        return Material(learn, judge, judged)
+    texts = sentences_of(given)
+    learn, judge = (
+        read_given(texts[start::2], model, tokenizer, how.max_tokens) for start in (0, 1)
+    )
+    return Material(learn, judge, loss or None)
+
+
+def curves_of(
+    model: nn.Module, scores: Scores, material: Material, recover: int, seed: int
+) -> list[Curves]:
+    """What goes by these scores loses beside random orders, and after recovery if asked."""
+    own = {scores.method: [scores.order()]}
+    with progress("Drawing curves") as tell:
+        drawn = [
+            prune_curves(
+                model, material.judge, own,
+                reference=material.learn, loss=material.loss, on_step=tell,
+            )
+        ]  # fmt: skip
+    if recover:
+        cut = recovering(model, material.learn, steps=recover, seed=seed)
+        every = max(1, len(scores.heads) // _POINTS)
+        with progress(f"Recovering {_POINTS} smaller models") as tell:
+            drawn += [
+                prune_curves(
+                    model, material.judge, {f"{scores.method}, recovered": [scores.order()]},
+                    loss=material.loss, points=range(0, len(scores.heads), every), cut=cut,
+                    on_step=tell,
+                )
+            ]  # fmt: skip
+    return drawn
+
+
+def write_curves(curves: list[Curves], folder: Path) -> list[dict[str, Any]]:
+    """Write the table and the picture, and tell the elbow of each order."""
+    allowed = curves[0].allowance()
+    frame = pd.concat([one.frame(allowed) for one in curves], ignore_index=True)
+    frame.to_csv(folder / "curves.csv", index=False)
+    title = "What is lost as heads go"
+    (folder / "curves.svg").write_text(draw_curves(*curves, title=title, allowed=allowed), "utf-8")
+    columns = {"elbow": "heads", "elbow.low": "low", "elbow.high": "high"}
+    rows = frame.drop_duplicates("order")[["order", *columns]].rename(columns=columns)
+    records: list[dict[Any, Any]] = rows.assign(allowed=allowed).to_dict("records")
+    return records

@@ -1,0 +1,83 @@
+"""What cannot be recovered is refused by name, and both models stay as they were."""
+
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import nn
+
+from headwise import prune, recover
+from headwise.errors import ArgumentError, HeadwiseError, ShapeError
+from headwise.models import fingerprint
+
+BATCH = {"input_ids": torch.tensor([[5, 9, 7], [4, 6, 3]])}
+
+
+def _refused(
+    kind: type[HeadwiseError], told: str, small: nn.Module, teacher: nn.Module, **how: Any
+) -> None:
+    before = fingerprint(small), fingerprint(teacher)
+    given = how.pop("batches", [BATCH])
+    with pytest.raises(kind, match=told):
+        recover(small, teacher, given, **how)
+    assert (fingerprint(small), fingerprint(teacher)) == before
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"rate": 0.0}, r"rate=0\.0"),
+        ({"rate": float("nan")}, "rate=nan"),
+        ({"batches": []}, "0 given"),
+        ({"batches": ["a text"]}, "1 texts without a tokenizer"),
+    ],
+)
+def test_what_asks_for_nothing(how: dict[str, Any], told: str) -> None:
+    teacher = zoo.make("Bert")
+    _refused(ArgumentError, told, prune(teacher, "L0.H1"), teacher, **how)
+
+
+def test_the_full_model_itself() -> None:
+    teacher = zoo.make("Bert")
+    told = r"embeddings\.word_embeddings\.weight is a weight of both models"
+    _refused(ArgumentError, told, teacher, teacher)
+    small = prune(teacher, "L0.H1")
+    small.pooler = teacher.pooler
+    _refused(ArgumentError, r"pooler\.dense\.weight is a weight of both", small, teacher)
+
+
+def test_weights_that_are_all_frozen() -> None:
+    teacher = zoo.make("Bert")
+    small = prune(teacher, "L0.H1").requires_grad_(False)
+    _refused(ArgumentError, "all weights of Bert.* are frozen", small, teacher)
+
+
+def test_a_teacher_of_another_vocabulary() -> None:
+    teacher, small = zoo.make("Llama"), zoo.make("Llama")
+    small.lm_head = nn.Linear(24, 7)
+    told = r"gives logits \(2, 3, 7\), the full one \(2, 3, 23\)"
+    _refused(ShapeError, told, small, teacher)
+
+
+def test_a_rate_that_leads_nowhere() -> None:
+    teacher = zoo.make("GPT2")
+    small = prune(teacher, "L0.H1")
+    _refused(
+        ArgumentError, r"the loss of step \d+ is (nan|inf).*lower rate than 1e\+30", small, teacher,
+        rate=1e30, steps=9,
+    )  # fmt: skip
+
+
+class _Strange(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.weight}
+
+
+def test_answers_that_cannot_be_compared() -> None:
+    _refused(ArgumentError, "dict has neither logits nor a vector", _Strange(), _Strange())
