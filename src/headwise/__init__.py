@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from headwise.surgery import Costs as Costs
     from headwise.surgery import Plan as Plan
     from headwise.surgery import costs as costs
+    from headwise.surgery import group_heads as group_heads
     from headwise.surgery import plan as plan
     from headwise.surgery import prune as prune
     from headwise.surgery import save as save
@@ -70,8 +71,9 @@ _HOME = {
     "attend": "kernels",
     "costs": "surgery",
     "errors": "",
-    "importance": "gauge",
     "find_roles": "roles",
+    "group_heads": "surgery",
+    "importance": "gauge",
     "load": "models",
     "load_tokenizer": "models",
     "masks": "",

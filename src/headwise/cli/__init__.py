@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from headwise.cli._count import count
+from headwise.cli._group import group
 from headwise.cli._importance import importance
 from headwise.cli._observe import observe
 from headwise.cli._options import Json
@@ -28,6 +29,7 @@ app.command()(train)
 app.command()(observe)
 app.command()(importance)
 app.command()(prune)
+app.command()(group)
 app.command()(roles)
 app.command()(count)
 

@@ -58,7 +58,7 @@ def cut(
     material = material_of(given, scores.loss, opened, tokenizer, shared) if order.curve else None
     small = prune(opened, planned, fold="mean" if read else None, reference=read)
     lost = _recover(small, opened, texts, tokenizer, order.recover, shared)
-    told["parameters"] = _numbers(opened), _numbers(small)
+    told["parameters"] = count_weights(opened), count_weights(small)
     if order.timed:
         told |= _times(opened, small)
     curves = (
@@ -93,7 +93,8 @@ def _recover(
     return [float(one) for one in lost]
 
 
-def _numbers(model: nn.Module) -> float:
+def count_weights(model: nn.Module) -> float:
+    """How many numbers the weights of a model hold."""
     return float(sum(weight.numel() for weight in model.parameters()))
 
 

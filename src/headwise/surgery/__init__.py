@@ -3,16 +3,20 @@
 from headwise.surgery._decide import plan
 from headwise.surgery._plan import LayerPlan, Plan
 from headwise.surgery._prune import prune
+from headwise.surgery.grouping import GroupedLayer, Method, group_heads
 from headwise.surgery.pricing import Costs, PassTimes, costs, time_passes
 from headwise.surgery.saving import Format, save
 
 __all__ = [
     "Costs",
     "Format",
+    "GroupedLayer",
     "LayerPlan",
+    "Method",
     "PassTimes",
     "Plan",
     "costs",
+    "group_heads",
     "plan",
     "prune",
     "save",

@@ -116,17 +116,26 @@ def _checked(model: nn.Module, fold: str | None, reference: Iterable[Any] | None
     batches = [reference] if isinstance(reference, Mapping) else list(reference or ())
     if fold and not batches:
         raise ArgumentError("prune: fold='mean' without a reference. Give batches to average over.")
+    refuse_packed(model, "prune")
+    return batches
+
+
+def refuse_packed(model: nn.Module, who: str) -> None:
+    """Refuse weights that are not there as they are: packed, sharded or under adapters.
+
+    Raises:
+        UnsupportedError: some are not.
+    """
     if hasattr(model, "peft_config"):
         raise UnsupportedError(
-            f"prune: {type(model).__name__} holds adapters. Call merge_and_unload() first."
+            f"{who}: {type(model).__name__} holds adapters. Call merge_and_unload() first."
         )
     for name, weight in model.named_parameters():
         if type(weight.data) is not Tensor or not weight.is_floating_point():
             raise UnsupportedError(
-                f"prune: {name} is {type(weight.data).__name__} of {weight.dtype}. Gather sharded "
+                f"{who}: {name} is {type(weight.data).__name__} of {weight.dtype}. Gather sharded "
                 f"weights and unpack quantised ones first."
             )
-    return batches
 
 
 def _fitting(plan: Plan | HeadsLike, model: nn.Module, attentions: list[Attention]) -> Plan:

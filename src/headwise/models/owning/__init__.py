@@ -15,16 +15,30 @@ from headwise.models.owning._attention import (
 )
 from headwise.models.owning._edit import edit_heads
 from headwise.models.owning._example import call_with, example_of, in_evaluation
-from headwise.models.owning._projection import OutputProjection, output_projection
-from headwise.models.owning._shares import Counts, Share, count_heads, find_shares
+from headwise.models.owning._projection import (
+    OutputProjection,
+    is_linear,
+    is_transposed,
+    output_projection,
+)
+from headwise.models.owning._shares import (
+    Counts,
+    Parts,
+    Share,
+    attached_parts,
+    count_heads,
+    find_shares,
+)
 
 __all__ = [
     "Ablation",
     "Attention",
     "Counts",
     "OutputProjection",
+    "Parts",
     "Share",
     "ablate",
+    "attached_parts",
     "by_attention",
     "call_with",
     "count_heads",
@@ -35,6 +49,8 @@ __all__ = [
     "gate_heads",
     "heads_of",
     "in_evaluation",
+    "is_linear",
+    "is_transposed",
     "mean_heads",
     "output_projection",
     "replace_heads",

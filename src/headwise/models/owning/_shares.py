@@ -70,8 +70,7 @@ def find_shares(
     first: dict[nn.Module, Attention] = {}
     for attention in attentions:
         first.setdefault(attention.module, attention)
-    with in_evaluation(model), _all_attached(model), torch.enable_grad():
-        parts = _run_attached(model, first, batch)
+    with attached_parts(model, first, batch) as parts:
         found = {module: _of_attention(model, a, parts[module]) for module, a in first.items()}
     return {attention: found[attention.module] for attention in attentions}
 
@@ -80,6 +79,21 @@ def find_shares(
 Parts = dict[str, Tensor]
 # For one weight and what depends on it: of each head, which entries of the weight that are.
 Reach = dict[str, Bool[Tensor, "_ ..."]]
+
+
+@contextmanager
+def attached_parts(
+    model: nn.Module, first: dict[nn.Module, Attention], batch: Any
+) -> Iterator[dict[nn.Module, Parts]]:
+    """Run a model once, and give the parts of each attention with all that they depend on.
+
+    Inside the block gradients reach every weight, frozen ones and buffers included.
+
+    Args:
+        first: By module the first attention of those that share it.
+    """
+    with in_evaluation(model), _all_attached(model), torch.enable_grad():
+        yield _run_attached(model, first, batch)
 
 
 class _Attached(TorchFunctionMode):

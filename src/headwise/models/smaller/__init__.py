@@ -7,12 +7,14 @@ from headwise.models.smaller._describe import (
     differences_of,
     read_smaller,
 )
+from headwise.models.smaller._differences import Differences
 from headwise.models.smaller._fresh import Reader, answer_afresh
 from headwise.models.smaller._remote import write_remote
 from headwise.models.smaller._shrink import OwnHeads, resize, set_count
 from headwise.models.smaller._stock import as_stock, rebuild
 
 __all__ = [
+    "Differences",
     "OwnHeads",
     "Reader",
     "answer_afresh",

@@ -1,0 +1,62 @@
+"""`headwise group`: a model whose heads share keys and values, with a smaller cache."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from headwise.cli._options import (
+    Device,
+    Dtype,
+    Force,
+    Json,
+    MaxTexts,
+    MaxTokens,
+    Model,
+    Seed,
+    Shared,
+)
+from headwise.cli._show import say, say_json
+from headwise.errors import ArgumentError
+
+Number = Annotated[
+    int, typer.Option("--kv-heads", min=1, help="How many kv heads each layer shall have.")
+]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")]
+Method = Annotated[
+    Literal["fit", "mean"],
+    typer.Option(help="Bring like heads together and fit them; or the mean of neighbors."),
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="A UTF-8 file: what heads give on it is to be kept, not in general."),
+]
+
+
+def group(
+    model: Model,
+    kv_heads: Number,
+    out: Out,
+    method: Method = "fit",
+    text: Text = None,
+    force: Force = False,
+    as_json: Json = False,
+    seed: Seed = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    max_texts: MaxTexts = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Let the heads of a model share keys and values, and write what comes of it."""
+    if out.exists() and not force:
+        raise ArgumentError(f"output: {out} is there already. Add --force to overwrite it.")
+    from headwise.cli import _regroup
+
+    shared = Shared(seed, device, dtype, max_texts, max_tokens)
+    told = _regroup.regroup(model, kv_heads, method, text, shared, out, force)
+    if as_json:
+        say_json(told)
+        return
+    for name, (before, after) in told["costs"].items():
+        say(f"{name}: {before:g} before, {after:g} after ({after / before - 1:+.1%})")
+    say(f"The grouped model is in {out}")

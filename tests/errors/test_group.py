@@ -1,0 +1,172 @@
+"""Heads that cannot share keys and values are left as they are, and it is said why."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import zoo
+from peft import LoraConfig, get_peft_model
+from torch import nn
+
+from headwise import MultiHeadAttention, group_heads, prune
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import fingerprint
+
+
+@pytest.mark.parametrize("n", [0, -1, 3, 4, 8, 2.0, True])
+def test_a_number_that_does_not_fit(n: Any) -> None:
+    model = _llama()
+    before = fingerprint(model)
+    told = rf"n_kv_heads={n}, where the model has 4. .* divides it: 1, 2\."
+    with pytest.raises(ArgumentError, match=told):
+        group_heads(model, n)
+    assert fingerprint(model) == before
+
+
+def test_a_single_head_has_nothing_to_share() -> None:
+    with pytest.raises(ArgumentError, match=r"n_kv_heads=1, where .* has 1\..*: there is none"):
+        group_heads(_llama(1), 1)
+
+
+def test_an_unknown_method() -> None:
+    with pytest.raises(ArgumentError, match=r"method='median'. Choose 'fit' or 'mean'"):
+        group_heads(_llama(), 2, method="median")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "reference", "told"),
+    [("fit", [], "0 batches for method='fit'"), ("mean", [1, 2], "2 batches for method='mean'")],
+)
+def test_a_reference_of_no_use(method: Any, reference: list[Any], told: str) -> None:
+    with pytest.raises(ArgumentError, match=told):
+        group_heads(_llama(), 2, method=method, reference=reference)
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "GPTNeoX", "BloomForCausalLM"])
+def test_a_configuration_that_knows_no_kv_heads(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"has no num_key_value_heads or num_kv_heads in"):
+        group_heads(zoo.make(name), 2)
+
+
+def test_a_layer_without_a_configuration() -> None:
+    with pytest.raises(UnsupportedError, match="MultiHeadAttention has no num_key_value_heads"):
+        group_heads(MultiHeadAttention(12, 4), 2)
+
+
+def test_heads_cut_out_before() -> None:
+    small = prune(_llama(), {0: [0, 1]})
+    told = r"is not what its configuration says \(model.layers.0.self_attn.q_proj.weight is another"
+    with pytest.raises(UnsupportedError, match=told):
+        group_heads(small, 2)
+
+
+def _with_4(config: Any) -> Any:
+    config = deepcopy(config)
+    config.num_key_value_heads = 4
+    return config
+
+
+class _Always4(transformers.LlamaForCausalLM):
+    """It has 4 kv heads whatever its configuration says."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(_with_4(config))
+        self.config = config
+
+
+def test_a_number_that_the_attention_does_not_follow() -> None:
+    told = "model.layers.0.self_attn has 4 kv heads where the configuration says 2"
+    with pytest.raises(UnsupportedError, match=told):
+        group_heads(_llama(4, _Always4), 2)
+
+
+def test_latent_attention() -> None:
+    with pytest.raises(UnsupportedError, match=r"the keys of the heads of model.layers.0.self_at"):
+        group_heads(zoo.make("DeepseekV3"), 2)
+
+
+def test_a_norm_over_all_heads() -> None:
+    with pytest.raises(UnsupportedError, match=r"the queries of the heads of model.layers.0.self"):
+        group_heads(zoo.make("Olmo2"), 1)
+
+
+def test_norms_of_each_kv_head() -> None:
+    told = r"self_attn.k_norm.weight holds numbers for each of 2 kv heads"
+    with pytest.raises(UnsupportedError, match=told):
+        group_heads(zoo.make("Cohere"), 1)
+
+
+def test_attention_that_is_written_out() -> None:
+    config = transformers.FalconConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=4,
+        vocab_size=23, new_decoder_architecture=True, alibi=True, attn_implementation="eager",
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match=r"h.0.self_attention shows its queries to nobody"):
+        group_heads(transformers.FalconForCausalLM(config).eval(), 2)
+
+
+class _Biased(transformers.LlamaForCausalLM):
+    """Each of its heads looks back by another length."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        at = torch.arange(input_ids.shape[1])
+        back = (at[:, None] - at).float()  # T T
+        bias = torch.where(back < 0, -torch.inf, -back)
+        slopes = torch.tensor([0.0, 0.5, 1.0, 2.0])[:, None, None]
+        bias = torch.where(back < 0, bias, slopes * bias)[None]
+        return super().forward(input_ids=input_ids, attention_mask=bias)
+
+
+@torch.no_grad()
+def test_positions_bound_to_heads() -> None:
+    model = _llama(4, _Biased)
+    for layer in model.model.layers:  # the first head and the third are alike
+        for part in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+            heads = part.weight.view(4, 6, 24)
+            heads[2] = heads[0]
+    told = "in another order the answer of _Biased would be off by .* such as position biases"
+    with pytest.raises(UnsupportedError, match=told):
+        group_heads(model, 2)
+
+
+class _Counting(transformers.LlamaForCausalLM):
+    """It counts on 4 kv heads where it runs."""
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        self.model.layers[1].self_attn.k_proj.weight.view(4, 6, 24)
+        return super().forward(input_ids=input_ids)
+
+
+def test_a_model_that_counts_on_its_kv_heads() -> None:
+    told = "_Counting does not run with 2 kv heads .shape '.4, 6, 24.' is invalid"
+    with pytest.raises(UnsupportedError, match=told):
+        group_heads(_llama(4, _Counting), 2)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_adapters() -> None:
+    adapted = get_peft_model(_llama(), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(UnsupportedError, match=r"group_heads: .* holds adapters. Call merge_and"):
+        group_heads(adapted, 2)
+
+
+def test_packed_weights() -> None:
+    model = _llama()
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(
+        UnsupportedError, match=r"group_heads: .*q_proj.weight is Tensor of torch.i"
+    ):
+        group_heads(model, 2)
+
+
+def _llama(n_kv_heads: int = 4, cls: Any = transformers.LlamaForCausalLM) -> Any:
+    torch.manual_seed(0)
+    return cls(
+        transformers.LlamaConfig(
+            hidden_size=24, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
+            intermediate_size=16, max_position_embeddings=16, num_key_value_heads=n_kv_heads,
+        )
+    ).eval()  # fmt: skip

@@ -1,0 +1,102 @@
+"""`headwise group`: what it writes is what the library gives, and stock transformers loads it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+import headwise as hw
+from command import headwise
+
+WORDS = ("<pad>", "<s>", "</s>", "I", "you", "he", "work", "works", "they")
+TEXT = "I work you work he works\nyou work they work he works\nthey work he works I work\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and a text."""
+    place = tmp_path_factory.mktemp("group")
+    (place / "some.txt").write_text(TEXT, "utf-8")
+    words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, "<pad>"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
+    tokenizer.save_pretrained(place / "model")
+    config = transformers.LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, intermediate_size=16, max_position_embeddings=40,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    transformers.LlamaForCausalLM(config).save_pretrained(place / "model")
+    return place
+
+
+def _group(place: Path, out: str, *more: object) -> tuple[int, str, str]:
+    done = headwise("group", place / "model", "--kv-heads", 2, "-o", place / out, *more)
+    return done.code, done.out, done.err
+
+
+@pytest.mark.parametrize("method", ["fit", "mean"])
+def test_the_grouped_model_is_the_library_s(place: Path, method: str) -> None:
+    (place / method).mkdir()
+    (place / method / "old").write_text("old")
+    code, out, err = _group(place, method, "--method", method, "--force")
+    assert code == 0, err
+    assert not (place / method / "old").exists()
+    model, ids = hw.load(place / "model"), torch.tensor([[3, 4, 5, 4]])
+    stock = transformers.AutoModelForCausalLM.from_pretrained(place / method)
+    layers: list[hw.surgery.GroupedLayer] = []
+    small = hw.group_heads(model, 2, method=method, on_layer=layers.append)  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert torch.equal(stock(input_ids=ids).logits, small(input_ids=ids).logits)
+    assert not (place / method / "headwise.json").exists()
+    assert [line for line in err.splitlines() if "self_attn" in line] == [*map(str, layers)]
+    assert f"model.layers.1.self_attn: kv heads {'0+1' if method == 'mean' else '0'}" in err
+    assert "cache_bytes of heads: 384 before, 192 after (-50.0%)" in out
+    # Of 4 kv heads two go in each of 2 layers: 6 keys and 6 values of 24 weights.
+    weights = sum(x.numel() for x in model.parameters())
+    assert f"parameters: {weights:g} before, {weights - 2 * 2 * 12 * 24:g} after" in out
+    assert f"The grouped model is in {place / method}" in out
+
+
+def test_a_text_says_what_is_to_be_kept(place: Path) -> None:
+    code, out, err = _group(place, "fitted", "--text", place / "some.txt", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert [layer["name"] for layer in told["layers"]] == [
+        f"model.layers.{at}.self_attn" for at in (0, 1)
+    ]
+    assert told["costs"]["cache_bytes of heads"] == [384, 192]
+    model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "fitted")
+    reference = [dict(tokenizer(line, return_tensors="pt")) for line in TEXT.splitlines()]
+    reference = [{"input_ids": one["input_ids"]} for one in reference]
+    small, found = hw.group_heads(model, 2, reference=reference), hw.load(place / "fitted")
+    with torch.no_grad():
+        wanted = small(**reference[0]).logits
+        torch.testing.assert_close(found(**reference[0]).logits, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), "taken is there already. Add --force"),
+        (("--force", "--kv-heads", 3), "n_kv_heads=3, where the model has 4"),
+        (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
+        (("--force", "--method", "mean", "--text", "SOME"), "for method='mean'"),
+    ],
+)
+def test_what_is_refused_leaves_what_was_there(
+    place: Path, more: tuple[object, ...], told: str
+) -> None:
+    (place / "taken").mkdir(exist_ok=True)
+    (place / "taken" / "mine").write_text("mine")
+    given = (place / "some.txt" if one == "SOME" else one for one in more)
+    code, out, err = _group(place, "taken", *given)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert (place / "taken" / "mine").read_text() == "mine"
