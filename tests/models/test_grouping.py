@@ -289,11 +289,12 @@ def test_nothing_is_left_behind() -> None:
     assert not [hook for module in small.modules() for hook in module._forward_pre_hooks]
 
 
-# All whose configuration knows kv heads, besides those refused in tests/errors.
+# All whose configuration knows kv heads, besides those refused in tests/errors, and StableLm, of
+# whose tiny heads positions would turn a feature and a half.
 GROUPED = [
     pytest.param(name, marks=pytest.mark.full)
     for name in sorted(zoo.TEXT)
-    if name in zoo._DECODERS and name not in ("Cohere", "Olmo2")
+    if name in zoo._DECODERS and name not in ("Cohere", "Olmo2", "StableLm")
 ] + ["Gemma3", "Falcon"]
 
 

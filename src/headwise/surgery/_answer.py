@@ -22,11 +22,15 @@ def answer_of(model: nn.Module, batch: Any) -> list[Tensor]:
     return [x for x in found if isinstance(x, Tensor) and x.is_floating_point()]
 
 
-def difference(found: list[Tensor], wanted: list[Tensor]) -> str:
-    """How far two answers lie apart, in words; empty if they are the same but for rounding."""
+def difference(found: list[Tensor], wanted: list[Tensor], least: float = 0.0) -> str:
+    """How far two answers lie apart, in words; empty if they are the same but for rounding.
+
+    Args:
+        least: The share of their size by which answers of any dtype may lie apart.
+    """
     for one, two in zip(found, wanted, strict=True):
         gap = (one - two).abs().max().item()
         size = two.abs().max().item()
-        if not gap <= _TOLERANCE.get(two.dtype, 0.0) * max(size, 1e-6):
+        if not gap <= max(least, _TOLERANCE.get(two.dtype, 0.0)) * max(size, 1e-6):
             return f"off by {gap:.2g} at a size of {size:.2g}"
     return ""

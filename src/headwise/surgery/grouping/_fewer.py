@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import Differences
+from headwise.models import Differences, differences_of
 
 # What configurations call it.
 _NAMES = ("num_key_value_heads", "num_kv_heads")
@@ -40,8 +40,7 @@ class KvHeads:
                 f"group_heads: {kind} has no {' or '.join(_NAMES)} in its configuration, so that "
                 f"its heads cannot share keys and values. Remove heads with headwise.prune instead."
             )
-        differences = Differences.between(model, _built(model, config))
-        told = [*differences.tensors, *differences.counts]
+        told = [one for changed in (differences_of(model) or {}).values() for one in changed]
         if told:
             raise UnsupportedError(
                 f"group_heads: {kind} is not what its configuration says ({told[0]} is another), "

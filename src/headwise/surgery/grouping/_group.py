@@ -168,7 +168,8 @@ def _check_layout(attention: Attention, layout: Layout, n_kv_heads: int) -> None
 
 def _prove(small: nn.Module, batch: Any, wanted: list[Tensor]) -> None:
     """Refuse a model that does not give what it gives with keys and values repeated."""
-    apart = difference(answer_of(small, batch), wanted)
+    # Of a model in double precision, too, many parts turn and divide in single precision.
+    apart = difference(answer_of(small, batch), wanted, least=1e-5)
     if apart:
         raise UnsupportedError(
             f"group_heads: with its heads in another order the answer of {type(small).__name__} "
