@@ -4,10 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headwise.cli._cut import count_weights, read
+from headwise.cli._cut import count_weights
 from headwise.cli._options import Shared
 from headwise.cli._show import note
 from headwise.cli._work import open_model, some_texts
+from headwise.gauge import read_given
 from headwise.surgery import GroupedLayer, Method, costs, group_heads, save
 
 
@@ -33,13 +34,8 @@ def regroup(
         layers.append(layer)
         note(str(layer))
 
-    small = group_heads(
-        opened,
-        kv_heads,
-        method=method,
-        reference=None if texts is None else read(texts, opened, tokenizer, shared),
-        on_layer=tell,
-    )
+    read = None if texts is None else read_given(texts, opened, tokenizer, shared.max_tokens)
+    small = group_heads(opened, kv_heads, method=method, reference=read, on_layer=tell)
     counted = costs(opened), costs(small)
     told = {
         f"{name} of heads": tuple(one.after((), name) for one in counted) for name in counted[0].own
