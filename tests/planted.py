@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from headwise.corpora import EOS, SPECIALS
+from headwise.corpora import EOS, SPECIALS, AnnotatedText, Arc
 from headwise.lab import make_tokenizer
 from headwise.layer import MultiHeadAttention
 
@@ -29,6 +29,42 @@ def lines(n: int, seed: int = 0) -> list[str]:
         words.insert(int(rng.integers(2, 8)), ",")
         drawn.append(" ".join([*words, ".", EOS]))
     return drawn
+
+
+SUBJECTS, VERBS = WORDS[30:32], WORDS[32:34]  # of two persons
+
+
+def clauses(n: int, seed: int = 0) -> list[AnnotatedText]:
+    """Two subjects, then a verb for each, three times over, with other words all between.
+
+    The subject of a verb is the nearest one before it of the same person: not the nearest one,
+    nor any of that person.
+    """
+    rng = np.random.default_rng(seed)
+    return [_clauses(rng) for _ in range(n)]
+
+
+def _clauses(rng: np.random.Generator) -> AnnotatedText:
+    words: list[str] = []
+    subject = {}
+    arcs = []
+    for _ in range(3):
+        for kind, tag in ((SUBJECTS, "PRON"), (VERBS, "VERB")):
+            for person in rng.permutation(2):
+                words += rng.choice(WORDS[:20], rng.integers(1, 4)).tolist()
+                if tag == "PRON":
+                    subject[person] = len(words)
+                else:
+                    arcs.append(Arc(subject[person], len(words), "nsubj"))
+                words.append(kind[person])
+    starts = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
+    tags = {**dict.fromkeys(SUBJECTS, "PRON"), **dict.fromkeys(VERBS, "VERB")}
+    return AnnotatedText(
+        " ".join(words),
+        tuple((start, start + len(word)) for start, word in zip(starts, words, strict=False)),
+        tags=tuple(tags.get(word, "X") for word in words),
+        arcs=tuple(arcs),
+    )
 
 
 class Planted(nn.Module):
@@ -81,6 +117,12 @@ class Planted(nn.Module):
             q[place, place], k[place, place] = -SHARP * torch.eye(CONTEXT), torch.eye(CONTEXT)
         elif name == "induction":
             q[token, token], k[before, token] = SHARP * torch.eye(V), torch.eye(V)
+        elif name == "agree":
+            for person, channel in ((0, token.start), (1, token.start + 1)):
+                q[IDS[VERBS[person]], channel] = 2 * SHARP
+                k[IDS[SUBJECTS[person]], channel] = 1.0
+                q[IDS[VERBS[person]], one] = SHARP  # of those the latest
+            k[place, one] = torch.arange(float(CONTEXT))[:, None] / CONTEXT
         elif name == "rare":
             q[one, one] = 4.0
             for rank, at in enumerate(self.order):

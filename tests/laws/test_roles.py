@@ -10,7 +10,16 @@ from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles.reading import Reader
 from headwise.roles.relations import INDUCTION, PROBED, Item
-from planted import NAMES, TOKENIZER, Planted, by_frequency, lines
+from planted import (
+    IDS,
+    NAMES,
+    SUBJECTS,
+    TOKENIZER,
+    Planted,
+    by_frequency,
+    clauses,
+    lines,
+)
 
 TEXTS = lines(90)
 ENCODER = (
@@ -57,6 +66,35 @@ def test_the_heads_of_a_decoder_are_found_and_no_others():
     roles = find_roles(model, TOKENIZER, TEXTS)
     # Nothing after the last token looks at it, so a decoder has no separator to look at.
     assert found(roles) == truth(DECODER) - {("L1.H3", "separator")}
+
+
+def test_a_head_that_agrees_is_found_and_not_for_the_nearest_subject_or_any_of_that_person():
+    model = Planted([("agree", "even"), ("any", "offset -1")], causal=True)
+    roles = find_roles(model, TOKENIZER, clauses(90))
+    assert found(roles) == {
+        ("L0.H0", "head → nsubj"),
+        ("L0.H0", "head → nsubj, apart"),
+        ("L0.H1", "diffuse"),
+        ("L1.H1", "previous token"),
+    }
+    row = roles.frame().set_index(["role", "name"]).loc[("head → nsubj", "L0.H0")]
+    assert row["effect"] > 0.95
+    # The nearest subject is right for one verb of two, the words without their order less often.
+    assert row["null.class"] == pytest.approx(0.5, abs=0.1)
+    assert row["null.shuffled"] < 0.7
+
+
+def test_a_head_that_goes_by_words_alone_has_no_role_of_structure():
+    def same_person(text):
+        ones = [at for at, one in enumerate(text.ids) if one == IDS[SUBJECTS[0]]]
+        return [(at, other) for at in ones for other in ones if at != other]
+
+    model = Planted([("same", "any")], causal=False)
+    roles = find_roles(model, TOKENIZER, clauses(70), relations={"same person": same_person})
+    row = roles.frame().set_index(["role", "name"]).loc[("same person", "L0.H0")]
+    assert row["effect"] == pytest.approx(1.0, abs=0.01)
+    assert row["null.shuffled"] == pytest.approx(1.0, abs=0.01)
+    assert (row["null"], row["found"]) == ("the same words in another order", False)
 
 
 def test_a_model_that_knows_one_period_has_no_induction():

@@ -225,7 +225,8 @@ def _readings(trial: _Trial, rivals: Mapping[str, Sequence[Any]]) -> str:
     each += [f"{len(models)} with {name} weights" for name, models in rivals.items()]
     each += ["one of shuffled words"] if trial.apart is not None else []
     total = 1 + sum(map(len, rivals.values())) + (trial.apart is not None)
-    return f"{total} readings of the texts, about equally long: {', '.join(each)}"
+    count = "1 reading" if total == 1 else f"{total} readings"
+    return f"{count} of the texts, about equally long: {', '.join(each)}"
 
 
 def _rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:

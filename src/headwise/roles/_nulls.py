@@ -108,10 +108,10 @@ def _reset(model: nn.Module) -> nn.Module | None:
     copied = copy.deepcopy(model)
     reached: set[nn.Parameter] = set()
     for module in copied.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if callable(reset):
-            reset()
-            reached.update(module.parameters(recurse=False))
+        for name in ("reset_parameters", "_reset_parameters"):  # as nn.MultiheadAttention has it
+            if callable(reset := getattr(module, name, None)):
+                reset()
+                reached.update(module.parameters(recurse=False))
     matrices = _matrices(copied)
     return copied if matrices and reached.issuperset(matrices) else None
 

@@ -96,15 +96,17 @@ def _members(heard: Heard, request: Request) -> Float[Tensor, "B S C"]:
 
 
 def norms_behind(
-    vectors: Float[Tensor, "B _ n Dv"], per_head: Float[Tensor, "H Dv d_model"] | None
+    vectors: Float[Tensor, "B _ n Dv"],
+    per_head: Float[Tensor, "H Dv d_model"] | None,
+    work: torch.dtype = torch.float64,
 ) -> Float[Tensor, "B H n"]:
     """How long each vector is behind the output projection of each head that reads it."""
     if per_head is None:
         raise UnsupportedError("observe: there is no output projection. Leave value= out.")
     part = per_head.detach().double()
     # ‖x W‖² = x (W Wᵀ) xᵀ, and W Wᵀ is as small as a head.
-    squared = part @ part.transpose(-1, -2)
-    wide = vectors.double().repeat_interleave(len(part) // vectors.shape[1], 1)
+    squared = (part @ part.transpose(-1, -2)).to(work)
+    wide = vectors.to(work).repeat_interleave(len(part) // vectors.shape[1], 1)
     return ((wide @ squared) * wide).sum(-1).clamp(min=0.0).sqrt()
 
 

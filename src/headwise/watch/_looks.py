@@ -53,7 +53,8 @@ class Layer:
         """
         if self._per_head is None:
             return None
-        return norms_behind(self._call.v, self._per_head).nan_to_num(0.0, 0.0, 0.0).float()
+        norms = norms_behind(self._call.v, self._per_head, torch.float32)
+        return norms.nan_to_num(0.0, 0.0, 0.0)
 
 
 class Looks:

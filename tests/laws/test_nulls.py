@@ -1,0 +1,95 @@
+"""Null models and shuffled texts are what they say, and leave the model alone."""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.roles import Evidence, find_roles
+from headwise.roles._nulls import initialised, permuted, shuffled
+from headwise.roles.relations import Item, Role
+from planted import TOKENIZER, Planted, lines
+
+CONFIG = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=8)
+
+
+def models():
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(8, 2, 16)
+    return [MiniGPT(CONFIG), nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)]
+
+
+@pytest.mark.parametrize("make", [permuted, initialised])
+@pytest.mark.parametrize("model", models(), ids=["made from its config", "with reset_parameters"])
+def test_a_null_model_forgets_what_was_learned_and_leaves_the_model_alone(make, model):
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    one, same, other = make(model, 0), make(model, 0), make(model, 1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for name, matrix in one.named_parameters():
+        assert torch.equal(matrix, same.get_parameter(name))
+        if matrix.ndim > 1:
+            assert not torch.equal(matrix, before[name])
+            assert not torch.equal(matrix, other.get_parameter(name))
+        if make is permuted and matrix.ndim > 1:
+            assert torch.equal(matrix.flatten().sort()[0], before[name].flatten().sort()[0])
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
+def test_a_model_with_weights_of_its_own_does_not_tell_how_they_began():
+    assert initialised(Planted([("first",)], causal=True)) is None
+
+
+TEXT = Item(
+    ids=tuple(range(100, 110)),
+    units={
+        "token": [(at,) for at in range(1, 9)],
+        "word": [(1,), (2, 3), (3, 4), (), (5,), (6,), (7, 8)],
+        "mention": [(1,), (5, 6)],
+    },
+    pairs={"of tokens": [(1, 5), (5, 0)], "of words": [(0, 1)]},
+)
+ROLES = [Role("of tokens", "", lambda text: ()), Role("of words", "", lambda text: (), "word")]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_shuffled_words_keep_their_pieces_and_take_their_pairs_along(seed):
+    (item,) = shuffled([TEXT], ROLES, seed)
+    assert (item.ids[0], item.ids[9]) == (100, 109)
+    assert sorted(item.ids) == list(TEXT.ids)
+    for grid in ("word", "mention"):
+        for old, new in zip(TEXT.units[grid], item.units[grid], strict=True):
+            assert [TEXT.ids[at] for at in old] == [item.ids[at] for at in new]
+            assert list(new) == list(range(new[0], new[0] + len(new))) if new else not old
+    ids = [tuple(item.ids[at] for at in pair) for pair in item.pairs["of tokens"]]
+    assert ids == [(101, 105), (105, 100)]
+    assert item.pairs["of words"] == TEXT.pairs["of words"]
+
+
+def test_every_null_says_what_it_costs():
+    model = Planted([("offset -1",)], causal=True)
+    relations = {"own": lambda text: [(2, 1)]}
+    for evidence, tells in (
+        (Evidence(()), r"^1 reading of the texts, about equally long: the model's own$"),
+        (Evidence(), r"^3 readings .* own, 1 with permuted weights, one of shuffled words$"),
+        (Evidence(("permuted",), models=2), r"^3 readings .*: the model's own, 2 with permuted"),
+    ):
+        roles = find_roles(model, TOKENIZER, lines(8), relations=relations, evidence=evidence)
+        (note,) = (note for note in roles.notes if "about equally long" in note)
+        assert re.search(tells, note), note
+
+
+def test_more_null_models_only_raise_the_bar():
+    model = MiniGPT(CONFIG)
+    few, many = (
+        find_roles(model, TOKENIZER, lines(12), evidence=Evidence(("permuted", "random"), models=m))
+        for m in (1, 3)
+    )
+    for name in ("null.permuted", "null.random"):
+        # Chosen on one half: on the other the better of three is mostly better, too.
+        gain = many.frame()[name] - few.frame()[name]
+        assert gain.mean() > 0
