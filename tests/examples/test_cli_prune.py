@@ -144,6 +144,15 @@ def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None
     assert not (tmp_path / "other").exists()
 
 
+def test_plain_transformers_opens_it_when_asked(place: Path) -> None:
+    code, _, err = _prune(place, "stock", "--uniform", "--format", "stock")
+    assert code == 0, err
+    assert "Opened again in a fresh process, it answers the same" in err
+    found = transformers.AutoModelForCausalLM.from_pretrained(place / "stock")
+    assert (found.config.num_attention_heads, found.config.num_key_value_heads) == (4, 2)
+    assert transformers.AutoTokenizer.from_pretrained(place / "stock")("I work").input_ids == [3, 4]
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -152,6 +161,7 @@ def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None
         (("--force", "--recover", 3), "--recover without a text"),
         (("--force", "--text", "a", "--pairs", "b"), "--text and --pairs"),
         (("--force", "--text", "one.txt", "--curve"), "--curve with 1 texts or pairs"),
+        (("--force", "--format", "stock"), "choose the format 'padded'"),
         (("--force", "--remove", 0.99), "would empty a layer"),
         (("--force", "--by", "none.csv"), r"none.csv does not exist"),
         (("--force", "--text", "none.txt"), r"none.txt cannot be read"),

@@ -7,12 +7,15 @@ import zoo
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise.counts import layer_sizes
+from headwise.errors import ArgumentError
 from headwise.gauge import importance
 from headwise.heads import Head
-from headwise.models import listen
+from headwise.models import find_attentions, listen
 from headwise.scores import Scores, removable
-from headwise.surgery import Costs, costs, plan, prune
-from oracles import padded
+from headwise.surgery import Costs, PassTimes, costs, plan, prune, time_passes
+from headwise.surgery.pricing import _seconds
+from oracles import modules_of, padded
 from strategies import seeds
 
 
@@ -127,6 +130,53 @@ def test_what_a_plan_saves_is_what_pruning_saves(name: str) -> None:
     assert saved["parameters"] == before - after
     before, after = (_cached(one, batch) for one in (model, small))
     assert saved["cache_bytes"] == before - after
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama", "Phi3"])
+def test_work_is_what_the_sizes_say_it_is(name: str) -> None:
+    model = zoo.make(name)
+    kv_heads = getattr(model.config, "num_key_value_heads", None)
+    work = layer_sizes(24, 4, kv_heads).multiply_adds(7)
+    counted = costs(model, {"input_ids": torch.arange(14).view(2, 7)})
+    assert counted.after([], "multiply_adds") == 2 * sum(work.values())
+    assert counted.after(counted.heads[:2], "multiply_adds") == 1.5 * sum(work.values())
+
+
+def test_time_is_measured_at_some_numbers_of_heads_and_known_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def as_many_as_heads(models: list[torch.nn.Module], batch: object) -> list[PassTimes]:
+        """Two and a half seconds for every head, and one for the layer."""
+        heads = [[a.site.n_heads for a in find_attentions(model, batch)] for model in models]
+        return [PassTimes(9.0, tuple(1 + 2.5 * n for n in each)) for each in heads]
+
+    monkeypatch.setattr(_seconds, "time_passes", as_many_as_heads)
+    model, batch = zoo.make("GPT2"), {"input_ids": torch.arange(14).view(2, 7)}
+    counted = costs(model, batch, timed=True)
+    assert [*counted.seconds[("", 1)]] == [3.5, 3.5, 6, 8.5, 11]
+    assert counted.after([], "seconds") == 22
+    scores = importance(model, [batch])
+    found = plan(scores, budget={"seconds": 17.5}, costs=counted)
+    assert len(found.removed) == 2
+    assert counted.after(found.removed, "seconds") == 17
+
+
+def test_passes_are_timed_in_turn_and_nothing_is_left_behind() -> None:
+    model = zoo.make("Albert").train()  # one module is called twice
+    small = prune(model, [(0, 1), (1, 1)])
+    before = modules_of(model)
+    times = time_passes([model, small], {"input_ids": torch.arange(14).view(2, 7)}, passes=3)
+    assert modules_of(model) == before
+    assert model.training
+    assert [len(one.blocks) for one in times] == [2, 2]
+    assert all(time > 0 for one in times for time in (one.whole, *one.blocks))
+
+
+def test_a_cache_of_latents_is_no_head_s_own() -> None:
+    counted = costs(zoo.make("DeepseekV3"))
+    assert counted.names == ("parameters", "multiply_adds")
+    with pytest.raises(ArgumentError, match=r"'cache_bytes' is none of .*latents, which all"):
+        counted.after([], "cache_bytes")
 
 
 def _cached(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> int:

@@ -153,16 +153,22 @@ def _rows(
     # Layers that share their weights have them once, and work with them each.
     once = 0 if attention.nth else 1
     held = [one for one in shares if _is_parameter(model, one)]
+    matrices = [one for one in held if model.get_parameter(one.name).ndim > 1]
     pairs = sizes.queries * sizes.keys * sizes.width
     cache = attention.output.weight.element_size() * sizes.cached
     for head in range(counts.heads):
         kv_head = head * counts.kv_heads // counts.heads
-        own = sum(_entries(model, one, one.heads == head) for one in held)
-        shared = sum(
-            _entries(model, one, (one.kv_heads == kv_head) & (one.heads < 0)) for one in held
-        )
-        work = sizes.queries * own + pairs, sizes.keys * shared
+        own, shared = _held(model, held, head, kv_head)
+        used, used_together = _held(model, matrices, head, kv_head)
+        work = sizes.queries * used + pairs, sizes.keys * used_together
         yield kv_head, once * own, once * shared, *work, cache
+
+
+def _held(model: nn.Module, shares: Sequence[Share], head: int, kv_head: int) -> tuple[int, int]:
+    """How many numbers of weights are a head's own, and its kv head's."""
+    own = sum(_entries(model, one, one.heads == head) for one in shares)
+    of_kv = [(one, (one.kv_heads == kv_head) & (one.heads < 0)) for one in shares]
+    return own, sum(_entries(model, one, chosen) for one, chosen in of_kv)
 
 
 def _entries(model: nn.Module, share: Share, chosen: Tensor) -> int:
