@@ -4,9 +4,9 @@
     python benchmarks/pruning_time.py --device cuda --dtype bfloat16
 
 A model of the sizes of BERT and one with the groups of Llama, their weights drawn at random, lose a
-quarter, a half and three quarters of their heads, of the second whole groups. Printed is the time of
-all attention blocks (projections, attention, the way back) beside that of the full model, and the
-same of whole passes. The models take turns.
+quarter, a half and three quarters of their heads, of the second whole groups. Printed is the time
+of all attention blocks (projections, attention, the way back) beside that of the full model, and
+the same of whole passes. The models take turns.
 """
 
 import argparse
