@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Num
 from numpy.typing import DTypeLike
 
-from headwise.errors import MaskError, ShapeError
+from headwise.errors import ArgumentError, MaskError, ShapeError
 
 __all__ = [
     "AttentionOutput",
@@ -80,11 +80,13 @@ def attention(
     Raises:
         ShapeError: sizes do not fit, H is no multiple of Hkv, or a mask does not broadcast.
         MaskError: a mask or bias is neither boolean nor float.
+        ArgumentError: the softcap is not positive, or a side of the window is negative.
     Source:
         Vaswani et al. 2017, eq. 1 (arXiv:1706.03762). Groups: Ainslie et al. 2023, section 2.2
         (arXiv:2305.13245).
     """
     _check_sizes(q, k, v, sinks)
+    _check_values(softcap, window)
     (B, H, T, D), (Hkv, S), Dv = q.shape, k.shape[1:3], v.shape[3]
     factor = 1 / math.sqrt(D) if scale is None else scale
     added = _additive("attention: mask", mask, (B, H, T, S))
@@ -297,3 +299,12 @@ def _check_sizes(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray 
         raise ShapeError(f"attention: {uneven}. Make H a multiple of Hkv.")
     if sinks is not None and sinks.shape != (H,):
         raise ShapeError(f"attention: sinks {sinks.shape}. Give one logit for each of {H} heads.")
+
+
+def _check_values(softcap: float | None, window: tuple[int | None, int | None] | None) -> None:
+    negative = any(side is not None and side < 0 for side in window or ())
+    if negative or not (softcap is None or softcap > 0):
+        raise ArgumentError(
+            f"attention: softcap={softcap}, window={window}. "
+            f"Give a positive softcap and no negative side, or None for no limit."
+        )

@@ -9,3 +9,10 @@ Layout is `B H T D`. Query head `h` reads kv head `h // G`.
 Logits come before the softmax, weights after it; heads are the per-head outputs before
 `W_O`, out comes after. A boolean mask says True where a query may attend.
 """
+
+from numbers import Integral
+
+
+def is_size(given: object) -> bool:
+    """Whether something is a positive whole number, of Python or NumPy; True is none."""
+    return given is not True and isinstance(given, Integral) and int(given) > 0

@@ -44,6 +44,11 @@ Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
             "dropout_p=0.5",
         ),
         ({"mask": masks.documents(torch.zeros(2, 6).long())}, ShapeError, "6 ids for 7 keys"),
+        (
+            {"q": torch.zeros(2, 6, 8, 4), "mask": masks.documents(torch.zeros(2, 7).long())},
+            ShapeError,
+            "8 queries of 7 keys",
+        ),
     ],
 )
 @pytest.mark.parametrize("backend", ["fused", "rows"])
@@ -59,6 +64,8 @@ def test_attend_refuses(
     ("make", "error", "message"),
     [
         (lambda: masks.padding([3, -1]), ArgumentError, r"\[3, -1\]"),
+        (lambda: masks.padding([1.5, 2]), ArgumentError, r"\[1.5, 2.0\]"),
+        (lambda: masks.padding([True, False]), ArgumentError, r"\[True, False\]"),
         (lambda: masks.padding([3], side="up"), ArgumentError, "side='up'"),
         (lambda: masks.window(-2), ArgumentError, r"\(-2, -2\)"),
         (lambda: masks.from_blocked(torch.zeros(2, 2)), MaskError, "torch.float32"),

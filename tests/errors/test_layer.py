@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
-from headwise.layer import ALiBi, KVCache, LinearScaling, MultiHeadAttention, RoPE, T5Bias
+from headwise.layer import (
+    ALiBi,
+    KVCache,
+    LinearScaling,
+    Llama3Scaling,
+    MultiHeadAttention,
+    RoPE,
+    T5Bias,
+    YaRN,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +31,13 @@ from headwise.layer import ALiBi, KVCache, LinearScaling, MultiHeadAttention, Ro
         ({"softcap": -1.0}, ArgumentError, "softcap=-1.0"),
         ({"window": (2, -1)}, ArgumentError, r"\(2, -1\)"),
         ({"dropout": -0.1}, ArgumentError, "dropout=-0.1"),
+        ({"scale": float("nan")}, ArgumentError, "scale=nan"),
+        ({"softcap": float("nan")}, ArgumentError, "softcap=nan"),
+        ({"n_kv_heads": "2"}, ArgumentError, "n_kv_heads='2'"),
+        ({"head_dim": 3.0}, ArgumentError, r"head_dim=3\.0"),
+        ({"rope": 10000}, ArgumentError, "rope=10000 is no RoPE"),
+        ({"position_bias": "alibi"}, ArgumentError, "position_bias='alibi' is no PositionBias"),
+        ({"bias": "qk"}, ArgumentError, "bias='qk'"),
     ],
 )
 def test_a_part_made_for_another_layer_is_refused(
@@ -39,6 +55,15 @@ def test_a_part_made_for_another_layer_is_refused(
         (lambda: RoPE(4, base=1.0), ArgumentError, "base=1.0"),
         (lambda: RoPE(4, pairing="both"), ArgumentError, "pairing='both'"),
         (lambda: RoPE(4, scaling=LinearScaling(0.5)), ArgumentError, "factor=0.5"),
+        (lambda: RoPE(4.0), ShapeError, "width=4.0"),
+        (lambda: RoPE(4, base=float("nan")), ArgumentError, "base=nan"),
+        (lambda: RoPE(4, scaling=LinearScaling(float("nan"))), ArgumentError, "factor=nan"),
+        (lambda: RoPE(4, scaling={"factor": 2.0}), ArgumentError, "scaling={'factor': 2.0}"),
+        (lambda: YaRN(2.0, 0), ArgumentError, r"YaRN\(factor=2.0, trained_length=0"),
+        (lambda: YaRN(2.0, 9, 1.0, 2.0), ArgumentError, "fast_turns=1.0, slow_turns=2.0"),
+        (lambda: Llama3Scaling(8.0, 4.0, 1.0), ArgumentError, "long=4.0, short=1.0"),
+        (lambda: Llama3Scaling(trained_length=0), ArgumentError, "trained_length=0"),
+        (lambda: ALiBi(0), ArgumentError, "n_heads=0"),
         (lambda: T5Bias(2, 3), ArgumentError, "n_buckets=3"),
         (lambda: T5Bias(2, 2), ArgumentError, "n_buckets=2"),
         (lambda: T5Bias(2, 32, 8), ArgumentError, "max_distance=8"),
@@ -49,6 +74,13 @@ def test_an_impossible_position_scheme_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_sizes_are_whole_numbers() -> None:
+    with pytest.raises(ArgumentError, match="n_heads='3'"):
+        MultiHeadAttention(12, "3")
+    with pytest.raises(ArgumentError, match=r"d_model=12\.0"):
+        MultiHeadAttention(12.0, 4)
 
 
 def test_mixed_dtypes_and_devices_are_refused() -> None:
@@ -69,7 +101,10 @@ def test_mixed_dtypes_and_devices_are_refused() -> None:
         ({"n_sinks": 4}, "n_sinks=4, window=None"),
         ({"n_sinks": -1, "window": 3}, "n_sinks=-1"),
         ({"max_length": 9, "window": 3}, "max_length=9, window=3"),
+        ({"max_length": 4.5}, "max_length=4.5"),
+        ({"window": "a"}, "window='a'"),
         ({"left_padding": [2, -1]}, r"left_padding=\[2, -1\]"),
+        ({"left_padding": [1.5]}, r"left_padding \[1.5\] are torch.float32"),
     ],
 )
 def test_an_impossible_cache_is_refused(how: dict[str, Any], message: str) -> None:
@@ -103,6 +138,35 @@ def test_padding_is_told_for_every_text() -> None:
         KVCache(left_padding=[0, 1]).append(*_kv(3, 2, 5, 4))
 
 
+@pytest.mark.parametrize("rope", [None, RoPE(2)])
+def test_a_layer_says_so_before_it_turns_anything(rope: RoPE | None) -> None:
+    layer, cache = MultiHeadAttention(12, 4, rope=rope), KVCache(left_padding=[1, 2, 3])
+    with pytest.raises(ShapeError, match="2 texts, but it holds lengths of 3"):
+        layer(torch.zeros(2, 5, 12), cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([2, 0], r"index=\[2, 0\] of 2 texts"),
+        (torch.tensor([-1, 0]), r"index=\[-1, 0\] of 2 texts"),
+        (torch.tensor([[0, 1]]), r"index=\[\[0, 1\]\] of 2 texts"),
+        (torch.tensor([0.0, 1.0]), r"index \[0.0, 1.0\] are torch.float32"),
+        ([True, False], r"index \[True, False\] are torch.bool"),
+    ],
+)
+@pytest.mark.parametrize("begun", [True, False])
+def test_texts_that_are_not_there_cannot_be_gone_on_with(
+    index: Any, message: str, begun: bool
+) -> None:
+    cache = KVCache(left_padding=[0, 1])
+    if begun:
+        cache.append(*_kv(2, 2, 5, 4))
+    with pytest.raises(ArgumentError, match=message):
+        cache.reorder(index)
+    assert (len(cache), cache.lengths.tolist()) == ((5, [5, 4]) if begun else (0, [0, 0]))
+
+
 def test_a_cache_longer_than_its_allocation_is_refused_and_nothing_written() -> None:
     cache = KVCache(max_length=6)
     held = cache.append(*_kv(2, 2, 5, 4))
@@ -126,6 +190,8 @@ def test_what_was_forgotten_cannot_be_gone_back_to() -> None:
         cache.crop(4)
     with pytest.raises(ArgumentError, match=r"\[-1\]"):
         cache.crop(-1)
+    with pytest.raises(ArgumentError, match=r"lengths 2.5 are torch.float32"):
+        cache.crop(2.5)
     with pytest.raises(ShapeError, match="3 lengths for 2 texts"):
         cache.crop(torch.tensor([1, 2, 3]))
 
@@ -137,6 +203,11 @@ def test_a_cache_is_for_what_the_layer_reads_itself() -> None:
     near = MultiHeadAttention(12, 4, window=(5, 0))
     with pytest.raises(ArgumentError, match=r"window=\(5, 0\) hides the n_sinks=2"):
         near(x, cache=KVCache(window=4, n_sinks=2))
+    with pytest.raises(ArgumentError, match=r"window=\(5, 0\) sees 5 keys.*window=5"):
+        near(x, cache=KVCache(window=5))
+    near(x, cache=KVCache(window=6))
+    with pytest.raises(ArgumentError, match="cache='x' is no KVCache"):
+        layer(x, cache="x")
 
 
 def _torch(**how: Any) -> nn.MultiheadAttention:
@@ -160,6 +231,13 @@ def _torch(**how: Any) -> nn.MultiheadAttention:
         ({"in_proj_weight": torch.ones(30, 12)}, ShapeError, r"30 rows.*12 \+ 6 \+ 6"),
         ({"bias_k": torch.ones(1, 1, 12)}, UnsupportedError, r"bias_k \(1, 1, 12\)"),
         ({"bias_v": torch.ones(1, 1, 12)}, UnsupportedError, r"bias_v \(1, 1, 12\)"),
+        (
+            {"in_proj_weight": torch.ones(24, 12)},
+            ArgumentError,
+            "k_proj.weight, q_proj.weight, v_proj.weight is there twice, once in in_proj_weight",
+        ),
+        ({"q_proj.weight": 3}, ArgumentError, "q_proj.weight is of type int"),
+        ({"in_proj_weight": [3]}, ArgumentError, "in_proj_weight is of type list"),
     ],
 )
 def test_a_state_of_another_layer_is_refused_and_nothing_copied(
@@ -180,6 +258,27 @@ def test_a_state_that_lacks_something_is_refused() -> None:
         layer.load_state_dict(MultiHeadAttention(12, 4).state_dict())
 
 
+def test_advice_never_leaves_a_bias_to_chance() -> None:
+    inner = MultiHeadAttention(12, 4, bias="qkv")
+    for other in (MultiHeadAttention(12, 4, bias=True), MultiHeadAttention(12, 4)):
+        with pytest.raises(ArgumentError, match=r"bias.*Make the layer with bias='qkv'\.$"):
+            other.load_state_dict(inner.state_dict())
+    with pytest.raises(ArgumentError, match=r"missing \['out_proj.bias'\].*bias='qkv'\.$"):
+        MultiHeadAttention(12, 4, bias=True).load_state_dict(inner.state_dict())
+
+
+def test_another_module_is_no_layer_of_torch() -> None:
+    with pytest.raises(ArgumentError, match=r"from_torch: Linear is no nn\.MultiheadAttention"):
+        MultiHeadAttention.from_torch(nn.Linear(3, 3))
+
+
+def test_a_projection_that_was_adapted_is_refused() -> None:
+    layer = MultiHeadAttention(12, 4)
+    layer.q_proj = nn.Sequential(layer.q_proj)
+    with pytest.raises(UnsupportedError, match="q_proj of Sequential"):
+        layer.to_torch()
+
+
 def test_what_a_layer_of_torch_has_beyond_ours_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="add_bias_kv=True"):
         MultiHeadAttention.from_torch(_torch(add_bias_kv=True))
@@ -191,6 +290,7 @@ def test_what_a_layer_of_torch_has_beyond_ours_is_refused() -> None:
         ({"n_kv_heads": 2}, "n_kv_heads=2"),
         ({"head_dim": 5}, "head_dim=5"),
         ({"v_head_dim": 5}, "v_head_dim=5"),
+        ({"bias": "qkv"}, "bias='qkv'"),
         ({"qk_norm": True}, "qk_norm"),
         ({"gate": True}, "gate"),
         ({"out_proj": False}, "out_proj=False"),

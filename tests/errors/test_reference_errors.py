@@ -7,7 +7,7 @@ import pytest
 from jaxtyping import config
 
 from headwise import reference
-from headwise.errors import MaskError, ShapeError
+from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.reference import MultiHeadAttention
 
 
@@ -47,6 +47,22 @@ def test_sinks_must_be_one_for_each_head():
     q = zeros(1, 2, 5, 3)
     with pytest.raises(ShapeError, match=r"sinks \(3,\).*each of 2 heads"):
         reference.attention(q, q, q, sinks=zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"softcap": 0.0}, "softcap=0.0"),
+        ({"softcap": -2.0}, "softcap=-2.0"),
+        ({"softcap": float("nan")}, "softcap=nan"),
+        ({"window": (-1, 2)}, r"window=\(-1, 2\)"),
+        ({"window": (None, -3)}, r"window=\(None, -3\)"),
+    ],
+)
+def test_a_cap_or_window_that_cannot_be_is_named(how, said):
+    q = zeros(1, 2, 5, 3)
+    with pytest.raises(ArgumentError, match=said):
+        reference.attention(q, q, q, **how)
 
 
 @pytest.mark.parametrize("name", ["mask", "bias"])

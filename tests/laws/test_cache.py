@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headwise import masks
+from headwise.errors import ShapeError
 from headwise.layer import (
     ALiBi,
     KVCache,
@@ -96,7 +97,8 @@ def test_forgetting_is_one_pass_under_a_window_with_sinks(
     scheme: str, sizes: list[int], window: int, n_sinks: int, padding: list[int] | None
 ) -> None:
     layer, x = _layer(scheme), _texts(sum(sizes))
-    n_sinks = 0 if layer.attention.window else n_sinks
+    if layer.attention.window:  # (3, 0): no sinks beyond it, and nothing forgotten within it
+        n_sinks, window = 0, window + 3
     cache = KVCache(window=window, n_sinks=n_sinks, left_padding=padding)
     found = _read(layer, x, cache, sizes)
     for row, n_padding in enumerate(padding or [0] * B):
@@ -120,6 +122,74 @@ def test_what_was_cropped_is_as_if_never_read(scheme: str, kind: str, keep: list
     for row, length in enumerate(keep):
         alone = torch.cat((x[row : row + 1, :length], more[row : row + 1]), dim=1)
         torch.testing.assert_close(found[row : row + 1], layer(alone, causal=True)[:, length:])
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_rounds_of_drafts_take_no_more_slots_than_tokens(kind: str) -> None:
+    layer, x = _layer("rope"), _texts(45)
+    cache = KINDS[kind]()
+    layer(x[:, :5], cache=cache, causal=True)
+    lengths = torch.tensor([5, 5, 5])
+    for accepted in torch.tensor([[4, 0, 2], [0, 4, 2], [1, 1, 0]] * 4):
+        own = lengths[:, None] + torch.arange(4)
+        drafts = x.gather(1, own[..., None].expand(-1, -1, D_MODEL))
+        drafts[torch.arange(4) >= accepted[:, None]] = 7.0
+        found = layer(drafts, cache=cache, causal=True)
+        for row, (start, n) in enumerate(zip(lengths.tolist(), accepted.tolist(), strict=True)):
+            alone = layer(x[row : row + 1, : start + n], causal=True)
+            torch.testing.assert_close(found[row : row + 1, :n], alone[:, start:])
+        lengths += accepted
+        cache.crop(lengths)
+        assert (len(cache), cache.lengths.tolist()) == (int(lengths.max()), lengths.tolist())
+
+
+@given(
+    kind=kinds,
+    padding=st.lists(st.integers(0, 9), min_size=B, max_size=B),
+    keep=st.lists(st.integers(0, 9), min_size=B, max_size=B),
+)
+def test_cropping_frees_the_slots_of_padding(
+    kind: str, padding: list[int], keep: list[int]
+) -> None:
+    layer, x, more = _layer("rope"), _texts(6), _texts(4)
+    cache = KVCache(KINDS[kind]().max_length, left_padding=padding)
+    layer(x, cache=cache, causal=True)
+    cache.crop(torch.tensor(keep))
+    assert len(cache) == max(cache.lengths)
+    found = _read(layer, more, cache, [1, 3])
+    for row, (before, length) in enumerate(zip(padding, keep, strict=True)):
+        first, later = x[row : row + 1, before:][:, :length], max(0, before - 6)
+        alone = layer(torch.cat((first, more[row : row + 1, later:]), dim=1), causal=True)
+        torch.testing.assert_close(found[row : row + 1, later:], alone[:, first.shape[1] :])
+
+
+def _fails(how: str, layer: MultiHeadAttention) -> dict[str, Any]:
+    """Arguments of a call that fails late, or a layer that does."""
+    if how == "hook":
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        layer.out_proj.register_forward_hook(interrupt)
+    return {"mask": torch.ones(2, 3, dtype=torch.bool)} if how == "mask" else {}
+
+
+@pytest.mark.parametrize("how", ["mask", "hook"])
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("kind", [*sorted(KINDS), "window"])
+def test_a_call_that_failed_was_never_made(kind: str, begun: bool, how: str) -> None:
+    layer, x = _layer("rope"), _texts(9)
+    broken = copy.deepcopy(layer)
+    arguments = _fails(how, broken)
+    cache = (KINDS | {"window": lambda: KVCache(window=4)})[kind]()
+    twin, start = copy.deepcopy(cache), 4 if begun else 0
+    for each in (cache, twin) if begun else ():
+        layer(x[:, :4], cache=each, causal=True)
+    with pytest.raises((ShapeError, KeyboardInterrupt)):
+        broken(x[:2, 5:7] if not begun else x[:, 5:7], cache=cache, causal=True, **arguments)
+    assert (len(cache), cache.lengths.tolist()) == (len(twin), twin.lengths.tolist())
+    found, expected = (layer(x[:, start:], cache=each, causal=True) for each in (cache, twin))
+    assert found.equal(expected)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -189,6 +259,22 @@ def test_weights_are_the_last_rows_of_one_pass(scheme: str, kind: str) -> None:
     found = layer(x[:, -2:], cache=cache, causal=True, need_weights=True)
     expected = layer(x, causal=True, need_weights=True)
     torch.testing.assert_close(found.weights, expected.weights[:, :, -2:])
+
+
+@pytest.mark.parametrize(
+    "modes", [(torch.inference_mode, torch.no_grad), (torch.no_grad, torch.inference_mode)]
+)
+@pytest.mark.parametrize("kind", [*sorted(KINDS), "window"])
+def test_what_is_read_without_gradients_may_be_read_in_either_mode(
+    kind: str, modes: tuple[Callable[[], Any], ...]
+) -> None:
+    layer, x = _layer("rope"), _texts(T)
+    cache = (KINDS | {"window": lambda: KVCache(window=T)})[kind]()
+    found = []
+    for mode, part in zip((*modes, *modes), x.split([4, 3, 2, 4], 1), strict=True):
+        with mode():
+            found.append(layer(part, cache=cache, causal=True))
+    torch.testing.assert_close(torch.cat(found, dim=1), layer(x, causal=True))
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -38,7 +38,7 @@ def options(draw: st.DrawFn, n_heads: int) -> dict[str, Any]:
     sinks = torch.randn(n_heads, dtype=torch.float64)
     biases = st.sampled_from([ALiBi(n_heads), T5Bias(n_heads, 8, 16)])
     choices = {
-        "bias": st.just(True),
+        "bias": st.sampled_from([True, "qkv"]),
         "v_head_dim": sizes,
         "qk_norm": st.just(True),
         "gate": st.just(True),

@@ -88,6 +88,22 @@ def test_dtype_mode_and_dropout_come_along() -> None:
     assert (back.dropout, back.training, back.out_proj.weight.dtype) == (0.25, True, torch.bfloat16)
 
 
+@given(how=options, frozen=st.sets(st.integers(0, 5)))
+def test_what_is_not_trained_stays_so(how: dict[str, Any], frozen: set[int]) -> None:
+    theirs = _theirs(**how)
+    for at, parameter in enumerate(theirs.parameters()):
+        parameter.requires_grad_(at not in frozen)
+    ours = MultiHeadAttention.from_torch(theirs)
+    packed = theirs.in_proj_weight
+    for role in "qkv":
+        source = getattr(theirs, f"{role}_proj_weight") if packed is None else packed
+        assert getattr(ours, f"{role}_proj").weight.requires_grad == source.requires_grad
+    assert ours.out_proj.weight.requires_grad == theirs.out_proj.weight.requires_grad
+    trained = {name: tensor.requires_grad for name, tensor in theirs.named_parameters()}
+    back = ours.to_torch().named_parameters()
+    assert {name: tensor.requires_grad for name, tensor in back} == trained
+
+
 @pytest.mark.parametrize("how", [{}, {"kdim": 11, "vdim": 13}], ids=["packed", "unpacked"])
 def test_a_larger_model_reads_their_names_too(how: dict[str, int]) -> None:
     theirs = nn.ModuleDict({"a": nn.ModuleDict({"attention": _theirs(num_heads=3, **how)})})

@@ -74,6 +74,17 @@ def test_autocast_computes_in_half_and_learns_in_full(kind: str, half: torch.dty
 
 
 @each_kind
+def test_sizes_alone_are_enough_to_know_what_comes_out(kind: str) -> None:
+    layer, x = _layer(kind).to("meta"), torch.randn(B, T, D_MODEL, device="meta")
+    with torch.no_grad():
+        cached = layer(x, causal=True, cache=KVCache())
+    assert cached.shape == layer(x, causal=True).shape == layer(x).shape == x.shape
+    found = layer(x, causal=True, need_weights=True, need_lse=True)
+    assert found.weights.shape == (B, layer.n_heads, T, T)
+    assert found.lse.shape == (B, layer.n_heads, T)
+
+
+@each_kind
 def test_a_batch_of_calls_is_each_call(kind: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(3, B, T, D_MODEL, dtype=torch.float64)
     found = vmap(lambda one: layer(one, causal=True))(x)

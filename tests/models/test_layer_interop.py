@@ -13,6 +13,8 @@ from transformers import (
     LlamaConfig,
     LlamaModel,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2Model,
     Qwen3Config,
     Qwen3Model,
     T5Config,
@@ -121,6 +123,23 @@ def test_llama(rope: RoPE, parameters: dict[str, Any]) -> None:
     ours.load_state_dict(theirs.state_dict())
     found = ours(heard.x, causal=True, need_weights=True)
     # Theirs turns in float32.
+    torch.testing.assert_close(found.weights, maps[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found.out, heard.out, rtol=1e-4, atol=1e-5)
+
+
+def test_qwen2_with_biases_on_the_way_in_alone() -> None:
+    config = Qwen2Config(
+        vocab_size=50, hidden_size=24, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=2, intermediate_size=16, attn_implementation="eager",
+    )  # fmt: skip
+    model = _alive(Qwen2Model(config))
+    theirs = model.layers[1].self_attn
+    heard = Heard(theirs)
+    maps = model(_ids(), output_attentions=True).attentions
+    rope = RoPE(6, base=config.rope_parameters["rope_theta"])
+    ours = MultiHeadAttention(24, 4, 2, rope=rope, bias="qkv").double()
+    ours.load_state_dict(theirs.state_dict())
+    found = ours(heard.x, causal=True, need_weights=True)
     torch.testing.assert_close(found.weights, maps[1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found.out, heard.out, rtol=1e-4, atol=1e-5)
 

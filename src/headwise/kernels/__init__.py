@@ -1,6 +1,6 @@
 """Attention computed: one function that mixes values, one that says what the weights were like."""
 
-from headwise.kernels._attend import AttendOutput, attend
+from headwise.kernels._attend import AttendOutput, attend, under_autocast
 from headwise.kernels._bias import Bias, Given
 from headwise.kernels._choose import BACKENDS, Choice, choose
 from headwise.kernels._rows import HeadBlock, weights_in_blocks, weights_of_head
@@ -24,6 +24,7 @@ __all__ = [
     "choose",
     "make_rule",
     "row_statistics",
+    "under_autocast",
     "weights_in_blocks",
     "weights_of_head",
 ]

@@ -73,7 +73,8 @@ def attend(
         need_lse: Whether to return the log of the sum of the exponentials too.
         backend: "auto", "fused" (torch's kernel) or "rows" (plain PyTorch, every rule).
     Returns:
-        The heads; with extras an `AttendOutput`.
+        The heads; with extras an `AttendOutput`. Of half precision the heads stay in it, weights
+        and log-sum-exp are float32.
     Raises:
         ShapeError: sizes do not fit together, or a mask does not fit them.
         MaskError: a mask is neither boolean nor float.
@@ -139,9 +140,13 @@ def _compute(
 
 def _given_precision(q: Tensor) -> AbstractContextManager[None]:
     """Autocast has done its work on the projections: here the precision given is the one used."""
-    if torch.is_autocast_enabled(q.device.type):
-        return torch.autocast(q.device.type, enabled=False)
-    return nullcontext()
+    return torch.autocast(q.device.type, enabled=False) if under_autocast(q) else nullcontext()
+
+
+def under_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:

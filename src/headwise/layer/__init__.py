@@ -1,9 +1,9 @@
 """The attention layer: project, place, attend, join."""
 
-from headwise.layer._attention import LayerOutput, MultiHeadAttention
+from headwise.layer._attention import MultiHeadAttention
 from headwise.layer._biases import ALiBi, DistanceBias, PositionBias, T5Bias
 from headwise.layer._cache import Held, KVCache
-from headwise.layer._core import HeadAttention
+from headwise.layer._core import HeadAttention, LayerOutput
 from headwise.layer._positions import (
     LinearScaling,
     Llama3Scaling,

@@ -1,7 +1,7 @@
 """Multi-head attention as a module whose parts are real sub-modules that are called."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -9,27 +9,12 @@ from torch import Tensor, nn
 
 from headwise.kernels import Bias, Given, MaskLike, WindowLike
 from headwise.layer._biases import Placed, PositionBias
-from headwise.layer._cache import KVCache
-from headwise.layer._check import check_cache, check_inputs, check_parts, read_sizes
-from headwise.layer._core import HeadAttention, HeadNorm
+from headwise.layer._cache import Held, KVCache
+from headwise.layer._check import check_cache, check_inputs, check_parts, read_bias, read_sizes
+from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput, LayerOutputWithLse
 from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import RoPE
 from headwise.masks import Mask, as_mask, split_additive
-
-
-class LayerOutput(NamedTuple):
-    """What the layer gives when weights are asked for."""
-
-    out: Float[Tensor, "B T d_out"]
-    weights: Float[Tensor, "B H T S"]  # per head, never averaged
-
-
-class LayerOutputWithLse(NamedTuple):
-    """What the layer gives when log-sum-exps are asked for, with weights or without."""
-
-    out: Float[Tensor, "B T d_out"]
-    weights: Float[Tensor, "B H T S"] | None
-    lse: Float[Tensor, "B H T"]  # nats; −inf for a query that may attend to nothing
 
 
 class MultiHeadAttention(nn.Module):
@@ -48,7 +33,8 @@ class MultiHeadAttention(nn.Module):
         n_kv_heads: Number of key/value heads. None is `n_heads`.
         head_dim: Width of a query or key. None is `d_model / n_heads`.
         v_head_dim: Width of a value. None is `head_dim`.
-        bias: Whether the projections have biases.
+        bias: Whether the projections have biases; "qkv": only those of queries, keys and
+            values, as in Qwen2.
         dropout: Share of weights dropped in training.
         kdim: Width of what keys are made from. None is `d_model`.
         vdim: Width of what values are made from. None is `kdim`.
@@ -61,7 +47,8 @@ class MultiHeadAttention(nn.Module):
         position_bias: Is added to the logits: `ALiBi`, `T5Bias`, or a part of your own.
         scale: What `q · k` is multiplied by. None is `1 / sqrt(head_dim)`.
         softcap: Logits become `softcap · tanh(logits / softcap)`.
-        window: How many keys are visible on each side of a query, `(left, right)`.
+        window: How many keys are visible on each side of a query besides its own, `(left, right)`.
+            A cache's `window=n` counts the query's own too, and may not be the shorter one.
         sinks: A further logit for each head, in the denominator alone. An `nn.Parameter` is
             learned; a tensor or one number for all heads stays constant.
     Raises:
@@ -82,7 +69,7 @@ class MultiHeadAttention(nn.Module):
         *,
         head_dim: int | None = None,
         v_head_dim: int | None = None,
-        bias: bool = False,
+        bias: bool | Literal["qkv"] = False,
         dropout: float = 0.0,
         kdim: int | None = None,
         vdim: int | None = None,
@@ -101,18 +88,19 @@ class MultiHeadAttention(nn.Module):
         self.d_model, self.n_heads, self.n_kv_heads, *widths = sizes
         self.head_dim, self.v_head_dim, self.kdim, self.vdim = widths
         check_parts(sizes, rope, position_bias, sinks)
+        inner, outer = read_bias(bias)
         self.rope, self.position_bias = rope, position_bias
-        self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(self.kdim, self.n_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(self.vdim, self.n_kv_heads * self.v_head_dim, bias=bias)
+        self.q_proj = nn.Linear(d_model, n_heads * self.head_dim, bias=inner)
+        self.k_proj = nn.Linear(self.kdim, self.n_kv_heads * self.head_dim, bias=inner)
+        self.v_proj = nn.Linear(self.vdim, self.n_kv_heads * self.v_head_dim, bias=inner)
         self.q_norm = HeadNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
         self.k_norm = HeadNorm(self.head_dim, eps=1e-6) if qk_norm else nn.Identity()
         self.attention = HeadAttention(
             dropout, scale=scale, softcap=softcap, window=window, sinks=sinks
         )
-        self.gate_proj = nn.Linear(d_model, n_heads, bias=bias) if gate else None
+        self.gate_proj = nn.Linear(d_model, n_heads, bias=outer) if gate else None
         joined = n_heads * self.v_head_dim
-        self.out_proj = nn.Linear(joined, d_model, bias=bias) if out_proj else nn.Identity()
+        self.out_proj = nn.Linear(joined, d_model, bias=outer) if out_proj else nn.Identity()
 
     def forward(
         self,
@@ -142,8 +130,8 @@ class MultiHeadAttention(nn.Module):
             are three: output, weights (None where not asked for) and log-sum-exps.
         Raises:
             ShapeError: a width is not the one the layer was made for, or the cache is full.
-            ArgumentError: dtypes or devices differ, a cache is given in cross-attention, or it
-                keeps sinks that the layer's own window hides.
+            ArgumentError: dtypes or devices differ, a cache is given in cross-attention, it keeps
+                sinks that the layer's own window hides, or forgets keys within that window.
         """
         if cache is not None:
             check_cache(cache, self.attention.window, reads_itself=key is None and value is None)
@@ -160,9 +148,12 @@ class MultiHeadAttention(nn.Module):
             mask=placed.mask, bias=placed.bias, causal=causal,
             need_weights=need_weights, need_lse=need_lse,
         )  # fmt: skip
-        if not (need_weights or need_lse):
-            return self._join(found, query)
-        out = self._join(found.heads, query)
+        extras = need_weights or need_lse
+        out = self._join(found.heads if extras else found, query)
+        if cache is not None and placed.held is not None:
+            cache.keep(placed.held)  # last, so that a call that fails adds nothing
+        if not extras:
+            return out
         if need_lse:
             return LayerOutputWithLse(out, found.weights, found.lse)
         return LayerOutput(out, found.weights)
@@ -174,10 +165,11 @@ class MultiHeadAttention(nn.Module):
 
         Read are those of `nn.MultiheadAttention` (packed or not) and of the attention of BERT,
         GPT-2, Llama and T5 and their kin in transformers. A larger model's `load_state_dict`
-        reads them too.
+        reads them too. What they save beside the attention is left out: BERT's norm after it, and
+        GPT-2's causal mask, called `bias` and `masked_bias`.
 
         Raises:
-            ArgumentError: names are unknown or missing, and `strict`.
+            ArgumentError: names are unknown or missing, and `strict`; or two are for one tensor.
             ShapeError: a tensor has another shape.
             UnsupportedError: there is a tensor that this layer could only drop.
         """
@@ -202,8 +194,10 @@ class MultiHeadAttention(nn.Module):
 
         Ours takes `[batch, tokens, width]` whatever `module.batch_first` says, True where a query
         may attend, and gives weights per head. `add_zero_attn` becomes a constant sink of 0.
+        What is not trained there is not trained here.
 
         Raises:
+            ArgumentError: it is another module.
             UnsupportedError: the module has `add_bias_kv`.
         """
         from headwise.layer._convert import from_torch
@@ -237,22 +231,25 @@ class MultiHeadAttention(nn.Module):
     ) -> "_Placed":
         """Queries and keys where they stand: turned, joined by what was read before, biased."""
         if cache is None and self.rope is None and self.position_bias is None:
-            return _Placed(q, k, v, mask, None)
+            return _Placed(q, k, v, mask, None, None)
+        if cache is not None:
+            cache.check(k, v)
         query_at, key_at = _positions(q, k, cache)
         if self.rope is not None:
             turns = self.rope.turns(query_at, q.dtype)
             q = self.rope.turn(q, turns)
             k = self.rope.turn(k, turns if key_at is query_at else self.rope.turns(key_at, k.dtype))
         bias: Bias | None = None
+        held: Held | None = None
         if cache is not None:
-            held = cache.append(k, v)
+            held = cache.join(k, v)
             k, v, key_at = held
             mask, bias = _both(mask, cache.visible(held, query_at))
         if self.position_bias is not None:
             in_steps = cache is None or cache.window is None
             own = Placed(self.position_bias, query_at, key_at, q.dtype, in_steps)
             bias = own if bias is None else own + bias
-        return _Placed(q, k, v, mask, bias)
+        return _Placed(q, k, v, mask, bias, held)
 
     def _split(self, x: Tensor, width: int) -> Tensor:
         # Heads are counted from what is there: under tensor parallelism it is a part of them.
@@ -275,6 +272,7 @@ class _Placed(NamedTuple):
     v: Tensor
     mask: MaskLike | None
     bias: Bias | None
+    held: Held | None  # what a cache hands out; to be kept when all went well
 
 
 def _positions(q: Tensor, k: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError
 from headwise.kernels import Bias
 from headwise.masks import Tile
+from headwise.shapes import is_size
 
 # One row for each text, or a single row for all of them.
 Queries = Int[Tensor, "b T"]
@@ -77,11 +78,17 @@ class Placed(Bias):
 class ALiBi:
     """A penalty that grows with the distance, by a slope of its own for each head.
 
+    Raises:
+        ArgumentError: there is no head.
     Source:
         Press et al. 2022 (arXiv:2108.12409); their slopes for any number of heads.
     """
 
     n_heads: int
+
+    def __post_init__(self) -> None:
+        if not is_size(self.n_heads):
+            raise ArgumentError(f"ALiBi: n_heads={self.n_heads!r}. Give a positive whole number.")
 
     def slopes(self) -> tuple[float, ...]:
         """The penalty of each head for one token of distance."""

@@ -8,7 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.masks import Mask, as_mask
+from headwise.masks import Mask, as_mask, can_look
+from headwise.shapes import is_size
 
 Kept = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
 
@@ -31,7 +32,8 @@ class KVCache:
     Args:
         max_length: How many tokens room is made for, padding included. None grows with each
             call. An allocation is written in place, which gradients cannot go through.
-        window: How many of the last tokens are kept. None is all of them.
+        window: How many of the last tokens are kept, the query's own among them: `n` here is
+            a layer's `window=(n - 1, 0)`. None is all of them.
         n_sinks: How many of the first tokens are kept besides.
         left_padding: For each text, how many of the first tokens it is given are padding.
     Raises:
@@ -51,8 +53,10 @@ class KVCache:
         left_padding: Sequence[int] | Int[Tensor, " B"] | None = None,
     ) -> None:
         for name, size in (("max_length", max_length), ("window", window)):
-            if size is not None and size < 1:
-                raise ArgumentError(f"KVCache: {name}={size}. Give a positive number, or None.")
+            if size is not None and not is_size(size):
+                raise ArgumentError(
+                    f"KVCache: {name}={size!r}. Give a positive whole number, or None."
+                )
         if n_sinks < 0 or (n_sinks and window is None):
             raise ArgumentError(
                 f"KVCache: n_sinks={n_sinks}, window={window}. "
@@ -63,7 +67,7 @@ class KVCache:
                 f"KVCache: max_length={max_length}, window={window}. "
                 f"Give one of them: a window bounds the length by itself."
             )
-        before = torch.as_tensor([0] if left_padding is None else left_padding)
+        before = _whole("KVCache: left_padding", [0] if left_padding is None else left_padding)
         if before.ndim != 1 or bool((before < 0).any()):
             raise ArgumentError(
                 f"KVCache: left_padding={before.tolist()}. Give one number for each text."
@@ -95,19 +99,27 @@ class KVCache:
             ShapeError: the sizes are not those of what is held, or there is no room left.
             ArgumentError: dtype or device are not, or an allocation would need gradients.
         """
-        self._check(k, v)
+        self.check(k, v)
+        held = self.join(k, v)
+        self.keep(held)
+        return held
+
+    def join(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> Held:
+        """Hand out, of what `check` has let through, what `append` would; remember nothing yet."""
         at = self.positions(k.shape[2], k.device)
-        self._next = self._next.to(k.device) + k.shape[2]
         if self._held is not None:
             at = torch.cat((self._held.at, at), dim=1)
         if self.max_length is not None:
-            held = Held(*self._fill(k, v, len(self)), at)
-        elif self._held is not None:
-            held = Held(torch.cat((self._held.k, k), 2), torch.cat((self._held.v, v), 2), at)
-        else:
-            held = Held(k, v, at)
+            # In place, but in slots that are not in use before `keep`.
+            return Held(*self._fill(k, v, len(self)), at)
+        if self._held is not None:
+            return Held(torch.cat((self._held.k, k), 2), torch.cat((self._held.v, v), 2), at)
+        return Held(k, v, at)
+
+    def keep(self, held: Held) -> None:
+        """Go on from what `join` gave: its tokens were read."""
+        self._next = self._next.to(held.at.device) + held.at.shape[1] - len(self)
         self._held = self._forget(held)
-        return held
 
     def visible(self, held: Held, query_at: Int[Tensor, "b T"]) -> Mask | None:
         """What the queries of an `append` may attend to, causality aside; None: all it holds."""
@@ -117,14 +129,18 @@ class KVCache:
         near = at > query_at[..., None] - self.window
         return as_mask(((at >= 0) & (near | (at < self.n_sinks)))[:, None])
 
-    def crop(self, lengths: int | Int[Tensor, " B"]) -> None:
+    def crop(self, lengths: int | Sequence[int] | Int[Tensor, " B"]) -> None:
         """Keep the first so many tokens of each text, and of a shorter text all.
 
+        As many slots stay in use as the longest text has tokens. A prompt that is padded on its
+        right can be read as it is, and the cache cropped to the lengths of the texts.
+
         Raises:
-            ArgumentError: a length is negative, or the window has forgotten what stood there.
+            ArgumentError: a length is negative or no whole number, or the window has forgotten
+                what stood there.
             ShapeError: there are lengths for another number of texts.
         """
-        wanted = torch.as_tensor(lengths, device=self._next.device).reshape(-1)
+        wanted = _whole("KVCache.crop: lengths", lengths).to(self._next.device).reshape(-1)
         if bool((wanted < 0).any()):
             raise ArgumentError(f"KVCache.crop: {wanted.tolist()}. Give no negative length.")
         if self._held is None:
@@ -135,7 +151,7 @@ class KVCache:
                 f"Give one for each text, or one number for all."
             )
         surplus = (self._next - wanted).clamp(min=0)
-        if not bool(surplus.any()):
+        if self._forgot and not bool(surplus.any()):
             return
         if self._forgot:
             raise ArgumentError(
@@ -143,17 +159,31 @@ class KVCache:
                 f"last window={self.window} tokens. Read the text again."
             )
         self._next = self._next - surplus
-        n_slots = len(self) - int(surplus.min())
+        n_slots = int(self._next.max().clamp(min=0))
+        self._ragged = bool((self._next != n_slots).any())
         slots = torch.arange(n_slots, device=surplus.device)
         at = self._next[:, None] + slots - n_slots
-        if bool((surplus == surplus[0]).all()):
+        moved = len(self) - n_slots - surplus  # from where each text comes to its new slots
+        if bool(moved.any()):  # every text is to end in the last slot again
+            self._put(_pick(self._held, slots + moved[:, None]), at)
+        else:
             self._held = Held(self._held.k[:, :, :n_slots], self._held.v[:, :, :n_slots], at)
-        else:  # every text is to end in the last slot again
-            self._ragged = True
-            self._put(_pick(self._held, slots + surplus.min() - surplus[:, None]), at)
 
-    def reorder(self, index: Int[Tensor, " beams"]) -> None:
-        """Go on with these texts in place of those held; one may be taken several times."""
+    def reorder(self, index: Sequence[int] | Int[Tensor, " beams"]) -> None:
+        """Go on with these texts in place of those held; one may be taken several times.
+
+        Raises:
+            ArgumentError: a number is not that of a text. A GPU is not asked for its numbers.
+        """
+        index = _whole("KVCache.reorder: index", index)
+        n_texts = len(self._next) if self._held is None else len(self._held.k)
+        known = self._held is not None or n_texts > 1
+        wrong = can_look(index) and bool(((index < 0) | (index >= n_texts)).any())
+        if index.ndim != 1 or (known and wrong):
+            raise ArgumentError(
+                f"KVCache.reorder: index={index.tolist()} of {n_texts} texts. "
+                f"Give a list of numbers from 0 to {n_texts - 1}."
+            )
         if len(self._next) > 1:
             self._next = self._next.index_select(0, index.to(self._next.device))
         if self._held is not None:
@@ -172,7 +202,7 @@ class KVCache:
 
     def _fill(self, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Write into the allocation, which is made on first use; views of its part in use."""
-        if self._room is None:
+        if self._room is None or self._held is None:
             self._room = self._allocate(k), self._allocate(v)
         stop = start + k.shape[2]
         for room, new in zip(self._room, (k, v), strict=True):
@@ -180,7 +210,10 @@ class KVCache:
         return self._room[0][:, :, :stop], self._room[1][:, :, :stop]
 
     def _allocate(self, like: Tensor) -> Tensor:
-        return like.new_empty(*like.shape[:2], self.max_length or 0, like.shape[3])
+        shape = *like.shape[:2], self.max_length or 0, like.shape[3]
+        # What is made in inference mode could not be written outside of it later on.
+        with torch.inference_mode(False):
+            return torch.empty(shape, dtype=like.dtype, device=like.device)
 
     def _forget(self, held: Held) -> Held:
         """Only the last `window` slots, and before them one slot for each sink."""
@@ -196,7 +229,8 @@ class KVCache:
         at[:, : self.n_sinks].masked_fill_(~found.any(1), -1)
         return Held(*_pick(held, slots), at)
 
-    def _check(self, k: Tensor, v: Tensor) -> None:
+    def check(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> None:
+        """Refuse what `append` cannot add; it has the same `Raises`."""
         n_after, n_texts = len(self) + k.shape[2], len(self._next)
         if self.max_length is not None and n_after > self.max_length:
             raise ShapeError(
@@ -223,6 +257,14 @@ class KVCache:
                     f"KVCache: {name} {new.dtype} on {new.device} after {old.dtype} on "
                     f"{old.device}. Bring them to one dtype and device."
                 )
+
+
+def _whole(what: str, given: int | Sequence[int] | Tensor) -> Tensor:
+    """Whole numbers as a tensor; True and False are none."""
+    numbers = torch.as_tensor(given)
+    if numbers.is_floating_point() or numbers.dtype == torch.bool:
+        raise ArgumentError(f"{what} {numbers.tolist()} are {numbers.dtype}. Give whole numbers.")
+    return numbers
 
 
 def _pick(held: Held, slots: Kept) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels import WindowLike
+from headwise.kernels import WindowLike, under_autocast
 from headwise.layer._biases import PositionBias
 from headwise.layer._cache import KVCache
 from headwise.layer._positions import RoPE
+from headwise.shapes import is_size
+
+_SUCH = {"rope": "RoPE(head_dim)", "position_bias": "ALiBi(n_heads)"}
 
 
 class Sizes(NamedTuple):
@@ -29,8 +32,10 @@ def read_sizes(d_model: int, n_heads: int, *others: int | None) -> Sizes:
     """Fill in the sizes that were not given; refuse what is not positive or cannot be shared."""
     given = dict(zip(Sizes._fields, (d_model, n_heads, *others), strict=True))
     for name, size in given.items():
-        if size is not None and size < 1:
-            raise ArgumentError(f"MultiHeadAttention: {name}={size}. Give a positive number.")
+        if size is not None and not is_size(size):
+            raise ArgumentError(
+                f"MultiHeadAttention: {name}={size!r}. Give a positive whole number."
+            )
     n_kv_heads, head_dim, v_head_dim, kdim, vdim = others
     if head_dim is None and d_model % n_heads:
         raise ShapeError(
@@ -54,13 +59,28 @@ def read_sizes(d_model: int, n_heads: int, *others: int | None) -> Sizes:
     )
 
 
+def read_bias(bias: bool | str) -> tuple[bool, bool]:
+    """Whether queries, keys and values have biases, and whether the other projections have."""
+    if bias is True or bias is False:
+        return bias, bias
+    if bias != "qkv":
+        raise ArgumentError(f"MultiHeadAttention: bias={bias!r}. Give True, False or 'qkv'.")
+    return True, False
+
+
 def check_parts(
     sizes: Sizes,
     rope: RoPE | None,
     position_bias: PositionBias | None,
     sinks: Tensor | float | None,
 ) -> None:
-    """Refuse parts that were made for other sizes."""
+    """Refuse parts that are none, or were made for other sizes."""
+    for name, part, kind in ("rope", rope, RoPE), ("position_bias", position_bias, PositionBias):
+        if not isinstance(part, kind | None):
+            raise ArgumentError(
+                f"MultiHeadAttention: {name}={part!r} is no {kind.__name__}. "
+                f"Give one, such as {_SUCH[name]}, or None."
+            )
     if rope is not None and rope.width > sizes.head_dim:
         raise ShapeError(
             f"MultiHeadAttention: rope turns {rope.width} features of heads with "
@@ -90,7 +110,7 @@ def check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.M
     # Adapters and quantised weights know best what they take; autocast brings dtypes together.
     if type(like) is nn.Linear:
         kinds["weights"] = (like.weight.dtype, like.weight.device)
-    if torch.is_autocast_enabled(inputs["query"].device.type):
+    if under_autocast(inputs["query"]):
         kinds = {name: (torch.get_default_dtype(), device) for name, (_, device) in kinds.items()}
     if len(set(kinds.values())) > 1:
         told = ", ".join(f"{name} {dtype} on {device}" for name, (dtype, device) in kinds.items())
@@ -98,14 +118,25 @@ def check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.M
 
 
 def check_cache(cache: KVCache, window: WindowLike | None, reads_itself: bool) -> None:
-    """Refuse a cache where its layer reads something else, or hides what the cache keeps."""
+    """Refuse a cache where its layer reads something else, or sees other keys than it keeps."""
+    if not isinstance(cache, KVCache):
+        raise ArgumentError(
+            f"MultiHeadAttention: cache={cache!r} is no KVCache. Give one, or None."
+        )
     if not reads_itself:
         raise ArgumentError(
             "MultiHeadAttention: cache given together with key or value. "
             "A cache holds what the layer itself has read: give query alone."
         )
-    if window is not None and cache.n_sinks:
+    left = window[0] if isinstance(window, tuple) else window
+    if left is not None and cache.n_sinks:
         raise ArgumentError(
             f"MultiHeadAttention: window={window} hides the n_sinks={cache.n_sinks} first tokens "
             f"that the cache keeps. Make the layer without a window: the cache has one."
+        )
+    if left is not None and cache.window is not None and cache.window <= left:
+        raise ArgumentError(
+            f"MultiHeadAttention: window={window} sees {left} keys before the query's own, but the "
+            f"cache forgets all but window={cache.window}, that one among them. "
+            f"Give the cache window={left + 1}, or none."
         )

@@ -5,13 +5,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.errors import UnsupportedError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer._attention import MultiHeadAttention
 from headwise.layer._core import HeadNorm
 
 
 def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     """Make the layer that gives what `nn.MultiheadAttention` gives, with copies of its tensors."""
+    if not isinstance(module, nn.MultiheadAttention):
+        raise ArgumentError(
+            f"from_torch: {type(module).__name__} is no nn.MultiheadAttention. "
+            f"Give one; tensors of others are read by load_state_dict."
+        )
     if module.bias_k is not None:
         raise UnsupportedError(
             "from_torch: add_bias_kv=True is a further key and value for every text, which this "
@@ -30,6 +35,11 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     weight = module.out_proj.weight
     layer.to(device=weight.device, dtype=weight.dtype)
     layer.load_state_dict(module.state_dict())
+    trained = {
+        name: torch.tensor(x.requires_grad).expand(x.shape) for name, x in module.named_parameters()
+    }
+    for name, is_trained in layer._translate(trained).items():
+        layer.get_parameter(name).requires_grad_(bool(is_trained.any()))
     return layer.train(module.training)
 
 
@@ -51,13 +61,16 @@ def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
         device=weight.device,
         dtype=weight.dtype,
     )
-    state, ours = {}, layer.state_dict()
-    for name in module.state_dict():
+    state, ours = {}, dict(layer.named_parameters())
+    for name, theirs in module.named_parameters():
         if name.startswith("in_proj_"):
             kind = name.removeprefix("in_proj_")
-            state[name] = torch.cat([ours[f"{role}_proj.{kind}"] for role in "qkv"])
+            names = [f"{role}_proj.{kind}" for role in "qkv"]
         else:
-            state[name] = ours[name.replace("_proj_weight", "_proj.weight")]
+            names = [name.replace("_proj_weight", "_proj.weight")]
+        parts: list[torch.Tensor] = [ours[own] for own in names]
+        state[name] = torch.cat(parts)
+        theirs.requires_grad_(any(part.requires_grad for part in parts))
     module.load_state_dict(state)
     return module.train(layer.training)
 
@@ -80,10 +93,17 @@ def tensor_parallel_plan(layer: MultiHeadAttention) -> dict[str, Any]:
 
 def _beyond_torch(layer: MultiHeadAttention, has_zero_key: bool) -> dict[str, bool]:
     core = layer.attention
-    return {
+    projections = [(name, x) for name, x in layer.named_children() if name.endswith("_proj")]
+    others = {
+        f"{name} of {type(x).__name__}": type(x) not in (nn.Linear, nn.Identity)
+        for name, x in projections
+    }
+    biased = {x.bias is not None for _, x in projections if isinstance(x, nn.Linear)}
+    return others | {
         f"n_kv_heads={layer.n_kv_heads}": layer.n_kv_heads != layer.n_heads,
         f"head_dim={layer.head_dim}": layer.n_heads * layer.head_dim != layer.d_model,
         f"v_head_dim={layer.v_head_dim}": layer.v_head_dim != layer.head_dim,
+        "bias='qkv'": len(biased) > 1,
         "qk_norm": isinstance(layer.q_norm, HeadNorm),
         "gate": layer.gate_proj is not None,
         "out_proj=False": isinstance(layer.out_proj, nn.Identity),

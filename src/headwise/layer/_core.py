@@ -1,5 +1,8 @@
 """The middle of the layer: attention of projected heads, as a module that hooks can watch."""
 
+import math
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -16,6 +19,24 @@ from headwise.kernels import (
     attend,
     make_rule,
 )
+
+
+class LayerOutput(NamedTuple):
+    """What the layer gives when weights are asked for; those of half precision are float32."""
+
+    out: Float[Tensor, "B T d_out"]
+    weights: Float[Tensor, "B H T S"]  # per head, never averaged
+
+
+class LayerOutputWithLse(NamedTuple):
+    """What the layer gives when log-sum-exps are asked for, with weights or without.
+
+    Those of half precision are float32.
+    """
+
+    out: Float[Tensor, "B T d_out"]
+    weights: Float[Tensor, "B H T S"] | None
+    lse: Float[Tensor, "B H T"]  # nats; −inf for a query that may attend to nothing
 
 
 class HeadNorm(nn.RMSNorm):
@@ -40,7 +61,8 @@ class HeadAttention(nn.Module):
         sinks: A further logit for each head, in the denominator alone: learned if it is an
             `nn.Parameter`, constant if it is another tensor or one number for all heads.
     Raises:
-        ArgumentError: `dropout` is not a share, `softcap` not positive, a window negative.
+        ArgumentError: `dropout` is not a share, `scale` not finite, `softcap` not positive, a
+            window negative.
     """
 
     sinks: Tensor | None
@@ -59,7 +81,11 @@ class HeadAttention(nn.Module):
             raise ArgumentError(
                 f"MultiHeadAttention: dropout={dropout}. Give a share from 0 up to 1."
             )
-        if softcap is not None and softcap <= 0:
+        if scale is not None and not math.isfinite(scale):
+            raise ArgumentError(
+                f"MultiHeadAttention: scale={scale}. Give a finite number, or None."
+            )
+        if softcap is not None and not softcap > 0:
             raise ArgumentError(
                 f"MultiHeadAttention: softcap={softcap}. Give a positive number, or None."
             )

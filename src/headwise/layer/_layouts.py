@@ -6,6 +6,7 @@ stores (out, in); Llama says `o_proj`; T5 has single letters.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,12 +26,13 @@ _TENSORS = {f"{role}_proj_weight": f"{role}_proj.weight" for role in "qkv"} | {
 }
 _PACKED = ("in_proj_weight", "in_proj_bias", "c_attn.weight", "c_attn.bias")
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight")
+_INNER_BIASES = {f"{role}_proj.bias" for role in "qkv"}
 _FURTHER_KEYS = ("bias_k", "bias_v")
 # Saved beside the attention, but no part of it: BERT's norm, GPT-2's causal mask.
 _BESIDE = ("output.LayerNorm.weight", "output.LayerNorm.bias", "bias", "masked_bias")
 
 
-def translate(theirs: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, Tensor]:
+def translate(theirs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Tensor]:
     """The same tensors under our names; names that are ours, or unknown, stay as they are.
 
     Args:
@@ -38,6 +40,7 @@ def translate(theirs: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, Te
     Raises:
         UnsupportedError: there are `bias_k` and `bias_v`: a learned key that our layer lacks.
         ShapeError: a packed tensor has another number of rows.
+        ArgumentError: two names are for the same tensor, or what they name is none.
     """
     ours: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
@@ -46,11 +49,20 @@ def translate(theirs: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, Te
                 f"MultiHeadAttention: {name} {tuple(tensor.shape)} is a further key and value for "
                 f"every text, which this layer does not have. Use the original layer."
             )
+        if name in _BESIDE:
+            continue
+        if not isinstance(tensor, Tensor) and not name.endswith("_extra_state"):
+            raise ArgumentError(
+                f"MultiHeadAttention: {name} is of type {type(tensor).__name__}. Give tensors."
+            )
         tensor = tensor.T if name in _TRANSPOSED else tensor
-        if name in _PACKED:
-            ours |= _unpack(name, tensor, rows)
-        elif name not in _BESIDE:
-            ours[_rename(name)] = tensor
+        named = _unpack(name, tensor, rows) if name in _PACKED else {_rename(name): tensor}
+        if twice := sorted(ours.keys() & named.keys()):
+            raise ArgumentError(
+                f"MultiHeadAttention: {', '.join(twice)} is there twice, once in {name}. "
+                f"Leave out one of them."
+            )
+        ours |= named
     return ours
 
 
@@ -63,9 +75,11 @@ def check_state(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> No
     """
     unknown, missing = sorted(given.keys() - wanted.keys()), sorted(wanted.keys() - given.keys())
     if unknown or missing:
+        biases = {name for name in given if name.endswith("_proj.bias")}
+        how = "bias='qkv'" if biases == _INNER_BIASES else "the options of those tensors"
         raise ArgumentError(
             f"MultiHeadAttention.load_state_dict: unknown {unknown}, missing {missing}. "
-            f"Give the tensors of an attention layer with the same options, or strict=False."
+            f"Make the layer with {how}."
         )
     for name, tensor in given.items():
         if tensor.shape != wanted[name].shape:

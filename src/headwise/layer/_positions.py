@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from headwise.errors import ArgumentError, ShapeError
+from headwise.shapes import is_size
 
 Queries = Int[Tensor, "b T"]  # one row for each text, or a single row for all of them
 
@@ -55,8 +56,8 @@ class RoPE:
             `Llama3Scaling`. None turns by the plain frequencies.
     Raises:
         ShapeError: `width` is odd or not positive.
-        ArgumentError: `base` is not above 1, the pairing is unknown, or a scaling's factor is
-            below 1.
+        ArgumentError: `base` is not above 1, the pairing is unknown, `scaling` is no such part,
+            or its factor is below 1 or endless.
     Source:
         Su et al. 2021, eq. 15 and 34 (arXiv:2104.09864).
     """
@@ -67,15 +68,19 @@ class RoPE:
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
-        if self.width < 2 or self.width % 2:
+        if not is_size(self.width) or self.width % 2:
             raise ShapeError(
-                f"RoPE: width={self.width}. Features turn in pairs: give a positive even number."
+                f"RoPE: width={self.width!r}. Features turn in pairs: give a positive even number."
             )
-        if self.base <= 1:
+        if not 1 < self.base < math.inf:
             raise ArgumentError(f"RoPE: base={self.base}. Give a number above 1.")
         if self.pairing not in ("half", "interleaved"):
             raise ArgumentError(f"RoPE: pairing={self.pairing!r}. Say 'half' or 'interleaved'.")
-        if self.scaling is not None and self.scaling.factor < 1:
+        if not isinstance(self.scaling, Scaling | None):
+            raise ArgumentError(
+                f"RoPE: scaling={self.scaling!r}. Give one such as LinearScaling(4.0), or None."
+            )
+        if self.scaling is not None and not 1 <= self.scaling.factor < math.inf:
             raise ArgumentError(f"RoPE: factor={self.scaling.factor}. Give a number from 1 up.")
 
     def frequencies(
@@ -153,6 +158,8 @@ class YaRN:
     Fast is a pair that turns more than `fast_turns` times within the length trained on, slow
     one that turns less than `slow_turns` times.
 
+    Raises:
+        ArgumentError: `slow_turns` is not below `fast_turns`, or a number is not positive.
     Source:
         Peng et al. 2023, sections 3.2 to 3.4 (arXiv:2309.00071).
     """
@@ -161,6 +168,9 @@ class YaRN:
     trained_length: int
     fast_turns: float = 32.0
     slow_turns: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_scaling(self, self.fast_turns > self.slow_turns > 0)
 
     @property
     def magnitude(self) -> float:
@@ -185,6 +195,8 @@ class Llama3Scaling:
 
     A wave is short below `trained_length / short` tokens, long above `trained_length / long`.
 
+    Raises:
+        ArgumentError: `long` is not below `short`, or a number is not positive.
     Source:
         Llama 3.1, `apply_scaling` in its reference code.
     """
@@ -195,7 +207,18 @@ class Llama3Scaling:
     trained_length: int = 8192
     magnitude: float = 1.0
 
+    def __post_init__(self) -> None:
+        _check_scaling(self, self.short > self.long > 0)
+
     def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
         waves = self.trained_length * frequencies / (2 * math.pi)  # within the length trained on
         fastness = ((waves - self.long) / (self.short - self.long)).clamp(0, 1)
         return frequencies * fastness + frequencies / self.factor * (1 - fastness)
+
+
+def _check_scaling(scaling: YaRN | Llama3Scaling, in_order: bool) -> None:
+    if not (in_order and scaling.trained_length > 0):
+        raise ArgumentError(
+            f"{scaling}: its two limits and the length trained on are positive, and the limit of "
+            f"fast turns, of short waves, is the larger one. Give such numbers."
+        )

@@ -48,14 +48,16 @@ def padding(
         lengths: The number of real keys of each text.
         side: Where the padding stands.
     Raises:
-        ArgumentError: a length is negative, or `side` is neither "left" nor "right".
+        ArgumentError: a length is negative or no whole number, or `side` is neither "left" nor
+            "right".
     """
     counts = torch.as_tensor(lengths)
     if side not in ("left", "right"):
         raise ArgumentError(f"padding: side={side!r}. Say 'left' or 'right'.")
-    if counts.ndim != 1 or (can_look(counts) and bool((counts < 0).any())):
+    whole = not counts.is_floating_point() and counts.dtype != torch.bool
+    if counts.ndim != 1 or not whole or (can_look(counts) and bool((counts < 0).any())):
         raise ArgumentError(
-            f"padding: lengths {counts.tolist()}. Give one number of real keys for each text."
+            f"padding: lengths {counts.tolist()}. Give one whole number of real keys for each text."
         )
     return _Padding(counts, side)
 
@@ -64,7 +66,8 @@ def documents(ids: Int[Tensor, "B S"]) -> Mask:
     """Texts packed into one row are kept apart: a query sees the keys of its own document.
 
     Args:
-        ids: For each key the number of its document; queries are the last `T` of them.
+        ids: For each key the number of its document; queries are the last `T` of them. There can
+            be no more queries than keys.
     """
     return _Documents(ids)
 
@@ -155,6 +158,11 @@ class _Documents(Mask):
         if self.ids.shape[-1] != tile.S:
             raise ShapeError(
                 f"documents: {self.ids.shape[-1]} ids for {tile.S} keys. Give one id for each key."
+            )
+        if known(tile.T > tile.S):
+            raise ShapeError(
+                f"documents: {tile.T} queries of {tile.S} keys. The queries of packed texts are "
+                f"among their keys: give no more of them."
             )
         ids = self.ids.to(tile.device)
         shift = tile.S - tile.T
