@@ -41,7 +41,7 @@ def test_a_layer_that_does_not_exist_is_refused() -> None:
     model = _bert()
     with observe(model, layers=[1, 7]) as watch:
         model(**padded([[1, 2, 3]], "right"))
-    with pytest.raises(ArgumentError, match=r"layers \[7\].*There are 2"):
+    with pytest.raises(ArgumentError, match=r"layers \[7\].*There are 0 to 1"):
         watch.table()
 
 
@@ -212,5 +212,54 @@ def test_top_keys_are_among_the_keys(k: int) -> None:
         layer(torch.zeros(1, 3, 4))
     with pytest.raises(ArgumentError, match=f"k={k} among 3 keys"):
         watch.top_keys("L0.H0", k=k)
-    with pytest.raises(ArgumentError, match=r"slice\(0, 3, 2\) in a text of 3"):
-        watch.top_keys("L0.H0", k=1, rows=slice(0, 3, 2))
+    with pytest.raises(ArgumentError, match=r"range\(0, 5\) in a text of 3"):
+        watch.top_keys("L0.H0", k=1, rows=range(5))
+
+
+def test_a_layer_that_alone_does_not_exist_is_refused() -> None:
+    model = _bert()
+    with observe(model, layers=[7]) as watch:
+        model(**padded([[1, 2, 3]], "right"))
+    assert {site.watched for site in watch.sites()} == {"not watched: left out by layers="}
+    with pytest.raises(ArgumentError, match=r"layers \[7\].*There are 0 to 1"):
+        watch.table()
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"layers": []}, r"layers=\[\]"),
+        ({"layers": 1}, "layers=1"),
+        ({"layers": [-1]}, r"layers=\[-1\]"),
+        ({"every": 1.5}, r"every=1\.5"),
+        ({"request": ["entropy"]}, r"request=\['entropy'\]"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_the_door(how: Any, match: str) -> None:
+    with pytest.raises(ArgumentError, match=match), observe(_bert(), **how):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"statistics": "first"}, "statistics='first'"),
+        ({"pairs": "dep"}, "pairs='dep'"),
+        ({"top": (1,)}, r"top=\(1,\)"),
+        ({"classes": {"a": 3}}, "class 'a' is 3"),
+        ({"relations": {"a": 5}}, "relation 'a' is 5"),
+    ],
+)
+def test_a_request_takes_names_and_functions(how: Any, match: str) -> None:
+    with pytest.raises(ArgumentError, match=match):
+        Request(**how)
+
+
+@pytest.mark.parametrize("rows", [[1, 2], 3, slice(0, 3, 2)])
+def test_rows_are_a_slice_or_a_range(rows: Any) -> None:
+    with torch.no_grad(), observe(_bert(), Request(maps=True)) as watch:
+        watch._model(**padded([[1, 2, 3]], "right"))
+    with pytest.raises(ArgumentError, match="Give a slice or range of step 1"):
+        watch.weights("L0.H0", rows)
+    with pytest.raises(ArgumentError, match="are several heads"):
+        watch.weights([(0, 0), (0, 1)])

@@ -56,7 +56,6 @@ class Window:
         if self._watch is None:
             return
         self._counts = model.training and torch.is_grad_enabled()
-        self._watch.hearing.inputs.restart()
         if not self._counts or self._in_pass:
             return  # hooks that an interruption from the keyboard left serve this pass, too
         there = set(model._forward_pre_hooks)

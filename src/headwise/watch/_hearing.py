@@ -1,10 +1,12 @@
 """What becomes of the attention calls that a watch hears: sums of texts, and a close look."""
 
 from collections.abc import Collection
+from threading import get_ident
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics
@@ -27,7 +29,7 @@ class Hearing:
     Attributes:
         found: The sites of the calls so far.
         inputs: What the model is reading.
-        running: Which of its modules are running; None before it is listened to.
+        running: Which of its modules are running.
         answered: The sites that were answered in place of the model's own kernel.
     """
 
@@ -38,18 +40,20 @@ class Hearing:
         self._layers, self._every = layers, every
         self.found = Sites(model)
         self.inputs = Inputs(model, self.found.stacks.roots)
-        self.running: Running | None = None
+        self.running = Running()
         self.ledger = Ledger(request.per_text)
         self.pairs = Pairs(request)
         self.looks = Looks(request.maps, request.received)
         self.answered: set[Site] = set()
         self._understood: set[Site] = set()
+        self._reader = -1, 0  # the latest pass, and the thread that it runs in
 
     def hear(self, call: Call) -> None:
         """Take in one attention call; `listen` is what tells of it."""
         if self._passes_over():
             return
-        site = self.found.of(call, self.inputs.passes)
+        self._check_thread()
+        site = self.found.of(call, self.running)
         if self._layers is not None and site.layer not in self._layers:
             return
         # What listens for attention need not listen to what is computed about it.
@@ -71,12 +75,13 @@ class Hearing:
 
     def answer(self, call: Call) -> Float[Tensor, "B H T Dv"] | None:
         """Take in a call that the model has not answered, and give its heads; or neither."""
-        site = self.found.known(call, self.inputs.passes)
+        site = self.found.known(call, self.running)
         if site not in self._understood or self._passes_over():
             return None
         if self._layers is not None and site.layer not in self._layers:
             return None
-        site = self.found.of(call, self.inputs.passes)
+        self._check_thread()
+        site = self.found.of(call, self.running)
         with torch._C.DisableTorchFunction():
             heard = self._heard(site, call)
             sums, rows = self._collect(heard, heads_too=True)
@@ -90,6 +95,17 @@ class Hearing:
         again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
         return again or max(0, self.inputs.passes - 1) % self._every > 0
 
+    def _check_thread(self) -> None:
+        """Passes may come from any thread, but one after the other."""
+        passes, thread = self.inputs.passes, get_ident()
+        if self._reader[0] != passes or not self.inputs.inside:
+            self._reader = passes, thread
+        elif self._reader[1] != thread:
+            raise UnsupportedError(
+                f"observe: {type(self._model).__name__} runs in two threads at once. Let one "
+                f"wait for the other, or watch a copy in each (copy.deepcopy)."
+            )
+
     def _collect(self, heard: Heard, heads_too: bool) -> tuple[Sums, RowStatistics]:
         # Autocast would round sums of ours, too.
         with torch.autocast(heard.call.q.device.type, enabled=False):
@@ -97,7 +113,10 @@ class Hearing:
 
     def _enter(self, site: Site, heard: Heard, sums: Sums, rows: RowStatistics) -> None:
         self.ledger.enter(site, sums)
-        self.looks.take(site, heard.call, heard.first, rows.received)
+        received = rows.received
+        if received is not None and heard.places.gone:  # keys that the cache has forgotten
+            received = pad(received, (heard.places.gone, 0))
+        self.looks.take(site, heard.call, heard.first, received)
 
     def _heard(self, site: Site, call: Call) -> Heard:
         text, places = self._read(site, call)
@@ -128,20 +147,32 @@ class Hearing:
         if reading.own.real is None and call.real is not None:
             self.inputs.learn(site.stack, call.real)
         queries = reading.own.filled(Text(real=call.real))
+        if self._is_condensed(call):
+            return queries, places_across(call, queries, Text())
         return queries, places_within(call, queries)
+
+    def _is_condensed(self, call: Call) -> bool:
+        """Whether some of the text was left out or put together: who stands where is not known."""
+        T, S = call.q.shape[2], call.k.shape[2]
+        run = self.running.run_of(call.module)
+        given = None if run is None or not run.texts else run.texts[0].shape[1]
+        # More keys than queries are those of a cache, unless the module was given them all.
+        return T > S or (T < S and given == S)
 
 
 def _compare(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, places: Places) -> None:
     """Refuse a call whose heads don't follow from what was understood of it.
 
-    Large logits are rounded by more, and their exponentials with them: `lse` says how large.
+    Large logits are rounded by more, and their exponentials with them: `lse` says how large. What
+    becomes of a row whose logits are no numbers is left to the kernels, which differ.
     """
-    real = places.query_real[:, None, :, None]
-    logits = torch.where(real[..., 0] & lse.isfinite(), lse, 0.0).abs().max().item()
+    real = places.query_real[:, None, :, None] & ~lse.isnan().unsqueeze(-1)
+    logits = _largest(torch.where(real[..., 0] & lse.isfinite(), lse, 0.0))
     rounding = _STEPS * torch.finfo(torch.float32).eps * logits
     if theirs.shape == ours.shape:
-        gap = torch.where(real, theirs.to(ours.dtype) - ours, 0.0).abs().max().item()
-        size = torch.where(real, ours, 0.0).abs().max().item()
+        apart = real & (theirs != ours) & ~(theirs.isnan() & ours.isnan())
+        gap = _largest(torch.where(apart, theirs.to(ours.dtype) - ours, 0.0))
+        size = _largest(torch.where(real, ours, 0.0).nan_to_num(0.0, 0.0, 0.0))
         if gap <= (_TOLERANCE.get(theirs.dtype, 1e-4) + rounding) * max(size, 1e-6):
             return
         found = f"differ by {gap:.2g} at a size of {size:.2g}"
@@ -151,3 +182,7 @@ def _compare(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, places: Plac
         f"observe: {site.name} ({site.kernel}) does not compute what was understood of it: its "
         f"heads and ours {found}. Leave its layer out with layers=, and please report it."
     )
+
+
+def _largest(amounts: Tensor) -> float:
+    return amounts.abs().max().item() if amounts.numel() else 0.0

@@ -80,19 +80,22 @@ class Ledger:
         self._accounts: dict[Site, _Account] = {}
         self._pass = -1
         self._first = self._next = 0
+        self._told: dict[Site, int] = {}  # how many texts each has told in this pass
         self._read: dict[str, tuple[int, int]] = {}  # in each stack: how many texts, how far
 
     def begin(self, site: Site, places: Places, forward_pass: int) -> int:
-        """The number of the first text of a call."""
+        """The number of the first text of a call; a site's calls in one pass are other texts."""
         stack = site.stack.removesuffix("cross").removesuffix(".")
         if forward_pass != self._pass:
-            self._pass = forward_pass
+            self._pass, self._told = forward_pass, {}
             if not self._goes_on(stack, places):
                 self._first, self._read = self._next, {}
         if not places.across:
             self._read[stack] = places.n_texts, places.ends
-        self._next = max(self._next, self._first + places.n_texts)
-        return self._first
+        first = self._first + self._told.get(site, 0)
+        self._told[site] = self._told.get(site, 0) + places.n_texts
+        self._next = max(self._next, first + places.n_texts)
+        return first
 
     def _goes_on(self, stack: str, places: Places) -> bool:
         """Whether a pass reads on in the texts of the pass before."""

@@ -136,14 +136,18 @@ class Looks:
         chosen = range(T) if rows is None else rows
         if isinstance(chosen, slice):
             chosen = range(*chosen.indices(T))
-        if not (0 <= chosen.start <= chosen.stop <= T and chosen.step == 1):
+        if not isinstance(chosen, range) or chosen.step != 1:
+            raise ArgumentError(f"Watch.{what}: rows={rows!r}. Give a slice or range of step 1.")
+        if not (0 <= chosen.start <= chosen.stop <= T):
             raise ArgumentError(f"Watch.{what}: {rows} in a text of {T}. Stay within it.")
         return call, at, chosen
 
 
 def _find(head: HeadLike, sites: Iterable[Site]) -> tuple[Site, int]:
     known = {one: site for site in sites for one in site.heads()}
-    address = resolve_heads(head, known)[0]
+    address, *others = resolve_heads(head, known)
+    if others:
+        raise ArgumentError(f"Watch: {head} are several heads. Ask for one at a time.")
     return known[address], address.head
 
 

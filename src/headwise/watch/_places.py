@@ -56,6 +56,11 @@ class Places:
     forgotten: Int[Tensor, "#B 1"] | None = None
 
     @property
+    def gone(self) -> int:
+        """How many columns of the text are in the cache no more."""
+        return 0 if self.own_index is None else self.ends - 1 - int(self.own_index[-1])
+
+    @property
     def across(self) -> bool:
         """Whether the keys belong to another text than the queries."""
         return self.own_index is None

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headwise.errors import ArgumentError
 from headwise.table import STATISTICS
@@ -69,6 +70,7 @@ class Request:
     maps: bool = False
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         unknown = [name for name in self.statistics if name not in STATISTICS]
         if unknown:
             raise ArgumentError(
@@ -116,3 +118,19 @@ class Request:
     def wants(self, mass: str) -> bool:
         """Whether anything about a mass is asked for."""
         return mass in self.names or mass in self.top or mass in self.value
+
+
+def _check_kinds(request: Any) -> None:
+    """Refuse what is easily given in place of a tuple of names, of token ids, or of functions."""
+    for field_name in ("statistics", "pairs", "top", "value"):
+        names = getattr(request, field_name)
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise ArgumentError(f"Request: {field_name}={names!r}. Give a tuple of names.")
+    for name, tokens in request.classes.items():
+        if isinstance(tokens, str) or not isinstance(tokens, Collection):
+            raise ArgumentError(
+                f"Request: the class {name!r} is {tokens!r}. Give the ids of its tokens."
+            )
+    for name, relation in request.relations.items():
+        if not callable(relation):
+            raise ArgumentError(f"Request: the relation {name!r} is {relation!r}. Give a function.")

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -38,8 +39,8 @@ def observe(
 
     Watched are layers of this library, Hugging Face models, `nn.MultiheadAttention`, and modules
     that call `scaled_dot_product_attention` or write the softmax out; of these last the largest
-    logit is known where logits are scaled products and a mask, and NaN where more was added.
-    `nn.MultiheadAttention` and
+    logit is known where logits are scaled products and a mask, and NaN where more was added, or
+    under `torch.inference_mode()`. `nn.MultiheadAttention` and
     `nn.TransformerEncoder` are kept out of their private fast path (evaluation without gradients)
     and give what they give outside it; `sites()` says so. Modules are left as they were, also
     after an exception.
@@ -47,7 +48,8 @@ def observe(
     Args:
         model: Any model with such layers.
         request: What to find out. None is a `Request()`: what is cheap and of any text.
-        layers: The layers to watch, counted from 0. None is all of them.
+        layers: The layers to watch, counted from 0 in each stack, in the order in which they
+            attend. None is all of them.
         every: Watch only every n-th forward pass, beginning with the first. Under gradient
             accumulation each micro-batch is a forward pass.
         exact: False lets the pass that takes the statistics also compute the answer, equal to
@@ -58,7 +60,7 @@ def observe(
     Yields:
         The watch; its table can be read during the block and after it.
     Raises:
-        ArgumentError: `every` is below 1.
+        ArgumentError: `every` is below 1, or `layers` are not numbers from 0 on.
         UnsupportedError: a call cannot be read exactly.
 
     Example:
@@ -70,13 +72,22 @@ def observe(
         >>> [str(head) for head in watch.table().heads]
         ['L0.H0', 'L0.H1']
     """
-    if every < 1:
-        raise ArgumentError(f"observe: every={every}. Give 1 or more.")
+    if not isinstance(every, int) or every < 1:
+        raise ArgumentError(f"observe: every={every!r}. Give a whole number, 1 or more.")
+    if layers is not None and not _are_numbers(layers):
+        raise ArgumentError(f"observe: layers={layers!r}. Give a list of numbers, from 0 on.")
+    if not isinstance(request, Request | None):
+        raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
     watch = Watch(model, request or Request(), layers, every)
     hearing = watch.hearing
     answer = None if exact else hearing.answer
     with hearing.inputs.follow(), listen(model, hearing.hear, answer) as hearing.running:
         yield watch
+
+
+def _are_numbers(layers: Any) -> bool:
+    numbers = isinstance(layers, Collection) and len(layers) > 0
+    return numbers and all(isinstance(one, int) and one >= 0 for one in layers)
 
 
 class Watch:
@@ -95,14 +106,15 @@ class Watch:
         Each says how it is watched, what computes the model's answer and what its statistics.
         """
         hearing = self.hearing
-        unheard = [] if hearing.running is None else hearing.found.unheard(hearing.running)
-        heard = [
-            replace(site, kernel=f"{site.statistics}, instead of {site.kernel}")
-            if site in hearing.answered
-            else site
-            for site in hearing.found.all()
-        ]
-        return heard + unheard
+        unheard = hearing.found.unheard(hearing.running)
+        return [self._told(site) for site in hearing.found.all()] + unheard
+
+    def _told(self, site: Site) -> Site:
+        if self._layers is not None and site.layer not in self._layers:
+            return replace(site, watched="not watched: left out by layers=", statistics="")
+        if site in self.hearing.answered:
+            return replace(site, kernel=f"{site.statistics}, instead of {site.kernel}")
+        return site
 
     def table(self) -> HeadTable:
         """The statistics of every head watched so far.
@@ -221,15 +233,16 @@ class Watch:
         return f"It cannot be watched: {names}."
 
     def _check_seen(self, found: Collection[Site]) -> None:
+        everywhere = self.hearing.found.all()
+        missing = set(self._layers or ()) - {site.layer for site in everywhere}
+        if missing and everywhere:
+            raise ArgumentError(
+                f"observe: layers {sorted(missing)} were not seen. "
+                f"There are 0 to {max(site.layer for site in everywhere)}."
+            )
         if not found:
             passes = self.hearing.inputs.passes
             raise UnsupportedError(
                 f"observe: no attention call was seen in {passes} forward passes of "
                 f"{type(self._model).__name__}. {self._advice()}"
-            )
-        missing = set(self._layers or ()) - {site.layer for site in found}
-        if missing:
-            raise ArgumentError(
-                f"observe: layers {sorted(missing)} were not seen. "
-                f"There are {len(self.hearing.found.all())}, counted from 0."
             )

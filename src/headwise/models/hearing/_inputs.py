@@ -67,12 +67,12 @@ class Inputs:
         self._modules = {"": model, **stacks}
         self._readings: dict[str, Reading] = {}
         self._main, self._decoder = Text(), Text()
-        self._depth = 0
+        self._open: list[str] = []
         self.passes = 0
 
     @property
     def inside(self) -> bool:
-        return self._depth > 0
+        return bool(self._open)
 
     def of(self, stack: str) -> Reading:
         """What a stack is reading; what it was not told itself, the model may have been."""
@@ -89,10 +89,6 @@ class Inputs:
         """What a call told of the padding of its stack is true of the rest of the pass."""
         mine = self._readings.get(_without_cross(stack), _NOTHING)
         self._readings[_without_cross(stack)] = mine.filled(Reading(Text(real=real)))
-
-    def restart(self) -> None:
-        """Forget a pass that never told its end: it was interrupted from the keyboard."""
-        self._depth = 0
 
     @contextmanager
     def follow(self) -> Iterator["Inputs"]:
@@ -119,14 +115,20 @@ class Inputs:
         self._readings[name] = Reading(_text(given), _text(given, "encoder_"))
         if name == "":
             self._main, self._decoder = _text(given), _text(given, "decoder_")
-        self.passes += self._depth == 0
-        self._depth += 1
+        self._close(name)
+        self.passes += not self._open
+        self._open.append(name)
 
     def _end(self, name: str, *_: Any) -> None:
         self._readings.pop(name, None)
-        self._depth -= 1
+        self._close(name)
         if name == "":
             self._main, self._decoder = Text(), Text()
+
+    def _close(self, name: str) -> None:
+        """End a pass, and what began within it: an interruption may have left any open."""
+        if name in self._open:
+            del self._open[self._open.index(name) :]
 
 
 def _without_cross(stack: str) -> str:

@@ -27,11 +27,13 @@ class Run:
 
     Attributes:
         texts: Its arguments that may be tokens: floats of three axes.
+        quiet: Whether it tells of its attention by itself.
         used: Those among them that a module within it was given first.
     """
 
     module: nn.Module
     texts: list[Tensor]
+    quiet: bool
     used: list[Tensor] = field(default_factory=list)
 
     def reads_another_text(self, T: int, S: int) -> bool | None:
@@ -78,6 +80,15 @@ class Running:
         modules = [run.module for run in self.runs]
         return next((m for m in reversed(modules) if not isinstance(m, but)), modules[-1])
 
+    @property
+    def outermost(self) -> Run | None:
+        """The run within which all others happen: that of the whole model, or a part alone."""
+        return self.runs[0] if self.runs else None
+
+    def run_of(self, module: nn.Module) -> Run | None:
+        """The run of a module that is going on."""
+        return next((run for run in reversed(self.runs) if run.module is module), None)
+
     def may_answer(self, *inputs: Tensor) -> bool:
         """Whether somebody may: only where no gradient needs the way that the model went."""
         trained = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
@@ -96,10 +107,9 @@ class Running:
         """Keep count while the model runs; modules of types `elsewhere` are heard by themselves."""
         with ExitStack() as stack:
             for module in model.modules():
-                quiet = isinstance(module, elsewhere)
-                enter, leave = partial(self._enter, quiet), partial(self._leave, quiet)
+                enter = partial(self._enter, isinstance(module, elsewhere))
                 before = module.register_forward_pre_hook(enter, with_kwargs=True)
-                after = module.register_forward_hook(leave, always_call=True)
+                after = module.register_forward_hook(self._leave, always_call=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             yield
@@ -107,14 +117,18 @@ class Running:
     def _enter(
         self, quiet: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        self._forget(module)
         texts = _texts([*args, *kwargs.values()])
         if self.runs and texts and any(texts[0] is x for x in self.runs[-1].texts):
             self.runs[-1].used.append(texts[0])
-        self.runs.append(Run(module, texts))
+        self.runs.append(Run(module, texts, quiet))
         self.called.add(id(module))
         self.heard_elsewhere += quiet
 
-    def _leave(self, quiet: bool, module: nn.Module, *_: Any) -> None:
-        while self.runs and self.runs.pop().module is not module:
-            pass  # modules that an exception left
-        self.heard_elsewhere -= quiet
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        self._forget(module)
+
+    def _forget(self, module: nn.Module) -> None:
+        """End the run of a module, and runs within it: an interruption may have left any open."""
+        while self.run_of(module) is not None:
+            self.heard_elsewhere -= self.runs.pop().quiet

@@ -6,7 +6,7 @@ from torch import nn
 
 from headwise.heads import Head
 from headwise.models.hearing._call import Call
-from headwise.models.hearing._running import Running
+from headwise.models.hearing._running import Run, Running
 from headwise.models.hearing._stacks import Stacks, is_attention
 
 
@@ -42,7 +42,8 @@ class Site:
 class Sites:
     """The sites of one model, numbered as they are first called.
 
-    A module that is called several times in one pass, as shared layers are, is as many sites.
+    A module that runs several times in one pass, as shared layers do, is as many sites. Calls of
+    one run belong together: a tower may call its attention for one image after the other.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -50,8 +51,8 @@ class Sites:
         self._modules = dict(model.named_modules())
         self._names = {id(module): name for name, module in self._modules.items()}
         self._found: dict[tuple[int, int], Site] = {}
-        self._calls: dict[int, int] = {}
-        self._pass = -1
+        self._turns: dict[int, list[Run | None]] = {}
+        self._pass: Run | None = None
 
     def all(self) -> list[Site]:
         return list(self._found.values())
@@ -74,21 +75,26 @@ class Sites:
             for name in unread + silent
         ]
 
-    def known(self, call: Call, forward_pass: int) -> Site | None:
+    def known(self, call: Call, running: Running) -> Site | None:
         """The site of a call that is about to be made, if it is not new."""
-        nth = self._calls.get(id(call.module), 0) if forward_pass == self._pass else 0
-        return self._found.get((id(call.module), nth))
+        return self._found.get(self._turn(call.module, running))
 
-    def of(self, call: Call, forward_pass: int) -> Site:
+    def of(self, call: Call, running: Running) -> Site:
         """The site of a call, found or new."""
-        if forward_pass != self._pass:
-            self._calls, self._pass = {}, forward_pass
-        nth = self._calls.get(id(call.module), 0)
-        self._calls[id(call.module)] = nth + 1
-        key = (id(call.module), nth)
+        key = self._turn(call.module, running)
         if key not in self._found:
             self._found[key] = self._new(call)
         return self._found[key]
+
+    def _turn(self, module: nn.Module, running: Running) -> tuple[int, int]:
+        """A module, and how many of its runs came before this one in the same pass."""
+        outermost, run = running.outermost, running.run_of(module)
+        if outermost is not self._pass:
+            self._turns, self._pass = {}, outermost
+        runs = self._turns.setdefault(id(module), [])
+        if run not in runs:
+            runs.append(run)
+        return id(module), runs.index(run)
 
     def _new(self, call: Call) -> Site:
         name = self._names.get(id(call.module), type(call.module).__name__)

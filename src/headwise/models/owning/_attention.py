@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headwise.errors import UnsupportedError
 from headwise.heads import Head, HeadsLike, resolve_heads
 from headwise.layer import MultiHeadAttention
-from headwise.models.hearing import Call, Site, Sites, listen
+from headwise.models.hearing import Call, Running, Site, Sites, listen
 from headwise.models.owning._example import example_of, run
 from headwise.models.owning._projection import OutputProjection, output_projection
 
@@ -92,6 +92,7 @@ class _Search:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._sites = Sites(model)
+        self._running = Running()
         self._calls: dict[int, int] = {}
         self._found: list[Attention] = []
         self._unproved: dict[Attention, Float[Tensor, "B T H Dv"]] = {}
@@ -99,7 +100,7 @@ class _Search:
     @contextmanager
     def watching(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(listen(self._model, self._hear))
+            self._running = stack.enter_context(listen(self._model, self._hear))
             for module in self._model.modules():
                 hook = module.register_forward_pre_hook(self._prove)
                 stack.callback(hook.remove)
@@ -120,12 +121,17 @@ class _Search:
         return self._found
 
     def _hear(self, call: Call) -> None:
-        site = self._sites.of(call, 0)
+        site = self._sites.of(call, self._running)
         output = output_projection(self._model, site)
         if output is None:
             raise UnsupportedError(
                 f"heads: {site.name} has no output projection that is a plain linear layer. "
                 f"Merge adapters and unpack quantised weights first."
+            )
+        if any(one.site == site for one in self._found):
+            raise UnsupportedError(
+                f"heads: {site.name} attends several times in one run, so what is done to its "
+                f"heads cannot be told apart. Watch this model, but leave its heads as they are."
             )
         nth = self._calls.get(id(call.module), 0)
         self._calls[id(call.module)] = nth + 1

@@ -156,8 +156,10 @@ def _call(
     kwargs: dict[str, Any],
     heads: Tensor,
 ) -> Call:
-    read = keys_read(key.shape[2], mask, implementation)
-    q, k, v = query.detach(), key.detach()[:, :, :read], value.detach()[:, :, :read]
+    q, k, v = query.detach(), key.detach(), value.detach()
+    read = keys_read(k.shape[2], mask, implementation)
+    if read < k.shape[2]:
+        k, v = k[:, :, :read], v[:, :, :read]
     return Call(
         module=module,
         q=q, k=k, v=v,
