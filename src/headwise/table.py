@@ -46,7 +46,7 @@ STATISTICS: Mapping[str, Statistic] = {
     "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
     "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
     "sink": Statistic(*_SHARE, "attention lost to a sink that is no token"),
-    "participation": Statistic("keys", 1.0, np.inf, "how many keys take part, by their squares"),
+    "participation": Statistic("keys", 1.0, np.inf, "how many keys take part, (Σp)² / Σp²"),
     "output_norm": Statistic("norm", 0.0, np.inf, "how much the head writes, by its length"),
 }
 
@@ -220,6 +220,8 @@ class HeadTable:
 
     def save(self, path: str | Path) -> Path:
         """Write the whole table, sums and all; the ending says how: .parquet, .csv or .json.
+
+        A .csv begins with a line about the table; `pd.read_csv(path, comment="#")` leaves it out.
 
         Raises:
             ArgumentError: another ending.

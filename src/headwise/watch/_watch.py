@@ -163,7 +163,8 @@ class Watch:
     def weights(self, head: HeadLike, rows: Rows = None) -> Float[Tensor, "B R S"]:
         """The exact weights of one head on the last batch, for some queries or all of them.
 
-        Zeros stand where a query may not attend. The matrix is made for this head alone.
+        Zeros stand where a query may not attend; queries that are padding have what the model
+        gives them. The matrix is made for this head alone.
 
         Args:
             head: `"L5.H3"`, `(5, 3)` or a `Head`.
