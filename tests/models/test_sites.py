@@ -80,7 +80,7 @@ def test_every_place_is_told_and_how_it_is_watched() -> None:
         ("sliced", "not read: a softmax whose product with values was not found", "", ""),
         (
             "linear",
-            "not heard: called, and nothing in it was a softmax of queries and keys",
+            "not heard: called, and no softmax of queries and keys was seen (in this thread)",
             "",
             "",
         ),

@@ -113,5 +113,5 @@ def _why(module: nn.Module, running: Running) -> str:
     if id(module) in running.unread:
         return "not read: a softmax whose product with values was not found"
     if id(module) in running.called:
-        return "not heard: called, and nothing in it was a softmax of queries and keys"
+        return "not heard: called, and no softmax of queries and keys was seen (in this thread)"
     return "not called"
