@@ -89,8 +89,8 @@ def group_heads(
         if method == "mean":
             one = Grouped.pooled(model, source, n_kv_heads)
         else:
-            one = Grouped.of(model, source, n_kv_heads, roots)
-        one.expand(small)
+            one = Grouped.fitted(model, source, n_kv_heads, roots)
+        one.expand(model, small)
         grouped.append(one)
         if on_layer is not None:
             on_layer(one.told())

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from headwise.errors import UnsupportedError
 from headwise.models import Attention, OutputProjection, Share
 from headwise.surgery.grouping._cluster import cluster, neighbors
+from headwise.surgery.grouping._fit import Features, Fit, fit
 from headwise.surgery.grouping._freedom import Freedom, none_free
-from headwise.surgery.grouping._rows import Layout
-from headwise.surgery.grouping._shared import Made, Shared, share
+from headwise.surgery.grouping._rows import Layout, Rows
 
 
 @dataclass(frozen=True)
@@ -73,33 +73,38 @@ class Grouped:
 
     source: Source
     groups: list[list[int]]
-    keys: list[Shared]
-    values: list[Shared]
+    keys: list[Fit]
+    values: list[Fit]
 
     @classmethod
-    def of(
+    def fitted(
         cls, model: nn.Module, source: Source, n_groups: int, roots: Mapping[str, Tensor]
     ) -> "Grouped":
         """The groups of heads that lose least by sharing, or nearly so."""
-        keys, values = _made_keys(model, source, roots), _made_values(model, source, roots)
-        pairs = [(keys, source.keys), (values, source.values)]
-        apart = _apart(keys, source.keys) + _apart(values, source.values)
-        groups = cluster(apart, n_groups)
-        shared = [[share(made.of(group), freedom) for group in groups] for made, freedom in pairs]
-        return cls(source, groups, *shared)
+        keys, values = _keys_of(model, source, roots), _values_of(model, source, roots)
+        groups = cluster(_apart(keys, source.keys) + _apart(values, source.values), n_groups)
+        return cls._of(source, groups, keys, values)
 
     @classmethod
     def pooled(cls, model: nn.Module, source: Source, n_groups: int) -> "Grouped":
         """Neighbors, which share their mean."""
-        made = _made_keys(model, source, {}), _made_values(model, source, {})
         groups = neighbors(source.layout.n_kv_heads, n_groups)
-        shared = [[share(one.of(group), none_free()) for group in groups] for one in made]
-        return cls(replace(source, keys=none_free(), values=none_free()), groups, *shared)
+        plain = replace(source, keys=none_free(), values=none_free())
+        return cls._of(plain, groups, _keys_of(model, plain, {}), _values_of(model, plain, {}))
+
+    @classmethod
+    def _of(
+        cls, source: Source, groups: list[list[int]], keys: Features, values: Features
+    ) -> "Grouped":
+        fits = [fit(keys.some(group), source.keys) for group in groups]
+        return cls(
+            source, groups, fits, [fit(values.some(group), source.values) for group in groups]
+        )
 
     def told(self) -> GroupedLayer:
         lost = [
-            sum(one.lost for one in shared) / (sum(one.whole for one in shared) or 1.0)
-            for shared in (self.keys, self.values)
+            sum(one.lost for one in fits) / (sum(one.whole for one in fits) or 1.0)
+            for fits in (self.keys, self.values)
         ]
         return GroupedLayer(
             self.source.attention.site.name,
@@ -109,35 +114,41 @@ class Grouped:
             *lost,
         )
 
-    def expand(self, model: nn.Module) -> None:
+    def expand(self, model: nn.Module, wide: nn.Module) -> None:
         """Give each head of a model of the old shape its own copy of what its group shares."""
-        for rows, parts in ((self.source.layout.k, self.keys), (self.source.layout.v, self.values)):
-            own = torch.cat([part.mixed @ part.rows for part in parts])
-            rows.write(model, own[np.argsort([head for group in self.groups for head in group])])
+        layout = self.source.layout
+        for rows, fits in ((layout.k, self.keys), (layout.v, self.values)):
+            own = rows.read(model)
+            for group, one in zip(self.groups, fits, strict=True):
+                own[group] = one.mixed @ one.shared(own[group])
+            rows.write(wide, own)
 
     @torch.no_grad()
     def settle(self, model: nn.Module, small: nn.Module, layout: Layout) -> None:
         """Write what is shared into a model of the new shape, its query heads in a new order."""
         source, n = self.source, self.source.group
         order = [kv * n + at for group in self.groups for kv in group for at in range(n)]
-        mixed = [
-            torch.cat([one.mixed for one in parts]).repeat_interleave(n, 0)
-            for parts in (self.keys, self.values)
-        ]
-        layout.q.write(small, mixed[0].mT @ source.layout.q.read(model)[order])
-        layout.k.write(small, torch.stack([one.rows for one in self.keys]))
-        layout.v.write(small, torch.stack([one.rows for one in self.values]))
+        for old, new, fits in (
+            (source.layout.k, layout.k, self.keys),
+            (source.layout.v, layout.v, self.values),
+        ):
+            rows = old.read(model)
+            pairs = zip(self.groups, fits, strict=True)
+            new.write(small, torch.stack([one.shared(rows[group]) for group, one in pairs]))
+        queries, outputs = (
+            torch.cat([one.mixed for one in fits]).repeat_interleave(n, 0).mT
+            for fits in (self.keys, self.values)
+        )
+        layout.q.write(small, queries @ source.layout.q.read(model)[order])
         output = source.attention.output
-        out = mixed[1].mT @ output.per_head.detach().double()[order]
-        there = small.get_submodule(output.name)
-        OutputProjection(output.name, there, output.n_heads).per_head.copy_(out.to(output.weight))
+        there = OutputProjection(output.name, small.get_submodule(output.name), output.n_heads)
+        mixed = outputs @ output.per_head.detach().double()[order]
+        there.per_head.copy_(mixed.to(there.weight))
         for one in _others(source):
-            weight = small.get_parameter(one.name)
-            at = torch.cat([(one.heads == head).nonzero().flatten() for head in order])
-            to = torch.cat([(one.heads == head).nonzero().flatten() for head in range(len(order))])
-            weight.index_copy_(
-                one.axis, to, model.get_parameter(one.name).index_select(one.axis, at)
-            )
+            own = [(one.heads == head).nonzero().flatten() for head in range(len(order))]
+            moved = torch.cat([own[head] for head in order])
+            weight = model.get_parameter(one.name).index_select(one.axis, moved)
+            small.get_parameter(one.name).index_copy_(one.axis, torch.cat(own), weight)
 
 
 def _others(source: Source) -> list[Share]:
@@ -158,41 +169,42 @@ def _others(source: Source) -> list[Share]:
     return others
 
 
-def _made_keys(model: nn.Module, source: Source, roots: Mapping[str, Tensor]) -> Made:
+def _keys_of(model: nn.Module, source: Source, roots: Mapping[str, Tensor]) -> Features:
     layout, freedom = source.layout, source.keys
-    q = _seen(layout.q.read(model), roots.get(layout.q.name))
+    q = _seen(layout.q, model, roots)
     counts = _by_kv_head(q @ q.mT, source)
     # Positions turn the other features apart, so that on the whole each pair counts by itself.
     kept = torch.diag_embed(counts.diagonal(dim1=1, dim2=2))
-    block = slice(None), freedom.free[:, None], freedom.free
+    block = (..., freedom.free[:, None], freedom.free)
     kept[block] = counts[block]
     one, two = freedom.pairs.T
-    both = (kept[:, one, one] + kept[:, two, two]) / 2
-    kept[:, one, one] = kept[:, two, two] = both
-    rows = layout.k.read(model)
-    return Made(rows, _seen(rows, roots.get(layout.k.name)), kept)
+    kept[:, one, one] = kept[:, two, two] = (kept[:, one, one] + kept[:, two, two]) / 2
+    return Features.of(_seen(layout.k, model, roots), kept)
 
 
-def _made_values(model: nn.Module, source: Source, roots: Mapping[str, Tensor]) -> Made:
+def _values_of(model: nn.Module, source: Source, roots: Mapping[str, Tensor]) -> Features:
     out = source.attention.output.per_head.detach().double()
-    counts = _by_kv_head(out @ out.mT, source)
-    rows = source.layout.v.read(model)
-    return Made(rows, _seen(rows, roots.get(source.layout.v.name)), counts)
+    return Features.of(_seen(source.layout.v, model, roots), _by_kv_head(out @ out.mT, source))
 
 
 def _by_kv_head(of_heads: Float[Tensor, "H D D"], source: Source) -> Float[Tensor, "n D D"]:
     return of_heads.view(-1, source.group, *of_heads.shape[1:]).sum(1)
 
 
-def _seen(rows: Float[Tensor, "n D m"], root: Float[Tensor, "m m"] | None) -> Tensor:
-    return rows if root is None else rows @ root
+def _seen(
+    rows: Rows, model: nn.Module, roots: Mapping[str, Tensor]
+) -> Float[Tensor, "n D in_and_bias"]:
+    """Rows whose products are the mean products of what they make."""
+    root = roots.get(rows.name)
+    return rows.read(model) if root is None else rows.read(model) @ root
 
 
-def _apart(made: Made, freedom: Freedom) -> Float64[np.ndarray, "n n"]:
+def _apart(features: Features, freedom: Freedom) -> Float64[np.ndarray, "n n"]:
     """What each two heads lose by sharing, as a share of what all have."""
-    n = len(made.rows)
-    lost = np.zeros((n, n))
+    n = len(features.counts)
+    lost, whole = np.zeros((n, n)), 0.0
     for one, two in combinations(range(n), 2):
-        lost[one, two] = lost[two, one] = share(made.of([one, two]), freedom).lost
-    whole = sum(share(made.of([head]), freedom).whole for head in range(n))
+        shared = fit(features.some([one, two]), freedom)
+        lost[one, two] = lost[two, one] = shared.lost
+        whole += shared.whole / (n - 1)  # each head is one of n - 1 pairs
     return lost / (whole or 1.0)
