@@ -2,8 +2,8 @@
 #
 #   make report     train the Mini-GPT, study its heads, write report.html
 #   make test       lint, types, tests and the documents' code: under 10 minutes
-#   make test-full  all that and the long tests
-#   make setup lint format bench docs clean
+#   make test-full  all that, the long tests, and the native kernel under sanitizers
+#   make setup native lint format bench docs clean
 
 # Which Python builds the environment: the first of these that is new enough and can.
 PYTHONS = python3.13 python3.12 python3.11 python3
@@ -17,7 +17,12 @@ export PIP_CONSTRAINT = constraints.txt
 export PIP_BUILD_CONSTRAINT = constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup report test test-full lint types format bench docs clean
+NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*)
+# What rests on the native kernel, or on its absence.
+KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
+    tests/models/test_answered.py tests/models/test_sites.py
+
+.PHONY: setup native report test test-full test-without-native test-sanitized lint types format bench docs clean
 
 setup: .venv/dev
 
@@ -27,8 +32,27 @@ report: .venv/run
 test: lint types
 	$(PYTEST) -m "not full" --cov
 
-test-full: lint types
+test-full: lint types test-without-native test-sanitized
 	$(PYTEST) --cov
+
+# The same laws where nothing was built.
+test-without-native: .venv/dev
+	HEADWISE_NATIVE=0 $(PYTEST) -m "not full" $(KERNELS)
+
+# The kernel's laws, with every read and write of memory watched.
+test-sanitized: .venv/dev $(NATIVE)
+	@cmake -S . -B build/sanitized -D SANITIZE=ON >build/sanitized.log
+	@cmake --build build/sanitized >>build/sanitized.log
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 HEADWISE_NATIVE=$(CURDIR)/build/sanitized/avx2.so \
+	    OMP_NUM_THREADS=1 $(BIN)/pytest -m "not full" -k "not pool and not without" \
+	    tests/laws/test_native.py
+
+# The native kernel alone, beside its sources; an installation builds it too, where it can.
+native: $(NATIVE)
+	cmake -S . -B build/native
+	cmake --build build/native
+	cmake --install build/native
 
 lint: .venv/dev
 	$(BIN)/ruff format --check --quiet
@@ -52,12 +76,12 @@ clean:
 	rm -rf .venv build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps: what was installed, and from which files. Who has the tools also has what a run needs.
-.venv/dev: pyproject.toml constraints.txt | $(BIN)/pip
+.venv/dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip
 	@echo "Installing headwise and its tools into .venv (a few minutes the first time)"
 	@$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch .venv/run $@
 
-.venv/run: pyproject.toml constraints.txt | $(BIN)/pip
+.venv/run: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip
 	@echo "Installing headwise into .venv (a few minutes the first time)"
 	@$(BIN)/pip install --quiet --editable .
 	@touch $@

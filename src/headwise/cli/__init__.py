@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from headwise._native import library
 from headwise.cli._count import count
 from headwise.cli._group import group
 from headwise.cli._importance import importance
@@ -52,7 +53,9 @@ def explain(
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
+        kernel = library()
         typer.echo(f"headwise {version('headwise')} (torch {version('torch')})")
+        typer.echo(f"native kernel: {kernel.name} ({kernel.why})")
         raise typer.Exit
     return wanted
 
@@ -96,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _hush() -> None:
     """Keep the libraries' own remarks and bars from standing around our one line."""
-    for library in ("TRANSFORMERS", "HF_HUB"):
-        os.environ.setdefault(f"{library}_VERBOSITY", "error")
+    for prefix in ("TRANSFORMERS", "HF_HUB"):
+        os.environ.setdefault(f"{prefix}_VERBOSITY", "error")
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

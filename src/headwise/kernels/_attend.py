@@ -16,6 +16,7 @@ from headwise.kernels._guard import shielded
 from headwise.kernels._rows import attend_rows
 from headwise.kernels._rule import BiasLike, MaskLike, Rule, WindowLike, check_rule, make_rule
 from headwise.kernels._weights import weights_from_lse
+from headwise.kernels.native import attend_native
 
 
 class AttendOutput(NamedTuple):
@@ -71,7 +72,7 @@ def attend(
         dropout_p: Share of weights dropped, the rest scaled up; in training only.
         need_weights: Whether to return the weights too. They hold `B·H·T·S` numbers.
         need_lse: Whether to return the log of the sum of the exponentials too.
-        backend: "auto", "fused" (torch's kernel) or "rows" (plain PyTorch, every rule).
+        backend: "auto", "native" (in C++), "fused" (torch's kernel) or "rows" (in PyTorch).
     Returns:
         The heads; with extras an `AttendOutput`. Of half precision the heads stay in it, weights
         and log-sum-exp are float32.
@@ -91,12 +92,10 @@ def attend(
     check_rule(rule, q)
     rule = rule.simplify(q.shape[2], k.shape[2])
     extras = need_weights or need_lse
-    choice = choose(rule, q, k, "rows" if extras and dropout_p and backend == "auto" else backend)
-    if choice.backend == "fused" and extras and dropout_p:
-        raise ArgumentError(
-            f"attend: backend='fused' cannot return weights under dropout_p={dropout_p}: "
-            f"it does not tell which it dropped. Use backend='rows' or 'auto'."
-        )
+    dropped_by_rows = extras and dropout_p > 0 and backend == "auto"
+    choice = choose(rule, q, k, v, "rows" if dropped_by_rows else backend, dropout_p)
+    if extras and dropout_p:
+        _check_tells(choice, dropout_p)
 
     compute = partial(
         _compute,
@@ -111,6 +110,14 @@ def attend(
         return found["heads"]
     lse = found["lse"] if need_lse else None
     return AttendOutput(found["heads"], found.get("weights"), lse, choice)
+
+
+def _check_tells(choice: Choice, dropout_p: float) -> None:
+    if choice.backend == "fused":
+        raise ArgumentError(
+            f"attend: backend='fused' cannot return weights under dropout_p={dropout_p}: "
+            f"it does not tell which it dropped. Use backend='rows' or 'auto'."
+        )
 
 
 class _Wanted(NamedTuple):
@@ -130,6 +137,13 @@ def _compute(
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     if choice.backend == "rows":
         return attend_rows(q, k, v, rule, dropout_p, keep_weights=wanted.weights)
+    if choice.backend == "native":
+        found = attend_native(q, k, v, rule)
+        if not wanted.weights:
+            return found
+        if rule.softcap is None and rule.sinks is None:
+            return found | {"weights": weights_from_lse(q, k, rule, found["lse"])}
+        return attend_rows(q, k, v, rule, keep_weights=True) | found
     found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
     if extras and "lse" not in found:  # with gradients, or not on a CPU
         return attend_rows(q, k, v, rule, keep_weights=wanted.weights) | found

@@ -20,6 +20,16 @@ class Bias:
         """For how many texts and heads the bias is made; 1 is for all of them."""
         raise NotImplementedError
 
+    @property
+    def parts(self) -> tuple["Bias", ...]:
+        """What the bias is the sum of."""
+        return (self,)
+
+    @property
+    def by_distance(self) -> bool:
+        """Whether only the distance counts, on any plane whose last query is on the last key."""
+        return False
+
     def __add__(self, other: "Bias") -> "Bias":
         return _Sum(self, other)
 
@@ -45,6 +55,10 @@ class _Sum(Bias):
 
     def tile(self, tile: Tile) -> Float[Tensor, "#B #H #R #n"]:
         return self.one.tile(tile) + self.two.tile(tile)
+
+    @property
+    def parts(self) -> tuple[Bias, ...]:
+        return self.one.parts + self.two.parts
 
     @property
     def batch(self) -> tuple[int, int]:

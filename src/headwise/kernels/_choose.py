@@ -5,16 +5,19 @@ bfloat16 products) and Sapphire Rapids (which has AMX). Width 64, 12 heads, wher
 said. `benchmarks/layer.py` takes those of whole layers again.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from headwise.errors import ArgumentError
 from headwise.kernels._rule import Rule
-from headwise.masks import Window, known
+from headwise.kernels.native import cannot
+from headwise.masks import Tile, Window, can_look, is_trained, known
 
-BACKENDS = ("auto", "fused", "rows")
+BACKENDS = ("auto", "fused", "rows", "native")
 # Rows in one block, where blocks skip the keys that none of their rows may attend to.
 BLOCK = 128
 # Whether this CPU multiplies tiles of bfloat16. There is no public way to ask.
@@ -24,24 +27,40 @@ HAS_AMX: bool = torch.cpu._is_amx_tile_supported()
 class Choice(NamedTuple):
     """The kernel that computes, what it is given, and the reasons."""
 
-    backend: str  # "fused" or "rows"
+    backend: str  # "native", "fused" or "rows"
     form: str  # of the mask: "none", "causal" (the kernel's own flag), "blocks" or "dense"
     packed: bool  # the heads of a group as rows of one head, so that keys are read once
     wide: bool  # half precision computed in float32
     reason: str
 
 
-def choose(rule: Rule, q: Tensor, k: Tensor, backend: str = "auto") -> Choice:
-    """Pick what computes `attend` for queries and keys: of their numbers nothing is read.
+def choose(
+    rule: Rule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    backend: str = "auto",
+    dropout_p: float = 0.0,
+) -> Choice:
+    """Pick what computes `attend` of these inputs: of their numbers nothing is read.
 
-    Torch's fused kernel unless it cannot follow the rule, given the cheapest form of the mask.
+    The native kernel where it is faster; else torch's fused kernel unless it cannot follow the
+    rule, given the cheapest form of the mask.
 
     Raises:
-        ArgumentError: the name is unknown, or that kernel cannot follow the rule.
+        ArgumentError: the name is unknown, or that kernel cannot do this.
     """
+    if backend not in BACKENDS:
+        raise ArgumentError(
+            f"attend: backend={backend!r} is not known. Choose one of {', '.join(BACKENDS)}."
+        )
+    form = "none" if rule.visible is None else "blocks"
+    if backend in ("auto", "native"):
+        why = _native(rule, (q, k, v), backend, dropout_p)
+        if why is not None:
+            return Choice("native", form, False, wide=q.dtype != torch.float32, reason=why)
     kernel, why = _kernel(rule, backend)
     if kernel == "rows":
-        form = "none" if rule.visible is None else "blocks"
         return Choice(kernel, form, packed=True, wide=True, reason=why)
     form, what = _form(rule, q, k)
     packed, wide = _is_packed(form, q, k), _is_wide(form, q, k)
@@ -55,11 +74,58 @@ def choose(rule: Rule, q: Tensor, k: Tensor, backend: str = "auto") -> Choice:
     return Choice(kernel, form, packed, wide, "; ".join(reasons))
 
 
+def _native(
+    rule: Rule, inputs: tuple[Tensor, Tensor, Tensor], backend: str, dropout_p: float
+) -> str | None:
+    """Why the native kernel computes this; None: it does not, and need not."""
+    q, k, v = inputs
+    if backend == "auto" and not _is_won(q, k):
+        return None
+    reason = _has_no(rule, inputs, dropout_p) or cannot(q, k, v, rule)
+    if reason is None:
+        return "asked for by name" if backend == "native" else "the native kernel is faster"
+    if backend == "auto":
+        return None
+    raise ArgumentError(
+        f"attend: backend='native' cannot compute this: {reason}. "
+        f"Use backend='auto' to let attend choose."
+    )
+
+
+def _has_no(rule: Rule, inputs: tuple[Tensor, Tensor, Tensor], dropout_p: float) -> str | None:
+    """What is asked of the native kernel that it does not have."""
+    if dropout_p:
+        return f"it has no dropout (dropout_p={dropout_p})"
+    if is_trained(*inputs) or is_trained(*_learned(rule, inputs[0].shape[2], inputs[1].shape[2])):
+        return "it has no gradients"
+    if forward_ad._current_level >= 0:  # there is no public way to ask
+        return "it has no forward-mode gradients"
+    return None
+
+
+def _learned(rule: Rule, T: int, S: int) -> Iterator[Tensor]:
+    """What of a rule may have a gradient."""
+    if rule.sinks is not None:
+        yield rule.sinks
+    if rule.bias is not None:  # of which a corner tells as much as the whole
+        yield rule.bias.tile(Tile(T, S, range(min(1, T)), range(min(1, S)), torch.device("cpu")))
+
+
+def _is_won(q: Tensor, k: Tensor) -> bool:
+    """Whether the native kernel is faster than torch's, if it can compute this.
+
+    Its call takes .07 ms longer, which must be gained. Over torch's kernel, full and causal: 12
+    heads at 32, 64 and 128 tokens 1.35 1.27, 1.03 .84, 1.03 .74; of 8 texts .82 .85, .84 .71, and
+    at 8 tokens 1.07 1.05; 16 queries on 1024 keys .80 .70. Longer ones: `benchmarks/native.py`. A
+    few queries leave lanes empty.
+    """
+    if not can_look(q) or q.dtype != torch.float32:
+        return False
+    B, H, T, D = q.shape
+    return T >= 8 and B * H * T * k.shape[2] * D >= (torch.get_num_threads() << 23)
+
+
 def _kernel(rule: Rule, backend: str) -> tuple[str, str]:
-    if backend not in BACKENDS:
-        raise ArgumentError(
-            f"attend: backend={backend!r} is not known. Choose one of {', '.join(BACKENDS)}."
-        )
     if backend == "rows":
         return "rows", "asked for by name"
     missing = [name for name in ("softcap", "sinks") if getattr(rule, name) is not None]
@@ -144,8 +210,3 @@ def _is_wide(form: str, q: Tensor, k: Tensor) -> bool:
         return trained or not (HAS_AMX or known(T <= 32))
     in_blocks = form == "blocks" and not HAS_AMX and D < 128 and known(T <= 640)
     return trained and (in_blocks or known(T <= 128))
-
-
-def is_trained(*inputs: Tensor) -> bool:
-    """Whether gradients will be asked for."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)

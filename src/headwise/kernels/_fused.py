@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from headwise.kernels._cells import Named
-from headwise.kernels._choose import Choice, blocks_of, is_trained
+from headwise.kernels._choose import Choice, blocks_of
 from headwise.kernels._rule import Rule
-from headwise.masks import Tile, can_look
+from headwise.masks import Tile, can_look, is_trained
 
 
 def attend_fused(

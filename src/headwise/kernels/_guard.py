@@ -13,9 +13,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise.kernels._cells import Named
-from headwise.kernels._choose import is_trained
 from headwise.kernels._rule import Rule
-from headwise.masks import can_look
+from headwise.masks import can_look, is_trained
 
 
 def shielded(

@@ -19,9 +19,8 @@ from headwise.kernels._cells import (
     over_cells,
     powers_of_cell,
 )
-from headwise.kernels._choose import is_trained
 from headwise.kernels._rule import Rule
-from headwise.masks import Tile, is_transformed
+from headwise.masks import Tile, is_trained, is_transformed
 
 
 def attend_rows(

@@ -1,7 +1,6 @@
 """What the weights of each row were like, without keeping them.
 
-One narrow door: queries, keys, a rule and a request go in, statistics of rows come out. A
-faster kernel has this one function to replace.
+Queries, keys, a rule and a request go in, statistics of rows come out: here in plain PyTorch.
 """
 
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ class RowRequest:
         entropy: Whether to compute the entropy.
         distance: Whether to compute the mean distance to what is attended to.
         participation: Whether to compute how many keys take part.
+        argmax: Whether to find the key with the largest weight.
         received: The queries whose weights are summed up for each key; None: no such sums.
         keys: For each query, keys whose single weights are wanted; −1 where there is none.
         classes: For each key, its share in every class (usually 0 or 1).
@@ -55,6 +55,7 @@ class RowRequest:
     entropy: bool = True
     distance: bool = False
     participation: bool = False
+    argmax: bool = False
     received: Bool[Tensor, "B T"] | None = None
     keys: Int[Tensor, "B T N"] | None = None
     classes: Float[Tensor, "B S C"] | None = None
@@ -81,6 +82,7 @@ class RowStatistics:
     distance: Float[Tensor, "B H T"] | None = None  # Σ p |i − j|
     even_distance: Float[Tensor, "B H T"] | None = None  # the same for even weights
     participation: Float[Tensor, "B H T"] | None = None  # (Σ p)² / Σ p², 1 … n
+    argmax: Int[Tensor, "B H T"] | None = None  # the first of those that tie; −1 without keys
     received: Float[Tensor, "B H S"] | None = None  # Σ p over queries, in the precision of p
     key_mass: Float[Tensor, "B H T N"] | None = None
     key_top: Float[Tensor, "B H T N"] | None = None  # 1 on the largest weight; ties share it
@@ -93,6 +95,11 @@ class RowStatistics:
     class_keys: Float[Tensor, "B H T C"] | None = None  # visible keys of the class
     heads: Float[Tensor, "B H T Dv"] | None = None
 
+    @property
+    def kernel(self) -> str:
+        """What computed them."""
+        return "blocks of rows"
+
 
 @torch.no_grad()
 def row_statistics(
@@ -102,10 +109,7 @@ def row_statistics(
     rule: Rule,
     request: RowRequest,
 ) -> RowStatistics:
-    """Statistics of the weights of every row, in memory that grows with the text.
-
-    Exact for every rule (softcap, sinks, biases, any mask), since they are computed from the
-    weights themselves, a cell at a time. Half precisions are computed in float32.
+    """Statistics of the weights of every row, a cell at a time.
 
     Source:
         entropy from the moments of a running softmax: H = ln l − u / l with l = Σ exp(z − m)
@@ -132,6 +136,8 @@ def row_statistics(
             found |= _distance(soft, cell, request, whole)
         if request.participation:
             found["participation"] = _participation(soft, rule)
+        if request.argmax:
+            found["argmax"] = _argmax(soft, cell)
         if request.received is not None:
             part = _received(soft, cell, request.received)
             whole.received[cell.texts, cell.heads, cell.keys] += part
@@ -207,6 +213,13 @@ def _participation(soft: Powers, rule: Rule) -> Float[Tensor, "b h R"]:
     squares = torch.linalg.vector_norm(relative, dim=-1).square()
     seen = soft.highest > HIDDEN / 2
     return torch.where(seen, kept.square() / torch.where(seen, squares, 1.0), 0.0)
+
+
+def _argmax(soft: Powers, cell: Cell) -> Int[Tensor, "b h R"]:
+    if not soft.shifted.shape[-1]:
+        return torch.full_like(soft.total, -1, dtype=torch.int64)
+    first = soft.shifted.argmax(-1) + cell.tile.keys.start
+    return torch.where(soft.highest > HIDDEN / 2, first, -1)
 
 
 def _received(soft: Powers, cell: Cell, queries: Bool[Tensor, "B T"]) -> Float[Tensor, "b h n"]:

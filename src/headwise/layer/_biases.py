@@ -60,6 +60,10 @@ class Placed(Bias):
     def batch(self) -> tuple[int, int]:
         return max(len(self.query_at), len(self.key_at)), self.part.n_heads
 
+    @property
+    def by_distance(self) -> bool:
+        return self.in_steps and isinstance(self.part, DistanceBias)
+
     def tile(self, tile: Tile) -> Float[Tensor, "b H R n"]:
         rows, keys = tile.rows, tile.keys
         # A traced graph has no views with steps of an open length.

@@ -13,14 +13,16 @@ from headwise.masks._given import (
     from_flex,
     split_additive,
 )
-from headwise.masks._look import can_look, is_transformed, known
+from headwise.masks._look import can_look, is_trained, is_transformed, known
 from headwise.masks._mask import Mask
+from headwise.masks._parts import Parts
 from headwise.masks._rules import Window, causal, documents, padding, window
 from headwise.masks._tile import Span, Tile, cut
 
 __all__ = [
     "Dense",
     "Mask",
+    "Parts",
     "Span",
     "Tile",
     "Window",
@@ -32,6 +34,7 @@ __all__ = [
     "from_additive",
     "from_blocked",
     "from_flex",
+    "is_trained",
     "is_transformed",
     "known",
     "padding",

@@ -17,6 +17,11 @@ def can_look(x: Tensor) -> bool:
     return not wrapped
 
 
+def is_trained(*inputs: Tensor) -> bool:
+    """Whether gradients will be asked for."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+
+
 def known(condition: bool) -> bool:
     """Whether a condition on sizes holds; while being traced, whether it does for every size.
 

@@ -89,8 +89,10 @@ class Window(Mask):
         return visible[None, None]
 
     def __and__(self, other: Mask) -> Mask:
-        if not isinstance(other, Window):
-            return super().__and__(other)
+        return self.nearer(other) if isinstance(other, Window) else super().__and__(other)
+
+    def nearer(self, other: "Window") -> "Window":
+        """What both windows show."""
         return Window(_nearer(self.left, other.left), _nearer(self.right, other.right))
 
     def simplify(self, T: int, S: int) -> Mask | None:

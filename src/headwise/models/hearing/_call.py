@@ -9,7 +9,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from headwise.kernels import RowRequest, RowStatistics, Rule, row_statistics
+from headwise.kernels import (
+    RowRequest,
+    RowStatistics,
+    Rule,
+    row_statistics,
+    statistics_kernel,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +54,7 @@ class Call:
     @property
     def statistics_kernel(self) -> str:
         """What computes its statistics."""
-        return "blocks of rows"
+        return statistics_kernel(self.q, self.k, self.v, self.rule)
 
     def row_statistics(self, request: RowRequest) -> RowStatistics:
         """What the weights of every row were like; a largest logit that is not known is NaN."""

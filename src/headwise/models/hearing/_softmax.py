@@ -39,7 +39,7 @@ class WrittenOut(Call):
 
     @property
     def statistics_kernel(self) -> str:
-        return "blocks of rows of the model's own logits"
+        return f"{super().statistics_kernel} of the model's own logits"
 
     def row_statistics(self, request: RowRequest) -> RowStatistics:
         rows = super().row_statistics(request)

@@ -1,0 +1,147 @@
+"""The native kernel beside torch's: heads alone, and heads with what is said about the weights.
+
+    python benchmarks/native.py --into docs/native.md
+
+Every number of one table comes from one run on one thread, its works interleaved, by the CPU time
+of the process. Ratios are medians of ratios of the same round to torch's kernel on the same
+tensors, which gives the heads alone; with a 95 % interval for that median.
+"""
+
+import argparse
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from _telling import Row, aloud, insert, machine, rows_of, tables
+from _timing import Times, Work, interleaved, rounds_for
+from torch import Tensor
+
+from headwise._native import library
+from headwise.kernels import RowRequest, Rule, attend, make_rule, row_statistics
+
+# Texts, heads, tokens, width.
+FORWARD = (
+    (8, 12, 128, 64),
+    (1, 12, 512, 64),
+    (1, 12, 2048, 64),
+    (1, 12, 8192, 64),
+    (1, 32, 1024, 128),
+)
+# Where the native kernel begins to win.
+SMALL = ((1, 2, 64, 64), (1, 12, 64, 64), (1, 12, 128, 64), (2, 12, 128, 64), (1, 12, 256, 64))
+
+
+def main() -> None:
+    how = _arguments()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(0)
+    rows = aloud(chain(forward(how), rules(how), small(how)))
+    text = "\n\n".join([f"Native kernel: {library().name}. {machine(how)}.", *tables(rows)])
+    print(text)
+    if how.into:
+        insert(text, how.into)
+
+
+def forward(how: argparse.Namespace) -> Iterator[Row]:
+    """Heads, and more and more statistics of the same pass."""
+    for size in how.sizes:
+        for causal in (False, True):
+            case = {"table": "Forward", "texts, heads, tokens, width": _told(size)}
+            times = _time(_works(size, causal), how)
+            yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "torch")
+
+
+def _works(size: tuple[int, ...], causal: bool) -> dict[str, Work]:
+    B, _, T, D = size
+    q, k, v = _inputs(*size)
+    rule = make_rule(head_dim=D, is_causal=causal).simplify(T, T)
+    classes = torch.eye(8)[torch.randint(8, (B, T))]
+    requests = {
+        "with lse, entropy, maxima": RowRequest(heads=True),
+        "and argmax": RowRequest(heads=True, argmax=True),
+        "and 8 classes": RowRequest(heads=True, argmax=True, classes=classes),
+        "a watch": RowRequest(heads=True, distance=True, keys=_neighbors(B, T)),
+        "and what keys receive": RowRequest(heads=True, received=torch.ones(B, T).bool()),
+    }
+    works: dict[str, Work] = {
+        "torch": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal),
+        "heads alone": partial(attend, q, k, v, causal=causal, backend="native"),
+    }
+    return works | {name: _described(q, k, v, rule, one) for name, one in requests.items()}
+
+
+def rules(how: argparse.Namespace) -> Iterator[Row]:
+    """Masks and biases, and what torch's kernel takes for the same."""
+    B, H, T, D = 1, 12, 1024, 64
+    q, k, v = _inputs(B, H, T, D)
+    at = torch.arange(T)
+    near = ((at[:, None] - at >= 0) & (at[:, None] - at <= 255))[None, None]
+    bias = torch.randn(1, H, T, T)
+    given: dict[str, tuple[Tensor, dict[str, object]]] = {
+        "window of 256": (near, {"near": (255, 0)}),
+        "a mask of booleans, random": (torch.rand(1, 1, T, T) < 0.5, {"mask": None}),
+        "a mask of booleans, causal": (torch.ones(1, 1, T, T).tril().bool(), {"mask": None}),
+        "a bias": (bias, {"bias": bias}),
+    }
+    for name, (mask, said) in given.items():
+        rule = make_rule(head_dim=D, **{n: mask if x is None else x for n, x in said.items()})
+        works: dict[str, Work] = {
+            "torch": partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask),
+            "native, with lse, entropy, maxima": _described(q, k, v, rule, RowRequest(heads=True)),
+        }
+        case = {"table": f"Rules, {_told((B, H, T, D))}", "rule": name}
+        yield from rows_of(case, _time(works, how), "torch")
+
+
+def small(how: argparse.Namespace) -> Iterator[Row]:
+    """`attend` by either kernel, where a call is short."""
+    for size in SMALL:
+        q, k, v = _inputs(*size)
+        works: dict[str, Work] = {
+            name: partial(attend, q, k, v, backend=name) for name in ("fused", "native")
+        }
+        case = {"table": "Short calls of attend", "texts, heads, tokens, width": _told(size)}
+        yield from rows_of(case, _time(works, how), "fused")
+
+
+def _inputs(B: int, H: int, T: int, D: int) -> list[Tensor]:
+    """As a module makes them: heads side by side in each token."""
+    return [torch.randn(B, T, H, D).transpose(1, 2) for _ in "qkv"]
+
+
+def _neighbors(B: int, T: int) -> Tensor:
+    """The first token, the query's own, the one before and the one after."""
+    at = torch.arange(T)
+    after = torch.where(at < T - 1, at + 1, -1)
+    return torch.stack([torch.zeros_like(at), at, at - 1, after], dim=-1).expand(B, T, 4)
+
+
+def _described(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) -> Work:
+    return partial(row_statistics, q, k, v, rule, request, backend="native")
+
+
+def _told(size: tuple[int, ...]) -> str:
+    return " x ".join(map(str, size))
+
+
+def _time(works: dict[str, Work], how: argparse.Namespace) -> Times:
+    return interleaved(works, rounds_for(works, how.seconds, least=7), "cpu")
+
+
+def _arguments() -> argparse.Namespace:
+    def size(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(",")))
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=size, nargs="*", default=FORWARD, help="B,H,T,D")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each group of works")
+    parser.add_argument("--into", help="a page whose tables are replaced by these")
+    parser.set_defaults(device="cpu", clock="cpu", threads=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

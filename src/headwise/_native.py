@@ -1,0 +1,104 @@
+"""The native kernel: what it is given, and which shared object this processor runs best.
+
+No torch is imported here, so that it can be asked for at once.
+"""
+
+import ctypes
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+BUILT = Path(__file__).parent / "kernels" / "native" / "lib"
+# What kernels are built for, best first.
+SETS = ("avx512", "avx2", "neon")
+# The switch: 0 for no native kernel, the name of one of them, or the path of another build.
+SWITCH = "HEADWISE_NATIVE"
+INTERFACE = 1
+
+_Steps2, _Steps3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
+
+
+class Problem(ctypes.Structure):
+    """What the kernel is given: `source/interface.h`, field by field.
+
+    What is left out is null or 0.
+    """
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v")),
+        *((name, _Steps3) for name in ("q_step", "k_step", "v_step")),
+        *((name, ctypes.c_int64) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")),
+        *((name, ctypes.c_double) for name in ("scale", "softcap")),
+        *((name, ctypes.c_int64) for name in ("left", "right")),
+        *((name, ctypes.c_void_p) for name in ("key_range", "documents")),
+        *(("mask", ctypes.c_void_p), ("mask_step", _Steps3)),
+        *(("bias", ctypes.c_void_p), ("bias_step", _Steps3)),
+        *(("by_distance", ctypes.c_void_p), ("by_distance_step", _Steps2)),
+        ("sinks", ctypes.c_void_p),
+        *(("heads", ctypes.c_void_p), ("heads_step", _Steps3)),
+        *((name, ctypes.c_void_p) for name in ("n_keys", "argmax", "lse", "max_logit")),
+        *((name, ctypes.c_void_p) for name in ("max_weight", "entropy", "participation", "sink")),
+        *((name, ctypes.c_void_p) for name in ("distance", "even_distance")),
+        *((name, ctypes.c_void_p) for name in ("query_at", "key_at")),
+        *(("N", ctypes.c_int64), ("keys", ctypes.c_void_p)),
+        *((name, ctypes.c_void_p) for name in ("key_mass", "key_top", "key_share", "key_seen")),
+        ("C", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("class_start", "class_of", "class_share_of")),
+        *((name, ctypes.c_void_p) for name in ("class_mass", "class_top", "class_share")),
+        *((name, ctypes.c_void_p) for name in ("class_keys", "key_norms")),
+        *((name, ctypes.c_void_p) for name in ("peak", "peak_weight", "counted", "received")),
+        ("threads", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class Library:
+    """A kernel that was found, or the reason why there is none."""
+
+    name: str  # of the instruction set; "none"
+    why: str
+    functions: ctypes.CDLL | None = None
+
+    def __bool__(self) -> bool:
+        return self.functions is not None
+
+
+@cache
+def library() -> Library:
+    """The best kernel that was built for this processor; looked for once."""
+    wanted = os.environ.get(SWITCH, "")
+    if wanted == "0":
+        return Library("none", f"switched off by {SWITCH}=0")
+    if wanted.endswith(".so"):
+        return open_library(Path(wanted))
+    if wanted not in ("", *SETS):
+        return Library("none", f"{SWITCH}={wanted} is none of 0, {', '.join(SETS)}")
+    reason = "none was built with this installation"
+    for name in SETS if wanted == "" else (wanted,):
+        path = BUILT / f"{name}.so"
+        if path.is_file():
+            found = open_library(path)
+            if found:
+                return found
+            reason = found.why
+    return Library("none", reason)
+
+
+def open_library(path: Path) -> Library:
+    """The kernel in a file, if it fits this processor and this version of its interface."""
+    try:
+        functions = ctypes.CDLL(str(path))
+        interface, runs = functions.headwise_interface, functions.headwise_runs_here
+    except (OSError, AttributeError) as error:
+        return Library("none", f"{path.name} cannot be loaded: {error}")
+    interface.restype = runs.restype = ctypes.c_int64
+    if interface() != INTERFACE << 32 | ctypes.sizeof(Problem):
+        return Library("none", f"{path.name} was built from other sources; build it again")
+    if not runs():
+        return Library("none", f"{path.name} is not for this processor ({platform.machine()})")
+    for name in ("headwise_forward", "headwise_received"):
+        function = getattr(functions, name)
+        function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int64
+    return Library(path.stem, "the best that was built for this processor", functions)

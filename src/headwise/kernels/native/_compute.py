@@ -1,0 +1,194 @@
+"""What the kernel is asked for: heads, and statistics of rows."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headwise._native import library
+from headwise.kernels._cells import Named
+from headwise.kernels._guard import guard
+from headwise.kernels._rule import Rule
+from headwise.kernels._statistics import RowRequest, RowStatistics
+from headwise.kernels.native._check import is_plain
+from headwise.kernels.native._filling import Filling
+from headwise.kernels.native._rule import cannot_follow, give_rule
+from headwise.masks import can_look
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+class NativeStatistics(RowStatistics):
+    """Statistics of every row, told by the native kernel."""
+
+    @property
+    def kernel(self) -> str:
+        return f"native ({library().name})"
+
+
+def cannot(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> str | None:
+    """Why the native kernel does not compute this; None: it does. Of numbers nothing is read."""
+    if not library():
+        return library().why
+    if q.dtype not in (torch.float32, *_HALVES) or not (q.dtype == k.dtype == v.dtype):
+        return f"it does not compute in {q.dtype}"
+    # Looking is allowed where numbers are in memory: not on a GPU, and not while being traced.
+    if not all(is_plain(x) and can_look(x) for x in (q, k, v)):
+        return "these are not plain tensors on a CPU"
+    return cannot_follow(rule, q.shape[2], k.shape[2])
+
+
+def attend_native(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    rule: Rule,
+) -> Named:
+    """The `heads` and their `lse`, without gradients. Half precisions are computed in float32."""
+    dtype = q.dtype
+    with torch.no_grad():
+        filling = Filling.of(q.float(), k.float(), v.float())
+        give_rule(filling, rule)
+        heads = _ask_heads(filling)
+        lse = filling.ask("lse", q.shape[:3])
+        filling.solve()
+    return {"heads": heads.to(dtype), "lse": lse}
+
+
+def native_statistics(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    rule: Rule,
+    request: RowRequest,
+) -> RowStatistics:
+    """Statistics of the weights of every row, from one pass over the keys.
+
+    Another pass gives what keys receive.
+    """
+    q, k, v = q.float(), k.float(), v.float()
+    found = _describe(q, k, v if request.heads else v[..., :0], rule, request)
+    if found.heads is None or rule.visible is None or found.heads.sum().isfinite():
+        return found
+    # The kernel multiplies hidden values by 0, which does not help where they are no numbers.
+    safe = guard(q, k, v, rule)
+    found = _describe(q, k, safe.v, rule, request)
+    return replace(found, heads=None if found.heads is None else safe.mark(found.heads))
+
+
+def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) -> RowStatistics:
+    filling = Filling.of(q, k, v)
+    give_rule(filling, rule)
+    found = _ask_rows(filling, rule, request)
+    if request.keys is not None:
+        found |= _ask_keys(filling, request, request.keys)
+    if request.classes is not None:
+        found |= _ask_classes(filling, request, request.classes)
+    if request.heads:
+        found["heads"] = _ask_heads(filling)
+    if request.received is not None:
+        for name in ("peak", "peak_weight"):
+            filling.ask(name, q.shape[:3])
+    filling.solve()
+    if request.received is not None:
+        found["received"] = _receive(filling, request.received)
+    if "key_seen" in found:
+        found["key_seen"] = found["key_seen"].view(torch.bool)
+    return NativeStatistics(**found)
+
+
+def _ask_heads(filling: Filling) -> Float[Tensor, "B H T Dv"]:
+    """As torch's kernel leaves them: the heads of a token side by side."""
+    B, H, T, Dv = (filling.sizes[name] for name in ("B", "H", "T", "Dv"))
+    into = torch.empty(B, T, H, Dv).transpose(1, 2)
+    return filling.ask("heads", (B, H, T, Dv), into=into, steps=3)
+
+
+def _ask_rows(filling: Filling, rule: Rule, request: RowRequest) -> Named:
+    """What is said about a row as a whole."""
+    B, H, T, S = (filling.sizes[name] for name in "BHTS")
+    rows = (B, H, T)
+    found = {"n_keys": filling.ask("n_keys", rows, torch.int64)}
+    wanted = {
+        "lse": True, "max_logit": True, "max_weight": True, "sink": rule.sinks is not None,
+        "entropy": request.entropy, "participation": request.participation,
+        "distance": request.distance, "even_distance": request.distance,
+    }  # fmt: skip
+    found |= {name: filling.ask(name, rows) for name, asked in wanted.items() if asked}
+    if request.argmax:
+        found["argmax"] = filling.ask("argmax", rows, torch.int64)
+    if request.distance:
+        at = _places(request, B, T, S)
+        filling.give("query_at", at.queries, (B, T))
+        filling.give("key_at", at.keys, (B, S))
+    return found
+
+
+class _Places(NamedTuple):
+    queries: Float[Tensor, "B T"]
+    keys: Float[Tensor, "B S"]
+
+
+def _places(request: RowRequest, B: int, T: int, S: int) -> _Places:
+    """Where queries and keys stand; on the diagonal that ends in the corner if nothing is said."""
+    if request.query_at is None or request.key_at is None:
+        queries, keys = torch.arange(S - T, S)[None], torch.arange(S)[None]
+    else:
+        queries, keys = request.query_at, request.key_at
+    return _Places(
+        queries.to("cpu", torch.float32).expand(B, T).contiguous(),
+        keys.to("cpu", torch.float32).expand(B, S).contiguous(),
+    )
+
+
+def _ask_keys(filling: Filling, request: RowRequest, keys: Int[Tensor, "B T N"]) -> Named:
+    B, H, T, S = (filling.sizes[name] for name in "BHTS")
+    N = keys.shape[-1]
+    filling.number("N", N)
+    at = keys.clamp(-1, S).to(torch.int32).expand(B, T, N).contiguous()  # S is no key either
+    filling.give("keys", at, (B, T, N), torch.int32)
+    found = {"key_seen": filling.ask("key_seen", (B, H, T, N), torch.uint8)}
+    for name in _measures(filling, request):
+        found[f"key_{name}"] = filling.ask(f"key_{name}", (B, H, T, N))
+    return found
+
+
+def _ask_classes(filling: Filling, request: RowRequest, classes: Float[Tensor, "B S C"]) -> Named:
+    B, H, T, S = (filling.sizes[name] for name in "BHTS")
+    C = classes.shape[-1]
+    filling.number("C", C)
+    classes = classes.to(torch.float32).expand(B, S, C)
+    member = classes != 0
+    starts = torch.nn.functional.pad(member.sum(-1).flatten().cumsum(0), (1, 0))
+    texts, at, of = member.nonzero(as_tuple=True)
+    filling.give("class_start", starts, (B * S + 1,), torch.int64)
+    filling.give("class_of", of.to(torch.int32), (len(of),), torch.int32)
+    filling.give("class_share_of", classes[texts, at, of], (len(of),))
+    names = ("keys", *_measures(filling, request))
+    return {f"class_{name}": filling.ask(f"class_{name}", (B, H, T, C)) for name in names}
+
+
+def _measures(filling: Filling, request: RowRequest) -> list[str]:
+    """What is measured on single keys and on classes."""
+    wanted = ["mass"]
+    if request.top:
+        wanted.append("top")
+    if request.key_norms is not None:
+        wanted.append("share")
+        if "key_norms" not in filling.inputs:
+            norms = request.key_norms.to(torch.float32)
+            norms = norms.where(norms.isfinite(), 0.0).contiguous()
+            B, H, S = (filling.sizes[name] for name in "BHS")
+            filling.give("key_norms", norms, (B, H, S))
+    return wanted
+
+
+def _receive(filling: Filling, counted: Tensor) -> Float[Tensor, "B H S"]:
+    B, H, T, S = (filling.sizes[name] for name in "BHTS")
+    bytes_ = counted.expand(B, T).to(torch.uint8).contiguous()
+    filling.give("counted", bytes_, (B, T), torch.uint8)
+    received = filling.ask("received", (B, H, S))
+    filling.solve("headwise_received")
+    return received

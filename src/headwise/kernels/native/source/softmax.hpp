@@ -1,0 +1,301 @@
+// The running softmax of a strip, and all that is said about its weights.
+//
+// Exponentials are taken relative to the largest logit so far. When a larger one comes, what was summed
+// is scaled down; so one pass over the keys is enough for everything that is a sum over weights.
+#pragma once
+#include <cmath>
+
+#include "strip.hpp"
+
+constexpr float NONE = HIDDEN / 2;  // what is below is hidden
+
+struct Softmax {
+    const Strip &q;
+    const Problem &a;
+    const Room &room;
+    Floats peak[V], total[V] = {}, moment[V] = {};  // sums of p and of p * ln(p / largest p)
+    Floats factor[V];                               // for what was summed before this block
+    bool moved;                                     // whether that is not 1 everywhere
+    Floats unbiased[V];                             // the largest logit without bias
+    Floats squares[V] = {}, distance[V] = {}, even[V] = {}, normed[V] = {};
+    Floats query_at[V] = {};
+    Ints n_keys[V] = {}, ties[V] = {}, largest[V] = {};
+
+    explicit Softmax(const Strip &q) : q(q), a(q.a), room(q.room) {
+        for (int v = 0; v < V; v++) peak[v] = unbiased[v] = all(HIDDEN);
+        std::fill_n(room.picked, a.N * ROWS, HIDDEN);
+        std::fill_n(room.classes, 4 * a.C * ROWS, 0.0f);
+        for (int i = 0; i < q.vectors * W; i++) {
+            bool real = i < q.n;
+            int64_t row = q.b * a.T + q.first + i;
+            for (int64_t c = 0; c < a.N; c++)
+                room.key_at[c * ROWS + i] = real ? a.keys[row * a.N + c] : -1;
+            if (a.query_at) query_at[i / W][i % W] = real ? a.query_at[row] : 0;
+        }
+    }
+
+    // Take in the logits of a block before the bias: who is seen, and the largest.
+    void look(const Block &k) {
+        for (int v = 0; v < q.vectors; v++) {
+            if (!k.edge) n_keys[v] += k.rows[v];
+            else each(k, v, [&](Floats s, int) { n_keys[v] -= visible(s); });
+            if (a.bias || a.by_distance)
+                each(k, v, [&](Floats s, int) { unbiased[v] = larger(unbiased[v], s); });
+            if (a.even_distance && k.edge)
+                each(k, v, [&](Floats s, int r) {
+                    even[v] += visible(s) ? away(k, v, r) : Floats{};
+                });
+        }
+        if (a.class_keys) count_members(k);
+    }
+
+    // Take in the logits of a block; what remains of them is their exponentials.
+    void add(const Block &k) {
+        moved = false;
+        for (int v = 0; v < q.vectors; v++) raise(k, v);
+        if (moved) scale_classes();
+        if (a.N) pick(k);
+        for (int v = 0; v < q.vectors; v++) {
+            if (a.entropy) exponentials<true>(k, v);
+            else exponentials<false>(k, v);
+            if (a.participation)
+                each(k, v, [&](Floats p, int) { squares[v] += p * p; });
+            if (a.key_norms) {
+                const float *norm = a.key_norms + (q.b * a.H + q.h) * a.S + k.start;
+                each(k, v, [&](Floats p, int r) { normed[v] += p * norm[r]; });
+            }
+            if (a.distance) measure_distance(k, v);
+        }
+        if (a.C) add_classes(k);
+    }
+
+    // Write down everything that was asked for.
+    void finish() const {
+        for (int v = 0; v < q.vectors; v++) {
+            int n = std::min(W, q.n - v * W);
+            End end = last_of(v);
+            if (a.heads) write_heads(v, n, end);
+            write_rows(v, n, end);
+            if (a.N) write_keys(v, n, end);
+            if (a.C) write_classes(v, n, end);
+        }
+    }
+
+  private:
+    // A row at its end: sums of exponentials relative to its peak, with the part of a sink.
+    struct End {
+        Floats peak, kept, moment, total, weight;  // weight: of a key that has the largest logit
+        Ints none;                                 // rows that see no key
+    };
+
+    static Ints visible(Floats s) { return ~(s <= NONE); }
+
+    template <class Take> void each(const Block &k, int v, Take f) const {
+        const float *s = room.s + v * W;
+        for (int r = 0; r < k.rows[v]; r++) f(load(s + r * ROWS), r);
+    }
+
+    Floats away(const Block &k, int v, int r) const {
+        return absolute(query_at[v] - a.key_at[q.b * a.S + k.start + r]);
+    }
+
+    void raise(const Block &k, int v) {
+        Floats highest = all(HIDDEN), before = peak[v];
+        each(k, v, [&](Floats s, int) { highest = larger(highest, s); });
+        peak[v] = larger(before, highest);
+        if ((a.argmax || a.key_top || a.class_top) && any(highest >= before)) find_largest(k, v, before);
+        // Rows that have seen nothing yet have sums of 0, which any factor leaves.
+        Floats down = before - peak[v];
+        factor[v] = exponential(down);
+        moved |= any(down < 0);
+        moment[v] = factor[v] * (moment[v] + down * total[v]);
+        total[v] *= factor[v];
+        distance[v] *= factor[v];
+        normed[v] *= factor[v];
+        squares[v] *= factor[v] * factor[v];
+    }
+
+    void find_largest(const Block &k, int v, Floats before) {
+        Ints risen = peak[v] > before;
+        ties[v] = risen ? Ints{} : ties[v];
+        largest[v] = risen ? all_ints(-1) : largest[v];
+        each(k, v, [&](Floats s, int r) {
+            Ints same = s == peak[v];
+            ties[v] -= same;
+            largest[v] = (same & (largest[v] < 0)) ? all_ints(k.start + r) : largest[v];
+        });
+        if (!a.class_top) return;
+        for (int64_t c = 0; c < a.C; c++) {
+            float *top = of_class(TOP, c, v);
+            store(top, risen ? Floats{} : load(top));
+        }
+        each_member(k, v, [&](int r, int64_t c, float share) {
+            Ints same = load(room.s + r * ROWS + v * W) == peak[v];
+            add_to(of_class(TOP, c, v), same ? all(share) : Floats{});
+        });
+    }
+
+    template <bool moments> void exponentials(const Block &k, int v) {
+        // The sums of a block are added up apart, so that many small terms are not lost.
+        Floats top = peak[v] < NONE ? Floats{} : peak[v], sum = {}, bent = {};
+        float *s = room.s + v * W;
+        for (int r = 0; r < k.rows[v]; r++) {
+            Floats x = load(s + r * ROWS) - top;
+            Floats p = exponential(x);
+            sum += p;
+            if (moments) bent += p * x;
+            store(s + r * ROWS, p);
+        }
+        total[v] += sum;
+        if (moments) moment[v] += bent;
+    }
+
+    void measure_distance(const Block &k, int v) {
+        Floats some = {}, steps = {};
+        each(k, v, [&](Floats p, int r) {
+            Floats d = away(k, v, r);
+            some += p * d;
+            steps += d;
+        });
+        distance[v] += some;
+        if (!k.edge) even[v] += steps;
+    }
+
+    void pick(const Block &k) {
+        for (int64_t c = 0; c < a.N; c++) {
+            for (int v = 0; v < q.vectors; v++) {
+                const int32_t *keys = room.key_at + c * ROWS + v * W;
+                Ints at = load(keys) - int32_t(k.start);
+                if (!any((at >= 0) & (at < k.rows[v]))) continue;
+                for (int i = 0; i < W; i++) {
+                    int64_t r = keys[i] - k.start;
+                    if (r < 0 || r >= k.rows[v]) continue;
+                    room.picked[c * ROWS + v * W + i] = room.s[r * ROWS + v * W + i];
+                }
+            }
+        }
+    }
+
+    enum Measure { MASS, TOP, SHARE, SEEN };
+
+    float *of_class(Measure m, int64_t c, int v) const {
+        return room.classes + (m * a.C + c) * ROWS + v * W;
+    }
+    static void add_to(float *sum, Floats x) { store(sum, load(sum) + x); }
+
+    template <class Visit> void each_member(const Block &k, int v, Visit f) const {
+        const int64_t *entry = a.class_start + q.b * a.S + k.start;
+        for (int r = 0; r < k.rows[v]; r++)
+            for (int64_t e = entry[r]; e < entry[r + 1]; e++)
+                f(r, a.class_of[e], a.class_share_of[e]);
+    }
+
+    void count_members(const Block &k) const {
+        for (int v = 0; v < q.vectors; v++)
+            each_member(k, v, [&](int r, int64_t c, float share) {
+                Ints seen = visible(load(room.s + r * ROWS + v * W));
+                add_to(of_class(SEEN, c, v), seen ? all(share) : Floats{});
+            });
+    }
+
+    void scale_classes() const {
+        for (int64_t c = 0; c < a.C; c++)
+            for (int v = 0; v < q.vectors; v++)
+                for (Measure m : {MASS, SHARE}) {
+                    float *sum = of_class(m, c, v);
+                    store(sum, load(sum) * factor[v]);
+                }
+    }
+
+    void add_classes(const Block &k) const {
+        const float *norm = a.key_norms ? a.key_norms + (q.b * a.H + q.h) * a.S + k.start : nullptr;
+        for (int v = 0; v < q.vectors; v++)
+            each_member(k, v, [&](int r, int64_t c, float share) {
+                Floats p = load(room.s + r * ROWS + v * W) * share;
+                add_to(of_class(MASS, c, v), p);
+                if (norm) add_to(of_class(SHARE, c, v), p * norm[r]);
+            });
+    }
+
+    End last_of(int v) const {
+        End end = {peak[v], total[v], moment[v], total[v], {}, {}};
+        end.none = peak[v] < NONE;
+        if (a.sinks) {
+            Floats sink = all(a.sinks[q.h]), real = peak[v];
+            end.peak = larger(sink, real);
+            Floats down = real - end.peak, less = exponential(down);
+            end.moment = less * (end.moment + down * end.kept);
+            end.kept *= less;
+            end.total = end.kept + exponential(sink - end.peak);
+            end.weight = less;
+        } else {
+            end.weight = all(1.0f);
+        }
+        Ints nothing = end.total == 0;
+        end.weight = nothing ? Floats{} : end.weight / end.total;
+        return end;
+    }
+
+    void write_heads(int v, int n, const End &end) const {
+        float *to = a.heads + q.b * a.heads_step[0] + q.h * a.heads_step[1] +
+                    (q.first + v * W) * a.heads_step[2];
+        unpack(room.o + v * W, end.weight, n, a.Dv, to, a.heads_step[2]);
+    }
+
+    void write_rows(int v, int n, const End &end) const {
+        int64_t row = q.row(v * W);
+        Ints nothing = end.total == 0, no_number = end.total != end.total;
+        Floats log_total;
+        for (int i = 0; i < W; i++) log_total[i] = std::log(end.total[i]);
+        Floats top = a.bias || a.by_distance ? unbiased[v] : peak[v], none = all(-INFINITY);
+        auto write = [&](float *to, Floats x) { if (to) memcpy(to + row, &x, 4 * n); };
+        write(a.lse, nothing ? none : end.peak + log_total);
+        write(a.max_logit, no_number ? end.total : top < NONE ? none : top);
+        write(a.max_weight, end.weight);
+        write(a.peak, peak[v]);
+        write(a.peak_weight, end.weight);
+        write(a.sink, nothing ? all(1.0f) : 1.0f - end.kept / end.total);
+        write(a.participation, end.none ? Floats{} : total[v] * total[v] / squares[v]);
+        Floats nats = (log_total * end.kept - end.moment) / end.total;
+        // A row of one key has an entropy of 0; rounding must not make it negative.
+        write(a.entropy, nothing | (nats < 0) ? Floats{} : nats);
+        write(a.distance, distance[v] * end.weight);
+        Floats seen = __builtin_convertvector(n_keys[v], Floats);
+        write(a.even_distance, even[v] / larger(all(1.0f), seen));
+        for (int i = 0; i < n; i++) {
+            if (a.n_keys) a.n_keys[row + i] = n_keys[v][i];
+            if (a.argmax) a.argmax[row + i] = end.none[i] ? -1 : largest[v][i];
+        }
+    }
+
+    void write_keys(int v, int n, const End &end) const {
+        for (int64_t c = 0; c < a.N; c++) {
+            Floats z = load(room.picked + c * ROWS + v * W);
+            Ints seen = visible(z), same = (z == peak[v]) & seen;
+            Floats p = seen ? exponential(z - peak[v]) : Floats{};
+            for (int i = 0; i < n; i++) {
+                int64_t to = q.row(v * W + i) * a.N + c;
+                if (a.key_mass) a.key_mass[to] = p[i] * end.weight[i];
+                if (a.key_seen) a.key_seen[to] = seen[i] != 0;
+                if (a.key_top) a.key_top[to] = same[i] ? 1.0f / ties[v][i] : 0;
+                if (!a.key_share) continue;
+                const float *norms = a.key_norms + (q.b * a.H + q.h) * a.S;
+                float norm = seen[i] ? norms[room.key_at[c * ROWS + v * W + i]] : 0;
+                a.key_share[to] = p[i] * norm / normed[v][i];
+            }
+        }
+    }
+
+    void write_classes(int v, int n, const End &end) const {
+        for (int64_t c = 0; c < a.C; c++)
+            for (int i = 0; i < n; i++) {
+                int64_t to = q.row(v * W + i) * a.C + c;
+                bool none = end.none[i];
+                auto found = [&](Measure m) { return of_class(m, c, v)[i]; };
+                if (a.class_mass) a.class_mass[to] = found(MASS) * end.weight[i];
+                if (a.class_top) a.class_top[to] = none ? 0 : found(TOP) / ties[v][i];
+                if (a.class_share) a.class_share[to] = found(SHARE) / normed[v][i];
+                if (a.class_keys) a.class_keys[to] = found(SEEN);
+            }
+    }
+};

@@ -1,0 +1,212 @@
+// Some queries of one head against a block of keys: their logits, and what is hidden from them.
+#pragma once
+#include <algorithm>
+
+#include "interface.h"
+#include "products.hpp"
+
+// Memory of one thread: what a strip of queries is computed in.
+struct Room {
+    float *q;         // [D][lane]
+    float *s;         // [key][lane]: logits, and then their exponentials
+    float *o;         // [Dv][lane]
+    float *picked;    // [N][lane]: the logits of single keys
+    int32_t *key_at;  // [N][lane]: which keys those are
+    float *classes;   // [4][C][lane]
+};
+
+// Up to KEYS keys, as a strip of queries sees them.
+struct Block {
+    int64_t start;
+    int n;
+    // Keys that each vector of queries looks at: the others come after all its windows.
+    int rows[V];
+    bool edge;   // something among those is hidden from some query
+    bool empty;  // everything is
+};
+
+struct Strip {
+    const Problem &a;
+    const Room &room;
+    int64_t b, h, first;  // text, head, first query
+    int n, vectors;
+    int64_t at;           // where the first query stands among the keys
+    int64_t start, stop;  // outside of these keys nothing is seen
+    int32_t document[ROWS];
+    int32_t low_document, high_document;
+
+    Strip(const Problem &a, const Room &room, int64_t b, int64_t h, int64_t first)
+        : a(a), room(room), b(b), h(h), first(first), n(std::min<int64_t>(ROWS, a.T - first)),
+          vectors((n + W - 1) / W), at(first + a.S - a.T) {
+        pack(queries(), a.q_step[2], n, a.D, vectors, room.q);
+        start = std::max<int64_t>(a.key_range ? a.key_range[2 * b] : 0, at - a.left);
+        stop = std::min(a.key_range ? a.key_range[2 * b + 1] : a.S, at + n + a.right);
+        start = std::max<int64_t>(start, 0);
+        if (a.documents) read_documents();
+    }
+
+    const float *queries() const {
+        return a.q + b * a.q_step[0] + h * a.q_step[1] + first * a.q_step[2];
+    }
+    const float *keys(int64_t from) const {
+        return a.k + b * a.k_step[0] + h / (a.H / a.Hkv) * a.k_step[1] + from * a.k_step[2];
+    }
+    const float *values(int64_t from) const {
+        return a.v + b * a.v_step[0] + h / (a.H / a.Hkv) * a.v_step[1] + from * a.v_step[2];
+    }
+    const uint8_t *mask() const {
+        return a.mask + b * a.mask_step[0] + h * a.mask_step[1] + first * a.mask_step[2];
+    }
+    // The row of a query in arrays of [B,H,T].
+    int64_t row(int lane) const { return (b * a.H + h) * a.T + first + lane; }
+
+    // Some keys, those of them that each vector looks at, and whether some of these are hidden.
+    Block block(int64_t from, int64_t to) const {
+        from = std::max(from, start);
+        Block k = {from, int(std::max<int64_t>(0, std::min(to, stop) - from)), {}, false, false};
+        k.empty = k.n == 0;
+        for (int v = 0; v < vectors; v++) {
+            int64_t own = at + v * W, last = own + W - 1;
+            k.rows[v] = std::clamp<int64_t>(last + a.right + 1 - from, 0, k.n);
+            k.edge |= own + a.right + 1 - from < k.rows[v] || last - a.left > from;
+        }
+        if (a.documents && !k.empty) look_at_documents(k);
+        if (a.mask && !k.empty) look_at_mask(k);
+        return k;
+    }
+
+    // The logits of a block, without bias; HIDDEN where they may not be seen.
+    template <int N> void logits(const Block &k) const {
+        products<N>(k, std::make_integer_sequence<int, N>{});
+        if (a.softcap) cap(k);
+        if (!k.edge) return;
+        hide_by_window(k);
+        if (a.documents) hide_by_document(k);
+        if (a.mask) hide_by_mask(k);
+    }
+
+    void add_bias(const Block &k) const {
+        if (a.bias) add_given(k);
+        if (a.by_distance) add_by_distance(k);
+    }
+
+    // Whatever is done to the logits of one vector, key by key.
+    template <class Change> void change(int v, int from, int to, Change f) const {
+        for (int r = from; r < to; r++) {
+            float *s = room.s + r * ROWS + v * W;
+            store(s, f(load(s), r));
+        }
+    }
+
+  private:
+    template <int N, int... F>
+    void products(const Block &k, std::integer_sequence<int, F...>) const {
+        auto stretch = [&]<int skip>() {
+            int from = skip ? k.rows[skip - 1] : 0;
+            dot<N - skip>(k.rows[skip] - from, keys(k.start + from), a.k_step[2], a.D,
+                          room.q + skip * W, a.scale, room.s + from * ROWS + skip * W);
+        };
+        (stretch.template operator()<F>(), ...);
+    }
+
+    void cap(const Block &k) const {
+        float inner = 1 / a.softcap, outer = a.softcap;
+        for (int v = 0; v < vectors; v++)
+            change(v, 0, k.rows[v], [&](Floats s, int) { return outer * tanh(s * inner); });
+    }
+
+    void hide_by_window(const Block &k) const {
+        for (int v = 0; v < vectors; v++) {
+            // Lane i stands at own + i and sees from own + i - left to own + i + right.
+            int64_t own = at + v * W;
+            int after = std::clamp<int64_t>(own + a.right + 1 - k.start, 0, k.rows[v]);
+            int before = std::clamp<int64_t>(own + W - 1 - a.left - k.start, 0, k.rows[v]);
+            change(v, after, k.rows[v], [&](Floats s, int r) {
+                return lanes() < int32_t(k.start + r - a.right - own) ? all(HIDDEN) : s;
+            });
+            change(v, 0, before, [&](Floats s, int r) {
+                int64_t last = std::max<int64_t>(k.start + r + a.left - own, -1);
+                return lanes() > int32_t(last) ? all(HIDDEN) : s;
+            });
+        }
+    }
+
+    void read_documents() {
+        const int32_t *ids = a.documents + b * a.S + at;
+        for (int i = 0; i < ROWS; i++) document[i] = ids[std::min(i, n - 1)];
+        low_document = *std::min_element(ids, ids + n);
+        high_document = *std::max_element(ids, ids + n);
+    }
+
+    void look_at_documents(Block &k) const {
+        const int32_t *ids = a.documents + b * a.S + k.start;
+        int32_t low = *std::min_element(ids, ids + k.n), high = *std::max_element(ids, ids + k.n);
+        k.empty = high < low_document || low > high_document;
+        k.edge |= low != low_document || high != high_document || low != high;
+    }
+
+    void hide_by_document(const Block &k) const {
+        const int32_t *ids = a.documents + b * a.S + k.start;
+        for (int v = 0; v < vectors; v++) {
+            Ints own = load(document + v * W);
+            change(v, 0, k.rows[v],
+                   [&](Floats s, int r) { return own == ids[r] ? s : all(HIDDEN); });
+        }
+    }
+
+    void look_at_mask(Block &k) const {
+        uint8_t each = 1, some = 0;
+        for (int i = 0; i < n; i++) {
+            const uint8_t *row = mask() + i * a.mask_step[2] + k.start;
+            for (int j = 0; j < k.n; j++) {
+                each &= row[j];
+                some |= row[j];
+            }
+        }
+        k.edge |= !each;
+        k.empty = !some;
+    }
+
+    void hide_by_mask(const Block &k) const {
+        for (int v = 0; v < vectors; v++) {
+            for (int r = 0; r < k.rows[v]; r += 4) {  // four bytes of each query at once
+                int some = std::min(4, k.rows[v] - r);
+                int32_t four[W] = {};
+                for (int i = 0; i < W && v * W + i < n; i++) {
+                    const uint8_t *row = mask() + (v * W + i) * a.mask_step[2] + k.start + r;
+                    if (some == 4) memcpy(&four[i], row, 4);
+                    else memcpy(&four[i], row, some);
+                }
+                Ints bytes = load(four);
+                change(v, r, r + some, [&](Floats s, int at) {
+                    return ((bytes >> 8 * (at - r)) & 255) != 0 ? s : all(HIDDEN);
+                });
+            }
+        }
+    }
+
+    void add_given(const Block &k) const {
+        const float *bias = a.bias + b * a.bias_step[0] + h * a.bias_step[1];
+        for (int v = 0; v < vectors; v++) {
+            for (int r = 0; r < k.rows[v]; r += W) {
+                Floats tile[W];
+                for (int i = 0; i < W; i++) {
+                    const float *row = bias + (first + v * W + i) * a.bias_step[2] + k.start + r;
+                    tile[i] = v * W + i < n ? load_some(row, k.n - r) : Floats{};
+                }
+                transpose(tile);
+                change(v, r, std::min(r + W, k.rows[v]),
+                       [&](Floats s, int at) { return s + tile[at - r]; });
+            }
+        }
+    }
+
+    void add_by_distance(const Block &k) const {
+        const float *table = a.by_distance + b * a.by_distance_step[0] + h * a.by_distance_step[1];
+        for (int v = 0; v < vectors; v++) {
+            const float *own = table + a.S - 1 + first + v * W - k.start;
+            change(v, 0, k.rows[v],
+                   [&](Floats s, int r) { return s + load(own - r); });
+        }
+    }
+};

@@ -1,0 +1,138 @@
+// Vectors of floats with the few operations that need to know the processor.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+using Floats = float __attribute__((vector_size(4 * W)));
+using Ints = int32_t __attribute__((vector_size(4 * W)));
+
+#define INLINE inline __attribute__((always_inline))
+// Tiles stay in registers only where all their loops are unrolled.
+#define UNROLL _Pragma("GCC unroll 32")
+
+constexpr float LOG2E = 1.4426950408889634f;
+// Far below any logit, and finite: differences of it are numbers.
+constexpr float HIDDEN = -1e30f;
+
+INLINE Floats load(const float *from) {
+    Floats x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+INLINE Ints load(const int32_t *from) {
+    Ints x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+INLINE void store(float *to, Floats x) { memcpy(to, &x, sizeof x); }
+// The first n of W, and zeros.
+INLINE Floats load_some(const float *from, int64_t n) {
+    if (n >= W) return load(from);
+    Floats x = {};
+    memcpy(&x, from, 4 * n);
+    return x;
+}
+INLINE Floats all(float x) { return x - Floats{}; }
+INLINE Ints all_ints(int32_t x) { return x - Ints{}; }
+INLINE Ints lanes() {
+    Ints at;
+    for (int i = 0; i < W; i++) at[i] = i;
+    return at;
+}
+
+// The larger of both; the second where one of them is NaN.
+INLINE Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+INLINE Floats absolute(Floats x) { return (Floats)((Ints)x & 0x7fffffff); }
+INLINE bool any(Ints truth) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)truth) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_ps((__m256)truth) != 0;
+#else
+    return (truth[0] | truth[1] | truth[2] | truth[3]) != 0;
+#endif
+}
+
+// 2^x for x <= 0, to 1e-7 of itself: 2^f by a minimax polynomial for f in [-1/2, 1/2].
+INLINE Floats power(Floats x) {
+#if defined(__AVX512F__)
+    // What `reduce` leaves of -inf is 0, where a difference would be NaN.
+    Floats f = (Floats)_mm512_reduce_ps((__m512)x, 0x08);
+#else
+    Floats given = x;
+    x = larger(all(-127.0f), x);
+    Floats shifted = x + 12582912.0f;  // 1.5 * 2^23: the last bits are now the rounded x
+    Floats f = x - (shifted - 12582912.0f);
+#endif
+    Floats p = all(1.3264637e-3f);
+    p = p * f + 9.6714823e-3f;
+    p = p * f + 5.5507336e-2f;
+    p = p * f + 2.4022242e-1f;
+    p = p * f + 6.9314700e-1f;
+    p = p * f + 1.0f;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_scalef_ps((__m512)p, _mm512_roundscale_ps((__m512)x, 0x08));
+#else
+    p = (Floats)((Ints)p + ((Ints)shifted << 23));
+    return given == given ? p : given;
+#endif
+}
+
+// e^x for x <= 0.
+INLINE Floats exponential(Floats x) { return power(x * LOG2E); }
+
+INLINE Floats tanh(Floats x) {
+    Floats a = absolute(x), square = x * x;
+    Floats e = exponential(-2.0f * a);
+    Floats far = (1.0f - e) / (1.0f + e);
+    far = x < 0 ? -far : far;
+    // Near 0 that difference would lose its digits; this is the series.
+    Floats near = all(62.0f / 2835.0f);
+    near = near * square - 17.0f / 315.0f;
+    near = near * square + 2.0f / 15.0f;
+    near = near * square - 1.0f / 3.0f;
+    near = x + x * square * near;
+    return a < 0.3f ? near : far;
+}
+
+INLINE float sum(Floats x) {
+    float total = 0;
+    for (int i = 0; i < W; i++) total += x[i];
+    return total;
+}
+
+// Turns W vectors into their columns, by exchanges of halves, quarters and so on.
+template <int half, int... k>
+INLINE void exchange(Floats &a, Floats &b, std::integer_sequence<int, k...>) {
+    Floats low = __builtin_shufflevector(a, b, ((k & half) ? W + (k - half) : k)...);
+    Floats high = __builtin_shufflevector(a, b, ((k & half) ? W + k : k + half)...);
+    a = low;
+    b = high;
+}
+template <int half = W / 2> INLINE void transpose(Floats *rows) {
+    if constexpr (half >= 1) {
+        UNROLL for (int i = 0; i < W; i++) if (!(i & half))
+            exchange<half>(rows[i], rows[i + half], std::make_integer_sequence<int, W>{});
+        transpose<half / 2>(rows);
+    }
+}

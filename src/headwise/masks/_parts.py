@@ -1,0 +1,75 @@
+"""A mask taken apart, for kernels that follow its parts without writing it out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from headwise.masks._given import Dense
+from headwise.masks._mask import Mask, _And
+from headwise.masks._rules import Window, _Documents, _Padding
+from headwise.masks._tile import Tile
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a query may attend to is what all of these allow; None allows everything."""
+
+    window: Window
+    key_range: Int[Tensor, "#B 2"] | None  # the first key of each text, and one past its last
+    documents: Int[Tensor, "#B S"] | None
+    rest: Mask | None  # what has to be written out, or is given whole
+
+    @classmethod
+    def of(cls, mask: Mask | None, T: int, S: int) -> "Parts":
+        """The parts for these lengths."""
+        window, key_range, documents = Window(None, None), None, None
+        rest: Mask | None = None
+        for part in _leaves(mask):
+            if isinstance(part, Window):
+                window = window.nearer(part)
+            elif isinstance(part, _Padding):
+                key_range = _nearer(key_range, _range_of(part, S))
+            elif isinstance(part, _Documents) and documents is None and _fits(part, T, S):
+                documents = part.ids
+            else:
+                rest = part if rest is None else rest & part
+        return cls(window, key_range, documents, rest)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rest is one tensor that was given whole."""
+        return isinstance(self.rest, Dense)
+
+    def dense(self, T: int, S: int) -> Bool[Tensor, "#B #H #T #S"] | None:
+        """The rest, written out where it was not given so."""
+        return None if self.rest is None else self.rest.tile(Tile.whole(T, S))
+
+
+def _leaves(mask: Mask | None) -> Iterator[Mask]:
+    if isinstance(mask, _And):
+        yield from _leaves(mask.left)
+        yield from _leaves(mask.right)
+    elif mask is not None:
+        yield mask
+
+
+def _range_of(padding: _Padding, S: int) -> Int[Tensor, "B 2"]:
+    lengths = padding.lengths.clamp(0, S).to("cpu", torch.int64)
+    edge = torch.full_like(lengths, 0 if padding.side == "right" else S)
+    ends = (edge, lengths) if padding.side == "right" else (S - lengths, edge)
+    return torch.stack(ends, dim=-1)
+
+
+def _nearer(one: Tensor | None, two: Tensor) -> Tensor:
+    if one is None:
+        return two
+    return torch.stack(
+        [torch.maximum(one[:, 0], two[:, 0]), torch.minimum(one[:, 1], two[:, 1])], dim=-1
+    )
+
+
+def _fits(documents: _Documents, T: int, S: int) -> bool:
+    return documents.ids.shape[-1] == S and T <= S

@@ -1,0 +1,382 @@
+"""The native kernel equals the definition, as far as float32 goes, and says what it says."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headwise import _native, masks, reference
+from headwise._native import SETS, library, open_library
+from headwise.kernels import RowRequest, RowStatistics, Rule, attend, make_rule, row_statistics
+from headwise.kernels.native._check import MOST_TOKENS, check_sizes
+from headwise.layer import ALiBi
+from headwise.layer._biases import Placed
+from strategies import Problem, problems, seeds
+
+# One build that is named, or all that were built for this processor.
+NAMED = os.environ.get(_native.SWITCH)
+RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_native.BUILT / f"{n}.so")]
+pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
+
+
+@pytest.fixture(params=RUNS)
+def built(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each of the shared objects that this processor runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_native.SWITCH, request.param)
+        library.cache_clear()
+        yield request.param
+    library.cache_clear()
+
+
+def _single(problem: Problem) -> Problem:
+    """The problem in float32, and so exactly in float64 too."""
+    how = {n: x.float() if _is_double(x) else x for n, x in problem.how.items()}
+    return Problem(*(x.float() for x in problem.qkv), how)
+
+
+def _is_double(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.float64
+
+
+def _rule(problem: Problem, dtype: torch.dtype) -> Rule:
+    how = {
+        n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+        for n, x in problem.how.items()
+    }
+    return make_rule(
+        head_dim=problem.q.shape[-1],
+        is_causal=how.pop("causal", False),
+        near=how.pop("window", None),
+        **how,
+    )
+
+
+def _both(problem: Problem, request: RowRequest) -> tuple[RowStatistics, RowStatistics]:
+    """What the native kernel says in float32, and plain PyTorch in float64."""
+    rules = _rule(problem, torch.float32), _rule(problem, torch.float64)
+    ours = row_statistics(*problem.qkv, rules[0], request, backend="native")
+    exact = row_statistics(*(x.double() for x in problem.qkv), rules[1], request, backend="rows")
+    return ours, exact
+
+
+def _everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
+    B, H, T, _ = problem.q.shape
+    S = problem.k.shape[2]
+    rng = torch.Generator().manual_seed(seed)
+    classes = torch.rand(B, S, 2, generator=rng)
+    return RowRequest(
+        distance=True,
+        participation=True,
+        received=torch.rand(B, T, generator=rng) < 0.7,
+        keys=torch.randint(-1, S, (B, T, 3), generator=rng),
+        classes=classes.where(classes < 0.6, 0.0),
+        key_norms=torch.rand(B, H, S, generator=rng),
+        heads=True,
+        **more,
+    )
+
+
+def _assert_same(ours: RowStatistics, exact: RowStatistics, size: float = 1.0) -> None:
+    for name in (one.name for one in fields(exact)):
+        mine, theirs = getattr(ours, name), getattr(exact, name)
+        if theirs is None or not theirs.is_floating_point():
+            assert mine is theirs or torch.equal(mine, theirs), name
+            continue
+        close = {"rtol": 2e-5 * size, "atol": 2e-5 * size, "equal_nan": True}
+        torch.testing.assert_close(mine.double(), theirs.double(), **close, msg=name)
+
+
+@pytest.mark.usefixtures("built")
+@given(problem=problems(), seed=seeds)
+def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> None:
+    problem = _single(problem)
+    # Where a softcap is reached, float32 has ties that float64 has not.
+    clear = "softcap" not in problem.how
+    ours, exact = _both(problem, _everything(problem, seed, top=clear, argmax=clear))
+    assert ours.kernel == f"native ({library().name})"
+    _assert_same(ours, exact, size=4.0)
+
+
+@pytest.mark.usefixtures("built")
+@given(problem=problems())
+def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:
+    problem = _single(problem)
+    found = attend(*problem.qkv, **problem.how, backend="native", need_weights=True, need_lse=True)
+    known = reference.attention(
+        *(x.numpy() for x in problem.qkv), **problem.numpy(), need_weights=True, need_lse=True
+    )
+    close = {"rtol": 1e-4, "atol": 1e-4}
+    np.testing.assert_allclose(found.heads, known.out, **close)
+    np.testing.assert_allclose(found.lse, known.lse, **close)
+    np.testing.assert_allclose(found.weights, known.weights, **close)
+    assert found.backend == "native"
+    assert torch.equal(attend(*problem.qkv, **problem.how, backend="native"), found.heads)
+
+
+RULES = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "window": {"near": (11, 5)},
+    "lengths": {"mask": masks.padding([61, 0]), "is_causal": True},
+    "left lengths": {"mask": masks.padding([50, 67], side="left")},
+    "documents": {"mask": masks.documents((torch.arange(2 * 67).view(2, 67) // 23) * 2**40)},
+    "either": {"mask": masks.causal() | masks.padding([5, 9])},
+    "two masks": {"mask": masks.as_mask(torch.rand(2, 3, 67, 67) < 0.5) & masks.window(9)},
+    "blocks of a mask": {"mask": torch.ones(1, 1, 67, 67, dtype=torch.bool).tril()},
+    "alibi": {"bias": "alibi", "is_causal": True},
+    "alibi and bias": {"bias": "both"},
+    "sinks": {"sinks": torch.tensor([0.5, -9.0, 90.0]), "is_causal": True},
+    "softcap": {"softcap": 1.5},
+}
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("sizes", [(67, 67), (53, 67), (1, 67), (16, 64), (48, 65), (97, 67)])
+@pytest.mark.parametrize("how", RULES, ids=list(RULES))
+def test_every_rule_holds_across_blocks(how: str, sizes: tuple[int, int]) -> None:
+    T, S = sizes
+    if how in ("two masks", "blocks of a mask") and sizes != (67, 67):
+        return
+    if how in ("documents", "lengths", "left lengths") and S != 67:
+        return
+    q, k, v = torch.randn(2, 3, T, 19), torch.randn(2, 3, S, 19), torch.randn(2, 3, S, 37)
+    given_ = RULES[how]
+    if how == "documents" and T > S:
+        return
+
+    def rule(dtype: torch.dtype) -> Rule:
+        made = {n: x.to(dtype) if n == "sinks" else x for n, x in given_.items()}
+        if "bias" in made:
+            at = torch.arange(S - T, S)[None], torch.arange(S)[None]
+            made["bias"] = Placed(ALiBi(3), *at, dtype, in_steps=True)
+            if given_["bias"] == "both":
+                values = torch.randn(1, 3, T, S, generator=torch.Generator().manual_seed(1))
+                made["bias"] = made["bias"] + make_rule(head_dim=1, bias=values.to(dtype)).bias
+        return make_rule(head_dim=19, **made)
+
+    request = _everything(Problem(q, k, v, {}), 0, top=how != "softcap", argmax=how != "softcap")
+    ours = row_statistics(q, k, v, rule(torch.float32), request, backend="native")
+    wide = (x.double() for x in (q, k, v))
+    _assert_same(ours, row_statistics(*wide, rule(torch.float64), request, backend="rows"), 4.0)
+
+
+@pytest.mark.usefixtures("built")
+@given(data=st.data())
+def test_whatever_is_hidden_reaches_nothing(data: st.DataObject) -> None:
+    problem = _single(data.draw(problems()))
+    S = problem.k.shape[2]
+    marked = data.draw(st.lists(st.booleans(), min_size=S, max_size=S))
+    hidden = torch.tensor(marked)
+    mask = masks.as_mask(~hidden[None].expand(problem.q.shape[2], S))
+    how = problem.how | {"mask": mask}
+    plain = attend(*problem.qkv, **how, backend="native", need_lse=True)
+    k, v = problem.k.clone(), problem.v.clone()
+    k[:, :, hidden], v[:, :, hidden] = torch.nan, torch.inf
+    wild = attend(problem.q, k, v, **how, backend="native", need_lse=True)
+    assert torch.equal(wild.heads, plain.heads)
+    assert torch.equal(wild.lse, plain.lse)
+
+
+@pytest.mark.usefixtures("built")
+def test_what_is_no_number_stays_in_its_row() -> None:
+    q, k, v = (torch.randn(1, 2, 70, 24) for _ in range(3))
+    calm = row_statistics(q, k, v, make_rule(head_dim=24), RowRequest(heads=True))
+    q[0, 1, 33] = torch.nan
+    wild = row_statistics(q, k, v, make_rule(head_dim=24), RowRequest(heads=True))
+    for name in ("lse", "entropy", "max_logit", "max_weight", "heads"):
+        mine, theirs = getattr(wild, name), getattr(calm, name)
+        assert mine[0, 1, 33].isnan().all(), name
+        mine[0, 1, 33] = theirs[0, 1, 33]
+        assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_do_not_change_a_bit(threads: int) -> None:
+    q, k, v = (torch.randn(2, 3, 211, 32) for _ in range(3))
+    request = _everything(Problem(q, k, v, {}), 0, top=True, argmax=True)
+    rule = make_rule(head_dim=32, is_causal=True)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = row_statistics(q, k, v, rule, request, backend="native")
+        torch.set_num_threads(threads)
+        together = row_statistics(q, k, v, rule, request, backend="native")
+    finally:
+        torch.set_num_threads(before)
+    for one in (one.name for one in fields(alone)):
+        mine, theirs = getattr(alone, one), getattr(together, one)
+        assert mine is theirs or torch.equal(mine, theirs), one
+
+
+@pytest.mark.usefixtures("built")
+def test_ties_go_to_the_first_key() -> None:
+    q, k = torch.zeros(1, 1, 70, 8), torch.randn(1, 1, 150, 8)
+    request = RowRequest(argmax=True)
+    found = row_statistics(q, k, k, make_rule(head_dim=8, near=(9, 9)), request, backend="native")
+    at = torch.arange(80, 150)
+    assert torch.equal(found.argmax[0, 0], (at - 9).clamp(min=0))
+
+
+@pytest.mark.usefixtures("built")
+def test_strides_of_any_kind_are_read() -> None:
+    wide = torch.randn(2, 40, 3, 4, 50)
+    q, k, v = (wide[:, :, i].transpose(1, 2)[..., ::2] for i in range(3))
+    mask = (torch.rand(40, 2, 40) < 0.7).transpose(0, 1)[:, None].transpose(2, 3)
+    plain = attend(*(x.contiguous() for x in (q, k, v)), mask=mask.contiguous(), backend="native")
+    assert torch.equal(attend(q, k, v, mask=mask, backend="native"), plain)
+    flipped = attend(*(x[:, :, :, :1].expand(-1, -1, -1, 8) for x in (q, k, v)), backend="native")
+    assert flipped.isfinite().all()
+
+
+def _errors(T: int, D: int, size: float, how: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """Errors of the native kernel and of torch's way, squared in the mean, by what they are of."""
+    q, k, v = (torch.randn(1, 8, T, D) for _ in range(3))
+    q = q * size
+    wide = [x.double() for x in (q, k, v)]
+    request = RowRequest(heads=True)
+    exact = row_statistics(*wide, make_rule(head_dim=D, **how), request, backend="rows")
+    ours = row_statistics(q, k, v, make_rule(head_dim=D, **how), request, backend="native")
+    plain = row_statistics(q, k, v, make_rule(head_dim=D, **how), request, backend="rows")
+    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=how.get("is_causal", False))
+
+    def error(x: Tensor, name: str) -> float:
+        return (x.double() - getattr(exact, name)).square().mean().sqrt().item()
+
+    pairs = {"heads": (ours.heads, theirs)}
+    pairs |= {name: (getattr(ours, name), getattr(plain, name)) for name in ("lse", "entropy")}
+    return {n: (error(mine, n), error(other, n)) for n, (mine, other) in pairs.items()}
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])  # logits up to ten thousand and more
+@pytest.mark.parametrize(("T", "D"), [(1, 64), (7, 5), (129, 64), (509, 61), (1021, 128)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_errors_are_at_most_twice_those_of_torch(
+    T: int, D: int, size: float, is_causal: bool
+) -> None:
+    for name, (ours, torchs) in _errors(T, D, size, {"is_causal": is_causal}).items():
+        assert ours <= 2 * torchs + 1e-7, name
+
+
+@pytest.mark.full
+def test_errors_stay_small_in_a_long_text() -> None:
+    q, k, v = (torch.randn(1, 1, 65_537, 16) for _ in range(3))
+    rule, request = make_rule(head_dim=16, is_causal=True), RowRequest(heads=True)
+    ours = row_statistics(q, k, v, rule, request, backend="native")
+    plain = row_statistics(q, k, v, rule, request, backend="rows")
+    last = [x.double() for x in (q[:, :, -99:], k, v)]
+    exact = row_statistics(*last, rule, request, backend="rows")
+    for name in ("heads", "lse", "entropy"):
+        errors = [
+            (getattr(one, name)[:, :, -99:] - getattr(exact, name)).abs().max()
+            for one in (ours, plain)
+        ]
+        assert errors[0] <= 2 * errors[1] + 1e-7, name
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    q, k, v = (torch.randn(1, 2, 33, 16).bfloat16() for _ in range(3))
+    rule, request = make_rule(head_dim=16), RowRequest(heads=True)
+    half = row_statistics(q, k, v, rule, request, backend="native")
+    full = row_statistics(*(x.float() for x in (q, k, v)), rule, request, backend="native")
+    assert torch.equal(half.heads, full.heads)
+    assert attend(q, k, v, backend="native").dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch, in vmap
+def test_gradients_are_never_taken_from_what_has_none() -> None:
+    q, k, v = (torch.randn(2, 2, 370, 16) for _ in range(3))  # long enough to be worth its call
+    sinks, bias = torch.zeros(2, requires_grad=True), torch.zeros(370, 370, requires_grad=True)
+
+    def chosen(*inputs: Tensor, **how: Any) -> str:
+        return attend(*inputs, need_lse=True, **how).backend
+
+    assert chosen(q, k, v) == "native"
+    assert chosen(q, k, v.clone().requires_grad_()) == "fused"
+    assert chosen(q, k, v, sinks=sinks) == "rows"
+    assert attend(q, k, v, bias=bias).requires_grad
+    with torch.no_grad():
+        assert chosen(q, k, v.clone().requires_grad_(), sinks=sinks, bias=bias) == "native"
+    with torch.autograd.forward_ad.dual_level():
+        assert chosen(q, k, v) == "fused"
+    mapped = torch.func.vmap(lambda q: attend(q, k, v))(q[None])
+    torch.testing.assert_close(mapped[0], attend(q, k, v), rtol=1e-5, atol=1e-6)
+
+
+def test_large_masks_of_unknown_rules_are_left_to_pytorch() -> None:
+    q = torch.zeros(1, 1, 4096, 4)
+    rule = make_rule(head_dim=4, mask=~masks.causal())  # each sees what comes after
+    found = row_statistics(q, q, q, rule, RowRequest(entropy=False))
+    assert found.kernel == "blocks of rows"
+    assert found.n_keys[0, 0, 4095] == 0
+    assert found.n_keys[0, 0, 7] == 4096 - 8
+
+
+@pytest.mark.parametrize("T", [2**31 - 2**10 - 5, 2**31, 2**32 + 3])
+def test_lengths_that_a_lane_cannot_count_are_refused(T: int) -> None:
+    with pytest.raises(ValueError, match=f"{T} queries and 6 keys"):
+        check_sizes({"T": T, "S": 6}, {})
+    check_sizes({"T": MOST_TOKENS - 6, "S": 6}, {"q": (2, 3, 2**31, 64)})
+    with pytest.raises(ValueError, match="too large to be counted"):
+        check_sizes({"T": 1, "S": 6}, {"q": (2**20, 2**20, 2**20, 1)})
+
+
+LOADED = """
+import torch
+from headwise.kernels import attend
+q = torch.randn(1, 4, 300, 8)
+torch.mm(q[0, 0], q[0, 0].T)
+assert attend(q, q, q, backend="native", need_lse=True).backend == "native"
+maps = open("/proc/self/maps").read().splitlines()
+print(len({line.split()[-1] for line in maps if "libgomp" in line or "libomp" in line}))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_there_is_one_pool_of_threads() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", "1\n")
+
+
+@pytest.mark.parametrize(
+    ("switch", "why"),
+    [("0", "switched off by HEADWISE_NATIVE=0"), ("sse", "HEADWISE_NATIVE=sse is none of 0")],
+)
+def test_without_it_everything_works_and_says_why(switch: str, why: str) -> None:
+    program = (
+        "import torch; from headwise.kernels import *; q = torch.randn(1, 8, 400, 8)\n"
+        "rows = row_statistics(q, q, q, make_rule(head_dim=8), RowRequest())\n"
+        "print(rows.kernel, attend(q, q, q, need_lse=True).backend, sep=', ')"
+    )
+    environment = os.environ | {_native.SWITCH: switch}
+    run = {"capture_output": True, "text": True, "env": environment}
+    done = subprocess.run([sys.executable, "-c", program], **run)
+    assert (done.stderr, done.stdout) == ("", "blocks of rows, fused\n")
+    told = subprocess.run([sys.executable, "-m", "headwise", "--version"], **run).stdout
+    assert f"native kernel: none ({why}" in told
+
+
+def test_a_library_that_does_not_fit_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / f"{SETS[0]}.so"
+    other.write_text("no library")
+    assert "cannot be loaded" in open_library(other).why
+    monkeypatch.setattr(_native, "INTERFACE", -1)
+    assert "built from other sources" in open_library(Path(library().functions._name)).why
+    monkeypatch.delenv(_native.SWITCH, raising=False)
+    monkeypatch.setattr(_native, "BUILT", tmp_path / "nothing")
+    assert "none was built" in library.__wrapped__().why
