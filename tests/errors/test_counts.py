@@ -120,6 +120,8 @@ def test_files_that_do_not_tell(changes: dict[str, Any], said: str, tmp_path: Pa
         ({"kv_lora_rank": 512}, "has kv_lora_rank=512: its keys and values come from a latent"),
         ({"is_encoder_decoder": True}, "has is_encoder_decoder=True: it has an encoder"),
         ({"num_hidden_groups": 1}, "has num_hidden_groups=1: its layers share their weights"),
+        ({"add_cross_attention": True}, "has add_cross_attention=True: it has attention to an enc"),
+        ({"pruned_heads": {"0": [1]}}, "has pruned_heads={'0': [1]}: its layers have lost heads"),
         ({"num_attention_heads": [4, 8]}, "has num_attention_heads=[4, 8], so its layers differ"),
         ({"layer_types": ["full_attention", "mamba"]}, "layers of the kind mamba"),
         ({"layer_types": 5}, "layers of the kind 5"),
@@ -141,7 +143,10 @@ def test_models_that_one_layer_does_not_tell(changes: dict[str, Any], said: str,
         (["gpt2", "--heads", 4, "--no-out-proj"], "gpt2 has sizes of its own, and --heads "
                                                   "--no-out-proj would change them"),
         (["--layers", 3], "--layers alone tells no layer. Give --d-model and --heads"),
-        (["--d-model", 12, "--heads", 5], "d_model=12 cannot be shared by n_heads=5"),
+        (["--d-model", 12, "--heads", 5], "count: --d-model 12 cannot be shared by --heads 5 "
+                                          "evenly. Make it a multiple, or give --head-dim."),
+        (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "count: --heads 4 cannot share "
+                                                           "--kv-heads 3 evenly."),
         (["gpt2", "--tokens", 0], "Invalid value for '--tokens'"),
         (["gpt2", "--keys", 3, "--cached", 4], "3 keys, 4 of them cached"),
         (["gpt2", "--dtype", "int4"], "'int4' is not one of"),

@@ -51,7 +51,9 @@ def test_a_model_of_text_and_images_is_counted_by_its_text(tmp_path: Path):
              "num_hidden_layers": 5}  # fmt: skip
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": "llava", "text_config": inner}), "utf-8")
-    assert read_config(path).parameters() == 5 * 4 * 36
+    read = read_config(path)
+    assert (read.parameters(), read.source) == (5 * 4 * 36, f"{path}, its text_config alone")
+    assert f"Sizes: {path}, its text_config alone\n" in headwise("count", tmp_path).out
 
 
 def test_falcon_shares_one_key_head_unless_it_is_of_the_later_kind(tmp_path: Path):

@@ -195,6 +195,32 @@ def test_the_layers_of_every_known_family_hold_what_is_counted(
     assert read_config(tmp_path).parameters() == there
 
 
+OPTIONAL = ("num_key_value_heads", "num_kv_heads", "head_dim", "multi_query")
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
+def test_a_file_that_leaves_sizes_out_means_those_of_its_family(family: str, tmp_path: Path):
+    config = shortened(family)
+    # 160 heads can share the keys and values of as many heads as any family has by itself.
+    config.hidden_size, config.num_attention_heads = 1280, 160
+    if family == "helium":  # its heads have a width of their own, and fit only into this one
+        config.hidden_size = 160 * 128
+    held = {name: x for name, x in config.to_dict().items() if name not in OPTIONAL}
+    (tmp_path / "config.json").write_text(json.dumps(held), "utf-8")
+    model = built(AutoConfig.from_pretrained(tmp_path))
+    there = sum(weight.numel() for _, weight in projections(model))
+    assert read_config(tmp_path).parameters() == there
+
+
+@pytest.mark.parametrize("family", ["falcon", "gpt_bigcode"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_one_key_head_for_all_is_read_from_the_file(family: str, shared: bool, tmp_path: Path):
+    config = AutoConfig.for_model(family, multi_query=shared, num_hidden_layers=2)
+    config.save_pretrained(tmp_path)
+    there = sum(weight.numel() for _, weight in projections(built(config)))
+    assert read_config(tmp_path).parameters() == there
+
+
 def test_our_own_checkpoints_are_counted(tmp_path: Path):
     words = ("<pad>", "<bos>", "<eos>", "<unk>")
     model = MiniGPT(MiniGPTConfig(len(words), d_model=12, n_heads=6, n_kv_heads=2, n_layers=3))

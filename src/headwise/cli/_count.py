@@ -1,5 +1,6 @@
 """`headwise count`: what the attention of a model costs, from its sizes alone."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ import typer
 
 from headwise.cli._options import DtypeName, Json
 from headwise.cli._show import say, say_json
-from headwise.errors import ArgumentError, InputError
+from headwise.errors import ArgumentError, InputError, ShapeError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,7 +95,10 @@ def _find(model: str | None, given: Mapping[str, Any]) -> "ModelSizes":
             raise ArgumentError(
                 f"count: {_options(given)} alone tells no layer. Give --d-model and --heads."
             )
-        return ModelSizes("", layer_sizes(**sizes, out_proj=out_proj), n_layers)
+        try:
+            return ModelSizes("", layer_sizes(**sizes, out_proj=out_proj), n_layers)
+        except (ArgumentError, ShapeError) as error:
+            raise type(error)(_in_options(str(error))) from error
     if model in PRESETS:
         return PRESETS[model]
     if not Path(model).exists():
@@ -103,6 +107,13 @@ def _find(model: str | None, given: Mapping[str, Any]) -> "ModelSizes":
             f"Those are {', '.join(PRESETS)}."
         )
     return read_config(model)
+
+
+def _in_options(message: str) -> str:
+    """What `layer_sizes` says, in the words of the command."""
+    for name, option in _LAYER.items():
+        message = re.sub(rf"\b{name}\b", option, message.replace(f"{name}=", f"{name} "))
+    return message.replace("layer_sizes:", "count:")
 
 
 def _options(given: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
-from headwise.counts._families import FAMILIES
+from headwise.counts._families import FAMILIES, LEFT_OUT
 from headwise.counts._model import ModelSizes
 from headwise.counts._sizes import layer_sizes
 from headwise.errors import InputError, UnsupportedError
@@ -23,6 +23,8 @@ _NAMES = {
 _REFUSED = {
     "kv_lora_rank": "its keys and values come from a latent (MLA), not from a matrix each",
     "is_encoder_decoder": "it has an encoder, a decoder and attention between them",
+    "add_cross_attention": "it has attention to an encoder beside its own",
+    "pruned_heads": "its layers have lost heads of their own",
     "num_hidden_groups": "its layers share their weights",
 }
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
@@ -31,20 +33,24 @@ _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 class _Config(NamedTuple):
     path: Path
     held: Mapping[str, Any]
+    part: str = ""  # which object within the file, where it is not all of it
 
 
 def read_config(path: str | os.PathLike[str]) -> ModelSizes:
     """Read the sizes of a model's attention from its `config.json`, or from a folder with one.
 
     Hugging Face's files are understood, and those of our own checkpoints. Only the file is read:
-    no weight, and no code. A file seldom says which projections have a bias, and never that there
-    are others beside them, so only families are counted whose own models the count was held to.
+    no weight, and no code. Of a model of text and images the text's attention is counted, and
+    `source` says so. A size that a file leaves out is the default of its family.
+
+    A file seldom says which projections have a bias, and never that there are others beside them,
+    so only families are counted whose own models the count was held to.
 
     Raises:
         InputError: the file is missing or not JSON, or a size is missing or not a number.
         UnsupportedError: the family is not known; the layers are not all of one size, share
-            weights, or make keys and values in another way; there are several stacks; or some
-            layers are not attention.
+            weights, lost heads, or make keys and values in another way; there is an encoder to
+            attend to; or some layers are not attention.
     """
     config = _read(Path(path))
     for name, why in _REFUSED.items():
@@ -62,7 +68,7 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
         biases=_biases(config),
     )
     name = config.path.parent.resolve().name
-    return ModelSizes(name, sizes, _need(config, "n_layers"), source=str(config.path))
+    return ModelSizes(name, sizes, _need(config, "n_layers"), source=f"{config.path}{config.part}")
 
 
 def _read(path: Path) -> _Config:
@@ -84,8 +90,11 @@ def _read(path: Path) -> _Config:
     ours = path.name == "headwise.json"
     # A model of text and images has the sizes of each part in an object of its own.
     inner = held.get("config" if ours else "text_config")
+    part = "" if ours or not isinstance(inner, dict) else ", its text_config alone"
     held = inner if isinstance(inner, dict) else held
-    return _Config(path, held | {"model_type": "headwise"} if ours else held)
+    if ours:
+        return _Config(path, held | {"model_type": "headwise"})
+    return _Config(path, {**LEFT_OUT.get(str(held.get("model_type")), {}), **held}, part)
 
 
 def _check_layers(config: _Config) -> None:
@@ -129,8 +138,9 @@ def _need(config: _Config, size: str) -> int:
 
 def _kv_heads(config: _Config) -> int | None:
     # Falcon's first models and StarCoder say it like this; Falcon's later ones give the number.
-    if config.held.get("multi_query") and not config.held.get("new_decoder_architecture"):
-        return 1
+    shared = config.held.get("multi_query")
+    if shared is not None and not config.held.get("new_decoder_architecture"):
+        return 1 if shared else None
     return _size(config, "n_kv_heads")
 
 

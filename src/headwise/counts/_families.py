@@ -47,3 +47,30 @@ FAMILIES: Mapping[str, Biases] = {
     "vit": Biases("O", "qkv_bias", "QKV", default=True),
 }
 """Families by the `model_type` of their files. A test holds the count of each to its model."""
+
+
+def _sizes(n_kv_heads: int, head_dim: int | None = None) -> Mapping[str, int]:
+    held = {"num_key_value_heads": n_kv_heads, "head_dim": head_dim}
+    return {name: size for name, size in held.items() if size is not None}
+
+
+LEFT_OUT: Mapping[str, Mapping[str, int | bool]] = {
+    "falcon": {"multi_query": True},
+    "gpt_bigcode": {"multi_query": True},
+    **dict.fromkeys(("exaone4", "qwen2", "stablelm"), _sizes(32)),
+    **dict.fromkeys(("qwen3", "qwen3_vl_text"), _sizes(32, 128)),
+    **dict.fromkeys(("mistral", "mixtral", "phimoe"), _sizes(8)),
+    **dict.fromkeys(("gemma2", "gemma3_text", "vaultgemma"), _sizes(4, 256)),
+    **dict.fromkeys(("qwen3_moe", "smollm3"), _sizes(4)),
+    **dict.fromkeys(("glm", "glm4"), _sizes(2, 128)),
+    "bitnet": _sizes(5),
+    "gemma": _sizes(16, 256),
+    "gpt_oss": _sizes(8, 64),
+    "helium": _sizes(20, 128),
+    "llama4_text": _sizes(8, 128),
+    "qwen2_moe": _sizes(16),
+    "starcoder2": _sizes(2),
+}
+"""What a file means that leaves these fields out, where that is not as many key/value heads as
+heads, or `d_model / n_heads`. A test holds it to the models that transformers makes of such files.
+"""
