@@ -1,0 +1,265 @@
+"""What the heads of two models do, and whether that holds on other texts and in other runs.
+
+    python benchmarks/roles.py encoder MODEL --trees dev.conllu --coref gap.tsv --keep runs
+    python benchmarks/roles.py lab --seeds 0 1 2 3 4 --keep runs
+    python benchmarks/roles.py tell --keep runs --into docs/roles.md
+
+`encoder` finds the roles of a model on texts with trees and on texts with mentions; on all of
+them, and on two halves that share none. `lab` trains a Mini-GPT for each seed and takes out its
+heads, too. Both keep the tables; what is kept already is not made again. `tell` writes the page.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from _telling import insert
+
+import headwise as hw
+from headwise.corpora import AnnotatedText, read_conllu, read_gap
+from headwise.lab import TrainSettings, train
+from headwise.report import roles_of_lab
+
+WHOLE, HALVES = "encoder", ("encoder-A", "encoder-B")
+# What a head of the Mini-GPT may need for agreement and for translation, and for repetition.
+ASKED = ("next subject", "head → nsubj", "next translation", "translation", "induction")
+PARTS = (", beside", ", apart")
+
+
+def find_in_encoder(how: argparse.Namespace) -> None:
+    """Roles on all the texts, and on each half of them."""
+    rng = np.random.default_rng(0)
+    texts: list[AnnotatedText] = []
+    for read in (read_conllu(how.trees), read_gap(how.coref)):
+        distinct = list(dict.fromkeys(read))
+        drawn = rng.permutation(len(distinct))[: how.texts]
+        texts += [distinct[at] for at in drawn]
+    order = rng.permutation(len(texts))
+    parts = {name: order[at::2] for at, name in enumerate(HALVES)}
+    model, tokenizer = hw.load(how.model), hw.load_tokenizer(how.model)
+    for name, places in {WHOLE: np.sort(order), **parts}.items():
+        path = how.keep / f"{name}.json"
+        if not path.exists():
+            chosen = [texts[at] for at in places]
+            hw.find_roles(model, tokenizer, chosen, on_text=tell).save(path)
+
+
+def find_in_lab(how: argparse.Namespace) -> None:
+    """Roles of a Mini-GPT of each seed, and what it loses without each head."""
+    for seed in how.seeds:
+        folder = how.keep / f"seed-{seed}"
+        if not (folder / "roles.json").exists():
+            trained = train(TrainSettings(seed=seed, steps=how.steps), folder)
+            roles = roles_of_lab(trained, lines=how.lines, on_text=tell)
+            roles.save(folder / "roles.json")
+            judged = asdict(trained.evaluation)
+            (folder / "judged.json").write_text(json.dumps(judged), "utf-8")
+
+
+def tell(done: int, total: int) -> None:
+    print(f"{done}/{total}", flush=True)
+
+
+def tell_all(how: argparse.Namespace) -> None:
+    """Write both parts of the page, as far as their tables are kept."""
+    told: list[str] = []
+    if (how.keep / f"{WHOLE}.json").exists():
+        whole, *halves = (hw.Roles.load(how.keep / f"{name}.json") for name in (WHOLE, *HALVES))
+        told += ["## MiniLM", *encoder_lines(whole, halves)]
+    folders = sorted(how.keep.glob("seed-*"), key=lambda path: int(path.name[5:]))
+    if folders:
+        runs = {path.name[5:]: hw.Roles.load(path / "roles.json") for path in folders}
+        judged = [json.loads((path / "judged.json").read_text("utf-8")) for path in folders]
+        told += [f"## Mini-GPT, {len(runs)} seeds", *lab_lines(runs, judged)]
+    insert("\n\n".join(told), how.into)
+
+
+def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
+    """The labels of an encoder, how stable they are, and the heads that have none."""
+    found = whole.found().sort_values(["layer", "head", "lift"], ascending=[True, True, False])
+    labels = [labels_of(one) for one in halves]
+    rows = [
+        [
+            row["name"],
+            row["role"],
+            f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
+            f"{row['baseline']:.3f}, {row['null']}",
+            f"{row['lift']:.2f}",
+            f"{row['p_adj']:.2g}",
+            f"{row['n']:,.0f} in {row['texts']:,.0f}",
+            "".join(
+                half if (row["name"], row["role"]) in those else "–"
+                for half, those in zip("AB", labels, strict=True)
+            ),
+        ]
+        for row in found.to_dict("records")
+    ]
+    names = list(dict.fromkeys(whole.frame()["name"]))
+    none = [name for name in names if name not in set(found["name"])]
+    titles = ["head", "role", "effect", "strongest null", "lift", "p", "queries in texts", "halves"]
+    return [
+        f"{len(names)} heads: {len(names) - len(none)} have {len(found)} roles; "
+        f"{len(none)} have none: {', '.join(none) or '–'}.",
+        "; ".join(whole.notes) + ".",
+        stability(whole, halves),
+        table(titles, rows, left=2),
+    ]
+
+
+def stability(whole: hw.Roles, halves: Sequence[hw.Roles]) -> str:
+    """How many labels of each role there are on all texts, on each half, and on both halves."""
+    sets = [labels_of(whole), *(labels_of(one) for one in halves)]
+    in_both = sets[1] & sets[2]
+    roles = sorted({role for those in sets for _, role in those})
+    rows = [
+        [role, *(str(sum(one == role for _, one in those)) for those in (*sets, in_both))]
+        for role in roles
+    ]
+    rows.append(["all", *(str(len(those)) for those in (*sets, in_both))])
+    told = table(["role", "all texts", "half A", "half B", "both halves"], rows, left=1)
+    either = len(sets[1] | sets[2])
+    return (
+        f"{len(in_both)} of the {either} labels that one half or the other gives are given by "
+        f"both; Cohen's κ over all heads and roles is {kappa(*halves):.2f}. Of the "
+        f"{len(sets[0])} labels on all texts {len(sets[0] & in_both)} are found on both halves, "
+        f"{len(sets[0] & (sets[1] ^ sets[2]))} on one, {len(sets[0] - sets[1] - sets[2])} on "
+        f"neither.\n\n{told}"
+    )
+
+
+def kappa(one: hw.Roles, other: hw.Roles) -> float:
+    """Cohen's κ of two tables, over the questions that both could answer."""
+    frames = [roles.frame().set_index(["name", "role"]) for roles in (one, other)]
+    both = frames[0].join(frames[1], lsuffix=".a", rsuffix=".b", how="inner")
+    both = both[both["p_adj.a"].notna() & both["p_adj.b"].notna()]
+    a, b = both["found.a"].astype(bool), both["found.b"].astype(bool)
+    by_chance = a.mean() * b.mean() + (~a).mean() * (~b).mean()
+    return float(((a == b).mean() - by_chance) / (1 - by_chance))
+
+
+def labels_of(roles: hw.Roles) -> set[tuple[str, str]]:
+    found = roles.found()
+    return set(zip(found["name"], found["role"], strict=True))
+
+
+def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
+    """Which heads agree and align in each run, and what each run loses without a head."""
+    rows = [
+        [
+            seed,
+            *(f"{one['seen'][name]:.0%}" for name in ("conjugation", "translation")),
+            f"{one['copying']:.0%}",
+        ]
+        for seed, one in zip(runs, judged, strict=True)
+    ]
+    return [
+        table(["seed", "conjugation", "translation", "copying"], rows, left=0),
+        "Heads with a role; beside each, its score:",
+        table(["role", "seeds", *(f"seed {seed}" for seed in runs)], role_rows(runs), left=1),
+        "The head of each run that scores best on the relation, label or not, with nothing between "
+        "subject and verb · with an adverb between them:",
+        table(["relation", *(f"seed {seed}" for seed in runs)], part_rows(runs), left=1),
+        "What each run loses without the one head that costs most, and its interval:",
+        table(["behaviour", *(f"seed {seed}" for seed in runs)], effect_rows(runs), left=1),
+        "Heads that back each other up:",
+        "\n".join(
+            f"- seed {seed}: {line}" for seed, roles in runs.items() for line in groups(roles)
+        )
+        or "None were found.",
+    ]
+
+
+def role_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
+    rows = []
+    for role in ASKED:
+        cells = []
+        for roles in runs.values():
+            found = roles.found()
+            those = found[found["role"] == role]
+            cells.append(
+                ", ".join(
+                    f"{name} {effect:.2f}"
+                    for name, effect in zip(those["name"], those["effect"], strict=True)
+                )
+                or "–"
+            )
+        having = sum(cell != "–" for cell in cells)
+        rows.append([role, f"{having} of {len(runs)}", *cells])
+    return rows
+
+
+def part_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
+    rows = []
+    for role in ("next subject", "head → nsubj"):
+        cells = []
+        for roles in runs.values():
+            wide = roles.frame().pivot(index="name", columns="role", values="effect")
+            best = wide[role].idxmax()
+            beside, apart = (wide.loc[best, role + part] for part in PARTS)
+            cells.append(f"{best} {beside:.2f} · {apart:.2f}")
+        rows.append([role, *cells])
+    return rows
+
+
+def effect_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
+    behaviours = next(iter(runs.values())).effects.says
+    rows = []
+    for name, says in behaviours.items():
+        cells = []
+        for roles in runs.values():
+            frame = roles.effects.frame()
+            worst = frame[frame["behaviour"] == name].nlargest(1, "effect").iloc[0]
+            ends = f"[{worst['ci_low']:+.2f}, {worst['ci_high']:+.2f}]"
+            cells.append(f"{worst['name']} {worst['effect']:+.2f} {ends}")
+        rows.append([f"{name} ({says})", *cells])
+    return rows
+
+
+def groups(roles: hw.Roles) -> list[str]:
+    return [
+        f"{', '.join(group.together.heads)} ({group.role}): without all of them "
+        f"{group.together.behaviour} loses {group.together.effect:+.2f} "
+        f"[{group.together.low:+.2f}, {group.together.high:+.2f}], without each alone "
+        f"{group.alone:+.2f} in sum"
+        for group in roles.effects.groups
+    ]
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
+    """A table of Markdown, its first columns to the left."""
+    marks = [":--" if at < left else "--:" for at in range(len(titles))]
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parts = parser.add_subparsers(required=True)
+    encoder = parts.add_parser("encoder")
+    encoder.add_argument("model")
+    encoder.add_argument("--trees", type=Path, required=True)
+    encoder.add_argument("--coref", type=Path, required=True)
+    encoder.add_argument("--texts", type=int, default=400, help="at most, of each file")
+    encoder.set_defaults(run=find_in_encoder)
+    lab = parts.add_parser("lab")
+    lab.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    lab.add_argument("--steps", type=int, default=TrainSettings.steps)
+    lab.add_argument("--lines", type=int, default=160, help="sentences to look at, and to try")
+    lab.set_defaults(run=find_in_lab)
+    telling = parts.add_parser("tell")
+    telling.add_argument("--into", required=True)
+    telling.set_defaults(run=tell_all)
+    for part in (encoder, lab, telling):
+        part.add_argument("--keep", type=Path, required=True, help="where tables are kept")
+    how = parser.parse_args(arguments)
+    how.keep.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    how.run(how)
+
+
+if __name__ == "__main__":
+    main()
