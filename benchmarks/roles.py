@@ -34,9 +34,9 @@ def find_in_encoder(how: argparse.Namespace) -> None:
     """Roles on all the texts, and on each half of them."""
     rng = np.random.default_rng(0)
     texts: list[AnnotatedText] = []
-    for read in (read_conllu(how.trees), read_gap(how.coref)):
+    for read, most in zip((read_conllu(how.trees), read_gap(how.coref)), how.texts, strict=True):
         distinct = list(dict.fromkeys(read))
-        drawn = rng.permutation(len(distinct))[: how.texts]
+        drawn = rng.permutation(len(distinct))[:most]
         texts += [distinct[at] for at in drawn]
     order = rng.permutation(len(texts))
     parts = {name: order[at::2] for at, name in enumerate(HALVES)}
@@ -243,7 +243,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     encoder.add_argument("model")
     encoder.add_argument("--trees", type=Path, required=True)
     encoder.add_argument("--coref", type=Path, required=True)
-    encoder.add_argument("--texts", type=int, default=400, help="at most, of each file")
+    encoder.add_argument(
+        "--texts", type=int, nargs=2, default=[400, 140], help="at most, of either file"
+    )
     encoder.set_defaults(run=find_in_encoder)
     lab = parts.add_parser("lab")
     lab.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])

@@ -1,6 +1,7 @@
 """Each refusal on the way to a role says what is wrong."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,3 +104,13 @@ def test_a_file_that_holds_no_roles(roles, tmp_path):
     path.write_text(json.dumps({**said, "heads": [{"name": "L0.H0"}]}), "utf-8")
     with pytest.raises(InputError, match=r"Roles\.load: .* is not whole"):
         Roles.load(path)
+
+
+def test_a_model_that_reads_two_texts():
+    class Both(Planted):
+        def __init__(self):
+            super().__init__([("offset -1",)], causal=True)
+            self.config = SimpleNamespace(context=48, is_encoder_decoder=True)
+
+    with pytest.raises(UnsupportedError, match=r"find_roles: Both reads two texts, and .* encoder"):
+        find_roles(Both(), TOKENIZER, lines(3))

@@ -1,5 +1,6 @@
 """What each head does, with evidence that would stand up."""
 
+from headwise.roles._alignment import alignment
 from headwise.roles._find import find_roles
 from headwise.roles._nulls import Evidence
 from headwise.roles._table import Roles
@@ -24,6 +25,7 @@ __all__ = [
     "Question",
     "Roles",
     "agreement",
+    "alignment",
     "behaviour",
     "find_roles",
     "repetition",

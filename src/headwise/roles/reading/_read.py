@@ -88,6 +88,7 @@ class Reader:
 
     @torch.no_grad()
     def _sums(self, model: nn.Module, on_text: Progress | None, closely: bool) -> dict[str, Any]:
+        check_reads_one_text("find_roles", model)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         parts: list[_Sums] = []
@@ -187,6 +188,19 @@ class _Batch:
         if known is None or known[0].shape != visible.shape or not torch.equal(known[0], visible):
             known = self._seen = (visible, [Seen(asked, visible) for asked in self._asked])
         return known[1]
+
+
+def check_reads_one_text(who: str, model: nn.Module) -> None:
+    """Refuse a model whose queries are of another text than its keys.
+
+    Raises:
+        UnsupportedError: it is an encoder-decoder.
+    """
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise UnsupportedError(
+            f"{who}: {type(model).__name__} reads two texts, and a relation is of one. Give its "
+            f"encoder (model.get_encoder())."
+        )
 
 
 def _check_heard(model: nn.Module, layers: Sequence[Layer]) -> None:

@@ -10,7 +10,7 @@ from headwise.roles.reading._asked import Runs
 from headwise.roles.reading._seen import Seen
 from headwise.roles.relations import Grid, Item
 
-OFFSETS = tuple(by for by in range(-10, 11) if by)
+OFFSETS = tuple(range(-10, 11))
 _NOBODY = -1
 
 
