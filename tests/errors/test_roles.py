@@ -114,3 +114,8 @@ def test_a_model_that_reads_two_texts():
 
     with pytest.raises(UnsupportedError, match=r"find_roles: Both reads two texts, and .* encoder"):
         find_roles(Both(), TOKENIZER, lines(3))
+
+
+def test_texts_in_a_language_that_the_tokenizer_does_not_know():
+    with pytest.raises(InputError, match=r"find_roles: 80% of the tokens .* are unknown to the"):
+        find_roles(MODEL, TOKENIZER, ["una frase que nadie ,"])

@@ -362,3 +362,10 @@ def test_what_is_visible_is_what_the_mask_says(causal):
         expected = expected.tril() if causal else expected
         assert torch.equal(watch.visible("L0.H0"), expected)
         assert torch.equal(watch.weights("L0.H0") > 0, expected)
+
+
+def test_tokens_that_stand_for_the_unknown_are_counted():
+    text = AnnotatedText("road ሰላም road ሰላም")
+    for tokenizer in (MINILM, MINILM.backend_tokenizer):
+        assert tokenize(tokenizer, [text], 20).unknown == 0.5
+    assert tokenize(byte_level(), [text], 40).unknown == 0.0

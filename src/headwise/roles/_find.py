@@ -33,6 +33,7 @@ from headwise.roles.relations import (
 )
 
 _SEQUENCES = 100  # of random tokens
+_FOREIGN = 0.5  # of the tokens unknown: no text of this model's language
 _SHOWN = 3  # texts where a role is strongest, and as many where it fails
 _LONGEST = 200  # characters of a text that are shown
 
@@ -74,7 +75,7 @@ def find_roles(
         A row per head and role, found or not.
     Raises:
         ArgumentError: a role is given twice.
-        InputError: there is no text with a token.
+        InputError: there is no text with a token, or most tokens are unknown to the tokenizer.
         UnsupportedError: the model cannot be watched exactly, the tokenizer does not say where
             its tokens stand, or a null was asked for that cannot be had.
     """
@@ -85,6 +86,11 @@ def find_roles(
     tokenized = tokenize(tokenizer, texts, limit)
     if not tokenized.pieces:
         raise InputError(f"find_roles: {len(texts)} texts hold no token. Give texts with words.")
+    if tokenized.unknown > _FOREIGN:
+        raise InputError(
+            f"find_roles: {tokenized.unknown:.0%} of the tokens of these texts are unknown to the "
+            f"tokenizer. Give texts in a language that the model has read."
+        )
     question = _Question(tokenized, texts, evidence, _roles(tokenized, relations or {}))
     trials = [question.of_text(), *question.of_sequences(limit)]
     families, heads, readings = _held_against(model, trials, evidence, on_text)
@@ -175,6 +181,8 @@ class _Question:
             f"{len(self.texts)} distinct texts of {given}; rules and null heads chosen on "
             f"{len(self.texts) - held}, all numbers from the other {held}",
         ]
+        if split.unknown:
+            notes.append(f"{split.unknown:.1%} of the tokens are unknown to the tokenizer")
         if split.cut_at_sentences or split.cut_within:
             notes.append(
                 f"{split.cut_at_sentences} texts were longer than the model reads and cut between "

@@ -63,11 +63,14 @@ class Tokenized:
         pieces: Every text, or its pieces.
         cut_at_sentences: Texts longer than the model reads, cut between sentences.
         cut_within: Those with a sentence longer than that, cut between words.
+        unknown: The share of the tokens of text that stand for whatever the tokenizer does not
+            know; high in a language that the model has never read.
     """
 
     pieces: tuple[TokenText, ...]
     cut_at_sentences: int
     cut_within: int
+    unknown: float
 
 
 def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Tokenized:
@@ -90,7 +93,19 @@ def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Toke
         found, hard = reader.cut(text)
         within += hard
         pieces += found
-    return Tokenized(tuple(one for one in pieces if not all(one.special)), cut - within, within)
+    kept = tuple(one for one in pieces if not all(one.special))
+    return Tokenized(kept, cut - within, within, _share(kept, reader.unknown))
+
+
+def _share(pieces: Sequence[TokenText], which: int | None) -> float:
+    """The share of a token among those that are text."""
+    text = [
+        one
+        for piece in pieces
+        for one, special in zip(piece.ids, piece.special, strict=True)
+        if not special
+    ]
+    return text.count(-1 if which is None else which) / max(1, len(text))
 
 
 @dataclass(frozen=True)
@@ -115,6 +130,9 @@ class _Reader:
             tokenizer.no_truncation()
             tokenizer.no_padding()
         self._tokenizer, self._own, self._limit = tokenizer, own, limit
+        unknown = getattr(tokenizer.model if own else tokenizer, "unk_token", None)
+        id_of = tokenizer.token_to_id if own else tokenizer.convert_tokens_to_ids
+        self.unknown = None if unknown is None else id_of(unknown)
         classes = token_classes(tokenizer)
         nothing: tuple[frozenset[int], str] = (frozenset(), "")
         name_of = tokenizer.id_to_token if own else tokenizer.convert_ids_to_tokens
