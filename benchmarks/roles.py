@@ -16,13 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from _telling import insert
 
 import headwise as hw
-from headwise.corpora import AnnotatedText, read_conllu, read_gap
+from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
 from headwise.report import roles_of_lab
+from headwise.roles import alignment
 
 WHOLE, HALVES = "encoder", ("encoder-A", "encoder-B")
 # What a head of the Mini-GPT may need for agreement and for translation, and for repetition.
@@ -54,10 +56,14 @@ def find_in_lab(how: argparse.Namespace) -> None:
         folder = how.keep / f"seed-{seed}"
         if not (folder / "roles.json").exists():
             trained = train(TrainSettings(seed=seed, steps=how.steps), folder)
-            roles = roles_of_lab(trained, lines=how.lines, on_text=tell)
-            roles.save(folder / "roles.json")
+            rng = np.random.default_rng([seed, 4])
+            drawn = [annotate(trained.settings.grammar().sentence(rng)) for _ in range(how.lines)]
+            aligned = alignment(trained.model, trained.tokenizer, drawn, seed=seed)
+            aligned.to_json(folder / "alignment.json", orient="records")
             judged = asdict(trained.evaluation)
             (folder / "judged.json").write_text(json.dumps(judged), "utf-8")
+            # Last, so that a run that has it is whole.
+            roles_of_lab(trained, lines=how.lines, on_text=tell).save(folder / "roles.json")
 
 
 def tell(done: int, total: int) -> None:
@@ -70,11 +76,14 @@ def tell_all(how: argparse.Namespace) -> None:
     if (how.keep / f"{WHOLE}.json").exists():
         whole, *halves = (hw.Roles.load(how.keep / f"{name}.json") for name in (WHOLE, *HALVES))
         told += ["## MiniLM", *encoder_lines(whole, halves)]
-    folders = sorted(how.keep.glob("seed-*"), key=lambda path: int(path.name[5:]))
+    kept = [path.parent for path in how.keep.glob("seed-*/roles.json")]
+    folders = sorted(kept, key=lambda path: int(path.name[5:]))
     if folders:
         runs = {path.name[5:]: hw.Roles.load(path / "roles.json") for path in folders}
         judged = [json.loads((path / "judged.json").read_text("utf-8")) for path in folders]
+        aligned = [pd.read_json(path / "alignment.json", orient="records") for path in folders]
         told += [f"## Mini-GPT, {len(runs)} seeds", *lab_lines(runs, judged)]
+        told += ["The best aligner of each run:", alignment_table(list(runs), aligned)]
     insert("\n\n".join(told), how.into)
 
 
@@ -87,6 +96,7 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
             row["name"],
             row["role"],
             f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
+            f"{row['mass']:.2f} → {row['value']:.2f}",
             f"{row['baseline']:.3f}, {row['null']}",
             f"{row['lift']:.2f}",
             f"{row['p_adj']:.2g}",
@@ -100,7 +110,8 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
     ]
     names = list(dict.fromkeys(whole.frame()["name"]))
     none = [name for name in names if name not in set(found["name"])]
-    titles = ["head", "role", "effect", "strongest null", "lift", "p", "queries in texts", "halves"]
+    titles = ["head", "role", "effect", "attention → by value", "strongest null", "lift", "p"]
+    titles += ["queries in texts", "halves"]
     return [
         f"{len(names)} heads: {len(names) - len(none)} have {len(found)} roles; "
         f"{len(none)} have none: {', '.join(none) or '–'}.",
@@ -133,9 +144,8 @@ def stability(whole: hw.Roles, halves: Sequence[hw.Roles]) -> str:
 
 def kappa(one: hw.Roles, other: hw.Roles) -> float:
     """Cohen's κ of two tables, over the questions that both could answer."""
-    frames = [roles.frame().set_index(["name", "role"]) for roles in (one, other)]
-    both = frames[0].join(frames[1], lsuffix=".a", rsuffix=".b", how="inner")
-    both = both[both["p_adj.a"].notna() & both["p_adj.b"].notna()]
+    key, (a, b) = ["name", "role"], (roles.frame() for roles in (one, other))
+    both = a[a["p_adj"].notna()].merge(b[b["p_adj"].notna()], on=key, suffixes=(".a", ".b"))
     a, b = both["found.a"].astype(bool), both["found.b"].astype(bool)
     by_chance = a.mean() * b.mean() + (~a).mean() * (~b).mean()
     return float(((a == b).mean() - by_chance) / (1 - by_chance))
@@ -217,6 +227,19 @@ def effect_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
             cells.append(f"{worst['name']} {worst['effect']:+.2f} {ends}")
         rows.append([f"{name} ({says})", *cells])
     return rows
+
+
+def alignment_table(seeds: Sequence[str], tables: Sequence[pd.DataFrame]) -> str:
+    """The head that aligns best on the one half of the texts, and what it scores on the other."""
+    rows = []
+    for query in ("identity", "prediction"):
+        for seed, frame in zip(seeds, tables, strict=True):
+            best = frame[frame["query"] == query].nlargest(1, "chosen_half").iloc[0]
+            accuracy = f"{best['accuracy']:.2f} [{best['ci_low']:.2f}, {best['ci_high']:.2f}]"
+            nulls = [f"{best[name]:.2f}" for name in ("chance", "offset", "diagonal")]
+            rows.append([query, seed, best["name"], accuracy, f"{best['aer']:.2f}", *nulls])
+    titles = ["asks", "seed", "head", "accuracy", "AER", "chance", "best offset", "diagonal"]
+    return table(titles, rows, left=3)
 
 
 def groups(roles: hw.Roles) -> list[str]:

@@ -8,6 +8,7 @@ import pandas as pd
 from headwise.heads import Head
 from headwise.report import Sample, Study
 from headwise.roles import Effect, Effects, Group, Roles
+from headwise.roles._table import NULLS
 from headwise.table import HeadTable, Totals
 
 SENTENCES = (
@@ -141,8 +142,8 @@ def make_roles(study: Study, found: Sequence[int] = (0,), text: str = "previous 
         "split": "held-out",
         "chosen_half": effect,
     }
-    nulls = dict.fromkeys(("chance", "offset", "class", "permuted", "control"), 0.25)
-    rows = pd.DataFrame(columns | {f"null.{name}": value for name, value in nulls.items()})
+    nulls = {f"null.{name}": 0.25 for name in NULLS}
+    rows = pd.DataFrame(columns | {"mass": effect, "value": effect} | nulls)
     first, second = columns["name"][0], columns["name"][-1]
     effects = Effects(
         alone=(Effect((first,), text, 0.5, 0.375, 0.625, 56, 0.00025),),
