@@ -1,5 +1,6 @@
 """Relations of texts as tokens: who may be asked for what, read off text, tree and probe."""
 
+from headwise.roles.relations._gold import gold_roles
 from headwise.roles.relations._probe import INDUCTION, PROBED, SAME, probe
 from headwise.roles.relations._relations import (
     GRIDS,
@@ -9,7 +10,6 @@ from headwise.roles.relations._relations import (
     Role,
     as_item,
     content,
-    gold_roles,
     token_roles,
 )
 from headwise.roles.relations._tokens import Tokenized, TokenText, tokenize
