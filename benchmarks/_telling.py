@@ -27,6 +27,15 @@ def rows_of(case: Row, times: Times, base: str) -> Iterator[Row]:
         yield case | {"who": name, "took": took, "ratio": ratio, "rounds": len(seconds)}
 
 
+def best_of(case: Row, times: Times, ours: str) -> Row:
+    """A row for the ratio of `ours` to the peer whose median is the least, in the same rounds."""
+    best = min((name for name in times.seconds if not name.startswith(ours)), key=times.median)
+    told = {"took": f"{times.median(best):.2f} ms", "rounds": len(times.seconds[best])}
+    return (
+        case | told | {"who": f"{ours} / best peer", "ratio": f"{times.ratio(ours, best)}, {best}"}
+    )
+
+
 def aloud(rows: Iterable[Row]) -> list[Row]:
     """The rows, told one by one as they are measured."""
     told = []

@@ -127,7 +127,8 @@ class MultiHeadAttention(nn.Module):
             need_lse: Whether to return the log of the sum of the exponentials of every head too.
         Returns:
             The output, and with `need_weights` the weights, before dropout. With `need_lse` there
-            are three: output, weights (None where not asked for) and log-sum-exps.
+            are three: output, weights (None where not asked for) and log-sum-exps. Which kernel
+            was taken, and why, is `choice` of what `attention` then gives: a hook on it sees that.
         Raises:
             ShapeError: a width is not the one the layer was made for, or the cache is full.
             ArgumentError: dtypes or devices differ, a cache is given in cross-attention, it keeps
