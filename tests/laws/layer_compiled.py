@@ -112,6 +112,32 @@ def test_exported_with_open_lengths_it_takes_texts_of_any(kind: str, call: str) 
         torch.testing.assert_close(exported(x), model(x))
 
 
+class _Told(nn.Module):
+    """A layer whose lazy mask is made from an input."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = MultiHeadAttention(D_MODEL, 4)
+        self.make = {"padding": masks.padding, "documents": masks.documents}[kind]
+
+    def forward(self, x: Tensor, told: Tensor) -> Tensor:
+        return self.layer(x, mask=self.make(told) & masks.causal())
+
+
+@pytest.mark.parametrize("kind", ["padding", "documents"])
+def test_a_mask_made_from_an_input_leaves_the_batch_open(kind: str) -> None:
+    def told(n_texts: int, n_tokens: int) -> Tensor:
+        return torch.randint(1, 3, (n_texts, n_tokens) if kind == "documents" else (n_texts,))
+
+    model, batch, length = _Told(kind).eval(), torch.export.Dim("B"), torch.export.Dim("T")
+    inputs = torch.randn(B, T, D_MODEL), told(B, T)
+    open_sizes = ({0: batch, 1: length}, dict(enumerate((batch, length)[: inputs[1].ndim])))
+    exported = torch.export.export(model, inputs, dynamic_shapes=open_sizes).module()
+    for n_texts, n_tokens in ((B, T), (3, 40), (5, 300)):
+        inputs = torch.randn(n_texts, n_tokens, D_MODEL), told(n_texts, n_tokens)
+        torch.testing.assert_close(exported(*inputs), model(*inputs))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("kind", ["plain", "rope", "normed", "window", "sinks", "t5"])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headwise import masks
 from headwise.kernels import attend
+from headwise.layer import ALiBi, MultiHeadAttention
 from strategies import Problem, problems
 
 WILD = [torch.nan, torch.inf, -torch.inf]
@@ -71,6 +72,91 @@ def test_what_is_hidden_reaches_nothing_whatever_it_holds(
             for one in (wild, calm)
         )
     assert torch.equal(heads[~reached], expected[~reached])
+
+
+def _forms(T: int) -> dict[str, dict[str, Any]]:
+    """A mask in each form that torch's kernel takes, with a bias and without."""
+    rng = torch.Generator().manual_seed(T)
+    lower = torch.ones(T, T).tril().bool()
+    return {
+        "causal": {"causal": True},
+        "bias": {"causal": True, "bias": torch.randn(T, T, generator=rng)},
+        "window": {"window": (None, 3)},
+        "near": {"window": (7, 2)},
+        "boolean": {"mask": lower},
+        "additive": {"mask": torch.zeros(T, T).masked_fill(~lower, -torch.inf)},
+        "padding": {"mask": masks.padding([T - 5])},
+        "documents": {"mask": masks.documents((torch.arange(T) >= T - 5)[None].long())},
+    }
+
+
+FORMS = [*_forms(8)]
+
+
+@dtypes
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("T", "backend"), [(24, "fused"), (300, "fused"), (24, "rows")]
+)  # whole, in blocks of rows, in cells
+def test_hidden_numbers_far_off_move_nothing(
+    T: int, backend: str, form: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    how, at = _in(dtype, _forms(T)[form]), T - 5
+    calm = [torch.randn(1, 2, T, 8) for _ in range(3)]
+    calm[0][:, :, :-1].abs_()  # so that it is not the last row which tells of a positive key
+    calm[0][:, :, -1].abs_().neg_()
+    seen = attend(*calm, **_in(torch.float32, how), need_weights=True).weights[0] > 0
+    rows = ~seen[:, :, at].any(0)
+    assert rows.any()
+    rows[at] = False
+    for x in calm:
+        x[:, :, at, 0] = 0.0
+    expected = _found(calm, how, dtype, rows, backend)
+    for part, number in [(1, torch.inf), (1, 3e38), (1, -3e38), (2, 3e38), (0, -3e38)]:
+        far = [x.clone() for x in calm]
+        far[part][0, 0, at, 0] = number
+        for ours, theirs in zip(_found(far, how, dtype, rows, backend), expected, strict=True):
+            assert torch.equal(ours, theirs)
+            assert ours.isfinite().all()
+
+
+def _found(
+    qkv: list[torch.Tensor], how: dict[str, Any], dtype: torch.dtype, rows: torch.Tensor, by: str
+) -> list[torch.Tensor]:
+    """Heads of some rows, and the gradients that they give."""
+    most = torch.finfo(dtype).max
+    q, k, v = (torch.where(x.abs() == 3e38, most * x.sign(), x.double()).to(dtype) for x in qkv)
+    with torch.no_grad():
+        heads = attend(q, k, v, **how, backend=by)[:, :, rows]
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    learned = attend(*inputs, **how, backend=by)[:, :, rows]
+    return [heads, learned.detach(), *torch.autograd.grad(learned.square().sum(), inputs)]
+
+
+@pytest.mark.parametrize("number", [3e38, -3e38])
+@pytest.mark.parametrize(("T", "alibi"), [(30, True), (300, False)])
+def test_a_later_token_whose_logits_overflow_moves_nothing(
+    T: int, alibi: bool, number: float
+) -> None:
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(16, 4, position_bias=ALiBi(4) if alibi else None)
+    x = torch.randn(1, T, 16)
+    far = x.clone()
+    far[0, T - 5] = number
+    with torch.no_grad():
+        assert torch.equal(layer(far, causal=True)[:, : T - 5], layer(x, causal=True)[:, : T - 5])
+    layer(far, causal=True)[:, : T - 5].square().sum().backward()
+    for projection in (layer.q_proj, layer.k_proj, layer.v_proj):
+        assert projection.weight.grad.isfinite().all()
+
+
+def test_a_learned_bias_gets_no_gradient_from_what_is_hidden() -> None:
+    q, k, v = (torch.randn(1, 2, 9, 3) for _ in range(3))
+    v[:, :, -1] = torch.finfo(torch.float32).max
+    bias = torch.zeros(9, 9, requires_grad=True)
+    attend(q, k, v, causal=True, bias=bias)[:, :, :-1].mul(3.0).square().sum().backward()
+    assert bias.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("backend", ["fused", "rows"])

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.func import functional_call, grad, jacrev, vmap
 
+from headwise.kernels import attend
 from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
 
 B, T, D_MODEL = 2, 29, 12
@@ -89,6 +91,45 @@ def test_a_batch_of_calls_is_each_call(kind: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(3, B, T, D_MODEL, dtype=torch.float64)
     found = vmap(lambda one: layer(one, causal=True))(x)
     torch.testing.assert_close(found, torch.stack([layer(one, causal=True) for one in x]))
+
+
+@each_kind
+@pytest.mark.parametrize("name", ["q_proj.weight", "k_proj.weight", "v_proj.weight"])
+def test_layers_that_differ_in_one_part_are_each_layer(kind: str, name: str) -> None:
+    layer, x = _layer(kind).double(), torch.randn(B, T, D_MODEL, dtype=torch.float64)
+    stack = torch.randn(3, *layer.get_parameter(name).shape, dtype=torch.float64)
+
+    def one(weight: Tensor) -> Tensor:
+        return functional_call(layer, {name: weight}, (x,), {"causal": True})
+
+    with torch.no_grad():
+        torch.testing.assert_close(vmap(one)(stack), torch.stack([one(x) for x in stack]))
+
+
+@pytest.mark.parametrize("extras", [{}, {"need_lse": True}, {"softcap": 2.0}], ids=str)
+@pytest.mark.parametrize("name", ["q", "k", "v", "mask", "bias", "sinks"])
+def test_attend_maps_over_each_of_its_tensors(name: str, extras: dict[str, Any]) -> None:
+    given = {part: torch.randn(B, 4, T, 5) for part in "qkv"}
+    given |= {"mask": torch.randn(B, 1, T, T) > -1, "bias": torch.randn(4, T, T)[None]}
+    given |= {"sinks": torch.randn(4)} if name == "sinks" else {}
+    stack = torch.stack([given[name], given[name].roll(1, -1)])
+
+    def one(x: Tensor) -> tuple[Tensor, ...]:
+        found = attend(**given | {name: x}, causal=True, **extras)
+        return (found,) if isinstance(found, Tensor) else (found.heads, found.lse)
+
+    each = [one(x) for x in stack]
+    for ours, *theirs in zip(vmap(one)(stack), *each, strict=True):
+        torch.testing.assert_close(ours, torch.stack(theirs))
+
+
+@each_kind
+@pytest.mark.parametrize("training", [False, True])
+def test_a_layer_of_fake_tensors_tells_its_shape(kind: str, training: bool) -> None:
+    with FakeTensorMode(), torch.set_grad_enabled(training):
+        out, weights = _layer(kind)(torch.randn(B, 300, D_MODEL), causal=True, need_weights=True)
+        assert _layer(kind)(torch.randn(B, 300, D_MODEL), causal=True).shape == out.shape
+    assert (out.shape, weights.shape) == ((B, 300, D_MODEL), (B, 4, 300, 300))
 
 
 @pytest.mark.parametrize("kind", ["plain", "rope", "normed"])

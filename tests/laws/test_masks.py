@@ -81,14 +81,6 @@ def test_what_a_simpler_rule_leaves_out_hides_nothing(one: Mask, two: Mask) -> N
         )
 
 
-@given(one=_some(), two=_some())
-def test_a_rule_that_ends_open_shows_the_last_query_all(one: Mask, two: Mask) -> None:
-    for mask in (one, one & two, one | two):
-        if mask.ends_open(T, S):
-            assert _full(mask)[:, :, -1].all()
-            assert _full(mask).any(-1).all()
-
-
 @given(one=_some(), two=_some(), seed=st.integers(0, 2**31))
 def test_a_rule_reaches_what_one_of_its_keys_marks(one: Mask, two: Mask, seed: int) -> None:
     marked = torch.rand(2, 3, S, generator=torch.Generator().manual_seed(seed)) < 0.3

@@ -56,8 +56,10 @@ def attend(
     and masked. A query that may attend to nothing gets zeros and a log-sum-exp of −inf, with
     finite gradients. What is masked reaches nothing, whatever it holds: under a mask, a query
     that may attend to something not finite gets NaN and gives no gradient, and no other query
-    is changed. Asking for weights or log-sum-exp does not change the heads by a bit, unless
-    there is dropout: then one kernel computes all of them.
+    is changed. Queries and keys above 1e16 and values above 1e32 may count as not finite there,
+    since their products may not be (beyond single precision: 1e151 and 1e302). Asking for weights
+    or log-sum-exp does not change the heads by a bit, unless there is dropout: then one kernel
+    computes all of them.
 
     Args:
         mask: Booleans (True = may attend), floats (added to the logits), or a rule of
@@ -105,7 +107,7 @@ def attend(
         wanted=_Wanted(need_weights, need_lse),
     )
     with _given_precision(q):
-        found = shielded(compute, q, k, v, rule)
+        found = shielded(compute, q, k, v, rule, is_flag=choice.form == "causal")
     if not extras:
         return found["heads"]
     lse = found["lse"] if need_lse else None

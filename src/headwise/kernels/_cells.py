@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.kernels._rule import Rule
-from headwise.masks import Mask, Tile
+from headwise.masks import Mask, Tile, mapped_with
 
 LN2 = math.log(2.0)
 LOG2E = 1.0 / LN2
@@ -217,7 +217,10 @@ def powers_of_cell(
     With a scratch nothing may need a gradient, and what was computed in it before is lost.
     """
     hidden = Hidden.of(rule, cell) if scratch is None else scratch.hidden(rule, cell)
-    shifted, highest = _covered(_base2_logits(q, k, rule, cell, scratch), hidden, scratch)
+    logits = _base2_logits(q, k, rule, cell, scratch)
+    if scratch is None:
+        logits = mapped_with(logits, [part for _, part in hidden.edges] + _some(rule.sinks))
+    shifted, highest = _covered(logits, hidden, scratch)
     max_logit = highest
     bias = rule.bias_in(cell.tile, cell.texts, cell.heads)
     if bias is not None:
@@ -248,6 +251,10 @@ def _covered(
     if hidden.edges and highest.isnan().any():
         return hidden.cover(logits), _amax(logits)
     return logits, highest
+
+
+def _some(x: Tensor | None) -> list[Tensor]:
+    return [] if x is None else [x]
 
 
 def _base2_logits(

@@ -32,7 +32,7 @@ def attend_fused(
     dtype, (T, S) = q.dtype, (q.shape[2], k.shape[2])
     if choice.wide:
         q, k, v = q.float(), k.float(), v.float()
-    told = keep_lse and can_look(q) and not is_trained(q, k, v)
+    told = keep_lse and can_look(q, k, v) and not is_trained(q, k, v)
     part = _Part(rule, choice, dropout_p, told)
     if choice.form != "blocks":
         found = part.attend(q, k, v, Tile.whole(T, S, q.device))
@@ -83,7 +83,7 @@ class _Part:
             "is_causal": self.choice.form == "causal",
             "scale": self.rule.scale,
         }
-        if self.keep_lse:
+        if self.keep_lse and (added is None or can_look(added)):
             # There is no public way to ask for the log-sum-exp, nor which kernel would be taken.
             taken = torch._fused_sdp_choice(
                 q, k, v, added, self.dropout_p, enable_gqa=grouped, **how

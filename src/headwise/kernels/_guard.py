@@ -1,7 +1,8 @@
 """What is hidden stays hidden, whatever it holds.
 
-Kernels multiply a hidden value by a weight of 0, and 0 · NaN is NaN. So what is not finite is
-zeroed before they see it, and the rows it may reach are marked afterwards.
+Kernels multiply a hidden value by a weight of 0, and 0 · NaN is NaN; they add −inf to a hidden
+logit, and −inf + inf is NaN. So what is not finite, or so large that a product of it may not be,
+is zeroed before they see it, and the rows it may reach are marked afterwards.
 """
 
 import math
@@ -23,22 +24,30 @@ def shielded(
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
     rule: Rule,
+    is_flag: bool = False,
 ) -> Named:
     """Compute so that what is hidden reaches nothing, not even by 0 · NaN.
 
     Whatever a kernel lets through turns into NaN, so without gradients it is enough to look at
     the heads. Gradients can go wrong where heads do not: then the inputs are looked at.
+
+    Args:
+        is_flag: Whether the mask is the kernel's own causal flag. Hidden logits are replaced
+            then, not added to, so that only values reach further, and those the last row too.
     """
     if rule.visible is None:
         return compute(q, k, v)
-    if can_look(q) and not is_trained(q, k, v):
+    found = None
+    if can_look(q, k, v) and not is_trained(q, k, v):
         found = compute(q, k, v)
         heads = found["heads"]
-        # What is hidden from one query is not from a last one that sees everything.
-        telling = heads[:, :, -1:] if rule.visible.ends_open(q.shape[2], k.shape[2]) else heads
-        if _all_finite(telling):
+        # What is added may be mapped over, or learned, where queries, keys and values are not.
+        tells = can_look(heads) and not heads.requires_grad
+        if tells and _is_finite(heads[:, :, -1:] if is_flag else heads):
             return found
     safe = guard(q, k, v, rule)
+    if safe.spoilt is None and found is not None:
+        return found
     return {name: safe.mark(rows) for name, rows in compute(safe.q, safe.k, safe.v).items()}
 
 
@@ -67,13 +76,15 @@ def guard(
     """Keep what is not finite away from the rows that may not attend to it.
 
     A query that is not finite and sees a key, and a query that sees a key or value that is not
-    finite, gets NaN and gives no gradient. No other row is changed by it. Where nothing is
-    hidden there is nothing to do: every row sees every key.
+    finite, gets NaN and gives no gradient; so does what is so large that its logits or gradients
+    may overflow. No other row is changed by it. Where nothing is hidden there is nothing to do:
+    every row sees every key.
     """
-    if rule.visible is None or (can_look(q) and _all_finite(q, k, v)):
+    if rule.visible is None or (can_look(q, k, v) and _all_small(q, k, v)):
         return Guarded(q, k, v, None)
     groups, T = q.shape[1] // k.shape[1], q.shape[2]
-    fine = [x.isfinite() for x in (q, k, v)]
+    product, value = _limits(q.dtype)
+    fine = [x.abs() <= limit for x, limit in ((q, product), (k, product), (v, value))]
     queries, keys, values = (~good.all(-1) for good in fine)
     spoilt_key = (keys | values).repeat_interleave(groups, dim=1)
     sees_spoilt = rule.visible.reaches(spoilt_key, T)
@@ -82,6 +93,24 @@ def guard(
     return Guarded(q, k, v, sees_spoilt | (queries & sees_any))
 
 
-def _all_finite(*tensors: Tensor) -> bool:
+def _limits(dtype: torch.dtype) -> tuple[float, float]:
+    """Up to where logits cannot overflow, and up to where gradients times values can hardly.
+
+    About 2e16 and 3e32 in float32, in which half precisions are computed.
+    """
+    highest = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    own = torch.finfo(dtype).max
+    return min(own, highest**0.5 / 2**10), min(own, highest / 2**20)
+
+
+def _all_small(*tensors: Tensor) -> bool:
+    """Whether no number is too large, told by sums of squares, which a NaN spoils."""
+    wide = torch.promote_types(tensors[0].dtype, torch.float32)
+    most = _limits(wide)[0]
+    return all(torch.linalg.vector_norm(x.detach(), dtype=wide).item() <= most for x in tensors)
+
+
+def _is_finite(x: Tensor) -> bool:
     """A sum takes a tenth of the time of a look at each number, and one NaN spoils it."""
-    return all(math.isfinite(x.detach().sum()) for x in tensors)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return math.isfinite(x.detach().sum(dtype=wide))

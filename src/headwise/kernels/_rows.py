@@ -48,7 +48,7 @@ def attend_rows(
             found["weights"] = _all_keys(weights, cell)
         return found
 
-    again = is_trained(q, k, v) and not keep_weights and not is_transformed(q)
+    again = is_trained(q, k, v) and not keep_weights and not is_transformed(q, k, v)
     found = over_cells(
         q,
         k,

@@ -13,7 +13,7 @@ from headwise.masks._given import (
     from_flex,
     split_additive,
 )
-from headwise.masks._look import can_look, is_trained, is_transformed, known
+from headwise.masks._look import can_look, is_trained, is_transformed, known, mapped_with
 from headwise.masks._mask import Mask
 from headwise.masks._parts import Parts
 from headwise.masks._rules import Window, causal, documents, padding, window
@@ -37,6 +37,7 @@ __all__ = [
     "is_trained",
     "is_transformed",
     "known",
+    "mapped_with",
     "padding",
     "split_additive",
     "window",

@@ -1,20 +1,26 @@
 """What may be asked of a tensor while it is traced or transformed."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor  # there is no public name
 
 
-def can_look(x: Tensor) -> bool:
+def can_look(*tensors: Tensor) -> bool:
     """Whether looking at numbers is cheap and allowed: in memory, and not while being traced.
 
-    A look makes a GPU wait, breaks a compiled graph, and is impossible inside `vmap`. Where it
-    is not allowed, what would be decided by it is computed in any case, to the same result.
+    A look makes a GPU wait, breaks a compiled graph, and is impossible inside `vmap` or at fake
+    tensors. Where it is not allowed, what would be decided by it is computed in any case, to the
+    same result.
     """
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return False
     # There is no public way to ask. A compiler cannot follow this one, and has left above.
-    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(x)
-    return not wrapped
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    return not any(
+        x.device.type != "cpu" or isinstance(x, FakeTensor) or is_wrapped(x) for x in tensors
+    )
 
 
 def is_trained(*inputs: Tensor) -> bool:
@@ -34,7 +40,19 @@ def known(condition: bool) -> bool:
     return statically_known_true(condition)
 
 
-def is_transformed(x: Tensor) -> bool:
+def is_transformed(*tensors: Tensor) -> bool:
     """Whether `torch.func` is differentiating, under which nothing can be computed again."""
     # There is no public way to ask, and none that a compiler follows.
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_gradtrackingtensor(x)
+    asked = torch._C._functorch.is_gradtrackingtensor
+    return not torch.compiler.is_compiling() and any(asked(x) for x in tensors)
+
+
+def mapped_with(x: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """The same numbers, mapped over as well if `vmap` maps over the others."""
+    # There is no public way to ask, and none that a compiler follows.
+    if torch.compiler.is_compiling():
+        return x
+    for other in others:
+        if torch._C._functorch.is_batchedtensor(other):
+            x = x + torch.zeros_like(other, dtype=x.dtype).sum()
+    return x

@@ -33,10 +33,6 @@ class Mask:
         """The same rule for these lengths, without the parts that hide nothing; None: all do."""
         return self
 
-    def ends_open(self, T: int, S: int) -> bool:
-        """Whether it is known that the last query sees every key, and each query some key."""
-        return False
-
     def texts(self) -> Int[Tensor, "#B S"] | None:
         """Which of the texts packed into a row each key belongs to, where the rule knows."""
         return None

@@ -103,9 +103,6 @@ class Window(Mask):
             return self
         return None if left is None and right is None else Window(left, right)
 
-    def ends_open(self, T: int, S: int) -> bool:
-        return self.left is None and T <= S
-
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H T"]:
         S = marked.shape[-1]
         before = F.pad(marked.cumsum(-1), (1, 0))  # marked keys before each key, and before S
@@ -146,7 +143,7 @@ class _Padding(Mask):
 
     @property
     def batch(self) -> tuple[int, int]:
-        return len(self.lengths), 1
+        return self.lengths.shape[0], 1
 
 
 @dataclass(frozen=True)
@@ -173,4 +170,4 @@ class _Documents(Mask):
 
     @property
     def batch(self) -> tuple[int, int]:
-        return len(self.ids), 1
+        return self.ids.shape[0], 1
