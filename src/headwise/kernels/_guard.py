@@ -112,5 +112,6 @@ def _all_small(*tensors: Tensor) -> bool:
 
 def _is_finite(x: Tensor) -> bool:
     """A sum takes a tenth of the time of a look at each number, and one NaN spoils it."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    # A sum of many float16 may itself be too large for one.
+    wide = torch.float32 if x.dtype == torch.float16 else x.dtype
     return math.isfinite(x.detach().sum(dtype=wide))
