@@ -108,8 +108,9 @@ def test_layers_that_differ_in_one_part_are_each_layer(kind: str, name: str) -> 
 
 @pytest.mark.parametrize("extras", [{}, {"need_lse": True}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("name", ["q", "k", "v", "mask", "bias", "sinks"])
-def test_attend_maps_over_each_of_its_tensors(name: str, extras: dict[str, Any]) -> None:
-    given = {part: torch.randn(B, 4, T, 5) for part in "qkv"}
+@pytest.mark.parametrize("T", [T, 256])  # the longer one is for the native kernel
+def test_attend_maps_over_each_of_its_tensors(name: str, extras: dict[str, Any], T: int) -> None:
+    given = {part: torch.randn(B, 4, T, 32) for part in "qkv"}
     given |= {"mask": torch.randn(B, 1, T, T) > -1, "bias": torch.randn(4, T, T)[None]}
     given |= {"sinks": torch.randn(4)} if name == "sinks" else {}
     stack = torch.stack([given[name], given[name].roll(1, -1)])

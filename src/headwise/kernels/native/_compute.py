@@ -15,7 +15,7 @@ from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels.native._check import is_plain
 from headwise.kernels.native._filling import Filling
 from headwise.kernels.native._rule import cannot_follow, give_rule
-from headwise.masks import can_look
+from headwise.masks import Tile, can_look
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -37,7 +37,16 @@ def cannot(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> str | None:
     # Looking is allowed where numbers are in memory: not on a GPU, and not while being traced.
     if not all(is_plain(x) and can_look(x) for x in (q, k, v)):
         return "these are not plain tensors on a CPU"
+    if not all(can_look(x) for x in _corner(rule, q.shape[2], k.shape[2])):
+        return "a mask, bias or sink is mapped over, or traced"
     return cannot_follow(rule, q.shape[2], k.shape[2])
+
+
+def _corner(rule: Rule, T: int, S: int) -> list[Tensor]:
+    """A little of all that a rule is made of, which tells of what kind its tensors are."""
+    tile = Tile(T, S, range(min(1, T)), range(min(1, S)), torch.device("cpu"))
+    parts = rule.visible_in(tile), rule.bias_in(tile), rule.sinks
+    return [x for x in parts if x is not None]
 
 
 def attend_native(
