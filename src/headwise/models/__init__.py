@@ -48,6 +48,7 @@ from headwise.models.smaller import (
     rebuild,
     resize,
     set_count,
+    write_layer,
     write_remote,
 )
 
@@ -103,5 +104,6 @@ __all__ = [
     "token_classes",
     "token_strings",
     "trainer_callback",
+    "write_layer",
     "write_remote",
 ]

@@ -8,7 +8,7 @@ from torch import nn
 
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
-from headwise.models.smaller import begin_smaller, class_of_smaller, read_smaller
+from headwise.models.smaller import begin_smaller, class_of_smaller, read_layer, read_smaller
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
@@ -31,6 +31,8 @@ def load(
     if folder is not None and smaller is not None:
         model = _from_hugging_face(source, folder, class_of_smaller(smaller, folder))
         model.__class__ = type(model).__mro__[1]  # it was made to begin with, and is no more needed
+    elif folder is not None and (layer := read_layer(folder)) is not None:
+        model = layer
     elif folder is not None and (folder / "headwise.json").is_file():
         model = read_model(folder, begin_smaller)
     else:

@@ -50,7 +50,10 @@ def prune(
     what cannot be cut exactly is refused. Which index of which weight goes is found by gradients
     and needs no list of architectures. The heads that are left are numbered anew.
 
-    Removing all query heads of a kv head removes its keys and values too, and their cache.
+    Removing all query heads of a kv head removes its keys and values too, and their cache. Heads
+    that are bound to position biases which the model makes for all of them (ALiBi, MPNet) take
+    theirs with them. In place of `nn.MultiheadAttention`, which cannot be narrower than its input,
+    stands a layer that is called in the same way; the weights it tells are of the heads left.
 
     Args:
         model: It stays as it is.

@@ -9,6 +9,7 @@ from headwise.models.smaller._describe import (
 )
 from headwise.models.smaller._differences import Differences
 from headwise.models.smaller._fresh import Reader, answer_afresh
+from headwise.models.smaller._layer import read_layer, write_layer
 from headwise.models.smaller._remote import write_remote
 from headwise.models.smaller._shrink import OwnHeads, resize, set_count
 from headwise.models.smaller._stock import as_stock, rebuild
@@ -23,9 +24,11 @@ __all__ = [
     "class_of_smaller",
     "describe_smaller",
     "differences_of",
+    "read_layer",
     "read_smaller",
     "rebuild",
     "resize",
     "set_count",
+    "write_layer",
     "write_remote",
 ]

@@ -44,8 +44,10 @@ def set_count(module: nn.Module, name: str, count: int) -> None:
 
 
 def resize(module: nn.Module) -> None:
-    """Let a linear layer tell the sizes of its weight."""
-    if isinstance(module, nn.Linear):
+    """Let a linear layer or a table tell the sizes of its weight."""
+    if isinstance(module, nn.Embedding):
+        module.num_embeddings, module.embedding_dim = module.weight.shape
+    elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif hasattr(module, "nf"):
         module.nx, module.nf = module.get_parameter("weight").shape  # type: ignore[assignment]

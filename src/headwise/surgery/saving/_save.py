@@ -20,7 +20,7 @@ def save(
     tokenizer: Any = None,
     force: bool = False,
 ) -> Path:
-    """Write a model of Hugging Face, cut or not, into a folder.
+    """Write a model of Hugging Face or of this library, cut or not, into a folder.
 
     What was written is opened in a fresh process, by its reader alone, and its answer to a short
     text compared before it takes its place. That takes the time to start Python and to open the
@@ -45,8 +45,8 @@ def save(
         The folder.
     Raises:
         ArgumentError: the format is none of these.
-        UnsupportedError: the class of the model is not one of transformers, or the model has no
-            such form: it is said why, and what to do.
+        UnsupportedError: the class of the model is neither one of transformers nor ours, or the
+            model has no such form: it is said why, and what to do.
         OutputError: something stands there and `force` is not given, it cannot be written, or
             what was written does not answer what the model answers.
     """

@@ -1,0 +1,96 @@
+"""Our layer by itself in a folder: the sizes that make it again, and its weights."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from headwise.errors import HeadwiseError, InputError, UnsupportedError
+from headwise.layer import MultiHeadAttention, RoPE
+from headwise.models.smaller._differences import Differences
+
+FORMAT = "headwise-layer/1"
+_ABOUT, _WEIGHTS = "headwise.json", "model.safetensors"
+_SIZES = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim")
+
+
+def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
+    """Write a layer into a folder.
+
+    Raises:
+        UnsupportedError: it adds position biases, or its RoPE is scaled.
+    """
+    config = _config(layer)
+    # A mean that was folded in is a bias where the others are none.
+    more = asdict(Differences.between(layer, _built(config)))
+    about = {"format": FORMAT, "config": config, "tensors": more["tensors"]}
+    (folder / _ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    save_file({name: x.contiguous() for name, x in layer.state_dict().items()}, folder / _WEIGHTS)
+
+
+def read_layer(folder: Path) -> MultiHeadAttention | None:
+    """The layer in a folder, or None where there is none.
+
+    Raises:
+        InputError: it is broken.
+    """
+    path = folder / _ABOUT
+    try:
+        about = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None  # whoever reads the others says what is wrong
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        return None
+    try:
+        layer = _built(about["config"])
+        Differences.read({"counts": {}} | about, str(path)).apply(layer)
+        weights = load_file(folder / _WEIGHTS)
+        dtype = next(iter(weights.values())).dtype
+        layer.to(dtype).load_state_dict(weights)
+    except (KeyError, TypeError, OSError, SafetensorError, HeadwiseError) as error:
+        why = str(error).strip().splitlines()[0].rstrip(".")
+        raise InputError(
+            f"load: the layer in {folder} cannot be read ({why}). Save it again."
+        ) from error
+    return layer
+
+
+def _config(layer: MultiHeadAttention) -> dict[str, Any]:
+    core, rope = layer.attention, layer.rope
+    scaled = rope is not None and rope.scaling is not None
+    if layer.position_bias is not None or scaled:
+        part = rope if scaled else layer.position_bias
+        raise UnsupportedError(
+            f"save: a layer with {type(part).__name__} that is no model's is not written down. "
+            f"Keep its state_dict, and make the layer anew."
+        )
+    sinks = core.sinks
+    constant = None if sinks is None or isinstance(sinks, nn.Parameter) else sinks.tolist()
+    return {
+        **{name: getattr(layer, name) for name in _SIZES},
+        "bias": layer.q_proj.bias is not None,
+        "qk_norm": not isinstance(layer.q_norm, nn.Identity),
+        "gate": layer.gate_proj is not None,
+        "out_proj": not isinstance(layer.out_proj, nn.Identity),
+        "rope": None if rope is None else asdict(rope),
+        "sinks": "learned" if isinstance(sinks, nn.Parameter) else constant,
+        **{name: getattr(core, name) for name in ("dropout", "scale", "softcap", "window")},
+    }
+
+
+def _built(config: dict[str, Any]) -> MultiHeadAttention:
+    """A layer of these sizes, its weights still to come."""
+    sinks, rope = config["sinks"], config["rope"]
+    if isinstance(sinks, list):
+        sinks = torch.tensor(sinks) if len(sinks) > 1 else float(sinks[0])
+    elif sinks is not None:
+        sinks = nn.Parameter(torch.zeros(config["n_heads"]))
+    parts = {"sinks": sinks, "rope": None if rope is None else RoPE(**rope)}
+    if isinstance(config["window"], list):
+        parts["window"] = tuple(config["window"])
+    return MultiHeadAttention(**config | parts)
