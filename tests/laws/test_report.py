@@ -211,8 +211,8 @@ def test_roles_stand_with_their_evidence() -> None:
     for told in ("0.875 [0.812, 0.938]", "0.83", "0.00025", "1,234 in 56 texts"):
         assert told in cells
     assert "0.250 of previous token" in page.inside["bdi"]
-    assert "+0.500 [+0.375, +0.625]" in cells  # without the head; and for the other, untried
-    assert "–" in cells
+    assert "previous token +0.500 [+0.375, +0.625]" in page.inside["bdi"]  # without the head
+    assert "–" in cells  # the other was not tried
     assert any("back each other up" in line for line in page.inside["p"])
     data = payload(study)["roles"]
     assert [len(one["rows"]) for one in data] == [1, 0, 0, 0, 1, 0]

@@ -7,7 +7,7 @@ from typing import Any
 from headwise.report._study import Study
 from headwise.report._text import visible
 from headwise.roles import Roles
-from headwise.roles.matter import group_line
+from headwise.roles.matter import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
 MOST = 100  # rows of the table; every head shows its own besides
@@ -77,10 +77,13 @@ def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
         "lift": f"{row['lift']:.2f}",
         "p": f"{row['p_adj']:.2g}",
         "n": f"{row['n']:,.0f} in {row['texts']:,.0f} texts",
-        "without": [_without(row, name) for name in roles.effects.says],
+        "without": [lost for name in roles.effects.says for lost in _without(row, name)],
     }
 
 
-def _without(row: Mapping[Any, Any], behaviour: str) -> str:
-    effect, low, high = (row[f"without.{behaviour}{end}"] for end in ("", ".low", ".high"))
-    return "" if effect != effect else f"{effect:+.3f} [{low:+.3f}, {high:+.3f}]"
+def _without(row: Mapping[Any, Any], behaviour: str) -> list[str]:
+    """What a behaviour that goes with the role loses without the head, where it was tried."""
+    effect, low, high = (row[f"{WITHOUT}{behaviour}{end}"] for end in ("", ".low", ".high"))
+    if effect != effect:
+        return []
+    return [visible(f"{behaviour} {effect:+.3f} [{low:+.3f}, {high:+.3f}]")]
