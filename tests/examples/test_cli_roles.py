@@ -51,13 +51,25 @@ def test_roles_are_written_and_told(place: Path) -> None:
     assert set(roles.frame()["name"]) == {"L0.H0", "L0.H1"}
 
 
+def test_nulls_are_left_out_and_aligned_texts_are_read(place: Path) -> None:
+    for name, line in (("en", "I sing\n"), ("es", "yo canto\n"), ("links", "0-0 1-1\n")):
+        (place / name).write_text(line, "utf-8")
+    out = place / "aligned.csv"
+    files = (place / "en", place / "es", place / "links")
+    done = headwise("roles", place / "model", "--aligned", *files, "--nulls", "none", "-o", out)
+    assert done.code == 0, done.err
+    assert "1 reading of the texts" in done.err
+    assert "translation" in set(Roles.load(out).frame()["role"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "tells"),
     [
-        (("-o", "roles.csv"), "roles: no texts. Give --text, --conllu, --coref or --spans"),
+        (("-o", "roles.csv"), "roles: no texts. Give --text, --conllu, --coref, --spans or"),
         (("--text", "texts.txt"), "roles: nowhere to put the table"),
         (("--text", "texts.txt", "-o", "roles.txt"), "does not end in .parquet"),
         (("--conllu", "texts.txt", "--json"), "line 1: 1 columns"),
+        (("--text", "texts.txt", "--json", "--nulls", "permuted,none"), "no null 'none'"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(

@@ -14,7 +14,7 @@ from headwise.cli._count import count
 from headwise.cli._group import group
 from headwise.cli._importance import importance
 from headwise.cli._observe import observe
-from headwise.cli._options import Json
+from headwise.cli._options import Json, spread
 from headwise.cli._prune import prune
 from headwise.cli._report import report
 from headwise.cli._roles import roles
@@ -31,7 +31,7 @@ app.command()(observe)
 app.command()(importance)
 app.command()(prune)
 app.command()(group)
-app.command()(roles)
+app.command()(spread(roles))
 app.command()(count)
 
 

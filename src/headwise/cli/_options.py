@@ -1,9 +1,12 @@
 """The options that commands share, and a look at the output before any work is done."""
 
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -43,11 +46,40 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 class Shared:
     """The shared options of one call; None where one was not given."""
 
-    seed: int | None
-    device: str | None
-    dtype: DtypeName | None
-    max_texts: int | None
-    max_tokens: int | None
+    seed: Seed = None
+    device: Device = None
+    dtype: Dtype = None
+    max_texts: MaxTexts = None
+    max_tokens: MaxTokens = None
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes dataclasses, as one that takes an option for each of their fields."""
+    hints = get_type_hints(command, include_extras=True)
+    bundles: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    options: dict[str, Parameter] = {}
+    for name, one in signature(command).parameters.items():
+        if name not in bundles:
+            options[name] = one.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+            continue
+        known = get_type_hints(bundles[name], include_extras=True)
+        for part in fields(bundles[name]):
+            options[part.name] = Parameter(
+                part.name,
+                Parameter.KEYWORD_ONLY,
+                default=part.default,
+                annotation=known[part.name],
+            )
+
+    @wraps(command)
+    def called(**given: Any) -> None:
+        for name, kind in bundles.items():
+            given[name] = kind(**{part.name: given.pop(part.name) for part in fields(kind)})
+        command(**given)
+
+    vars(called)["__signature__"] = Signature(list(options.values()))
+    called.__annotations__ = {name: one.annotation for name, one in options.items()}
+    return called
 
 
 class _EnoughError(Exception):

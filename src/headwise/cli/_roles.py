@@ -1,37 +1,21 @@
 """`headwise roles`: what each head does, with its evidence, as a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwise.cli._options import (
-    Device,
-    Dtype,
-    Json,
-    MaxTexts,
-    MaxTokens,
-    Model,
-    Seed,
-    Shared,
-    check_output,
-)
+from headwise.cli._options import Json, Model, Shared, check_output
 from headwise.cli._show import note, progress, say_json
 from headwise.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from headwise.corpora import AnnotatedText
     from headwise.roles import Roles
 
 _FILE = "A file that MODEL reads: "
-
-
-Text = Annotated[Path | None, typer.Option(help=_FILE + "plain UTF-8, a text a paragraph.")]
-Conllu = Annotated[Path | None, typer.Option(help=_FILE + "CoNLL-U, with trees.")]
-Coref = Annotated[
-    Path | None, typer.Option(help=_FILE + "a GAP table (.tsv), or bracketed WinoBias.")
-]
-Spans = Annotated[Path | None, typer.Option(help=_FILE + "JSON lines with annotated spans.")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="The table to write: .parquet, .csv or .json.")
 ]
@@ -45,33 +29,62 @@ Nulls = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Files:
+    """The files of one call, by what they are."""
+
+    text: Annotated[Path | None, typer.Option(help=_FILE + "plain UTF-8, a text a paragraph.")] = (
+        None
+    )
+    conllu: Annotated[Path | None, typer.Option(help=_FILE + "CoNLL-U, with trees.")] = None
+    coref: Annotated[
+        Path | None, typer.Option(help=_FILE + "a GAP table (.tsv), or bracketed WinoBias.")
+    ] = None
+    spans: Annotated[Path | None, typer.Option(help=_FILE + "JSON lines with annotated spans.")] = (
+        None
+    )
+    aligned: Annotated[
+        tuple[Path, Path, Path] | None,
+        typer.Option(
+            metavar="TEXTS TRANSLATIONS LINKS",
+            help="Three files, line by line: 0-0 1-2 links words from 0.",
+        ),
+    ] = None
+
+    def read(self) -> list["str | AnnotatedText"]:
+        from headwise import corpora
+
+        read_coref = corpora.read_winobias
+        if self.coref is not None and self.coref.suffix == ".tsv":
+            read_coref = corpora.read_gap
+        parts: list[Sequence[str | AnnotatedText]] = [
+            [] if self.text is None else corpora.read_texts(self.text),
+            [] if self.conllu is None else corpora.read_conllu(self.conllu),
+            [] if self.coref is None else read_coref(self.coref),
+            [] if self.spans is None else corpora.read_jsonl(self.spans),
+            [] if self.aligned is None else corpora.read_aligned(*self.aligned),
+        ]
+        return [text for part in parts for text in part]
+
+
 def roles(
     model: Model,
-    text: Text = None,
-    conllu: Conllu = None,
-    coref: Coref = None,
-    spans: Spans = None,
+    files: Files,
+    shared: Shared,
     out: Out = None,
     nulls: Nulls = None,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    max_texts: MaxTexts = None,
-    max_tokens: MaxTokens = None,
 ) -> None:
     """Find out what each head looks at, held against every null on texts set aside for it."""
-    given = {"text": text, "conllu": conllu, "coref": coref, "spans": spans}
-    files = {kind: path for kind, path in given.items() if path is not None}
-    if not files:
+    if files == Files():
         raise ArgumentError(
-            "roles: no texts. Give --text, --conllu, --coref or --spans, or several of them."
+            "roles: no texts. Give --text, --conllu, --coref, --spans or --aligned, or several "
+            "of them."
         )
     if out is None and not as_json:
         raise ArgumentError("roles: nowhere to put the table. Add -o roles.parquet, or --json.")
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
-    shared = Shared(seed, device, dtype, max_texts, max_tokens)
     found = _find(model, files, shared, nulls)
     for line in found.notes:
         note(line)
@@ -82,17 +95,13 @@ def roles(
         say_json(found.found().to_dict("records"))
 
 
-def _find(model: str, files: Mapping[str, Path], shared: Shared, nulls: str | None) -> "Roles":
+def _find(model: str, files: Files, shared: Shared, nulls: str | None) -> "Roles":
     from headwise.cli import _work
-    from headwise.corpora import AnnotatedText
     from headwise.roles import Evidence, find_roles
 
     named = None if nulls is None else tuple(one.strip() for one in nulls.split(","))
     evidence = Evidence(() if named == ("none",) else named, seed=shared.seed or 0)
-    texts: list[str | AnnotatedText] = []
-    for kind, path in files.items():
-        texts += _read(kind, path)
-    texts = _work.some_of(texts, shared)
+    texts = _work.some_of(files.read(), shared)
     opened, tokenizer = _work.open_model(model, shared)
     with progress(f"Finding out what the heads of {model} do") as tell:
         return find_roles(
@@ -103,14 +112,3 @@ def _find(model: str, files: Mapping[str, Path], shared: Shared, nulls: str | No
             max_tokens=shared.max_tokens,
             on_text=tell,
         )
-
-
-def _read(kind: str, path: Path) -> Sequence[Any]:
-    """The texts of a file, read as what the option says it is."""
-    from headwise import corpora
-
-    if kind == "text":
-        return corpora.read_texts(path)
-    if kind == "coref":
-        return (corpora.read_gap if path.suffix == ".tsv" else corpora.read_winobias)(path)
-    return corpora.read_conllu(path) if kind == "conllu" else corpora.read_jsonl(path)

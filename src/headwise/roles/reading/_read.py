@@ -1,6 +1,7 @@
 """One reading of texts by a model: what every head scores on every role in each text."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,25 +90,19 @@ class Reader:
     @torch.no_grad()
     def _sums(self, model: nn.Module, on_text: Progress | None, closely: bool) -> dict[str, Any]:
         check_reads_one_text("find_roles", model)
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
         parts: list[_Sums] = []
         done = 0
-        try:
-            with observe(model, Request(statistics=(), maps=True)) as watch:
-                for batch in self.batches:
-                    batch.run(model)
-                    layers = watch.layers()
-                    _check_heard(model, layers)
-                    # What listens for attention need not listen to what is computed from it.
-                    with torch._C.DisableTorchFunction():
-                        parts.append(batch.sums(layers, self.tags if closely else None))
-                    done += len(batch.items)
-                    if on_text is not None:
-                        on_text(done, len(self._order))
-        finally:
-            for module, mode in modes:
-                module.training = mode
+        with _evaluating(model), observe(model, Request(statistics=(), maps=True)) as watch:
+            for batch in self.batches:
+                batch.run(model)
+                layers = watch.layers()
+                _check_heard(model, layers)
+                # What listens for attention need not listen to what is computed from it.
+                with torch._C.DisableTorchFunction():
+                    parts.append(batch.sums(layers, self.tags if closely else None))
+                done += len(batch.items)
+                if on_text is not None:
+                    on_text(done, len(self._order))
         back = np.argsort(self._order)
         sums: dict[str, Any] = {
             name: np.concatenate([part[name].numpy() for part in parts])[back] for name in parts[0]
@@ -188,6 +183,17 @@ class _Batch:
         if known is None or known[0].shape != visible.shape or not torch.equal(known[0], visible):
             known = self._seen = (visible, [Seen(asked, visible) for asked in self._asked])
         return known[1]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def check_reads_one_text(who: str, model: nn.Module) -> None:

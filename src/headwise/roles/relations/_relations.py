@@ -76,22 +76,12 @@ def content(text: TokenText) -> list[int]:
 
 def token_roles(texts: Sequence[TokenText]) -> list[Role]:
     """The roles that any text can show: offsets, sinks, separators, rare tokens, evenness."""
-    offsets = sorted(range(-_FARTHEST, _FARTHEST + 1), key=lambda by: (abs(by), by))
-    roles = [
-        Role(
-            _NEAR.get(by, f"offset {by:+d}"),
-            f"a token → {_where(by)}",
-            partial(_offset, by),
-            kind="offset",
-        )
-        for by in offsets
-    ]
     known = {at for text in texts for at in text.ids}
     frequency = Counter(one for text in texts for one in text.ids)
     ranked = [one for one, _ in frequency.most_common()]
     common = frozenset(ranked[: min(_COMMON, len(known) // 2)])
     return [
-        *roles,
+        *_offsets(),
         Role("first token", "a token → the first token", _first, score="mass", kind="sink"),
         Role(
             "separator",
@@ -115,6 +105,19 @@ def token_roles(texts: Sequence[TokenText]) -> list[Role]:
             kind="breadth",
             bar=_BAR_OF_BREADTH,
         ),
+    ]
+
+
+def _offsets() -> list[Role]:
+    near_first = sorted(range(-_FARTHEST, _FARTHEST + 1), key=lambda by: (abs(by), by))
+    return [
+        Role(
+            _NEAR.get(by, f"offset {by:+d}"),
+            f"a token → {_where(by)}",
+            partial(_offset, by),
+            kind="offset",
+        )
+        for by in near_first
     ]
 
 
