@@ -67,6 +67,24 @@ def _clauses(rng: np.random.Generator) -> AnnotatedText:
     )
 
 
+class PlantedLayer(nn.Module):
+    """Attention with logits `x q kᵀ xᵀ` for each head."""
+
+    def __init__(self, queries: Sequence[torch.Tensor], keys: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.q = nn.Parameter(torch.stack(list(queries)))
+        self.k = nn.Parameter(torch.stack(list(keys)))
+
+    def forward(self, x: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(
+            torch.einsum("btd,hde->bhte", x, self.q),
+            torch.einsum("btd,hde->bhte", x, self.k),
+            values.expand(-1, len(self.q), -1, -1),
+            attn_mask=mask,
+            scale=1.0,
+        )
+
+
 class Planted(nn.Module):
     """Attention alone, over one-hot tokens, positions and, from layer 1 on, the token before.
 
@@ -91,8 +109,7 @@ class Planted(nn.Module):
         }
         rng = torch.Generator().manual_seed(0)
         pairs = [[self._kind(name, rng) for name in layer] for layer in layers]
-        self.queries = nn.ParameterList(torch.stack([q for q, _ in layer]) for layer in pairs)
-        self.keys = nn.ParameterList(torch.stack([k for _, k in layer]) for layer in pairs)
+        self.attention = nn.ModuleList(PlantedLayer(*zip(*layer, strict=True)) for layer in pairs)
         self.layers = layers
 
     def _kind(self, name: str, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,14 +163,8 @@ class Planted(nn.Module):
         if self.causal:
             mask = mask.tril()
         values = x[..., None, self.blocks["token"]].transpose(1, 2)  # B 1 T V
-        for kinds, q, k in zip(self.layers, self.queries, self.keys, strict=True):
-            heads = nn.functional.scaled_dot_product_attention(
-                torch.einsum("btd,hde->bhte", x, q),
-                torch.einsum("btd,hde->bhte", x, k),
-                values.expand(-1, len(kinds), -1, -1),
-                attn_mask=mask,
-                scale=1.0,
-            )
+        for kinds, layer in zip(self.layers, self.attention, strict=True):
+            heads = layer(x, values, mask)
             if "offset -1" in kinds:
                 x = x.clone()
                 x[..., self.blocks["before"]] = heads[:, kinds.index("offset -1")]

@@ -70,6 +70,18 @@ def test_a_model_without_attention():
         find_roles(Deaf(), TOKENIZER, lines(3))
 
 
+def test_a_model_that_reads_a_part_of_its_texts():
+    class Hasty(Planted):
+        def forward(self, input_ids, attention_mask):
+            return super().forward(input_ids[:, :-2], attention_mask[:, :-2])
+
+    hasty = Hasty([("first",)], causal=True)
+    with pytest.raises(
+        UnsupportedError, match=r"Hasty was given 3 texts of 2\d tokens, .* to 3 of"
+    ):
+        find_roles(hasty, TOKENIZER, lines(3))
+
+
 def test_a_slow_tokenizer():
     class Slow:
         is_fast = False

@@ -96,7 +96,7 @@ class Reader:
             for batch in self.batches:
                 batch.run(model)
                 layers = watch.layers()
-                _check_heard(model, layers)
+                batch.check(model, layers)
                 # What listens for attention need not listen to what is computed from it.
                 with torch._C.DisableTorchFunction():
                     parts.append(batch.sums(layers, self.tags if closely else None))
@@ -135,6 +135,22 @@ class _Batch:
     def run(self, model: nn.Module) -> None:
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
         model(input_ids=self._ids.to(device), attention_mask=self._mask.to(device))
+
+    def check(self, model: nn.Module, layers: Sequence[Layer]) -> None:
+        """Refuse what is not attention of these texts, each within itself."""
+        if not layers:
+            raise UnsupportedError(
+                f"find_roles: no head of {type(model).__name__} was seen to attend to its own "
+                f"text. Give a model with self-attention that takes input_ids."
+            )
+        B, S = self._ids.shape
+        seen = {(len(one.visible), *one.visible.shape[2:]) for one in layers}
+        if seen != {(B, S, S)}:
+            other = sorted(seen - {(B, S, S)})[0]
+            raise UnsupportedError(
+                f"find_roles: {type(model).__name__} was given {B} texts of {S} tokens, and a "
+                f"layer attends to {other[0]} of {other[2]}. Give a model that reads all at once."
+            )
 
     def sums(self, layers: Sequence[Layer], tags: Sequence[str] | None) -> _Sums:
         """Sums of every text and role; with `tags` also those of rules, and mass and share."""
@@ -206,14 +222,6 @@ def check_reads_one_text(who: str, model: nn.Module) -> None:
         raise UnsupportedError(
             f"{who}: {type(model).__name__} reads two texts, and a relation is of one. Give its "
             f"encoder (model.get_encoder())."
-        )
-
-
-def _check_heard(model: nn.Module, layers: Sequence[Layer]) -> None:
-    if not layers:
-        raise UnsupportedError(
-            f"find_roles: no head of {type(model).__name__} was seen to attend to its own text. "
-            f"Give a model with self-attention that takes input_ids."
         )
 
 
