@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from command import headwise
+from headwise import prune, save
 from headwise.counts import layer_sizes, read_config
 from headwise.errors import ArgumentError, HeadwiseError, InputError, ShapeError, UnsupportedError
+from headwise.lab import MiniGPT, MiniGPTConfig
 
 GOOD = {
     "model_type": "bert",
@@ -131,6 +133,26 @@ def test_files_that_do_not_tell(changes: dict[str, Any], said: str, tmp_path: Pa
 def test_models_that_one_layer_does_not_tell(changes: dict[str, Any], said: str, tmp_path: Path):
     with pytest.raises(UnsupportedError, match=re.escape(said)):
         read_config(config(tmp_path, **changes))
+
+
+def test_sizes_of_a_file_that_make_no_layer(tmp_path: Path):
+    with pytest.raises(
+        ShapeError, match=r"config\.json makes no layer: d_model=12 cannot be shared"
+    ):
+        read_config(config(tmp_path, num_attention_heads=5))
+
+
+@pytest.mark.parametrize("name", ["headwise.json", "config.json"])
+def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
+    model = MiniGPT(MiniGPTConfig(4, d_model=12, n_heads=3, n_layers=2))
+    folder = tmp_path / "small"
+    save(prune(model, {0: [1]}), folder)
+    said = "has cut="
+    if name == "config.json":
+        config(folder)
+        said = "has a headwise.json beside it"
+    with pytest.raises(UnsupportedError, match=said):
+        read_config(folder / name)
 
 
 # The command.

@@ -64,6 +64,7 @@ def test_a_part_made_for_another_layer_is_refused(
         (lambda: Llama3Scaling(8.0, 4.0, 1.0), ArgumentError, "long=4.0, short=1.0"),
         (lambda: Llama3Scaling(trained_length=0), ArgumentError, "trained_length=0"),
         (lambda: ALiBi(0), ArgumentError, "n_heads=0"),
+        (lambda: T5Bias(0), ArgumentError, "n_heads=0"),
         (lambda: T5Bias(2, 3), ArgumentError, "n_buckets=3"),
         (lambda: T5Bias(2, 2), ArgumentError, "n_buckets=2"),
         (lambda: T5Bias(2, 32, 8), ArgumentError, "max_distance=8"),
@@ -234,7 +235,7 @@ def _torch(**how: Any) -> nn.MultiheadAttention:
         (
             {"in_proj_weight": torch.ones(24, 12)},
             ArgumentError,
-            "k_proj.weight, q_proj.weight, v_proj.weight is there twice, once in in_proj_weight",
+            "in_proj_weight gives k_proj.weight, q_proj.weight, v_proj.weight for the second time",
         ),
         ({"q_proj.weight": 3}, ArgumentError, "q_proj.weight is of type int"),
         ({"in_proj_weight": [3]}, ArgumentError, "in_proj_weight is of type list"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from headwise.counts._families import FAMILIES, LEFT_OUT
 from headwise.counts._model import ModelSizes
 from headwise.counts._sizes import layer_sizes
-from headwise.errors import InputError, UnsupportedError
+from headwise.errors import InputError, ShapeError, UnsupportedError
 
 _FILES = ("config.json", "headwise.json")
 _NAMES = {
@@ -25,6 +25,7 @@ _REFUSED = {
     "is_encoder_decoder": "it has an encoder, a decoder and attention between them",
     "add_cross_attention": "it has attention to an encoder beside its own",
     "pruned_heads": "its layers have lost heads of their own",
+    "cut": "its layers have lost heads of their own",
     "num_hidden_groups": "its layers share their weights",
 }
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
@@ -51,6 +52,7 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
         UnsupportedError: the family is not known; the layers are not all of one size, share
             weights, lost heads, or make keys and values in another way; there is an encoder to
             attend to; or some layers are not attention.
+        ShapeError: its sizes make no layer.
     """
     config = _read(Path(path))
     for name, why in _REFUSED.items():
@@ -60,13 +62,17 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
                 f"sizes do not tell what it costs. Count its layers with --d-model and --heads."
             )
     _check_layers(config)
-    sizes = layer_sizes(
-        _need(config, "d_model"),
-        _need(config, "n_heads"),
-        _kv_heads(config),
-        head_dim=_size(config, "head_dim"),
-        biases=_biases(config),
-    )
+    try:
+        sizes = layer_sizes(
+            _need(config, "d_model"),
+            _need(config, "n_heads"),
+            _kv_heads(config),
+            head_dim=_size(config, "head_dim"),
+            biases=_biases(config),
+        )
+    except ShapeError as error:
+        told = str(error).removeprefix("layer_sizes: ")
+        raise ShapeError(f"count: {config.path} makes no layer: {told}") from error
     name = config.path.parent.resolve().name
     return ModelSizes(name, sizes, _need(config, "n_layers"), source=f"{config.path}{config.part}")
 
@@ -88,12 +94,17 @@ def _read(path: Path) -> _Config:
     if not isinstance(held, dict):
         raise InputError(f"count: {path} holds {brief(held)}. Name a config.json.")
     ours = path.name == "headwise.json"
+    if not ours and path.with_name("headwise.json").is_file():
+        raise UnsupportedError(
+            f"count: {path} has a headwise.json beside it, which tells what was cut, so its sizes "
+            f"are not those of the model. Count its layers with --d-model and --heads."
+        )
     # A model of text and images has the sizes of each part in an object of its own.
     inner = held.get("config" if ours else "text_config")
     part = "" if ours or not isinstance(inner, dict) else ", its text_config alone"
-    held = inner if isinstance(inner, dict) else held
+    outer, held = held, inner if isinstance(inner, dict) else held
     if ours:
-        return _Config(path, held | {"model_type": "headwise"})
+        return _Config(path, held | {"model_type": "headwise", "cut": outer.get("cut")})
     return _Config(path, {**LEFT_OUT.get(str(held.get("model_type")), {}), **held}, part)
 
 

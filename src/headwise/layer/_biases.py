@@ -91,8 +91,7 @@ class ALiBi:
     n_heads: int
 
     def __post_init__(self) -> None:
-        if not is_size(self.n_heads):
-            raise ArgumentError(f"ALiBi: n_heads={self.n_heads!r}. Give a positive whole number.")
+        _check_heads("ALiBi", self.n_heads)
 
     def slopes(self) -> tuple[float, ...]:
         """The penalty of each head for one token of distance."""
@@ -126,7 +125,8 @@ class T5Bias(nn.Module):
         bidirectional: Whether keys after the query are told apart (T5's encoder), or share
             the bucket of distance 0 (its decoder).
     Raises:
-        ArgumentError: there are too few buckets, or they already reach `max_distance` singly.
+        ArgumentError: there is no head, there are too few buckets, or they already reach
+            `max_distance` singly.
     Source:
         Raffel et al. 2020, section 2.1 (arXiv:1910.10683).
     """
@@ -140,6 +140,7 @@ class T5Bias(nn.Module):
         bidirectional: bool = True,
     ) -> None:
         super().__init__()
+        _check_heads("T5Bias", n_heads)
         self.n_heads, self.max_distance, self.bidirectional = n_heads, max_distance, bidirectional
         self.a_side = n_buckets // 2 if bidirectional else n_buckets
         if self.a_side < 2 or n_buckets % (1 + bidirectional) or max_distance <= self.a_side // 2:
@@ -173,3 +174,8 @@ class T5Bias(nn.Module):
 
     def extra_repr(self) -> str:
         return f"max_distance={self.max_distance}, bidirectional={self.bidirectional}"
+
+
+def _check_heads(part: str, n_heads: int) -> None:
+    if not is_size(n_heads):
+        raise ArgumentError(f"{part}: n_heads={n_heads!r}. Give a positive whole number.")

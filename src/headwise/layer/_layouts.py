@@ -59,7 +59,7 @@ def translate(theirs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Tenso
         named = _unpack(name, tensor, rows) if name in _PACKED else {_rename(name): tensor}
         if twice := sorted(ours.keys() & named.keys()):
             raise ArgumentError(
-                f"MultiHeadAttention: {', '.join(twice)} is there twice, once in {name}. "
+                f"MultiHeadAttention: {name} gives {', '.join(twice)} for the second time. "
                 f"Leave out one of them."
             )
         ours |= named
