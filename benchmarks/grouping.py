@@ -60,7 +60,7 @@ def study(model: nn.Module, n: int, how: Mapping[str, Any], texts: Texts) -> dic
         sum(part) / len(lost) for part in zip(*lost, strict=True)
     )
     if texts.steps:
-        hw.recover(small, model, texts.reference, steps=texts.steps, rate=1e-3)
+        hw.recover(small, model, texts.reference, steps=texts.steps)
         told["loss, recovered"] = loss_of(small, texts.read)
     return told
 

@@ -201,6 +201,14 @@ def test_each_layer_tells_what_was_done() -> None:
     assert all(0 < one.keys_lost < 1 and 0 < one.values_lost < 1 for one in told[2:])
 
 
+def test_what_is_clipped_is_only_averaged() -> None:
+    model = zoo.make("Olmo")
+    model.config.clip_qkv = 1e3  # nothing is, just now
+    told: list[GroupedLayer] = []
+    group_heads(model, 1, on_layer=told.append)
+    assert {(one.keys, one.values) for one in told} == {("averaged", "averaged")}
+
+
 @torch.no_grad()
 def test_the_mean_is_the_mean_of_neighbors() -> None:
     model = _make("Qwen2", 8)

@@ -63,8 +63,8 @@ def group_heads(
         ArgumentError: the number does not divide how many there are or is none below it, the
             method is unknown, or a reference is empty or given for "mean".
         UnsupportedError: the configuration knows no kv heads, heads were cut out before, keys
-            or values are no rows of a linear layer, or weights are quantised, under adapters or
-            spread over devices.
+            or values are no rows of a linear layer, positions are bound to heads, or weights are
+            quantised, under adapters or spread over devices.
     Source:
         Means: Ainslie et al. 2023 (arXiv:2305.13245); leading directions: Yu et al. 2024
         (arXiv:2406.07056); the same up to what is absorbed: Jin et al. 2024 (arXiv:2412.20677).

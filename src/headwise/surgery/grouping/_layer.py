@@ -145,10 +145,11 @@ class Grouped:
         mixed = outputs @ output.per_head.detach().double()[order]
         there.per_head.copy_(mixed.to(there.weight))
         for one in _others(source):
-            own = [(one.heads == head).nonzero().flatten() for head in range(len(order))]
-            moved = torch.cat([own[head] for head in order])
-            weight = model.get_parameter(one.name).index_select(one.axis, moved)
-            small.get_parameter(one.name).index_copy_(one.axis, torch.cat(own), weight)
+            weight = model.get_parameter(one.name)
+            heads = one.heads.to(weight.device)
+            own = [(heads == head).nonzero().flatten() for head in range(len(order))]
+            moved = weight.index_select(one.axis, torch.cat([own[head] for head in order]))
+            small.get_parameter(one.name).index_copy_(one.axis, torch.cat(own), moved)
 
 
 def _others(source: Source) -> list[Share]:
