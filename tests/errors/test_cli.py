@@ -85,6 +85,7 @@ def test_an_output_is_tried_before_the_work(
         (("report", "--device", "cpu"), "--device is for a MODEL"),
         (("report", "--max-texts", "3"), "--max-texts is for a MODEL"),
         (("report", "./any"), "./any needs something to read"),
+        (("report", "--no-roles"), "--no-roles is for a MODEL, and none is named"),
         (
             ("report", "./any", "--text", "good.txt", "--lab-folder", "lab"),
             "--lab-folder lab is for the Mini-GPT, not for ./any",
