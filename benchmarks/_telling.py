@@ -75,7 +75,7 @@ def insert(text: str, page: str) -> None:
 
 def machine(how: argparse.Namespace) -> str:
     q = torch.randn(1, 4, 256, 64, device=how.device)
-    causal = partial(attend, q, q, q, causal=True)
+    causal = partial(attend, q, q, q, causal=True, backend="fused")
     device = torch.cuda.get_device_name() if how.device == "cuda" else platform.processor()
     return (
         f"torch {torch.__version__}, {how.threads} threads, {device or platform.machine()} "
