@@ -16,7 +16,7 @@ struct Memory {
     Room room;
 
     explicit Memory(const Problem &a) {
-        int64_t rows = a.D + KEYS + a.Dv + 2 * a.N + 4 * a.C;
+        int64_t rows = a.D + KEYS + a.Dv + 2 * a.N + 5 * a.C;
         int64_t bytes = (rows * ROWS * 4 + 63) / 64 * 64;
         whole = std::aligned_alloc(64, bytes);
         float *next = static_cast<float *>(whole);
@@ -28,6 +28,7 @@ struct Memory {
         room.picked = take(a.N);
         room.key_at = reinterpret_cast<int32_t *>(take(a.N));
         room.classes = take(4 * a.C);
+        room.common = take(a.C);
     }
     Memory(const Memory &) = delete;
     ~Memory() { std::free(whole); }

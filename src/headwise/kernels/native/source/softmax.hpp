@@ -25,6 +25,7 @@ struct Softmax {
         for (int v = 0; v < V; v++) peak[v] = unbiased[v] = all(HIDDEN);
         std::fill_n(room.picked, a.N * ROWS, HIDDEN);
         std::fill_n(room.classes, 4 * a.C * ROWS, 0.0f);
+        std::fill_n(room.common, a.C, 0.0f);
         for (int i = 0; i < q.vectors * W; i++) {
             bool real = i < q.n;
             int64_t row = q.b * a.T + q.first + i;
@@ -129,7 +130,8 @@ struct Softmax {
             float *top = of_class(TOP, c, v);
             store(top, risen ? Floats{} : load(top));
         }
-        each_member(k, v, [&](int r, int64_t c, float share) {
+        each_member(k, [&](int r, int from, int64_t c, float share) {
+            if (from > v) return;
             Ints same = load(room.s + r * ROWS + v * W) == peak[v];
             add_to(of_class(TOP, c, v), same ? all(share) : Floats{});
         });
@@ -183,19 +185,26 @@ struct Softmax {
     }
     static void add_to(float *sum, Floats x) { store(sum, load(sum) + x); }
 
-    template <class Visit> void each_member(const Block &k, int v, Visit f) const {
+    // Visits each key of a class, with the first vector of queries that looks at it.
+    template <class Visit> void each_member(const Block &k, Visit f) const {
         const int64_t *entry = a.class_start + q.b * a.S + k.start;
-        for (int r = 0; r < k.rows[v]; r++)
+        for (int r = 0, v = 0; r < k.n; r++) {
+            while (v < q.vectors && k.rows[v] <= r) v++;
             for (int64_t e = entry[r]; e < entry[r + 1]; e++)
-                f(r, a.class_of[e], a.class_share_of[e]);
+                f(r, v, a.class_of[e], a.class_share_of[e]);
+        }
     }
 
     void count_members(const Block &k) const {
-        for (int v = 0; v < q.vectors; v++)
-            each_member(k, v, [&](int r, int64_t c, float share) {
+        if (!k.edge) return each_member(k, [&](int, int, int64_t c, float share) {
+            room.common[c] += share;
+        });
+        each_member(k, [&](int r, int v, int64_t c, float share) {
+            for (; v < q.vectors; v++) {
                 Ints seen = visible(load(room.s + r * ROWS + v * W));
                 add_to(of_class(SEEN, c, v), seen ? all(share) : Floats{});
-            });
+            }
+        });
     }
 
     void scale_classes() const {
@@ -209,12 +218,13 @@ struct Softmax {
 
     void add_classes(const Block &k) const {
         const float *norm = a.key_norms ? a.key_norms + (q.b * a.H + q.h) * a.S + k.start : nullptr;
-        for (int v = 0; v < q.vectors; v++)
-            each_member(k, v, [&](int r, int64_t c, float share) {
+        each_member(k, [&](int r, int v, int64_t c, float share) {
+            for (; v < q.vectors; v++) {
                 Floats p = load(room.s + r * ROWS + v * W) * share;
                 add_to(of_class(MASS, c, v), p);
                 if (norm) add_to(of_class(SHARE, c, v), p * norm[r]);
-            });
+            }
+        });
     }
 
     End last_of(int v) const {
@@ -295,7 +305,7 @@ struct Softmax {
                 if (a.class_mass) a.class_mass[to] = found(MASS) * end.weight[i];
                 if (a.class_top) a.class_top[to] = none ? 0 : found(TOP) / ties[v][i];
                 if (a.class_share) a.class_share[to] = found(SHARE) / normed[v][i];
-                if (a.class_keys) a.class_keys[to] = found(SEEN);
+                if (a.class_keys) a.class_keys[to] = found(SEEN) + room.common[c];
             }
     }
 };

@@ -13,6 +13,7 @@ struct Room {
     float *picked;    // [N][lane]: the logits of single keys
     int32_t *key_at;  // [N][lane]: which keys those are
     float *classes;   // [4][C][lane]
+    float *common;    // [C]: members that all queries have seen
 };
 
 // Up to KEYS keys, as a strip of queries sees them.
