@@ -144,13 +144,17 @@ def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None
     assert not (tmp_path / "other").exists()
 
 
-def test_plain_transformers_opens_it_when_asked(place: Path) -> None:
-    code, _, err = _prune(place, "stock", "--uniform", "--format", "stock")
+@pytest.mark.parametrize(("format", "heads"), [("stock", (4, 2)), ("padded", (6, 3))])
+def test_plain_transformers_opens_it_when_asked(
+    place: Path, format: str, heads: tuple[int, int]
+) -> None:
+    code, _, err = _prune(place, format, "--uniform", "--format", format)
     assert code == 0, err
     assert "Opened again in a fresh process, it answers the same" in err
-    found = transformers.AutoModelForCausalLM.from_pretrained(place / "stock")
-    assert (found.config.num_attention_heads, found.config.num_key_value_heads) == (4, 2)
-    assert transformers.AutoTokenizer.from_pretrained(place / "stock")("I work").input_ids == [3, 4]
+    assert ("as large and as slow as before" in err) == (format == "padded")
+    found = transformers.AutoModelForCausalLM.from_pretrained(place / format)
+    assert (found.config.num_attention_heads, found.config.num_key_value_heads) == heads
+    assert transformers.AutoTokenizer.from_pretrained(place / format)("I work").input_ids == [3, 4]
 
 
 @pytest.mark.parametrize(
