@@ -67,3 +67,41 @@ def test_labels_do_not_cover_each_other(several: int) -> None:
 def test_nothing_lost_is_a_flat_line() -> None:
     zeros = Curves(np.array([0, 4]), 8, {"one": np.zeros((1, 2, 3))})
     assert "M64.0 372.0 L520.0 372.0" in draw_curves(zeros)
+
+
+def test_the_elbow_is_a_dot_on_its_curve_with_its_interval() -> None:
+    # Two texts, so the draws are: one, the other, both. At 2 of 4 heads one alone has lost 0.6.
+    values = np.array([[[0.0, 0.0], [0.1, 0.6], [1.0, 1.0]]])
+    curves = Curves(np.array([0, 2, 4]), 8, {"one": values, "random": values.repeat(3, 0)}, "lm")
+    root = ElementTree.fromstring(draw_curves(curves, allowed=0.5))
+    [dot] = root.iter(f"{SVG}circle")  # none for the band
+    # x from 64 at no head to 520 at 4; y from 372 at no loss to 24 at 1.
+    assert (float(dot.attrib["cx"]), float(dot.attrib["cy"])) == (292.0, 250.2)
+    [whiskers] = [path for path in root.iter(f"{SVG}path") if "m0 -4" in path.attrib["d"]]
+    assert whiskers.attrib["d"] == "M64.0 246.2 v8 m0 -4 H292.0 m0 -4 v8"
+    [bar] = [path for path in root.iter(f"{SVG}path") if "stroke-dasharray" in path.attrib]
+    assert bar.attrib["d"] == "M64 198.0 H520"
+
+
+def test_an_elbow_of_one_text_has_no_interval() -> None:
+    curves = Curves(np.array([0, 4]), 8, {"one": np.zeros((1, 2, 1))})
+    picture = draw_curves(curves, allowed=0.1)
+    assert "<circle" in picture
+    assert "m0 -4" not in picture
+
+
+def test_what_is_allowed_lies_within_the_picture() -> None:
+    curves = Curves(np.array([0, 4]), 8, {"one": np.full((1, 2, 2), 0.5)})
+    root = ElementTree.fromstring(draw_curves(curves, allowed=7.3))
+    [bar] = [path for path in root.iter(f"{SVG}path") if "stroke-dasharray" in path.attrib]
+    assert 24 <= float(bar.attrib["d"].split()[1]) <= 372
+
+
+def test_curves_of_their_own_points_are_drawn_together() -> None:
+    one = Curves(np.array([0, 2, 8]), 8, {"one": np.ones((1, 3, 2))})
+    two = Curves(np.array([0, 4]), 8, {"two": np.ones((1, 2, 2))})
+    root = ElementTree.fromstring(draw_curves(one, two))
+    ends = [
+        path.attrib["d"].split()[-2] for path in root.iter(f"{SVG}path") if " L" in path.attrib["d"]
+    ]
+    assert ends == ["L520.0", "L292.0"]

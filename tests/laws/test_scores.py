@@ -21,6 +21,7 @@ def scores(draw: st.DrawFn) -> Scores:
         rounds=draw(st.sampled_from([None, rng.integers(0, 3, heads)])),
         method="half-gate",
         loss="embedding",
+        over=draw(st.sampled_from(["texts", "seeds"])),
         model="model",
         versions={"torch": "1"},
     )
@@ -41,7 +42,7 @@ def test_what_was_saved_loads_equal(
     assert loaded.heads == saved.heads
     for name in ("kv_heads", "per_text", "round"):
         np.testing.assert_array_equal(getattr(loaded, name), getattr(saved, name))
-    for name in ("method", "loss", "model", "versions"):
+    for name in ("method", "loss", "over", "model", "versions"):
         assert getattr(loaded, name) == getattr(saved, name)
     assert (loaded.rounds is None) == (saved.rounds is None)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
