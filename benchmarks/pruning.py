@@ -71,7 +71,7 @@ def of_text(model: nn.Module, tokenizer: Any, how: argparse.Namespace) -> Materi
     pieces = [ids for ids in encode(tokenizer, stories, model, how.tokens) if len(ids) > 3]
     judge = [vars(batch) for batch in batches(pieces, 16)]
     own = written_by(model, pieces[0][0], how.texts + how.own)
-    score, learn = ([{"input_ids": ids} for ids in part.split(16)]
+    score, learn = ([{"input_ids": ids} for ids in part.split(8)]
                     for part in own.split([how.texts, how.own]))  # fmt: skip
     return Material(score, learn, judge, "lm")
 

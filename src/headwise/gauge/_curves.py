@@ -76,9 +76,9 @@ def prune_curves(
         going = _going(orders, run.heads, alone=cut is not None)
         most = min(len(order) for some in going.values() for order in some)
         removed = _points(points, most)
-        steps = _Steps(sum(map(len, going.values())) * len(removed), on_step)
+        looking = _Looking(run, cut, sum(map(len, going.values())) * len(removed), on_step)
         looks = {
-            name: [[_look(run, order[:number], cut, steps) for number in removed] for order in some]
+            name: [[looking.without(order[:number]) for number in removed] for order in some]
             for name, some in going.items()
         }
     score = found.score
@@ -114,18 +114,6 @@ def _points(wanted: Iterable[int] | None, most: int) -> list[int]:
     return sorted({0, *(point for point in wanted if 0 <= point <= most)})
 
 
-class _Steps:
-    """Counts what is done and tells it."""
-
-    def __init__(self, total: int, tell: Tell | None) -> None:
-        self._done, self._total, self._tell = 0, total, tell
-
-    def done(self) -> None:
-        self._done += 1
-        if self._tell is not None:
-            self._tell(self._done, self._total)
-
-
 @dataclass(frozen=True)
 class _Look:
     """What is seen at one point: the loss of each text, and the score if there is one."""
@@ -143,14 +131,31 @@ def _arrays(
     }
 
 
-def _look(run: Run, gone: Sequence[Head], cut: Cut | None, steps: _Steps) -> _Look:
+class _Looking:
+    """Looks at the model without some heads, once where orders meet, and tells how far it is."""
+
+    def __init__(self, run: Run, cut: Cut | None, total: int, tell: Tell | None) -> None:
+        self._run, self._cut = run, cut
+        self._done, self._total, self._tell = 0, total, tell
+        self._seen: dict[frozenset[Head], _Look] = {}
+
+    def without(self, gone: Sequence[Head]) -> _Look:
+        which = frozenset(gone)
+        if which not in self._seen:
+            self._seen[which] = _look(self._run, gone, self._cut)
+        self._done += 1
+        if self._tell is not None:
+            self._tell(self._done, self._total)
+        return self._seen[which]
+
+
+def _look(run: Run, gone: Sequence[Head], cut: Cut | None) -> _Look:
     losses, rows = [], []
     score = run.loss.score
     for at, output in enumerate(_outputs(run, gone, cut)):
         losses.append(run.judge(at, output))
         if score is not None:
             rows.append(score.read(output, run.batches[at]))
-    steps.done()
     return _Look(
         torch.cat(losses).double().cpu().numpy(),
         float("nan") if score is None else score.of(torch.cat(rows).double().cpu()),
