@@ -5,10 +5,10 @@
 
 Of sentence pairs (two sentences and their similarity in a row, no header) the embeddings are to
 be kept, and Spearman's correlation with the similarities is told too. Of texts, parted by
-`<|endoftext|>`, the loss of the language model is; all of them judge, and heads are scored and
-models recovered on text that the full model writes itself. With `--recover` the smaller models by
-half-gate are trained towards the full one for so many steps, at points of their own. A picture is
-drawn beside the table.
+`<|endoftext|>`, the loss of the language model is; every second one judges. With `--own N` all of
+them judge, and heads are scored and models recovered on N texts more that the full model writes
+itself. With `--recover` the smaller models by half-gate are trained towards the full one for so
+many steps, at points of their own. A picture is drawn beside the table.
 """
 
 import argparse
@@ -45,7 +45,7 @@ FIRST = "half-gate"
 
 @dataclass(frozen=True)
 class Material:
-    """Batches to score heads and take means on, to recover by, and to judge by, all different."""
+    """Batches to score heads and take means on, to recover by, and to judge by."""
 
     score: list[Any]
     learn: list[Any]
@@ -68,9 +68,15 @@ def of_pairs(model: nn.Module, tokenizer: Any, how: argparse.Namespace) -> Mater
 
 def of_text(model: nn.Module, tokenizer: Any, how: argparse.Namespace) -> Material:
     stories = [story.strip() for story in how.text.read_text("utf-8").split("<|endoftext|>")]
-    pieces = [ids for ids in encode(tokenizer, stories, model, how.tokens) if len(ids) > 3]
-    judge = [vars(batch) for batch in batches(pieces, 16)]
-    own = written_by(model, pieces[0][0], how.texts + how.own)
+
+    def read(some: list[str]) -> list[Any]:
+        pieces = [ids for ids in encode(tokenizer, some, model, how.tokens) if len(ids) > 3]
+        return [vars(batch) for batch in batches(pieces, 16)]
+
+    if not how.own:
+        return Material(read(stories[::2]), read(stories[::2]), read(stories[1::2]), "lm")
+    judge = read(stories)
+    own = written_by(model, int(judge[0]["input_ids"][0, 0]), how.texts + how.own)
     score, learn = ([{"input_ids": ids} for ids in part.split(8)]
                     for part in own.split([how.texts, how.own]))  # fmt: skip
     return Material(score, learn, judge, "lm")
@@ -108,7 +114,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path)
     parser.add_argument("--out", "-o", type=Path, required=True)
     parser.add_argument("--texts", type=int, default=64, help="texts that heads are scored on")
-    parser.add_argument("--own", type=int, default=512, help="own texts that models recover by")
+    parser.add_argument("--own", type=int, default=0, help="own texts that models recover by")
     parser.add_argument("--tokens", type=int, help="the most tokens of a text")
     parser.add_argument("--judging", type=int, default=150, help="pairs that curves are of")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
