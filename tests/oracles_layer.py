@@ -51,7 +51,9 @@ def _attention(
     core = layer.attention
     how |= {"scale": core.scale, "softcap": core.softcap, "window": core.window}
     if core.sinks is not None:
-        how["sinks"] = np.broadcast_to(array(core.sinks), layer.n_heads)
+        how["sinks"] = np.broadcast_to(
+            array(torch.as_tensor(core.sinks, dtype=torch.float64)), layer.n_heads
+        )
     if layer.position_bias is not None:
         how["bias"] = position_bias(layer.position_bias, T, S)
     return reference.attention(q, k, v, **how, need_weights=True, need_lse=True)

@@ -24,9 +24,13 @@ if TYPE_CHECKING:
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
     from headwise.layer import KVCache as KVCache
+    from headwise.layer import LinearScaling as LinearScaling
+    from headwise.layer import Llama3Scaling as Llama3Scaling
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
+    from headwise.layer import NTKScaling as NTKScaling
     from headwise.layer import RoPE as RoPE
     from headwise.layer import T5Bias as T5Bias
+    from headwise.layer import YaRN as YaRN
     from headwise.models import ablate as ablate
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
@@ -58,7 +62,10 @@ _HOME = {
     "HeadTable": "table",
     "HeadwiseError": "errors",
     "KVCache": "layer",
+    "LinearScaling": "layer",
+    "Llama3Scaling": "layer",
     "MultiHeadAttention": "layer",
+    "NTKScaling": "layer",
     "Plan": "surgery",
     "Request": "watch",
     "Evidence": "roles",
@@ -67,6 +74,7 @@ _HOME = {
     "RoPE": "layer",
     "Study": "report",
     "T5Bias": "layer",
+    "YaRN": "layer",
     "ablate": "models",
     "attend": "kernels",
     "costs": "surgery",

@@ -221,6 +221,22 @@ def test_the_projections_are_called_as_modules() -> None:
     assert seen == ["q_proj", "k_proj", "v_proj", "out_proj"]
 
 
+@pytest.mark.parametrize("sinks", [0.5, torch.linspace(-1, 1, 4)], ids=["one", "each"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_constant_sinks_survive_the_meta_device(sinks: Any, assign: bool) -> None:
+    layer = MultiHeadAttention(12, 4, sinks=sinks)
+    with torch.device("meta"):
+        other = MultiHeadAttention(12, 4, sinks=sinks)
+    other = other if assign else other.to_empty(device="cpu")
+    other.load_state_dict(layer.state_dict(), assign=assign)
+    x = torch.randn(2, 3, 12)
+    assert torch.equal(other(x), layer(x))
+    assert not torch.equal(other(x), MultiHeadAttention(12, 4).requires_grad_(False)(x))
+    halves = layer.half().double(), other.double()
+    assert torch.equal(*(one.attention(*[x.double().unsqueeze(1).expand(-1, 4, -1, -1)] * 3)
+                         for one in halves))  # fmt: skip
+
+
 def test_a_layer_tells_what_it_is() -> None:
     layer = MultiHeadAttention(
         D_MODEL, 4, 2, rope=RoPE(2), softcap=3.0, window=(4, 0), position_bias=T5Bias(4)

@@ -144,13 +144,13 @@ def _compute(
         if not wanted.weights:
             return found
         if rule.softcap is None and rule.sinks is None:
-            return found | {"weights": weights_from_lse(q, k, rule, found["lse"])}
+            return found | {"weights": weights_from_lse(q, k, rule, found["lse"], choice.wide)}
         return attend_rows(q, k, v, rule, keep_weights=True) | found
     found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
     if extras and "lse" not in found:  # with gradients, or not on a CPU
         return attend_rows(q, k, v, rule, keep_weights=wanted.weights) | found
     if wanted.weights:
-        found["weights"] = weights_from_lse(q, k, rule, found["lse"])
+        found["weights"] = weights_from_lse(q, k, rule, found["lse"], choice.wide)
     return found
 
 
@@ -166,11 +166,19 @@ def under_autocast(x: Tensor) -> bool:
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
+    for name, x in zip("qkv", (q, k, v), strict=True):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise ArgumentError(f"attend: {name} of {kind}. Give tensors of floats.")
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ShapeError(
             f"attend: {_shapes(q, k, v)}. Give four axes each: batch, heads, tokens, width."
         )
     H, Hkv = q.shape[1], k.shape[1]
+    if 0 in (H, Hkv, q.shape[3]):
+        raise ShapeError(
+            f"attend: {_shapes(q, k, v)}. Give at least one head, and a width of at least 1."
+        )
     if H % Hkv:
         raise ShapeError(
             f"attend: {H} query heads cannot share {Hkv} key/value heads evenly "

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.masks import Tile, cut
+from headwise.masks import Tile, can_look, cut
 
 
 class Bias:
@@ -19,6 +20,10 @@ class Bias:
     def batch(self) -> tuple[int, int]:
         """For how many texts and heads the bias is made; 1 is for all of them."""
         raise NotImplementedError
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether no number is too large for a dtype; False where that cannot be looked up."""
+        return True
 
     @property
     def parts(self) -> tuple["Bias", ...]:
@@ -47,6 +52,12 @@ class Given(Bias):
     def batch(self) -> tuple[int, int]:
         return self.values.shape[0], self.values.shape[1]
 
+    def fits(self, dtype: torch.dtype) -> bool:
+        highest = torch.finfo(dtype).max
+        if torch.finfo(self.values.dtype).max <= highest or not self.values.numel():
+            return True
+        return can_look(self.values) and bool(self.values.detach().abs().amax() <= highest)
+
 
 @dataclass(frozen=True)
 class _Sum(Bias):
@@ -55,6 +66,9 @@ class _Sum(Bias):
 
     def tile(self, tile: Tile) -> Float[Tensor, "#B #H #R #n"]:
         return self.one.tile(tile) + self.two.tile(tile)
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        return self.one.fits(dtype) and self.two.fits(dtype)
 
     @property
     def parts(self) -> tuple[Bias, ...]:

@@ -63,15 +63,17 @@ def choose(
     if kernel == "rows":
         return Choice(kernel, form, packed=True, wide=True, reason=why)
     form, what = _form(rule, q, k)
-    packed, wide = _is_packed(form, q, k), _is_wide(form, q, k)
-    if not (packed or wide):
+    packed, wide, exceeds = _is_packed(form, q, k), _is_wide(form, q, k), _exceeds(rule, q)
+    if not (packed or wide or exceeds):
         return Choice(kernel, form, packed, wide, f"{why}; {what}")
     reasons = [why, what]
     if packed:
         reasons.append("the heads of a group are packed, so that keys and values are read once")
-    if wide:
+    if exceeds:
+        reasons.append(f"its bias is too large for {q.dtype}")
+    elif wide:
         reasons.append(f"it is slower in {q.dtype} than in float32")
-    return Choice(kernel, form, packed, wide, "; ".join(reasons))
+    return Choice(kernel, form, packed, wide or exceeds, "; ".join(reasons))
 
 
 def _native(
@@ -191,6 +193,13 @@ def _is_packed(form: str, q: Tensor, k: Tensor) -> bool:
     gained, and the mask would have to be repeated.
     """
     return form != "causal" and q.shape[1] != k.shape[1] and known(q.shape[2] <= 32)
+
+
+def _exceeds(rule: Rule, q: Tensor) -> bool:
+    """Whether a bias has numbers that float16 has not, such as -1e9, so that float32 is needed."""
+    if q.device.type != "cpu" or q.dtype != torch.float16 or rule.bias is None:
+        return False
+    return not rule.bias.fits(q.dtype)
 
 
 def _is_wide(form: str, q: Tensor, k: Tensor) -> bool:

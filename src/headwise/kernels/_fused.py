@@ -106,6 +106,10 @@ class _Part:
         visible, bias = self.rule.visible_in(tile), self.rule.bias_in(tile)
         if bias is None:
             return visible, visible
+        if dtype == torch.float16 and bias.dtype != dtype:
+            # On a CPU it is known to fit; elsewhere an infinity would hide its key, or be NaN.
+            highest = torch.finfo(dtype).max
+            bias = bias if bias.device.type == "cpu" else bias.clamp(-highest, highest)
         bias = bias.to(dtype)
         return visible, bias if visible is None else torch.where(visible, bias, -torch.inf)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.kernels._bias import Bias, Given
-from headwise.masks import Mask, Tile, as_mask, causal, split_additive, window
+from headwise.masks import Mask, Tile, as_mask, can_look, causal, split_additive, window
 
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
 BiasLike = Bias | Float[Tensor, "*bias"]
@@ -67,7 +67,7 @@ def make_rule(
     sinks: Float[Tensor, " H"] | None = None,
 ) -> Rule:
     """Gather the arguments of `attend` into one rule: masks into one mask, biases into one bias."""
-    if softcap is not None and softcap <= 0:
+    if softcap is not None and not 0 < softcap < math.inf:
         raise ArgumentError(f"attend: softcap={softcap}. Give a positive number, or None.")
     if scale is not None and not math.isfinite(scale):
         raise ArgumentError(f"attend: scale={scale}. Give a finite number, or None.")
@@ -127,9 +127,23 @@ def check_rule(rule: Rule, q: Tensor) -> None:
                     f"attend: a {name} for {made_for} {things} where there are {size}. "
                     f"Give {size}, or 1 to broadcast."
                 )
-    if rule.sinks is not None and rule.sinks.shape != (H,):
+    if rule.sinks is not None:
+        _check_sinks(rule.sinks, H)
+
+
+def _check_sinks(sinks: Tensor, H: int) -> None:
+    if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
+        kind = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
+        raise ArgumentError(
+            f"attend: sinks of {kind}. Give a tensor of {H} floats, one logit for each head."
+        )
+    if sinks.shape != (H,):
         raise ShapeError(
-            f"attend: sinks {tuple(rule.sinks.shape)} for {H} heads. Give one logit for each head."
+            f"attend: sinks {tuple(sinks.shape)} for {H} heads. Give one logit for each head."
+        )
+    if can_look(sinks) and not (highest := sinks.detach().amax().item()) < math.inf:
+        raise ArgumentError(
+            f"attend: sinks hold {highest}. Give finite numbers, or -inf for a head without."
         )
 
 

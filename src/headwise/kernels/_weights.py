@@ -17,10 +17,12 @@ def weights_from_lse(
     k: Float[Tensor, "B Hkv S D"],
     rule: Rule,
     lse: Float[Tensor, "B H T"],
+    wide: bool,
 ) -> Float[Tensor, "B H T S"]:
     """`exp(logits - lse)`, a block of rows at a time; zeros in a row without keys.
 
-    Without gradients, for a rule without softcap. Half precisions are computed in float32.
+    Without gradients, for a rule without softcap. Half precisions are computed in float32,
+    with the bias that the kernel added: in `wide` arithmetic as it is, else rounded.
     """
     B, H, T, _ = q.shape
     S, groups = k.shape[2], H // k.shape[1]
@@ -44,7 +46,8 @@ def weights_from_lse(
                 which = slice(text, text + 1), some
                 bias, visible = rule.bias_in(tile, *which), rule.visible_in(tile, *which)
                 if bias is not None:
-                    block.add_(bias[0], alpha=LOG2E)
+                    added = bias[0] if wide else bias[0].to(q.dtype)
+                    block.add_(added, alpha=LOG2E)
                 block.sub_(lse[text, some, at[0]]).exp2_()
                 if visible is not None:
                     block.masked_fill_(~visible[0], 0.0)

@@ -46,7 +46,8 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
     """Make the `nn.MultiheadAttention` that gives what this layer gives."""
     sinks = layer.attention.sinks
-    has_zero_key = sinks is not None and not isinstance(sinks, nn.Parameter) and not sinks.any()
+    constant = not isinstance(sinks, torch.Tensor | None)
+    has_zero_key = constant and sinks in (0.0, (0.0,) * layer.n_heads)
     _refuse("to_torch", "nn.MultiheadAttention has none", _beyond_torch(layer, has_zero_key))
     weight = layer.q_proj.weight
     module = nn.MultiheadAttention(
@@ -83,7 +84,7 @@ def tensor_parallel_plan(layer: MultiHeadAttention) -> dict[str, Any]:
     whole = {
         "qk_norm": isinstance(layer.q_norm, HeadNorm),
         "position_bias": layer.position_bias is not None,
-        "sinks": layer.attention.sinks is not None and layer.attention.sinks.numel() > 1,
+        "sinks": not isinstance(layer.attention.sinks, float | None),
         "out_proj=False": isinstance(layer.out_proj, nn.Identity),
     }
     _refuse("tensor_parallel_plan", "the plan cannot cut it", whole)

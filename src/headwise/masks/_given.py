@@ -1,5 +1,6 @@
 """Masks that are given whole, as tensors of any of the usual kinds."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headwise.errors import MaskError, ShapeError
+from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.masks._look import can_look
 from headwise.masks._mask import Mask
 from headwise.masks._tile import Tile, cut
@@ -110,11 +111,20 @@ def split_additive(
     """Part an additive mask into what may be attended to and the finite bias that remains.
 
     Either is None where a look at the numbers shows that it does nothing. Where looking is not
-    allowed, both are there. A NaN hides its key.
+    allowed, both are there.
+
+    Raises:
+        ArgumentError: an entry is +inf or NaN, where looking is allowed.
     """
     visible, bias = _parts(additive, where)
     if not can_look(additive):
         return Dense(visible), bias
+    highest = additive.detach().amax().item() if additive.numel() else 0.0
+    if not highest < math.inf:
+        raise ArgumentError(
+            f"{where}: an additive mask or bias holds {highest}. "
+            f"Give finite numbers, or -inf where a key is hidden."
+        )
     hides = not bool(visible.all())
     adds = bias.requires_grad or bool(bias.any())
     return Dense(visible) if hides else None, bias if adds else None

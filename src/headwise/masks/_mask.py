@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from headwise.errors import MaskError
 from headwise.masks._tile import Tile
 
 
@@ -54,13 +55,26 @@ class Mask:
         return self.tile(Tile.whole(T, S, device))
 
     def __and__(self, other: "Mask") -> "Mask":
-        return _And(self, other)
+        return _And(self, _checked(other))
 
     def __or__(self, other: "Mask") -> "Mask":
-        return _Or(self, other)
+        return _Or(self, _checked(other))
+
+    # What is no mask stands on the left: `tensor & mask`.
+    __rand__ = __and__
+    __ror__ = __or__
 
     def __invert__(self) -> "Mask":
         return _Not(self)
+
+
+def _checked(other: object) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    raise MaskError(
+        f"masks: a mask combined with a {type(other).__name__}. "
+        f"Give another mask: masks.as_mask(tensor) reads booleans, True = may attend."
+    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -27,16 +28,19 @@ def window(size: int | tuple[int | None, int | None]) -> Mask:
     `sliding_window=W` counts the query itself and is `causal() & window((W - 1, 0))`.
 
     Raises:
-        ArgumentError: a side is negative.
+        ArgumentError: it is neither a number nor two, or a side is negative.
     """
-    left, right = size if isinstance(size, tuple) else (size, size)
-    for side in (left, right):
-        if side is not None and side < 0:
-            raise ArgumentError(
-                f"window: ({left}, {right}) has a negative side. "
-                f"Give the number of keys visible on each side, or None for no limit."
-            )
-    return Window(left, right)
+    sides = size if isinstance(size, tuple) else (size, size)
+    if len(sides) != 2 or not all(side is None or _is_count(side) for side in sides):
+        raise ArgumentError(
+            f"window: {sides} is not (left, right). "
+            f"Give the number of keys visible on each side, 0 or more, or None for no limit."
+        )
+    return Window(*sides)
+
+
+def _is_count(n: object) -> bool:
+    return isinstance(n, Integral | torch.SymInt) and bool(n >= 0)  # type: ignore[operator]
 
 
 def padding(
