@@ -68,6 +68,7 @@ format: .venv/dev
 bench: .venv/dev
 	$(BIN)/python benchmarks/observe.py --into docs/watching-speed.md
 	$(BIN)/python benchmarks/layer.py --into docs/speed.md
+	$(BIN)/python benchmarks/role_reading.py --into docs/roles-speed.md
 
 docs: .venv/dev
 	$(PYTEST) tests/examples/test_docs.py
