@@ -69,8 +69,6 @@ def _config(layer: MultiHeadAttention) -> dict[str, Any]:
             f"save: a layer with {type(part).__name__} that is no model's is not written down. "
             f"Keep its state_dict, and make the layer anew."
         )
-    sinks = core.sinks
-    constant = None if sinks is None or isinstance(sinks, nn.Parameter) else sinks.tolist()
     return {
         **{name: getattr(layer, name) for name in _SIZES},
         "bias": layer.q_proj.bias is not None,
@@ -78,7 +76,7 @@ def _config(layer: MultiHeadAttention) -> dict[str, Any]:
         "gate": layer.gate_proj is not None,
         "out_proj": not isinstance(layer.out_proj, nn.Identity),
         "rope": None if rope is None else asdict(rope),
-        "sinks": "learned" if isinstance(sinks, nn.Parameter) else constant,
+        "sinks": "learned" if isinstance(core.sinks, nn.Parameter) else core.sinks,
         **{name: getattr(core, name) for name in ("dropout", "scale", "softcap", "window")},
     }
 
@@ -87,8 +85,8 @@ def _built(config: dict[str, Any]) -> MultiHeadAttention:
     """A layer of these sizes, its weights still to come."""
     sinks, rope = config["sinks"], config["rope"]
     if isinstance(sinks, list):
-        sinks = torch.tensor(sinks) if len(sinks) > 1 else float(sinks[0])
-    elif sinks is not None:
+        sinks = torch.tensor(sinks, dtype=torch.float64)
+    elif sinks == "learned":
         sinks = nn.Parameter(torch.zeros(config["n_heads"]))
     parts = {"sinks": sinks, "rope": None if rope is None else RoPE(**rope)}
     if isinstance(config["window"], list):
