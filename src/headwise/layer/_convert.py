@@ -46,8 +46,8 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
 def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
     """Make the `nn.MultiheadAttention` that gives what this layer gives."""
     sinks = layer.attention.sinks
-    constant = not isinstance(sinks, torch.Tensor | None)
-    has_zero_key = constant and sinks in (0.0, (0.0,) * layer.n_heads)
+    constant = sinks is not None and not isinstance(sinks, nn.Parameter)
+    has_zero_key = constant and not torch.as_tensor(sinks).any()
     _refuse("to_torch", "nn.MultiheadAttention has none", _beyond_torch(layer, has_zero_key))
     weight = layer.q_proj.weight
     module = nn.MultiheadAttention(

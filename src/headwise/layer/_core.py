@@ -65,7 +65,7 @@ class HeadAttention(nn.Module):
             window negative.
     """
 
-    sinks: Tensor | float | tuple[float, ...] | None
+    sinks: Tensor | float | None
 
     def __init__(
         self,
@@ -94,8 +94,14 @@ class HeadAttention(nn.Module):
         self.dropout, self.scale, self.softcap, self.window = dropout, scale, softcap, window
         if sinks is None or isinstance(sinks, nn.Parameter):
             self.register_parameter("sinks", sinks)
-        else:  # numbers, not a buffer, which would be lost on the way over the meta device
-            self.sinks = _constant(sinks)
+        elif isinstance(sinks, Tensor):  # in the state, or the meta device would lose it
+            self.register_buffer("sinks", sinks)
+        elif sinks < math.inf:
+            self.sinks = float(sinks)
+        else:
+            raise ArgumentError(
+                f"MultiHeadAttention: sinks={sinks}. Give a finite number, or None."
+            )
 
     def forward(
         self,
@@ -141,25 +147,9 @@ class HeadAttention(nn.Module):
         if self.sinks is None or isinstance(self.sinks, Tensor):
             return self.sinks
         wide = torch.promote_types(q.dtype, torch.float32)
-        if isinstance(self.sinks, tuple):
-            return torch.tensor(self.sinks, dtype=wide, device=q.device)
         return q.new_full((q.shape[1],), self.sinks, dtype=wide)
 
     def extra_repr(self) -> str:
         told = {name: getattr(self, name) for name in ("scale", "softcap", "window")}
         told = {"dropout": self.dropout} | {n: x for n, x in told.items() if x is not None}
         return ", ".join(f"{name}={value}" for name, value in told.items())
-
-
-def _constant(sinks: Tensor | float) -> float | tuple[float, ...]:
-    """The numbers of sinks that are not learned: one for all heads, or one for each."""
-    if isinstance(sinks, Tensor) and sinks.is_meta:
-        raise ArgumentError(
-            "MultiHeadAttention: sinks on the meta device hold no numbers. "
-            "Give numbers, or an nn.Parameter to be loaded."
-        )
-    if isinstance(sinks, Tensor):
-        return tuple(sinks.tolist())
-    if not sinks < math.inf:
-        raise ArgumentError(f"MultiHeadAttention: sinks={sinks}. Give a finite number, or None.")
-    return float(sinks)

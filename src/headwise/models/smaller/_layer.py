@@ -76,16 +76,22 @@ def _config(layer: MultiHeadAttention) -> dict[str, Any]:
         "gate": layer.gate_proj is not None,
         "out_proj": not isinstance(layer.out_proj, nn.Identity),
         "rope": None if rope is None else asdict(rope),
-        "sinks": "learned" if isinstance(core.sinks, nn.Parameter) else core.sinks,
+        "sinks": _told(core.sinks),
         **{name: getattr(core, name) for name in ("dropout", "scale", "softcap", "window")},
     }
+
+
+def _told(sinks: torch.Tensor | float | None) -> Any:
+    if isinstance(sinks, nn.Parameter):
+        return "learned"
+    return sinks.tolist() if isinstance(sinks, torch.Tensor) else sinks
 
 
 def _built(config: dict[str, Any]) -> MultiHeadAttention:
     """A layer of these sizes, its weights still to come."""
     sinks, rope = config["sinks"], config["rope"]
     if isinstance(sinks, list):
-        sinks = torch.tensor(sinks, dtype=torch.float64)
+        sinks = torch.tensor(sinks)
     elif sinks == "learned":
         sinks = nn.Parameter(torch.zeros(config["n_heads"]))
     parts = {"sinks": sinks, "rope": None if rope is None else RoPE(**rope)}
