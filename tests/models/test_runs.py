@@ -66,6 +66,29 @@ def test_images_of_one_pass_are_texts_of_one_layer() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+class Flat(nn.Module):
+    """Three layers in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weights = nn.ParameterList(torch.randn(36, 12) / 4 for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            q, k, v = F.linear(x, weight).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
+            x = x + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x
+
+
+def test_layers_of_one_module_are_layers() -> None:
+    with torch.no_grad(), observe(model := Flat()) as watch:
+        for _ in range(2):
+            model(torch.randn(2, 5, 12))
+    assert {head.layer for head in watch.table().heads} == {0, 1, 2}
+    assert (watch.table().count("lse") == 20).all()
+
+
 def test_a_part_of_the_model_may_run_by_itself() -> None:
     model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7], [1, 2, 3]])
     with torch.no_grad(), observe(model, Request(per_text=True)) as watch:

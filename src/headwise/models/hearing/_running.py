@@ -28,6 +28,7 @@ class Run:
     Attributes:
         texts: Its arguments that may be tokens: floats of three axes.
         quiet: Whether it tells of its attention by itself.
+        queries: Those of its latest attention call.
         used: Those among them that a module within it was given first.
     """
 
@@ -35,6 +36,7 @@ class Run:
     texts: list[Tensor]
     quiet: bool
     used: list[Tensor] = field(default_factory=list)
+    queries: Tensor | None = None
 
     def reads_another_text(self, T: int, S: int) -> bool | None:
         """Whether the `S` keys of its attention are tokens other than its `T` queries.
@@ -131,4 +133,6 @@ class Running:
     def _forget(self, module: nn.Module) -> None:
         """End the run of a module, and runs within it: an interruption may have left any open."""
         while self.run_of(module) is not None:
-            self.heard_elsewhere -= self.runs.pop().quiet
+            left = self.runs.pop()
+            self.heard_elsewhere -= left.quiet
+            left.queries = None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.heads import Head
 from headwise.models.hearing._call import Call
@@ -42,8 +42,9 @@ class Site:
 class Sites:
     """The sites of one model, numbered as they are first called.
 
-    A module that runs several times in one pass, as shared layers do, is as many sites. Calls of
-    one run belong together: a tower may call its attention for one image after the other.
+    A module that is called several times in one pass, as shared layers are, is as many sites. But
+    calls on parts of the same queries are one site's: a tower attends within one image after the
+    other.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -77,24 +78,26 @@ class Sites:
 
     def known(self, call: Call, running: Running) -> Site | None:
         """The site of a call that is about to be made, if it is not new."""
-        return self._found.get(self._turn(call.module, running))
+        return self._found.get(self._turn(call, running))
 
     def of(self, call: Call, running: Running) -> Site:
         """The site of a call, found or new."""
-        key = self._turn(call.module, running)
+        key = self._turn(call, running)
         if key not in self._found:
             self._found[key] = self._new(call)
         return self._found[key]
 
-    def _turn(self, module: nn.Module, running: Running) -> tuple[int, int]:
-        """A module, and how many of its runs came before this one in the same pass."""
-        outermost, run = running.outermost, running.run_of(module)
+    def _turn(self, call: Call, running: Running) -> tuple[int, int]:
+        """A module, and how many turns it had in this pass before the one of this call."""
+        outermost, run = running.outermost, running.run_of(call.module)
         if outermost is not self._pass:
             self._turns, self._pass = {}, outermost
-        runs = self._turns.setdefault(id(module), [])
-        if run not in runs:
-            runs.append(run)
-        return id(module), runs.index(run)
+        turns = self._turns.setdefault(id(call.module), [])
+        if run is None or not (turns and turns[-1] is run and _shared(run.queries, call.q)):
+            turns.append(run)
+        if run is not None:
+            run.queries = call.q  # held, so that no other queries come to lie in its memory
+        return id(call.module), len(turns) - 1
 
     def _new(self, call: Call) -> Site:
         name = self._names.get(id(call.module), type(call.module).__name__)
@@ -103,6 +106,13 @@ class Sites:
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         how = (call.watched, call.kernel, call.statistics_kernel)
         return Site(name, stack, layer, heads, kv_heads, cross, *how)
+
+
+def _shared(one: Tensor | None, other: Tensor) -> bool:
+    """Whether two tensors are parts of one."""
+    if one is None:
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _inside(name: str, other: str) -> bool:
