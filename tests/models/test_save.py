@@ -95,6 +95,7 @@ def test_a_mini_gpt_comes_back_with_its_tokenizer(
 
 LAYERS: dict[str, dict[str, Any]] = {
     "grouped": {"n_kv_heads": 2, "rope": RoPE(2, 500.0), "window": (2, 1)},
+    "biases of queries, keys and values": {"bias": "qkv"},
     "normed": {"qk_norm": True, "v_head_dim": 5, "bias": True, "softcap": 9.0, "scale": 0.3},
     "gated": {"gate": True, "kdim": 7, "vdim": 8, "dropout": 0.1},
     "learned sinks": {"sinks": nn.Parameter(torch.tensor([0.1, 2.0, 1.0, 3.0]))},

@@ -71,7 +71,7 @@ def _config(layer: MultiHeadAttention) -> dict[str, Any]:
         )
     return {
         **{name: getattr(layer, name) for name in _SIZES},
-        "bias": layer.q_proj.bias is not None,
+        "bias": _biases(layer),
         "qk_norm": not isinstance(layer.q_norm, nn.Identity),
         "gate": layer.gate_proj is not None,
         "out_proj": not isinstance(layer.out_proj, nn.Identity),
@@ -79,6 +79,13 @@ def _config(layer: MultiHeadAttention) -> dict[str, Any]:
         "sinks": _told(core.sinks),
         **{name: getattr(core, name) for name in ("dropout", "scale", "softcap", "window")},
     }
+
+
+def _biases(layer: MultiHeadAttention) -> bool | str:
+    # A folded mean gives the output projection a bias that the gate beside it does not have.
+    outer = layer.out_proj if layer.gate_proj is None else layer.gate_proj
+    inner = layer.q_proj.bias is not None
+    return "qkv" if inner and getattr(outer, "bias", None) is None else inner
 
 
 def _told(sinks: torch.Tensor | float | None) -> Any:
