@@ -111,6 +111,7 @@ def test_what_is_shared_costs_as_long_as_one_head_reads_it() -> None:
     counted = Costs(heads, np.array([0, 0, 1, 1]), {"bytes": none}, {"bytes": 8 * each})
     assert counted.after([], "bytes") == 16
     assert counted.after([heads[0]], "bytes") == 16
+    assert "bytes 16" in str(counted)
     assert counted.after(heads[:2], "bytes") == 8
 
 

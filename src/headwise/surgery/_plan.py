@@ -66,6 +66,8 @@ class Plan:
         >>> plan = Plan.of({0: [1], 1: [0, 2]}, heads)
         >>> [str(head) for head in plan.removed], plan.uniform
         (['L0.H1', 'L1.H0', 'L1.H2'], False)
+        >>> print(plan)
+        3 of 6 heads go: L0.H1, L1.H0, L1.H2
     """
 
     layers: tuple[LayerPlan, ...]
@@ -100,6 +102,13 @@ class Plan:
     def removed(self) -> tuple[Head, ...]:
         """The heads that go."""
         return tuple(Head(one.stack, one.layer, head) for one in self.layers for head in one.remove)
+
+    def __str__(self) -> str:
+        """Which heads go, of how many, and why."""
+        of = sum(one.n_heads for one in self.layers)
+        names = ", ".join(map(str, self.removed)) or "none"
+        why = f" ({self.why})" if self.why else ""
+        return f"{len(self.removed)} of {of} heads go: {names}{why}"
 
     @property
     def uniform(self) -> bool:

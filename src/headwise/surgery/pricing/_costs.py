@@ -56,6 +56,12 @@ class Costs:
         """What is known of this model."""
         return (*self.own, *(["seconds"] if self.seconds else []))
 
+    def __str__(self) -> str:
+        """What all heads cost together."""
+        whole = {name: self.after((), name) for name in self.names}
+        told = (f"{name} {x:,.4g}" if x < 1e4 else f"{name} {x:,.0f}" for name, x in whole.items())
+        return f"{len(self.heads)} heads: {', '.join(told)}"
+
     def after(self, removed: Iterable[Head], name: str) -> float:
         """What all heads cost when some are gone.
 
