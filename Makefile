@@ -32,8 +32,8 @@ report: .venv/run
 test: lint types
 	$(PYTEST) -m "not full" --cov
 
-test-full: lint types test-without-native test-sanitized
-	$(PYTEST) --cov
+test-full: test test-without-native test-sanitized
+	$(PYTEST) -m full --cov --cov-append
 
 # The same laws where nothing was built.
 test-without-native: .venv/dev

@@ -20,9 +20,9 @@ def _heard(model: nn.Module, run: Callable[[], Any]) -> list[tuple[Call, OutputP
     sites, found = Sites(model), []
 
     def hear(call: Call) -> None:
-        found.append((call, output_projection(model, sites.of(call, 0))))
+        found.append((call, output_projection(model, sites.of(call, running))))
 
-    with torch.no_grad(), listen(model, hear):
+    with torch.no_grad(), listen(model, hear) as running:
         run()
     return found
 

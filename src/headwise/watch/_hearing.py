@@ -1,7 +1,6 @@
 """What becomes of the attention calls that a watch hears: sums of texts, and a close look."""
 
 from collections.abc import Collection
-from threading import get_ident
 
 import torch
 from jaxtyping import Float
@@ -46,13 +45,11 @@ class Hearing:
         self.looks = Looks(request.maps, request.received)
         self.answered: set[Site] = set()
         self._understood: set[Site] = set()
-        self._reader = -1, 0  # the latest pass, and the thread that it runs in
 
     def hear(self, call: Call) -> None:
         """Take in one attention call; `listen` is what tells of it."""
         if self._passes_over():
             return
-        self._check_thread()
         site = self.found.of(call, self.running)
         if self._layers is not None and site.layer not in self._layers:
             return
@@ -80,7 +77,6 @@ class Hearing:
             return None
         if self._layers is not None and site.layer not in self._layers:
             return None
-        self._check_thread()
         site = self.found.of(call, self.running)
         with torch._C.DisableTorchFunction():
             heard = self._heard(site, call)
@@ -94,17 +90,6 @@ class Hearing:
         # In a backward pass, checkpointed layers run again: they have been counted already.
         again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
         return again or max(0, self.inputs.passes - 1) % self._every > 0
-
-    def _check_thread(self) -> None:
-        """Passes may come from any thread, but one after the other."""
-        passes, thread = self.inputs.passes, get_ident()
-        if self._reader[0] != passes or not self.inputs.inside:
-            self._reader = passes, thread
-        elif self._reader[1] != thread:
-            raise UnsupportedError(
-                f"observe: {type(self._model).__name__} runs in two threads at once. Let one "
-                f"wait for the other, or watch a copy in each (copy.deepcopy)."
-            )
 
     def _collect(self, heard: Heard, heads_too: bool) -> tuple[Sums, RowStatistics]:
         # Autocast would round sums of ours, too.

@@ -1,5 +1,6 @@
 """Which modules of a model are running while something is heard, and what they were given."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.errors import UnsupportedError
 from headwise.models.hearing._call import Answer
 
 # What modules call the number of their heads.
@@ -29,6 +31,7 @@ class Run:
         texts: Its arguments that may be tokens: floats of three axes.
         quiet: Whether it tells of its attention by itself.
         queries: Those of its latest attention call.
+        thread: Where it runs.
         used: Those among them that a module within it was given first.
     """
 
@@ -37,6 +40,7 @@ class Run:
     quiet: bool
     used: list[Tensor] = field(default_factory=list)
     queries: Tensor | None = None
+    thread: int = field(default_factory=threading.get_ident)
 
     def reads_another_text(self, T: int, S: int) -> bool | None:
         """Whether the `S` keys of its attention are tokens other than its `T` queries.
@@ -119,6 +123,7 @@ class Running:
     def _enter(
         self, quiet: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        self._check_thread()
         self._forget(module)
         texts = _texts([*args, *kwargs.values()])
         if self.runs and texts and any(texts[0] is x for x in self.runs[-1].texts):
@@ -126,6 +131,18 @@ class Running:
         self.runs.append(Run(module, texts, quiet))
         self.called.add(id(module))
         self.heard_elsewhere += quiet
+
+    def _check_thread(self) -> None:
+        """Passes may come from any thread, but one after the other."""
+        if self.runs and self.runs[0].thread != threading.get_ident():
+            alive = {thread.ident for thread in threading.enumerate()}
+            if self.runs[0].thread in alive:
+                raise UnsupportedError(
+                    f"observe: {type(self.runs[0].module).__name__} runs in two threads at once. "
+                    f"Let one wait for the other, or watch a copy in each (copy.deepcopy)."
+                )
+            self.runs.clear()  # an interrupted thread left them
+            self.heard_elsewhere = 0
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
         self._forget(module)
