@@ -41,7 +41,7 @@ def _group(place: Path, out: str, *more: object) -> tuple[int, str, str]:
     return done.code, done.out, done.err
 
 
-@pytest.mark.parametrize("method", ["fit", "mean"])
+@pytest.mark.parametrize("method", ["fit", pytest.param("mean", marks=pytest.mark.full)])
 def test_the_grouped_model_is_the_library_s(place: Path, method: str) -> None:
     (place / method).mkdir()
     (place / method / "old").write_text("old")
@@ -64,6 +64,7 @@ def test_the_grouped_model_is_the_library_s(place: Path, method: str) -> None:
     assert f"The grouped model is in {place / method}" in out
 
 
+@pytest.mark.full
 def test_a_text_says_what_is_to_be_kept(place: Path) -> None:
     code, out, err = _group(place, "fitted", "--text", place / "some.txt", "--json")
     assert code == 0, err

@@ -29,7 +29,16 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("method", ["half-gate", "gradient", "ablation", "zero-ablation", "gates"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "half-gate",
+        "gradient",
+        "ablation",
+        "zero-ablation",
+        pytest.param("gates", marks=pytest.mark.full),
+    ],
+)
 def test_the_scores_are_those_of_the_library(folder: Path, text: Path, method: str) -> None:
     out = text.parent / "scores.parquet"
     done = headwise("importance", folder, "--text", text, "-o", out, "--method", method)

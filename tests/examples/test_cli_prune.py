@@ -100,6 +100,7 @@ def test_on_a_text_the_means_stay_and_curves_are_drawn(place: Path) -> None:
     assert own["heads"] == drawn.removable("half-gate", own["allowed"])
 
 
+@pytest.mark.full
 def test_what_is_left_recovers(place: Path) -> None:
     more = ("--text", place / "some.txt", "--recover", 5, "--curve")
     code, out, err = _prune(place, "recovered", *more)
@@ -119,6 +120,7 @@ def test_what_is_left_recovers(place: Path) -> None:
         torch.testing.assert_close(saved(**ids[0]).logits, small(**ids[0]).logits)
 
 
+@pytest.mark.full
 def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None:
     words = [line.split() for line in TEXT.splitlines()]
     rows = [f"{' '.join(one)},{' '.join(two)},{at}" for at, (one, two) in
@@ -144,6 +146,7 @@ def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("format", "heads"), [("stock", (4, 2)), ("padded", (6, 3))])
 def test_plain_transformers_opens_it_when_asked(
     place: Path, format: str, heads: tuple[int, int]

@@ -268,6 +268,7 @@ assert not [name for name in sys.modules if name.startswith("headwise")]
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["Llama", "Qwen2"])
 @torch.no_grad()
 def test_stock_transformers_loads_it_in_a_fresh_process(name: str, tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_padded_is_what_the_class_builds(name: str, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing(WHOLE))
 def test_remote_code_opens_itself(
@@ -126,6 +127,7 @@ def test_remote_code_opens_itself(
     assert type(ours) is type(small)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
 def test_each_is_opened_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama", torch.bfloat16), EVEN)
@@ -138,6 +140,7 @@ def test_each_is_opened_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
     assert next(load(folder).parameters()).dtype == torch.bfloat16
 
 
+@pytest.mark.full
 def test_what_nothing_was_cut_from_is_written_as_it_is(tmp_path: Path) -> None:
     model = zoo.make("Llama")
     folder = save(model, tmp_path / "whole", format="remote-code")
