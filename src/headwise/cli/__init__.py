@@ -25,12 +25,12 @@ from headwise.errors import HeadwiseError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-app.command()(report)
+app.command()(spread(report))
 app.command()(train)
-app.command()(observe)
-app.command()(importance)
-app.command()(prune)
-app.command()(group)
+app.command()(spread(observe))
+app.command()(spread(importance))
+app.command()(spread(prune))
+app.command()(spread(group))
 app.command()(spread(roles))
 app.command()(count)
 

@@ -5,19 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from headwise.cli._options import (
-    Device,
-    Dtype,
-    Force,
-    Json,
-    MaxTexts,
-    MaxTokens,
-    Model,
-    Seed,
-    Shared,
-)
+from headwise.cli._options import Force, Json, Model, Shared, check_there
 from headwise.cli._show import say, say_json
-from headwise.errors import ArgumentError
 
 Number = Annotated[
     int, typer.Option("--kv-heads", min=1, help="How many kv heads each layer shall have.")
@@ -41,18 +30,13 @@ def group(
     text: Text = None,
     force: Force = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    max_texts: MaxTexts = None,
-    max_tokens: MaxTokens = None,
+    *,
+    shared: Shared,
 ) -> None:
     """Let the heads of a model share keys and values, and write what comes of it."""
-    if out.exists() and not force:
-        raise ArgumentError(f"output: {out} is there already. Add --force to overwrite it.")
+    check_there(out, force)
     from headwise.cli import _regroup
 
-    shared = Shared(seed, device, dtype, max_texts, max_tokens)
     told = _regroup.regroup(model, kv_heads, method, text, shared, out, force)
     if as_json:
         say_json(told)

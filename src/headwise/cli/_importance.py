@@ -1,21 +1,12 @@
 """`headwise importance`: how much each head matters, as a table."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from headwise.cli._options import (
-    Device,
-    Dtype,
-    Force,
-    Json,
-    MaxTokens,
-    Model,
-    Seed,
-    Shared,
-    check_output,
-)
+from headwise.cli._options import Force, Json, Model, Shared, check_output
 from headwise.cli._show import note, say_json
 from headwise.errors import ArgumentError
 
@@ -43,6 +34,13 @@ Rounds = Annotated[
 AtMost = Annotated[int, typer.Option(min=1, help="Draw this many of the texts.")]
 
 
+@dataclass(frozen=True)
+class Drawn(Shared):
+    """The shared options, but for how many texts are read: scores take several passes over each."""
+
+    max_texts: AtMost = 64
+
+
 def importance(
     model: Model,
     text: Text = None,
@@ -53,11 +51,8 @@ def importance(
     rounds: Rounds = 1,
     force: Force = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    max_texts: AtMost = 64,
-    max_tokens: MaxTokens = None,
+    *,
+    shared: Drawn,
 ) -> None:
     """Weigh every head of a model: how much worse it would be without.
 
@@ -75,7 +70,6 @@ def importance(
         check_output(out, ".parquet", ".csv", ".json", force=force)
     from headwise.cli import _work
 
-    shared = Shared(seed, device, dtype, max_texts, max_tokens)
     how = {"method": method, "loss": loss, "rounds": rounds}
     scores = _work.score_model(model, given[0], shared, pairs=text is None, out=out, **how)
     note(

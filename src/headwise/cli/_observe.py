@@ -5,17 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import (
-    Device,
-    Dtype,
-    Json,
-    MaxTexts,
-    MaxTokens,
-    Model,
-    Seed,
-    Shared,
-    check_output,
-)
+from headwise.cli._options import Json, Model, Shared, check_output
 from headwise.cli._show import note, say_json
 from headwise.errors import ArgumentError
 
@@ -38,11 +28,8 @@ def observe(
         bool, typer.Option("--per-text", help="Keep the sums of each text, for intervals.")
     ] = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    max_texts: MaxTexts = None,
-    max_tokens: MaxTokens = None,
+    *,
+    shared: Shared,
 ) -> None:
     """Watch every head of a model while it reads, and write a row of statistics for each."""
     if out is None and not as_json:
@@ -54,7 +41,6 @@ def observe(
 
     names = DEFAULT if statistics is None else [one.strip() for one in statistics.split(",")]
     request = Request.of(names, per_text) if statistics or per_text else None
-    shared = Shared(seed, device, dtype, max_texts, max_tokens)
     table = _work.study_model(model, text, shared, request).table
     if out is not None:
         note(f"{len(table.heads)} heads: {table.save(out)}")

@@ -97,7 +97,16 @@ def check_output(path: Path, *endings: str, force: bool = True) -> None:
     """
     if path.suffix not in endings:
         raise ArgumentError(f"output: {path} does not end in {', '.join(endings)}. Rename it.")
-    if path.exists() and not force:
-        raise ArgumentError(f"output: {path} is there already. Add --force to overwrite it.")
+    check_there(path, force)
     with suppress(_EnoughError), write_beside(path):
         raise _EnoughError  # so that the temporary file goes, and what stood there stays
+
+
+def check_there(path: Path, force: bool) -> None:
+    """Refuse to overwrite a file or a folder, unless told to.
+
+    Raises:
+        ArgumentError: it is there and may not be overwritten.
+    """
+    if path.exists() and not force:
+        raise ArgumentError(f"output: {path} is there already. Add --force to overwrite it.")

@@ -5,17 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headwise.cli._options import (
-    Device,
-    Dtype,
-    Force,
-    Json,
-    MaxTexts,
-    MaxTokens,
-    Model,
-    Seed,
-    Shared,
-)
+from headwise.cli._options import Force, Json, Model, Shared, check_there
 from headwise.cli._show import say, say_json
 from headwise.errors import ArgumentError
 
@@ -65,15 +55,11 @@ def prune(
     format: As = "headwise",
     force: Force = False,
     as_json: Json = False,
-    seed: Seed = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    max_texts: MaxTexts = None,
-    max_tokens: MaxTokens = None,
+    *,
+    shared: Shared,
 ) -> None:
     """Cut the least important heads out of a model, and write what is left."""
-    if out.exists() and not force:
-        raise ArgumentError(f"output: {out} is there already. Add --force to overwrite it.")
+    check_there(out, force)
     if text is not None and pairs is not None:
         raise ArgumentError("prune: --text and --pairs. Give one of them.")
     if (curve or recover) and text is None and pairs is None:
@@ -81,7 +67,6 @@ def prune(
         raise ArgumentError(f"prune: {what} without a text. Add --text FILE or --pairs FILE.")
     from headwise.cli import _cut, _work
 
-    shared = Shared(seed, device, dtype, max_texts, max_tokens)
     order = _cut.Order(by, remove, uniform, timed, curve, recover, format)
     told = _cut.cut(model, order, _work.given_in(text, pairs, shared), shared, out, force)
     if as_json:

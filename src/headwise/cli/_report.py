@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Device, Dtype, MaxTexts, MaxTokens, Seed, Shared, check_output
+from headwise.cli._options import Shared, check_output
 from headwise.cli._show import say
 from headwise.errors import ArgumentError
 
@@ -30,17 +30,13 @@ def report(
     roles: Annotated[
         bool, typer.Option(help="Look for what each head of MODEL does, too.", show_default=True)
     ] = True,
-    seed: Seed = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    max_texts: MaxTexts = None,
-    max_tokens: MaxTokens = None,
+    *,
+    shared: Shared,
 ) -> None:
     """Study every head of a model and write a page about it.
 
     Without MODEL, a small model is trained on a generated grammar first: the Mini-GPT.
     """
-    shared = Shared(seed, device, dtype, max_texts, max_tokens)
     _check(model, text, lab_folder, shared)
     if model is None and not roles:
         raise ArgumentError(
@@ -52,7 +48,7 @@ def report(
     if model is not None and text is not None:
         study = _work.study_model(model, text, shared, roles=roles)
     else:
-        given = {} if seed is None else {"seed": seed}
+        given = {} if shared.seed is None else {"seed": shared.seed}
         study = _work.study_mini_gpt(lab_folder or _LAB, given)
     page = study.report(out)
     for line in study.findings():
