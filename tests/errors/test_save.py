@@ -115,6 +115,7 @@ def test_a_form_that_a_model_does_not_have(
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.full
 def test_a_class_that_nothing_opens_by_its_configuration(tmp_path: Path) -> None:
     config = transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, vocab_size=13)
     small = prune(transformers.GPT2DoubleHeadsModel(config).eval(), {0: [1]})

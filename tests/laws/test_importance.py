@@ -207,6 +207,7 @@ def test_a_gate_is_open_as_often_as_its_chance_says(logit: float) -> None:
     assert (gates == 1).double().mean().item() == pytest.approx(1 - other, abs=0.005)
 
 
+@pytest.mark.full
 def test_learned_gates_keep_the_only_head_that_matters() -> None:
     model, only = zoo.make("Bert"), Head("", 1, 2)
     with torch.no_grad():
@@ -220,6 +221,7 @@ def test_learned_gates_keep_the_only_head_that_matters() -> None:
     assert (scores.method, scores.over, scores.per_text.shape) == ("gates", "seeds", (3, 8))
 
 
+@pytest.mark.full
 def test_what_costs_more_is_closed_more_and_draws_come_again() -> None:
     model, batches = zoo.make("GPT2"), _batches()
     cheap, dear, again = (

@@ -31,7 +31,7 @@ class Run:
         texts: Its arguments that may be tokens: floats of three axes.
         quiet: Whether it tells of its attention by itself.
         queries: Those of its latest attention call.
-        thread: Where it runs.
+        thread: Where it runs; 0 in compiled code, which cannot ask.
         used: Those among them that a module within it was given first.
     """
 
@@ -40,7 +40,7 @@ class Run:
     quiet: bool
     used: list[Tensor] = field(default_factory=list)
     queries: Tensor | None = None
-    thread: int = field(default_factory=threading.get_ident)
+    thread: int = 0
 
     def reads_another_text(self, T: int, S: int) -> bool | None:
         """Whether the `S` keys of its attention are tokens other than its `T` queries.
@@ -123,20 +123,21 @@ class Running:
     def _enter(
         self, quiet: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._check_thread()
+        thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
+        self._check_thread(thread)
         self._forget(module)
         texts = _texts([*args, *kwargs.values()])
         if self.runs and texts and any(texts[0] is x for x in self.runs[-1].texts):
             self.runs[-1].used.append(texts[0])
-        self.runs.append(Run(module, texts, quiet))
+        self.runs.append(Run(module, texts, quiet, thread=thread))
         self.called.add(id(module))
         self.heard_elsewhere += quiet
 
-    def _check_thread(self) -> None:
+    def _check_thread(self, here: int) -> None:
         """Passes may come from any thread, but one after the other."""
-        if self.runs and self.runs[0].thread != threading.get_ident():
-            alive = {thread.ident for thread in threading.enumerate()}
-            if self.runs[0].thread in alive:
+        there = self.runs[0].thread if self.runs else here
+        if here and there and here != there:
+            if any(one.ident == there for one in threading.enumerate()):
                 raise UnsupportedError(
                     f"observe: {type(self.runs[0].module).__name__} runs in two threads at once. "
                     f"Let one wait for the other, or watch a copy in each (copy.deepcopy)."
