@@ -41,6 +41,7 @@ test-without-native: .venv/dev
 
 # The kernel's laws, with every read and write of memory watched.
 test-sanitized: .venv/dev $(NATIVE)
+	@mkdir -p build
 	@cmake -S . -B build/sanitized -D SANITIZE=ON >build/sanitized.log
 	@cmake --build build/sanitized >>build/sanitized.log
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
