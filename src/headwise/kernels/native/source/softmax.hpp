@@ -14,6 +14,7 @@ struct Softmax {
     const Problem &a;
     const Room &room;
     Floats peak[V], total[V] = {}, moment[V] = {};  // sums of p and of p * ln(p / largest p)
+    Floats total_lost[V] = {}, moment_lost[V] = {};  // what rounding has added to them
     Floats factor[V];                               // for what was summed before this block
     bool moved;                                     // whether that is not 1 everywhere
     Floats unbiased[V];                             // the largest logit without bias
@@ -111,6 +112,8 @@ struct Softmax {
         moved |= any(down < 0);
         moment[v] = factor[v] * (moment[v] + down * total[v]);
         total[v] *= factor[v];
+        total_lost[v] *= factor[v];
+        moment_lost[v] *= factor[v];
         distance[v] *= factor[v];
         normed[v] *= factor[v];
         squares[v] *= factor[v] * factor[v];
@@ -138,7 +141,8 @@ struct Softmax {
     }
 
     template <bool moments> void exponentials(const Block &k, int v) {
-        // The sums of a block are added up apart, so that many small terms are not lost.
+        // The sums of a block are added up apart, and what adding them rounds is kept (Kahan 1965),
+        // so that many small terms are not lost.
         Floats top = peak[v] < NONE ? Floats{} : peak[v], sum = {}, bent = {};
         float *s = room.s + v * W;
         for (int r = 0; r < k.rows[v]; r++) {
@@ -148,8 +152,14 @@ struct Softmax {
             if (moments) bent += p * x;
             store(s + r * ROWS, p);
         }
-        total[v] += sum;
-        if (moments) moment[v] += bent;
+        add_exactly(total[v], total_lost[v], sum);
+        if (moments) add_exactly(moment[v], moment_lost[v], bent);
+    }
+
+    static void add_exactly(Floats &sum, Floats &lost, Floats more) {
+        Floats due = more - lost, next = sum + due;
+        lost = (next - sum) - due;
+        sum = next;
     }
 
     void measure_distance(const Block &k, int v) {
