@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 import headwise as hw
 from command import headwise
+from folders import write_llama
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "you", "he", "work", "works", "they")
 TEXT = "I work you work he works\nyou work they work he works\nthey work he works I work\n"
@@ -22,17 +20,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a text."""
     place = tmp_path_factory.mktemp("group")
     (place / "some.txt").write_text(TEXT, "utf-8")
-    words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, "<pad>"))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
-    tokenizer.save_pretrained(place / "model")
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, intermediate_size=16, max_position_embeddings=40,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(3)
-    transformers.LlamaForCausalLM(config).save_pretrained(place / "model")
+    write_llama(
+        place / "model", WORDS, hidden_size=24, num_attention_heads=4, num_key_value_heads=4
+    )
     return place
 
 

@@ -8,14 +8,12 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 import headwise as hw
 from command import headwise
+from folders import write_llama
 
-WORDS = ["<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they"]
+WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
 
 
@@ -24,17 +22,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, a text, and the scores of its heads."""
     place = tmp_path_factory.mktemp("prune")
     (place / "some.txt").write_text(TEXT, "utf-8")
-    words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, "<pad>"))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>")
-    tokenizer.save_pretrained(place / "model")
-    config = transformers.LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=12, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=3, intermediate_size=16, max_position_embeddings=40,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    torch.manual_seed(3)
-    transformers.LlamaForCausalLM(config).save_pretrained(place / "model")
+    write_llama(
+        place / "model", WORDS, hidden_size=12, num_attention_heads=6, num_key_value_heads=3
+    )
     arguments = ("importance", place / "model", "--text", place / "some.txt")
     assert headwise(*arguments, "-o", place / "scores.parquet").code == 0
     return place
