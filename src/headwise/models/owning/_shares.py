@@ -97,17 +97,13 @@ def attached_parts(
 
 
 class _Attached(TorchFunctionMode):
-    """Keeps what is told of a call in the graph: listeners detach it and take a part of it."""
+    """Keeps what is told of a call in the graph: listeners detach it."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        listening = not torch.is_grad_enabled()
-        if listening and func is Tensor.detach:
+        if func is Tensor.detach and not torch.is_grad_enabled():
             return args[0]
-        if listening and func is Tensor.__getitem__:
-            with torch.enable_grad():
-                return args[0][args[1]]
         return func(*args, **(kwargs or {}))
 
 
