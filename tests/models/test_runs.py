@@ -98,6 +98,27 @@ def test_a_part_of_the_model_may_run_by_itself() -> None:
     assert watch.table().per_text("lse").count[:, 0].tolist() == [3, 3, 3, 3]
 
 
+class Past(nn.Module):
+    """Calls what it holds past its hooks."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        return self.inner.forward(*args, **kwargs)
+
+
+def test_a_module_that_is_called_past_its_hooks_is_one_layer() -> None:
+    model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7]])
+    model.model.layers[0].self_attn = Past(model.model.layers[0].self_attn)
+    with torch.no_grad(), observe(model, exact=False) as watch:
+        for _ in range(3):
+            model(ids)
+    assert [str(head) for head in watch.table().heads[::4]] == ["L0.H0", "L1.H0"]
+    assert (watch.table().count("lse") == 9).all()
+
+
 def test_an_interrupted_pass_leaves_no_layers() -> None:
     model, ids = zoo.make("GPT2"), torch.tensor([[5, 9, 7]])
 

@@ -125,7 +125,7 @@ class Running:
     ) -> None:
         thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
         self._check_thread(thread)
-        self._forget(module)
+        self._leave(module)  # an interruption may have left it open
         texts = _texts([*args, *kwargs.values()])
         if self.runs and texts and any(texts[0] is x for x in self.runs[-1].texts):
             self.runs[-1].used.append(texts[0])
@@ -142,14 +142,10 @@ class Running:
                     f"observe: {type(self.runs[0].module).__name__} runs in two threads at once. "
                     f"Let one wait for the other, or watch a copy in each (copy.deepcopy)."
                 )
-            self.runs.clear()  # an interrupted thread left them
-            self.heard_elsewhere = 0
+            self._leave(self.runs[0].module)  # an interrupted thread left it open
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        self._forget(module)
-
-    def _forget(self, module: nn.Module) -> None:
-        """End the run of a module, and runs within it: an interruption may have left any open."""
+        """End the run of a module, and what runs within it."""
         while self.run_of(module) is not None:
             left = self.runs.pop()
             self.heard_elsewhere -= left.quiet

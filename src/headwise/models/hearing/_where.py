@@ -93,7 +93,9 @@ class Sites:
         if outermost is not self._pass:
             self._turns, self._pass = {}, outermost
         turns = self._turns.setdefault(id(call.module), [])
-        if run is None or not (turns and turns[-1] is run and _shared(run.queries, call.q)):
+        # A module whose `forward` was called past its hooks has no run: it has one turn.
+        known = bool(turns) and turns[-1] is run
+        if not known or (run is not None and not _shared(run.queries, call.q)):
             turns.append(run)
         if run is not None:
             run.queries = call.q  # held, so that no other queries come to lie in its memory
