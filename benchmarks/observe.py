@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from _telling import Row, aloud, insert, machine, peak_of, rows_of, tables
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor, nn
 
+from headwise._native import library
 from headwise.kernels import RowRequest, make_rule, row_statistics
 from headwise.watch import observe
 
@@ -73,12 +74,17 @@ def kernel(how: argparse.Namespace) -> Iterator[Row]:
             works: dict[str, Work] = {
                 "torch": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
             }
-            for name, request in requests.items():
-                works[name] = partial(row_statistics, q, k, v, rule, request)
+            for backend, (name, request) in product(_backends(), requests.items()):
+                described = partial(row_statistics, q, k, v, rule, request, backend=backend)
+                works[f"{backend}, {name}"] = described
             times = interleaved(works, rounds_for(works, how.seconds), how.clock)
             what = f"{B} x {T}, {'causal' if causal else 'full'}"
             case = {"table": "Kernel, 12 heads of 64", "texts": what}
             yield from rows_of(case, times, "torch")
+
+
+def _backends() -> tuple[str, ...]:
+    return ("rows", "native") if library() else ("rows",)
 
 
 def models(how: argparse.Namespace) -> Iterator[Row]:
