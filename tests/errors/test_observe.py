@@ -1,5 +1,6 @@
 """What cannot be watched is refused by name, and nothing stays on the model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,6 +36,19 @@ def test_a_block_that_never_ran_the_model_is_refused() -> None:
         pass
     with pytest.raises(UnsupportedError, match="in 0 forward passes"):
         watch.table()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's kernel
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap], ids=["grad", "vmap"])
+def test_transforms_are_refused(transform: Callable[..., Any]) -> None:
+    layer = MultiHeadAttention(4, 2)
+    before = modules_of(layer)
+    with (
+        pytest.raises(UnsupportedError, match=r"inside a transform of torch\.func"),
+        observe(layer),
+    ):
+        transform(lambda x: layer(x.view(1, -1, 4)).sum())(torch.randn(2, 1, 3, 4)[0])
+    assert modules_of(layer) == before
 
 
 def test_a_layer_that_does_not_exist_is_refused() -> None:

@@ -53,6 +53,7 @@ class Hearing:
         site = self.found.of(call, self.running)
         if self._layers is not None and site.layer not in self._layers:
             return
+        _check_numbers(call)
         # What listens for attention need not listen to what is computed about it.
         with torch._C.DisableTorchFunction():
             self._take_in(site, call)
@@ -77,6 +78,7 @@ class Hearing:
             return None
         if self._layers is not None and site.layer not in self._layers:
             return None
+        _check_numbers(call)
         site = self.found.of(call, self.running)
         with torch._C.DisableTorchFunction():
             heard = self._heard(site, call)
@@ -143,6 +145,16 @@ class Hearing:
         given = None if run is None or not run.texts else run.texts[0].shape[1]
         # More keys than queries are those of a cache, unless the module was given them all.
         return T > S or (T < S and given == S)
+
+
+def _check_numbers(call: Call) -> None:
+    """Refuse what a transform computes: it has no numbers to be told from, only a way to them."""
+    # There is no public way to ask.
+    if torch._C._functorch.is_functorch_wrapped_tensor(call.q):
+        raise UnsupportedError(
+            "observe: the model runs inside a transform of torch.func (grad, vmap, jvp). "
+            "Watch a call outside of it; per-text statistics come from Request(per_text=True)."
+        )
 
 
 def _compare(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, places: Places) -> None:
