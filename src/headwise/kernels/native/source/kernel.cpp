@@ -36,6 +36,7 @@ struct Memory {
 
 template <int N> void attend(const Strip &q) {
     const Problem &a = q.a;
+    q.turn_queries();
     Softmax softmax(q);
     bool fresh = true;
     for (int64_t from = q.start; from < q.stop; from += KEYS) {
@@ -62,6 +63,7 @@ template <int N> void receive(const Strip &q, int64_t from, float *received) {
     const Problem &a = q.a;
     Block k = q.block(from, from + KEYS);
     if (k.empty) return;
+    q.turn_queries();
     received += k.start - from;
     q.logits<N>(k);
     q.add_bias(k);
@@ -79,6 +81,11 @@ template <int N> void receive(const Strip &q, int64_t from, float *received) {
             received[r] += sum(seen ? exponential(s - peak) * weight : Floats{});
         }
     }
+}
+
+// The queries of one head from `first` on: as many as there are lanes.
+Strip strip_at(const Problem &a, const Room &room, int64_t head, int64_t first) {
+    return Strip(a, room, head / a.H, head % a.H, first, std::min<int64_t>(ROWS, a.T - first));
 }
 
 template <class Work> int64_t in_parallel(const Problem &a, int64_t tasks, Work work) {
@@ -119,7 +126,7 @@ int64_t headwise_forward(const Problem *problem) {
     return in_parallel(a, a.B * a.H * strips, [&](int64_t task, const Room &room) {
         // Under a causal mask the last strips have the most to do: they come first.
         int64_t head = task / strips, strip = strips - 1 - task % strips;
-        Strip q(a, room, head / a.H, head % a.H, strip * ROWS);
+        Strip q = strip_at(a, room, head, strip * ROWS);
         if (q.vectors == 3) attend<3>(q);
         else if (q.vectors == 2) attend<2>(q);
         else attend<1>(q);
@@ -134,7 +141,7 @@ int64_t headwise_received(const Problem *problem) {
         float *received = a.received + head * a.S + from;
         std::fill_n(received, std::min<int64_t>(KEYS, a.S - from), 0.0f);
         for (int64_t first = 0; first < a.T; first += ROWS) {
-            Strip q(a, room, head / a.H, head % a.H, first);
+            Strip q = strip_at(a, room, head, first);
             if (q.vectors == 3) receive<3>(q, from, received);
             else if (q.vectors == 2) receive<2>(q, from, received);
             else receive<1>(q, from, received);

@@ -29,7 +29,7 @@ struct Softmax {
         std::fill_n(room.common, a.C, 0.0f);
         for (int i = 0; i < q.vectors * W; i++) {
             bool real = i < q.n;
-            int64_t row = q.b * a.T + q.first + i;
+            int64_t row = q.b * a.T + q.query(i);
             for (int64_t c = 0; c < a.N; c++)
                 room.key_at[c * ROWS + i] = real ? a.keys[row * a.N + c] : -1;
             if (a.query_at) query_at[i / W][i % W] = real ? a.query_at[row] : 0;
@@ -62,10 +62,8 @@ struct Softmax {
             else exponentials<false>(k, v);
             if (a.participation)
                 each(k, v, [&](Floats p, int) { squares[v] += p * p; });
-            if (a.key_norms) {
-                const float *norm = a.key_norms + (q.b * a.H + q.h) * a.S + k.start;
-                each(k, v, [&](Floats p, int r) { normed[v] += p * norm[r]; });
-            }
+            if (a.key_norms)
+                each(k, v, [&](Floats p, int r) { normed[v] += p * norms(v, k.start + r); });
             if (a.distance) measure_distance(k, v);
         }
         if (a.C) add_classes(k);
@@ -91,6 +89,16 @@ struct Softmax {
     };
 
     static Ints visible(Floats s) { return ~(s <= NONE); }
+
+    float norm(int lane, int64_t key) const {
+        return a.key_norms[(q.b * a.H + q.head[lane]) * a.S + key];
+    }
+    Floats norms(int v, int64_t key) const {
+        if (q.one_head) return all(norm(0, key));
+        Floats found = {};
+        for (int i = 0; i < W && v * W + i < q.n; i++) found[i] = norm(v * W + i, key);
+        return found;
+    }
 
     template <class Take> void each(const Block &k, int v, Take f) const {
         const float *s = room.s + v * W;
@@ -227,12 +235,11 @@ struct Softmax {
     }
 
     void add_classes(const Block &k) const {
-        const float *norm = a.key_norms ? a.key_norms + (q.b * a.H + q.h) * a.S + k.start : nullptr;
         each_member(k, [&](int r, int v, int64_t c, float share) {
             for (; v < q.vectors; v++) {
                 Floats p = load(room.s + r * ROWS + v * W) * share;
                 add_to(of_class(MASS, c, v), p);
-                if (norm) add_to(of_class(SHARE, c, v), p * norm[r]);
+                if (a.key_norms) add_to(of_class(SHARE, c, v), p * norms(v, k.start + r));
             }
         });
     }
@@ -241,7 +248,8 @@ struct Softmax {
         End end = {peak[v], total[v], moment[v], total[v], {}, {}};
         end.none = peak[v] < NONE;
         if (a.sinks) {
-            Floats sink = all(a.sinks[q.h]), real = peak[v];
+            Floats sink = {}, real = peak[v];
+            for (int i = 0; i < W && v * W + i < q.n; i++) sink[i] = a.sinks[q.head[v * W + i]];
             end.peak = larger(sink, real);
             Floats down = real - end.peak, less = exponential(down);
             end.moment = less * (end.moment + down * end.kept);
@@ -299,9 +307,9 @@ struct Softmax {
                 if (a.key_seen) a.key_seen[to] = seen[i] != 0;
                 if (a.key_top) a.key_top[to] = same[i] ? 1.0f / ties[v][i] : 0;
                 if (!a.key_share) continue;
-                const float *norms = a.key_norms + (q.b * a.H + q.h) * a.S;
-                float norm = seen[i] ? norms[room.key_at[c * ROWS + v * W + i]] : 0;
-                a.key_share[to] = p[i] * norm / normed[v][i];
+                int lane = v * W + i;
+                float size = seen[i] ? norm(lane, room.key_at[c * ROWS + lane]) : 0;
+                a.key_share[to] = p[i] * size / normed[v][i];
             }
         }
     }

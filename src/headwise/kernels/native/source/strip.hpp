@@ -1,4 +1,4 @@
-// Some queries of one head against a block of keys: their logits, and what is hidden from them.
+// Some queries against a block of keys: their logits, and what is hidden from them.
 #pragma once
 #include <algorithm>
 
@@ -26,25 +26,35 @@ struct Block {
     bool empty;  // everything is
 };
 
+// Rows that are computed together, one in each lane: queries of one head, or, where each head has
+// a few only, all queries of some heads.
 struct Strip {
     const Problem &a;
     const Room &room;
-    int64_t b, h, first;  // text, head, first query
+    int64_t b, h, first;  // text, head and query of the first row; the others come after it
     int n, vectors;
-    int64_t at;           // where the first query stands among the keys
+    bool one_head;
+    int64_t low, at;      // the first query of any head, and where it stands among the keys
     int64_t start, stop;  // outside of these keys nothing is seen
+    int32_t head[ROWS], offset[ROWS];  // the head of a lane; its query, counted from `low`
     int32_t document[ROWS];
     int32_t low_document, high_document;
 
-    Strip(const Problem &a, const Room &room, int64_t b, int64_t h, int64_t first)
-        : a(a), room(room), b(b), h(h), first(first), n(std::min<int64_t>(ROWS, a.T - first)),
-          vectors((n + W - 1) / W), at(first + a.S - a.T) {
-        pack(queries(), a.q_step[2], n, a.D, vectors, room.q);
+    Strip(const Problem &a, const Room &room, int64_t b, int64_t h, int64_t first, int n)
+        : a(a), room(room), b(b), h(h), first(first), n(n), vectors((n + W - 1) / W),
+          one_head(first + n <= a.T), low(one_head ? first : 0), at(low + a.S - a.T) {
+        for (int i = 0; i < ROWS; i++) {
+            head[i] = one_head ? h : h + (first + i) / a.T;
+            offset[i] = one_head ? i : (first + i) % a.T;
+        }
         start = std::max<int64_t>(a.key_range ? a.key_range[2 * b] : 0, at - a.left);
-        stop = std::min(a.key_range ? a.key_range[2 * b + 1] : a.S, at + n + a.right);
+        stop = std::min(a.key_range ? a.key_range[2 * b + 1] : a.S,
+                        at + (one_head ? n : a.T) + a.right);
         start = std::max<int64_t>(start, 0);
         if (a.documents) read_documents();
     }
+
+    void turn_queries() const { pack(queries(), a.q_step[2], n, a.D, vectors, room.q); }
 
     const float *queries() const {
         return a.q + b * a.q_step[0] + h * a.q_step[1] + first * a.q_step[2];
@@ -55,8 +65,11 @@ struct Strip {
     const float *values(int64_t from) const {
         return a.v + b * a.v_step[0] + h / (a.H / a.Hkv) * a.v_step[1] + from * a.v_step[2];
     }
-    const uint8_t *mask() const {
-        return a.mask + b * a.mask_step[0] + h * a.mask_step[1] + first * a.mask_step[2];
+    int64_t query(int lane) const { return low + offset[lane]; }
+    // Where the mask or bias of a lane begins.
+    template <class Number>
+    const Number *of_lane(int i, const Number *whole, const int64_t *step) const {
+        return whole + b * step[0] + head[i] * step[1] + query(i) * step[2];
     }
     // The row of a query in arrays of [B,H,T].
     int64_t row(int lane) const { return (b * a.H + h) * a.T + first + lane; }
@@ -67,7 +80,7 @@ struct Strip {
         Block k = {from, int(std::max<int64_t>(0, std::min(to, stop) - from)), {}, false, false};
         k.empty = k.n == 0;
         for (int v = 0; v < vectors; v++) {
-            int64_t own = at + v * W, last = own + W - 1;
+            int64_t own = lowest(v), last = highest(v);
             k.rows[v] = std::clamp<int64_t>(last + a.right + 1 - from, 0, k.n);
             k.edge |= own + a.right + 1 - from < k.rows[v] || last - a.left > from;
         }
@@ -79,6 +92,10 @@ struct Strip {
     // The logits of a block, without bias; HIDDEN where they may not be seen.
     template <int N> void logits(const Block &k) const {
         products<N>(k, std::make_integer_sequence<int, N>{});
+        cap_and_hide(k);
+    }
+
+    void cap_and_hide(const Block &k) const {
         if (a.softcap) cap(k);
         if (!k.edge) return;
         hide_by_window(k);
@@ -100,6 +117,10 @@ struct Strip {
     }
 
   private:
+    // Where the first and the last query of a vector stand among the keys.
+    int64_t lowest(int v) const { return one_head ? at + v * W : at; }
+    int64_t highest(int v) const { return one_head ? at + v * W + W - 1 : at + a.T - 1; }
+
     template <int N, int... F>
     void products(const Block &k, std::integer_sequence<int, F...>) const {
         auto stretch = [&]<int skip>() {
@@ -118,25 +139,25 @@ struct Strip {
 
     void hide_by_window(const Block &k) const {
         for (int v = 0; v < vectors; v++) {
-            // Lane i stands at own + i and sees from own + i - left to own + i + right.
-            int64_t own = at + v * W;
-            int after = std::clamp<int64_t>(own + a.right + 1 - k.start, 0, k.rows[v]);
-            int before = std::clamp<int64_t>(own + W - 1 - a.left - k.start, 0, k.rows[v]);
+            // Lane i stands at p = at + offset[i] and sees from p - left to p + right.
+            Ints own = load(offset + v * W);
+            int after = std::clamp<int64_t>(lowest(v) + a.right + 1 - k.start, 0, k.rows[v]);
+            int before = std::clamp<int64_t>(highest(v) - a.left - k.start, 0, k.rows[v]);
             change(v, after, k.rows[v], [&](Floats s, int r) {
-                return lanes() < int32_t(k.start + r - a.right - own) ? all(HIDDEN) : s;
+                return own < int32_t(k.start + r - a.right - at) ? all(HIDDEN) : s;
             });
             change(v, 0, before, [&](Floats s, int r) {
-                int64_t last = std::max<int64_t>(k.start + r + a.left - own, -1);
-                return lanes() > int32_t(last) ? all(HIDDEN) : s;
+                int64_t last = std::max<int64_t>(k.start + r + a.left - at, -1);
+                return own > int32_t(last) ? all(HIDDEN) : s;
             });
         }
     }
 
     void read_documents() {
         const int32_t *ids = a.documents + b * a.S + at;
-        for (int i = 0; i < ROWS; i++) document[i] = ids[std::min(i, n - 1)];
-        low_document = *std::min_element(ids, ids + n);
-        high_document = *std::max_element(ids, ids + n);
+        for (int i = 0; i < ROWS; i++) document[i] = ids[offset[std::min(i, n - 1)]];
+        low_document = *std::min_element(document, document + n);
+        high_document = *std::max_element(document, document + n);
     }
 
     void look_at_documents(Block &k) const {
@@ -158,7 +179,7 @@ struct Strip {
     void look_at_mask(Block &k) const {
         uint8_t each = 1, some = 0;
         for (int i = 0; i < n; i++) {
-            const uint8_t *row = mask() + i * a.mask_step[2] + k.start;
+            const uint8_t *row = of_lane(i, a.mask, a.mask_step) + k.start;
             for (int j = 0; j < k.n; j++) {
                 each &= row[j];
                 some |= row[j];
@@ -174,7 +195,7 @@ struct Strip {
                 int some = std::min(4, k.rows[v] - r);
                 int32_t four[W] = {};
                 for (int i = 0; i < W && v * W + i < n; i++) {
-                    const uint8_t *row = mask() + (v * W + i) * a.mask_step[2] + k.start + r;
+                    const uint8_t *row = of_lane(v * W + i, a.mask, a.mask_step) + k.start + r;
                     if (some == 4) memcpy(&four[i], row, 4);
                     else memcpy(&four[i], row, some);
                 }
@@ -187,14 +208,13 @@ struct Strip {
     }
 
     void add_given(const Block &k) const {
-        const float *bias = a.bias + b * a.bias_step[0] + h * a.bias_step[1];
         for (int v = 0; v < vectors; v++) {
             for (int r = 0; r < k.rows[v]; r += W) {
                 Floats tile[W];
-                for (int i = 0; i < W; i++) {
-                    const float *row = bias + (first + v * W + i) * a.bias_step[2] + k.start + r;
-                    tile[i] = v * W + i < n ? load_some(row, k.n - r) : Floats{};
-                }
+                for (int i = 0; i < W; i++)
+                    tile[i] = v * W + i < n ? load_some(of_lane(v * W + i, a.bias, a.bias_step) +
+                                                            k.start + r, k.n - r)
+                                            : Floats{};
                 transpose(tile);
                 change(v, r, std::min(r + W, k.rows[v]),
                        [&](Floats s, int at) { return s + tile[at - r]; });
@@ -203,11 +223,17 @@ struct Strip {
     }
 
     void add_by_distance(const Block &k) const {
-        const float *table = a.by_distance + b * a.by_distance_step[0] + h * a.by_distance_step[1];
+        const float *table = a.by_distance + b * a.by_distance_step[0] + a.S - 1 + low - k.start;
         for (int v = 0; v < vectors; v++) {
-            const float *own = table + a.S - 1 + first + v * W - k.start;
-            change(v, 0, k.rows[v],
-                   [&](Floats s, int r) { return s + load(own - r); });
+            if (one_head) {
+                const float *own = table + h * a.by_distance_step[1] + v * W;
+                change(v, 0, k.rows[v], [&](Floats s, int r) { return s + load(own - r); });
+            } else {
+                for (int i = v * W; i < std::min(n, v * W + W); i++) {
+                    const float *own = table + head[i] * a.by_distance_step[1] + offset[i];
+                    for (int r = 0; r < k.rows[v]; r++) room.s[r * ROWS + i] += own[-r];
+                }
+            }
         }
     }
 };
