@@ -77,6 +77,7 @@ def kernel(how: argparse.Namespace) -> Iterator[Row]:
             for backend, (name, request) in product(_backends(), requests.items()):
                 described = partial(row_statistics, q, k, v, rule, request, backend=backend)
                 works[f"{backend}, {name}"] = described
+            works["weights written out"] = partial(_attend_written_out, q, k, v, causal)
             times = interleaved(works, rounds_for(works, how.seconds), how.clock)
             what = f"{B} x {T}, {'causal' if causal else 'full'}"
             case = {"table": "Kernel, 12 heads of 64", "texts": what}
@@ -147,6 +148,16 @@ def _model(kind: str, layers: int, width: int, T: int, written: bool = False) ->
     config.use_cache = False
     config._attn_implementation = "eager" if written else "sdpa"
     return make(config).eval()
+
+
+def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, ...]:
+    """Heads and the default statistics by the textbook: three arrays of queries x keys."""
+    logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if causal:
+        logits += torch.full(logits.shape[-2:], -torch.inf).triu(1)
+    weights = logits.softmax(-1)
+    entropy = torch.special.entr(weights).sum(-1)
+    return weights @ v, logits.logsumexp(-1), logits.amax(-1), entropy
 
 
 def _written_out(model: nn.Module, batch: Tensor) -> list[Mapping[str, Tensor]]:
