@@ -9,7 +9,9 @@ from headwise import masks
 from headwise._native import library
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
-from headwise.kernels.native._check import check_apart, check_tensor
+from headwise.kernels.native._check import Span, check_apart, check_tensor
+from headwise.kernels.native._compute import compute_heads
+from headwise.kernels.native._rule import Words
 
 Q = torch.zeros(1, 2, 5, 4)
 
@@ -71,9 +73,57 @@ def test_an_array_that_is_not_aligned() -> None:
 
 
 def test_memory_that_is_shared() -> None:
-    whole = torch.zeros(10)
+    def spans(**slices: slice) -> list[Span]:
+        whole = torch.zeros(10)
+        made = ((name, whole[part]) for name, part in slices.items())
+        return [check_tensor(name, x, (len(x),), torch.float32) for name, x in made]
+
+    q_in_heads = spans(heads=slice(0, 6), q=slice(5, 10))
     with pytest.raises(ArgumentError, match="heads shares memory with q"):
-        check_apart({"heads": whole[:6]}, {"q": whole[5:]})
-    with pytest.raises(ArgumentError, match="heads shares memory with lse"):
-        check_apart({"heads": whole[:6], "lse": whole[5:]}, {})
-    check_apart({"heads": whole[:5]}, {"q": whole[5:]})
+        check_apart(q_in_heads, {"heads"})
+    heads_in_q = spans(q=slice(0, 9), v=slice(1, 3), heads=slice(8, 10))
+    with pytest.raises(ArgumentError, match="heads shares memory with q"):
+        check_apart(heads_in_q, {"heads"})
+    with pytest.raises(ArgumentError, match="lse shares memory with heads"):
+        check_apart(spans(heads=slice(0, 6), lse=slice(5, 10)), {"heads", "lse"})
+    apart = spans(heads=slice(0, 5), q=slice(5, 10), k=slice(5, 10), v=slice(7, 8))
+    check_apart(apart, {"heads"})
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        ({"left": -1}, ArgumentError, "left=-1"),
+        ({"mask": torch.zeros(1, 1, 5, 5)}, ArgumentError, r"a mask of torch\.float32"),
+        ({"mask": torch.ones(1, 3, 5, 5).bool()}, ShapeError, r"mask has shape \(1, 3, 5, 5\)"),
+        ({"bias": torch.zeros(5, 5)}, ShapeError, r"bias has shape \(5, 5\)"),
+        ({"by_distance": torch.zeros(1, 2, 8)}, ShapeError, r"\(1, 2, 8\) instead of \(1, 2, 9\)"),
+        ({"key_range": torch.zeros(3, 2).long()}, ShapeError, "key_range has shape"),
+        ({"documents": torch.zeros(1, 4).long()}, ShapeError, "documents has shape"),
+        ({"sinks": torch.zeros(3)}, ShapeError, r"sinks has shape \(3,\) instead of \(2,\)"),
+    ],
+)
+def test_words_that_do_not_fit(
+    words: dict[str, Any], error: type[HeadwiseError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        compute_heads(Q, Q, Q, Words(**words))
+
+
+def test_sizes_that_do_not_fit_together() -> None:
+    with pytest.raises(ShapeError, match="3 query heads cannot share 2 key/value heads"):
+        compute_heads(torch.zeros(1, 3, 5, 4), Q, Q, Words())
+    with pytest.raises(ShapeError, match=r"k has shape \(1, 2, 5, 6\) instead of \(1, 2, 5, 4\)"):
+        compute_heads(Q, torch.zeros(1, 2, 5, 6), Q, Words())
+    with pytest.raises(ShapeError, match=r"v has shape \(3, 2, 5, 4\) instead of \(1, 2, 5, 4\)"):
+        compute_heads(Q, Q, torch.zeros(3, 2, 5, 4), Words())
+    with pytest.raises(ShapeError, match="documents of 4 keys for 5 queries"):
+        compute_heads(Q, Q[:, :, :4], Q[:, :, :4], Words(documents=torch.zeros(1, 4).long()))
+
+
+def test_ranges_beyond_the_keys_are_those_of_the_keys() -> None:
+    q = torch.randn(1, 2, 5, 4)
+    plain = compute_heads(q, q, q, Words())
+    wide = compute_heads(q, q, q, Words(key_range=torch.tensor([[-(2**40), 2**40]])))
+    assert torch.equal(wide[0], plain[0])
+    assert not compute_heads(q, q, q, Words(key_range=torch.tensor([[4, 2]])))[0].any()

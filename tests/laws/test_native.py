@@ -18,8 +18,9 @@ from torch import Tensor
 
 from headwise import _native, masks, reference
 from headwise._native import SETS, library, open_library
+from headwise.errors import ArgumentError
 from headwise.kernels import RowRequest, RowStatistics, Rule, attend, make_rule, row_statistics
-from headwise.kernels.native._check import MOST_TOKENS, check_sizes
+from headwise.kernels.native._check import MOST_TOKENS, check_apart, check_sizes, reach
 from headwise.layer import ALiBi
 from headwise.layer._biases import Placed
 from strategies import Problem, problems, seeds
@@ -332,6 +333,15 @@ def test_lengths_that_a_lane_cannot_count_are_refused(T: int) -> None:
     check_sizes({"T": MOST_TOKENS - 6, "S": 6}, {"q": (2, 3, 2**31, 64)})
     with pytest.raises(ValueError, match="too large to be counted"):
         check_sizes({"T": 1, "S": 6}, {"q": (2**20, 2**20, 2**20, 1)})
+
+
+@pytest.mark.parametrize("steps", [2**31 - 1, 2**31, 2**32 + 8])
+def test_arrays_are_measured_in_64_bits(steps: int) -> None:
+    assert reach((3, 2, 5, 4), (steps, 20, 4, 1)) == 2 * steps + 20 + 16 + 3 + 1
+    assert reach((2**31, 0, 5, 4), (steps, 20, 4, 1)) == 0
+    far = [(0, 8 * steps, "k"), (8 * steps - 1, 8 * steps + 3, "heads")]
+    with pytest.raises(ArgumentError, match="heads shares memory with k"):
+        check_apart(far, {"heads"})
 
 
 LOADED = """

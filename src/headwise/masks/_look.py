@@ -18,9 +18,8 @@ def can_look(*tensors: Tensor) -> bool:
         return False
     # There is no public way to ask. A compiler cannot follow this one, and has left above.
     is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return not any(
-        x.device.type != "cpu" or isinstance(x, FakeTensor) or is_wrapped(x) for x in tensors
-    )
+    # Asked at every call: a generator would take as long as the questions.
+    return not [x for x in tensors if not x.is_cpu or isinstance(x, FakeTensor) or is_wrapped(x)]
 
 
 def is_trained(*inputs: Tensor) -> bool:

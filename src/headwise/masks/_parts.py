@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.masks._given import Dense
+from headwise.masks._look import known
 from headwise.masks._mask import Mask, _And
 from headwise.masks._rules import Window, _Documents, _Padding
 from headwise.masks._tile import Tile
@@ -72,4 +73,4 @@ def _nearer(one: Tensor | None, two: Tensor) -> Tensor:
 
 
 def _fits(documents: _Documents, T: int, S: int) -> bool:
-    return documents.ids.shape[-1] == S and T <= S
+    return known(documents.ids.shape[-1] == S) and known(T <= S)

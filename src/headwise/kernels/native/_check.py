@@ -1,6 +1,11 @@
-"""What is checked before a pointer leaves Python. C trusts all of it."""
+"""What is checked before a pointer leaves Python. C trusts all of it.
 
-from collections.abc import Iterable, Mapping
+Everything here is done at every call, and so in as few steps as it can be.
+"""
+
+import math
+from collections.abc import Container, Iterable, Mapping
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -9,6 +14,22 @@ from headwise.errors import ArgumentError, ShapeError
 
 # Positions and counts are 32-bit numbers in a lane, and bytes of an array 64-bit ones.
 MOST_TOKENS, MOST_BYTES = 2**31 - 2**10, 2**62
+
+# Where a tensor begins in memory and one past its last byte, and what it is called.
+Span = tuple[int, int, str]
+
+
+def check_heads(H: int, Hkv: int) -> None:
+    """Refuse heads that cannot share keys and values evenly: the kernel divides one by the other.
+
+    Raises:
+        ShapeError: it is so.
+    """
+    if Hkv < 1 or H % Hkv:
+        raise ShapeError(
+            f"native: {H} query heads cannot share {Hkv} key/value heads evenly. "
+            f"Make H a multiple of Hkv."
+        )
 
 
 def check_sizes(sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -24,26 +45,52 @@ def check_sizes(sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]])
             f"Use backend='rows'."
         )
     for name, shape in shapes.items():
-        size = 8
-        for length in shape:
-            size *= max(1, length)
-        if size > MOST_BYTES:
-            raise ShapeError(
-                f"native: {name} of shape {shape} is too large to be counted in bytes. "
-                f"Use backend='rows'."
-            )
+        check_size(name, shape)
+
+
+def check_size(name: str, shape: tuple[int, ...]) -> None:
+    """Refuse an array whose size is no 64-bit number.
+
+    Raises:
+        ShapeError: it is so.
+    """
+    # Steps over an axis are counted also where another axis is empty.
+    entries = math.prod(shape) or math.prod(length or 1 for length in shape)
+    if 8 * entries > MOST_BYTES:
+        raise ShapeError(
+            f"native: {name} of shape {shape} is too large to be counted in bytes. "
+            f"Use backend='rows'."
+        )
 
 
 def check_tensor(
     name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, steps: int = 0
-) -> None:
+) -> Span:
     """Refuse what is not such an array in memory, dense but for the steps of its first axes.
 
     Raises:
         ArgumentError: the dtype, device, kind, layout or alignment is another.
         ShapeError: the shape is another.
     """
-    if x.dtype != dtype or x.device.type != "cpu":
+    start = check_kind(name, x, dtype)
+    if x.shape != shape:
+        raise ShapeError(f"native: {name} has shape {tuple(x.shape)} instead of {shape}.")
+    if not (x.is_contiguous() or (steps and has_dense_rows(x))):
+        raise ArgumentError(
+            f"native: {name} has steps of {x.stride()}, but its "
+            f"{'last axis is' if steps else 'axes are'} read as dense. "
+            f"Give {name}.contiguous()."
+        )
+    return start, start + reach(shape, x.stride()) * dtype.itemsize, name
+
+
+def check_kind(name: str, x: Tensor, dtype: torch.dtype) -> int:
+    """Refuse what is no array of such numbers in memory; where it begins.
+
+    Raises:
+        ArgumentError: it is so.
+    """
+    if x.dtype != dtype or not x.is_cpu:
         raise ArgumentError(
             f"native: {name} is {x.dtype} on {x.device}. The kernel takes {dtype} on the CPU."
         )
@@ -52,50 +99,53 @@ def check_tensor(
             f"native: {name} is a {type(x).__name__}, whose numbers may not be in memory. "
             f"Give a plain tensor."
         )
-    if tuple(x.shape) != shape:
-        raise ShapeError(f"native: {name} has shape {tuple(x.shape)} instead of {shape}.")
-    dense = x.is_contiguous() if steps == 0 else x.shape[-1] <= 1 or x.stride(-1) == 1
-    if not dense:
+    start = x.data_ptr()
+    if start % dtype.itemsize:
         raise ArgumentError(
-            f"native: {name} has steps of {x.stride()}, but its "
-            f"{'axes are' if steps == 0 else 'last axis is'} read as dense. "
-            f"Give {name}.contiguous()."
-        )
-    if x.data_ptr() % x.itemsize:
-        raise ArgumentError(
-            f"native: {name} begins at byte {x.data_ptr()}, no multiple of {x.itemsize}. "
+            f"native: {name} begins at byte {start}, no multiple of {dtype.itemsize}. "
             f"Give an aligned copy: {name}.clone()."
         )
+    return start
 
 
-def check_apart(outputs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
-    """Refuse an output that shares memory with an input or with another output.
+def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """How many numbers lie from the first of an array to its last."""
+    return 0 if 0 in shape else 1 + sum(map(mul, shape, strides)) - sum(strides)
+
+
+def check_apart(spans: Iterable[Span], written: Container[str]) -> None:
+    """Refuse an array that is written and shares memory with another.
 
     Raises:
         ArgumentError: two of them overlap.
     """
-    written = [(*_span(x), name) for name, x in outputs.items() if x.numel()]
-    read = [(*_span(x), name) for name, x in inputs.items() if x.numel()]
-    for at, (start, stop, name) in enumerate(written):
-        for other_start, other_stop, other in written[at + 1 :] + read:
-            if start < other_stop and other_start < stop:
-                raise ArgumentError(
-                    f"native: {name} shares memory with {other}. Give it memory of its own."
-                )
+    # In the order in which they begin: how far one reaches, and how far one that is written.
+    furthest = furthest_written = (0, 0, "")
+    for span in sorted(spans):
+        start, stop, name = span
+        before = furthest if name in written else furthest_written
+        if start < min(before[1], stop):
+            first, other = (name, before[2]) if name in written else (before[2], name)
+            raise ArgumentError(
+                f"native: {first} shares memory with {other}. Give it memory of its own."
+            )
+        if stop > furthest[1]:
+            furthest = span
+        if stop > furthest_written[1] and name in written:
+            furthest_written = span
 
 
 def is_plain(x: Tensor) -> bool:
     """Whether the numbers of a tensor lie in memory as its strides say."""
-    plain = type(x) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    plain = type(x) is Tensor or type(x) in (torch.nn.Parameter, torch.nn.Buffer)
     return plain and x.layout == torch.strided and not x.is_neg()
+
+
+def has_dense_rows(x: Tensor) -> bool:
+    """Whether the last axis of a tensor is dense."""
+    return x.stride(-1) == 1 or x.shape[-1] <= 1
 
 
 def dense_last(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """The tensors, copied where their last axis is not dense."""
-    return tuple(x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous() for x in tensors)
-
-
-def _span(x: Tensor) -> tuple[int, int]:
-    """The first byte of a tensor and one past its last."""
-    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.itemsize
+    return tuple(x if has_dense_rows(x) else x.contiguous() for x in tensors)

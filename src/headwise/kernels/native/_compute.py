@@ -10,14 +10,14 @@ from torch import Tensor
 from headwise._native import library
 from headwise.kernels._cells import Named
 from headwise.kernels._guard import guard
-from headwise.kernels._rule import Rule
+from headwise.kernels._rule import Rule, check_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels.native._check import is_plain
 from headwise.kernels.native._filling import Filling
-from headwise.kernels.native._rule import cannot_follow, give_rule
-from headwise.masks import Tile, can_look
+from headwise.kernels.native._rule import Words, cannot_follow, follow, words_of
+from headwise.masks import Tile, Window, can_look
 
-_HALVES = (torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NativeStatistics(RowStatistics):
@@ -32,20 +32,22 @@ def cannot(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> str | None:
     """Why the native kernel does not compute this; None: it does. Of numbers nothing is read."""
     if not library():
         return library().why
-    if q.dtype not in (torch.float32, *_HALVES) or not (q.dtype == k.dtype == v.dtype):
+    if q.dtype not in _DTYPES or not (q.dtype == k.dtype == v.dtype):
         return f"it does not compute in {q.dtype}"
     # Looking is allowed where numbers are in memory: not on a GPU, and not while being traced.
-    if not all(is_plain(x) and can_look(x) for x in (q, k, v)):
+    if not can_look(q, k, v) or not (is_plain(q) and is_plain(k) and is_plain(v)):
         return "these are not plain tensors on a CPU"
-    if not all(can_look(x) for x in _corner(rule, q.shape[2], k.shape[2])):
+    if not can_look(*_corner(rule, q.shape[2], k.shape[2])):
         return "a mask, bias or sink is mapped over, or traced"
     return cannot_follow(rule, q.shape[2], k.shape[2])
 
 
 def _corner(rule: Rule, T: int, S: int) -> list[Tensor]:
     """A little of all that a rule is made of, which tells of what kind its tensors are."""
-    tile = Tile(T, S, range(min(1, T)), range(min(1, S)), torch.device("cpu"))
-    parts = rule.visible_in(tile), rule.bias_in(tile), rule.sinks
+    parts = [rule.sinks]
+    if rule.bias is not None or not isinstance(rule.visible, Window | None):
+        tile = Tile(T, S, range(min(1, T)), range(min(1, S)), torch.device("cpu"))
+        parts += rule.visible_in(tile), rule.bias_in(tile)
     return [x for x in parts if x is not None]
 
 
@@ -56,14 +58,26 @@ def attend_native(
     rule: Rule,
 ) -> Named:
     """The `heads` and their `lse`, without gradients. Half precisions are computed in float32."""
+    heads, lse = compute_heads(q, k, v, words_of(rule, q.shape[2], k.shape[2]))
+    return {"heads": heads, "lse": lse}
+
+
+def compute_heads(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    words: Words,
+) -> tuple[Float[Tensor, "B H T Dv"], Float[Tensor, "B H T"]]:
+    """Heads and log-sum-exp of tensors that are in memory."""
     dtype = q.dtype
-    with torch.no_grad():
-        filling = Filling.of(q.float(), k.float(), v.float())
-        give_rule(filling, rule)
-        heads = _ask_heads(filling)
-        lse = filling.ask("lse", q.shape[:3])
-        filling.solve()
-    return {"heads": heads.to(dtype), "lse": lse}
+    if dtype != torch.float32:
+        q, k, v = q.float(), k.float(), v.float()
+    filling = Filling.of(q, k, v)
+    follow(filling, words)
+    heads = _ask_heads(filling)
+    lse = filling.ask("lse", q.shape[:3])
+    filling.solve()
+    return (heads if dtype == torch.float32 else heads.to(dtype)), lse
 
 
 def native_statistics(
@@ -77,6 +91,7 @@ def native_statistics(
 
     Another pass gives what keys receive.
     """
+    check_rule(rule, q)
     q, k, v = q.float(), k.float(), v.float()
     found = _describe(q, k, v if request.heads else v[..., :0], rule, request)
     if found.heads is None or rule.visible is None or found.heads.sum().isfinite():
@@ -89,7 +104,7 @@ def native_statistics(
 
 def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) -> RowStatistics:
     filling = Filling.of(q, k, v)
-    give_rule(filling, rule)
+    follow(filling, words_of(rule, q.shape[2], k.shape[2]))
     found = _ask_rows(filling, rule, request)
     if request.keys is not None:
         found |= _ask_keys(filling, request, request.keys)
@@ -110,9 +125,9 @@ def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) 
 
 def _ask_heads(filling: Filling) -> Float[Tensor, "B H T Dv"]:
     """As torch's kernel leaves them: the heads of a token side by side."""
-    B, H, T, Dv = (filling.sizes[name] for name in ("B", "H", "T", "Dv"))
-    into = torch.empty(B, T, H, Dv).transpose(1, 2)
-    return filling.ask("heads", (B, H, T, Dv), into=into, steps=3)
+    problem = filling.problem
+    B, H, T, Dv = problem.B, problem.H, problem.T, problem.Dv
+    return filling.ask("heads", (B, H, T, Dv), strides=(T * H * Dv, Dv, H * Dv, 1), steps=3)
 
 
 def _ask_rows(filling: Filling, rule: Rule, request: RowRequest) -> Named:

@@ -1,20 +1,57 @@
 """A problem on its way to the kernel: filled in, checked, solved."""
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from headwise._native import Problem, library
-from headwise.kernels.native._check import check_apart, check_sizes, check_tensor, dense_last
+from headwise.errors import ShapeError
+from headwise.kernels.native._check import (
+    Span,
+    check_apart,
+    check_heads,
+    check_kind,
+    check_size,
+    check_sizes,
+    check_tensor,
+    dense_last,
+    reach,
+)
 
 # Pairs of queries and keys up to which a second thread is not worth waking.
 ALONE = 1 << 15
 # What pointers of empty tensors point to.
 _NOWHERE = torch.zeros(64)
+_Steps = tuple[int, ...]
+
+
+class _Layout(NamedTuple):
+    """Sizes and steps that fit together, and how many bytes queries, keys and values span."""
+
+    sizes: dict[str, int]
+    problem: Problem
+    lengths: tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=1024)  # the layers of a model, and its batches, are much alike
+def _layout(
+    q: torch.Size, q_steps: _Steps, k: torch.Size, k_steps: _Steps, v: torch.Size, v_steps: _Steps
+) -> _Layout:
+    (B, H, T, D), (_, Hkv, S, Dv) = q, v
+    sizes = {"B": B, "H": H, "Hkv": Hkv, "T": T, "S": S, "D": D, "Dv": Dv}
+    check_heads(H, Hkv)
+    check_sizes(sizes, {"q": q, "k": k, "v": v})
+    for name, shape, fitting in (("k", k, (B, Hkv, S, D)), ("v", v, (B, Hkv, S, Dv))):
+        if shape != fitting:
+            raise ShapeError(f"native: {name} has shape {tuple(shape)} instead of {fitting}.")
+    problem = Problem(**sizes, q_step=q_steps[:3], k_step=k_steps[:3], v_step=v_steps[:3])
+    told = (("q", q, q_steps), ("k", k, k_steps), ("v", v, v_steps))
+    return _Layout(sizes, problem, tuple((name, 4 * reach(*lies)) for name, *lies in told))
 
 
 @dataclass
@@ -25,6 +62,7 @@ class Filling:
     problem: Problem = field(default_factory=Problem)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -35,15 +73,12 @@ class Filling:
     ) -> "Filling":
         """Queries, keys and values in float32; nothing is asked for yet."""
         q, k, v = dense_last((q, k, v))
-        (B, H, T, D), (_, Hkv, S, Dv) = q.shape, v.shape
-        sizes = {"B": B, "H": H, "Hkv": Hkv, "T": T, "S": S, "D": D, "Dv": Dv}
-        shapes = {"q": (B, H, T, D), "k": (B, Hkv, S, D), "v": (B, Hkv, S, Dv)}
-        check_sizes(sizes, shapes)
-        filling = cls(sizes)
-        for name, size in sizes.items():
-            filling.number(name, size)
-        for (name, shape), x in zip(shapes.items(), (q, k, v), strict=True):
-            filling.give(name, x, shape, steps=3)
+        layout = _layout(q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
+        filling = cls(layout.sizes, Problem.from_buffer_copy(layout.problem))
+        for (name, length), x in zip(layout.lengths, (q, k, v), strict=True):
+            start = check_kind(name, x, torch.float32)
+            filling._point(name, (start, start + length, name), x)
+            filling.inputs[name] = x
         return filling
 
     def number(self, name: str, value: int | float) -> None:
@@ -54,27 +89,31 @@ class Filling:
         self,
         name: str,
         x: Tensor,
-        shape: Sequence[int],
+        shape: tuple[int, ...],
         dtype: torch.dtype = torch.float32,
         steps: int = 0,
     ) -> None:
         """Let the kernel read a tensor, dense but for the steps of its first axes."""
-        self._point(name, x, tuple(shape), dtype, steps)
+        self._point(name, check_tensor(name, x, shape, dtype, steps), x, steps)
         self.inputs[name] = x
 
     def ask(
         self,
         name: str,
-        shape: Sequence[int],
+        shape: tuple[int, ...],
         dtype: torch.dtype = torch.float32,
-        into: Tensor | None = None,
+        strides: tuple[int, ...] = (),
         steps: int = 0,
     ) -> Tensor:
-        """Let the kernel write a tensor: a new one, or one that is given."""
-        shape = tuple(shape)
-        check_sizes(self.sizes, {name: shape})
-        x = torch.empty(shape, dtype=dtype) if into is None else into
-        self._point(name, x, shape, dtype, steps)
+        """Let the kernel write a new tensor: dense, or with its numbers in another order."""
+        check_size(name, shape)
+        q = self.inputs["q"]  # whose device is not that of new tensors, perhaps
+        if strides:
+            x = q.new_empty_strided(shape, strides, dtype=dtype)
+        else:
+            x = q.new_empty(shape, dtype=dtype)
+        start = x.data_ptr()
+        self._point(name, (start, start + x.nbytes, name), x, steps)
         self.outputs[name] = x
         return x
 
@@ -84,16 +123,15 @@ class Filling:
         Raises:
             MemoryError: there is no memory to compute in.
         """
-        check_apart(self.outputs, self.inputs)
-        pairs = self.sizes["B"] * self.sizes["H"] * self.sizes["T"] * self.sizes["S"]
-        self.problem.threads = torch.get_num_threads() if pairs > ALONE else 1
-        if getattr(library().functions, function)(ctypes.byref(self.problem)):
+        check_apart(self.spans, self.outputs)
+        problem = self.problem
+        pairs = problem.B * problem.H * problem.T * problem.S
+        problem.threads = torch.get_num_threads() if pairs > ALONE else 1
+        if getattr(library().functions, function)(ctypes.byref(problem)):
             raise MemoryError(f"native: there is no memory to compute in, for {self.sizes}.")
 
-    def _point(
-        self, name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, steps: int
-    ) -> None:
-        check_tensor(name, x, shape, dtype, steps)
-        setattr(self.problem, name, x.data_ptr() if x.numel() else _NOWHERE.data_ptr())
-        if steps and x.numel():
+    def _point(self, name: str, span: Span, x: Tensor, steps: int = 0) -> None:
+        self.spans.append(span)
+        setattr(self.problem, name, span[0] or _NOWHERE.data_ptr())
+        if steps:
             getattr(self.problem, f"{name}_step")[:] = x.stride()[:steps]
