@@ -14,7 +14,7 @@ from headwise.kernels._rule import Rule, check_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels.native._check import is_plain
 from headwise.kernels.native._filling import Filling
-from headwise.kernels.native._rule import Words, cannot_follow, follow, words_of
+from headwise.kernels.native._rule import Words, cannot_follow, follow, give_rule, words_of
 from headwise.masks import Tile, Window, can_look
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -104,7 +104,7 @@ def native_statistics(
 
 def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) -> RowStatistics:
     filling = Filling.of(q, k, v)
-    follow(filling, words_of(rule, q.shape[2], k.shape[2]))
+    give_rule(filling, rule)
     found = _ask_rows(filling, rule, request)
     if request.keys is not None:
         found |= _ask_keys(filling, request, request.keys)

@@ -102,6 +102,11 @@ def _table(bias: Bias, T: int, S: int) -> Float[Tensor, "#B #H n"]:
     return line[:, :, 0].flip(-1)
 
 
+def give_rule(filling: Filling, rule: Rule) -> None:
+    """Fill in everything about a problem but its queries, keys and values."""
+    follow(filling, words_of(rule, filling.sizes["T"], filling.sizes["S"]))
+
+
 def follow(filling: Filling, words: Words) -> None:
     """Fill in everything about a problem but its queries, keys and values.
 
