@@ -3,7 +3,7 @@
 import argparse
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,19 @@ def _markdown(frame: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
-def insert(text: str, page: str) -> None:
-    """Put what was measured between the two marks of a page."""
-    before, rest = Path(page).read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    Path(page).write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A table of Markdown, its first columns to the left."""
+    marks = [":--" if at < left else "--:" for at in range(len(titles))]
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
+
+
+def insert(text: str, page: str | Path, part: str = "") -> None:
+    """Put what was measured between the two marks of a page, or of a part of it."""
+    begin = f"<!-- measured: {part} -->" if part else BEGIN
+    before, rest = Path(page).read_text("utf-8").split(begin)
+    _, after = rest.split(END, 1)
+    Path(page).write_text(f"{before}{begin}\n\n{text}\n\n{END}{after}", "utf-8")
 
 
 def machine(how: argparse.Namespace) -> str:

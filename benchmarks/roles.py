@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from _telling import insert
+from _telling import insert, table
 
 import headwise as hw
 from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
@@ -250,13 +250,6 @@ def groups(roles: hw.Roles) -> list[str]:
         f"{group.alone:+.2f} in sum"
         for group in roles.effects.groups
     ]
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
-    """A table of Markdown, its first columns to the left."""
-    marks = [":--" if at < left else "--:" for at in range(len(titles))]
-    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,11 +22,23 @@ class Elbow:
         low: The lower end of the interval of that number, texts drawn with replacement: so many
             may go by 97.5 % of the draws. NaN for a single text.
         high: Its upper end.
+        last: The last point looked at. What reaches it is so many heads or more.
     """
 
     heads: int
     low: float
     high: float
+    last: int
+
+    def __str__(self) -> str:
+        """Such as `12 (11 to 13)`."""
+        if np.isnan(self.low):
+            return self._told(float(self.heads))
+        ends = dict.fromkeys([self._told(self.low), self._told(self.high)])
+        return f"{self._told(float(self.heads))} ({' to '.join(ends)})"
+
+    def _told(self, heads: float) -> str:
+        return f"≥ {heads:g}" if heads >= self.last else f"{heads:g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +128,12 @@ class Curves:
             ArgumentError: there is no such order, or `allowed` is not above 0.
         """
         heads = self.removable(order, allowed)
-        lost = self._lost(order, allowed)
+        lost, last = self._lost(order, allowed), int(self.removed[-1])
         if lost.shape[-1] == 1:
-            return Elbow(heads, np.nan, np.nan)
+            return Elbow(heads, np.nan, np.nan, last)
         drawn = [self._reached(bootstrap_means(one.T), allowed) for one in lost]
         low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
-        return Elbow(heads, float(low), float(high))
+        return Elbow(heads, float(low), float(high), last)
 
     def frame(self, allowed: float | None = None) -> pd.DataFrame:
         """A row per order and point: the mean loss, its interval, the 95th percentile of texts.

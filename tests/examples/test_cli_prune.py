@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -98,7 +99,9 @@ def test_what_is_left_recovers(place: Path) -> None:
     curves = pd.read_csv(place / "recovered" / "curves.csv")
     assert set(curves["order"]) == {"half-gate", "half-gate, recovered", "random"}
     for order in ("half-gate", "half-gate, recovered", "random"):
-        assert re.search(rf"{order}: \d+ heads go \(\d+ to \d+ in 95 % of draws", out)
+        assert re.search(
+            rf"^{order}: (≥ )?\d+ \(.*\d\) heads go before \S+ more is lost$", out, re.M
+        )
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
     lines = TEXT.splitlines()
     ids = [{"input_ids": torch.tensor([tokenizer(line)["input_ids"]])} for line in lines]
@@ -158,6 +161,10 @@ def test_plain_transformers_opens_it_when_asked(
         (("--force", "--recover", 3), "--recover without a text"),
         (("--force", "--text", "a", "--pairs", "b"), "--text and --pairs"),
         (("--force", "--text", "one.txt", "--curve"), "--curve with 1 texts or pairs"),
+        (
+            ("--force", "--text", "one.txt", "--beside", "two.parquet"),
+            "two.parquet without --curve",
+        ),
         (("--force", "--format", "stock"), "choose the format 'padded'"),
         (("--force", "--remove", 0.99), "would empty a layer"),
         (("--force", "--by", "none.csv"), r"none.csv does not exist"),
@@ -175,6 +182,33 @@ def test_what_is_refused_leaves_what_was_there(
     assert (code, out) == (2, "")
     assert told in err
     assert (place / "taken" / "mine").read_text() == "mine"
+
+
+def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
+    model = hw.load(place / "model")
+    lines, tokenizer = TEXT.splitlines(), hw.load_tokenizer(place / "model")
+    scores = hw.importance(model, lines, "gradient", tokenizer=tokenizer, rounds=3)
+    scores.save(place / "gradient.parquet")
+    curve = ("--text", place / "some.txt", "--curve", "--beside")
+    code, out, err = _prune(place, "beside", *curve, place / "gradient.parquet")
+    assert code == 0, err
+    told = re.findall(r"^(.+): (?:≥ )?\d+ \(.*\d\) heads go before \S+ more is lost$", out, re.M)
+    assert told == ["half-gate", "gradient, 3 rounds", "random"]
+    drawn = hw.prune_curves(
+        model, lines[1::2], {"one": [scores.order()]}, reference=lines[::2],
+        loss="lm", tokenizer=tokenizer,
+    )  # fmt: skip
+    curves = pd.read_csv(place / "beside" / "curves.csv").set_index("order")
+    assert curves.loc["gradient, 3 rounds", "loss"].tolist() == pytest.approx(drawn.mean("one")[0])
+    # Two of the same method, and one of another model.
+    code, _, err = _prune(place, "none", *curve, place / "scores.parquet")
+    assert code == 2
+    assert "two orders by half-gate" in err
+    replace(scores, model="0123").save(place / "foreign.parquet")
+    code, _, err = _prune(place, "none", *curve, place / "foreign.parquet")
+    assert code == 2
+    assert "--beside has scores of the model 0123" in err
+    assert not (place / "none").exists()
 
 
 def test_scores_of_another_model_are_refused(place: Path) -> None:

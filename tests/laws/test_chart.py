@@ -41,7 +41,7 @@ def test_higher_is_worse_and_further_right_is_fewer_heads() -> None:
     values = np.array([[[0.0], [0.5], [1.0]]])
     picture = draw_curves(Curves(np.array([0, 1, 2]), 4, {"one": values}, "lm"))
     assert '<path d="M64.0 372.0 L292.0 198.0 L520.0 24.0"' in picture
-    assert ">loss: lm</text>" in picture
+    assert ">mean loss: lm, nats per token</text>" in picture
     assert ">heads removed, of 4</text>" in picture
 
 
@@ -69,18 +69,58 @@ def test_nothing_lost_is_a_flat_line() -> None:
     assert "M64.0 372.0 L520.0 372.0" in draw_curves(zeros)
 
 
-def test_the_elbow_is_a_dot_on_its_curve_with_its_interval() -> None:
+def test_the_elbow_is_a_dot_on_its_curve_and_has_a_row_with_its_interval() -> None:
     # Two texts, so the draws are: one, the other, both. At 2 of 4 heads one alone has lost 0.6.
     values = np.array([[[0.0, 0.0], [0.1, 0.6], [1.0, 1.0]]])
     curves = Curves(np.array([0, 2, 4]), 8, {"one": values, "random": values.repeat(3, 0)}, "lm")
     root = ElementTree.fromstring(draw_curves(curves, allowed=0.5))
-    [dot] = root.iter(f"{SVG}circle")  # none for the band
-    # x from 64 at no head to 520 at 4; y from 372 at no loss to 24 at 1.
-    assert (float(dot.attrib["cx"]), float(dot.attrib["cy"])) == (292.0, 250.2)
-    [whiskers] = [path for path in root.iter(f"{SVG}path") if "m0 -4" in path.attrib["d"]]
-    assert whiskers.attrib["d"] == "M64.0 246.2 v8 m0 -4 H292.0 m0 -4 v8"
+    dots = [(float(dot.attrib["cx"]), float(dot.attrib["cy"])) for dot in root.iter(f"{SVG}circle")]
+    # x from 64 at no head to 520 at 4; y from 372 at no loss to 24 at 1. None on the band.
+    assert dots == [(292.0, 250.2), (292.0, 464.0), (292.0, 482.0)]
+    rows = [path for path in root.iter(f"{SVG}path") if "m0 -4" in path.attrib["d"]]
+    assert [row.attrib["d"] for row in rows] == [
+        f"M64.0 {y} v8 m0 -4 H292.0 m0 -4 v8" for y in (460.0, 478.0)
+    ]
+    told = [text.text for text in root.iter(f"{SVG}text")]
+    assert told[-2:] == ["one: 2 (0 to 2)", "random, 3 orders: 2 (0 to 2)"]
+    assert "0.5 more" in told
     [bar] = [path for path in root.iter(f"{SVG}path") if "stroke-dasharray" in path.attrib]
     assert bar.attrib["d"] == "M64 198.0 H520"
+    assert float(root.attrib["viewBox"].split()[3]) > 482
+
+
+def test_curves_that_go_on_from_others_are_dashed_in_their_color() -> None:
+    one = Curves(np.array([0, 2]), 8, {name: np.ones((1, 2, 2)) for name in ("a", "a, b", "z")})
+    two = Curves(
+        np.array([0, 2]), 8, {f"{name}, later": np.ones((1, 2, 2)) for name in ("a, b", "y")}
+    )
+    root = ElementTree.fromstring(draw_curves(one, two))
+    looks = {
+        text.text: (path.attrib["stroke"], "stroke-dasharray" in path.attrib)
+        for path, text in zip(
+            [path for path in root.iter(f"{SVG}path") if path.attrib["d"].endswith("h20")],
+            [text for text in root.iter(f"{SVG}text") if "fill" in text.attrib],
+            strict=True,
+        )
+    }
+    assert [dashed for _, dashed in looks.values()] == [False, False, False, True, True]
+    colors = {name: color for name, (color, _) in looks.items()}
+    assert colors["a, b, later"] == colors["a, b"]
+    assert len(set(colors.values())) == 4
+
+
+@given(low=st.floats(0, 1e3), span=st.floats(1e-6, 1e6))
+def test_marks_are_a_handful_of_round_numbers_around_what_is_drawn(low: float, span: float) -> None:
+    wanted = np.array([[[low], [low + span]]])
+    root = ElementTree.fromstring(draw_curves(Curves(np.array([0, 4]), 8, {"one": wanted})))
+    beside = [text for text in root.iter(f"{SVG}text") if text.attrib.get("text-anchor") == "end"]
+    assert 2 <= len(beside) <= 8
+    # Whole heads only, each with its share of all.
+    below = [
+        text.text or "" for text in root.iter(f"{SVG}text") if "middle" in text.attrib.values()
+    ]
+    assert below[::2] == ["0", "1", "2", "3", "4", "heads removed, of 8"]
+    assert below[1::2] == ["0 %", "12 %", "25 %", "38 %", "50 %"]
 
 
 def test_an_elbow_of_one_text_has_no_interval() -> None:

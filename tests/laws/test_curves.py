@@ -92,9 +92,9 @@ def test_a_curve_that_comes_back_counts_to_where_it_left() -> None:
 def test_the_elbow_of_a_plain_case() -> None:
     # Two texts; drawing one twice, or both, all the draws there are lie a quarter to each side.
     made = _curves()
-    assert made.elbow("one", 0.6) == Elbow(2, 0.0, 2.0)  # 0.25 and 0.75 of the two at 2 heads
-    assert made.elbow("one", 9.0) == Elbow(5, 5.0, 5.0)
-    assert made.elbow("random", 1.6) == Elbow(3, 0.0, 5.0)
+    assert made.elbow("one", 0.6) == Elbow(2, 0.0, 2.0, 5)  # 0.25 and 0.75 of the two at 2 heads
+    assert made.elbow("one", 9.0) == Elbow(5, 5.0, 5.0, 5)
+    assert made.elbow("random", 1.6) == Elbow(3, 0.0, 5.0, 5)
     one = Curves(np.array([0, 1]), 4, {"one": np.zeros((1, 2, 1))}).elbow("one", 0.1)
     assert one.heads == 1
     assert np.isnan([one.low, one.high]).all()

@@ -1,6 +1,7 @@
 """The curves of `headwise prune`: what is lost as heads go, and where it becomes too much."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from headwise.corpora import SentencePair
 from headwise.curves import Curves
 from headwise.errors import ArgumentError
 from headwise.gauge import Inputs, Loss, paired, prune_curves, read_given
+from headwise.heads import Head
 from headwise.recovery import recovering
 from headwise.scores import Scores
 
@@ -59,27 +61,49 @@ def material_of(given: Texts, loss: str, model: nn.Module, tokenizer: Any, how: 
     return Material(learn, judge, loss or None)
 
 
+def orders_of(chosen: Scores, beside: Sequence[Scores]) -> dict[str, list[Head]]:
+    """By its method each order of heads, that by which they go first.
+
+    Raises:
+        ArgumentError: scores are of another model, or two of the same method.
+    """
+    orders: dict[str, list[Head]] = {}
+    for scores in (chosen, *beside):
+        if scores.model != chosen.model:
+            raise ArgumentError(
+                f"prune: --beside has scores of the model {scores.model}, and --by of "
+                f"{chosen.model}. Score the heads of one model."
+            )
+        rounds = 1 + int(scores.round.max())
+        name = scores.method if rounds == 1 else f"{scores.method}, {rounds} rounds"
+        if name in orders:
+            raise ArgumentError(
+                f"prune: --by and --beside have two orders by {name}. Give one of each method."
+            )
+        orders[name] = scores.order()
+    return orders
+
+
 def curves_of(
-    model: nn.Module, scores: Scores, material: Material, recover: int, seed: int
+    model: nn.Module, orders: Mapping[str, list[Head]], material: Material, recover: int, seed: int
 ) -> list[Curves]:
-    """What goes by these scores loses beside random orders, and after recovery if asked."""
-    own = {scores.method: [scores.order()]}
+    """What goes in these orders loses beside random ones, by the first after recovery if asked."""
     with progress("Drawing curves") as tell:
         drawn = [
             prune_curves(
-                model, material.judge, own,
+                model, material.judge, {name: [order] for name, order in orders.items()},
                 reference=material.learn, loss=material.loss, on_step=tell,
             )
         ]  # fmt: skip
     if recover:
+        name, order = next(iter(orders.items()))
         cut = recovering(model, material.learn, steps=recover, seed=seed)
-        every = max(1, len(scores.heads) // _POINTS)
+        every = max(1, len(order) // _POINTS)
         with progress(f"Recovering {_POINTS} smaller models") as tell:
             drawn += [
                 prune_curves(
-                    model, material.judge, {f"{scores.method}, recovered": [scores.order()]},
-                    loss=material.loss, points=range(0, len(scores.heads), every), cut=cut,
-                    on_step=tell,
+                    model, material.judge, {f"{name}, recovered": [order]},
+                    loss=material.loss, points=range(0, len(order), every), cut=cut, on_step=tell,
                 )
             ]  # fmt: skip
     return drawn
@@ -92,7 +116,8 @@ def write_curves(curves: list[Curves], folder: Path) -> list[dict[str, Any]]:
     frame.to_csv(folder / "curves.csv", index=False)
     title = "What is lost as heads go"
     (folder / "curves.svg").write_text(draw_curves(*curves, title=title, allowed=allowed), "utf-8")
-    columns = {"elbow": "heads", "elbow.low": "low", "elbow.high": "high"}
-    rows = frame.drop_duplicates("order")[["order", *columns]].rename(columns=columns)
-    records: list[dict[Any, Any]] = rows.assign(allowed=allowed).to_dict("records")
-    return records
+    return [
+        {"order": name, "allowed": allowed, **asdict(one.elbow(name, allowed))}
+        for one in curves
+        for name in one.per_text
+    ]

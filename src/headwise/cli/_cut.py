@@ -1,5 +1,6 @@
 """The long part of `headwise prune`: plan, tell, cut, measure, save."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.cli._curve import curves_of, material_of, write_curves
+from headwise.cli._curve import curves_of, material_of, orders_of, write_curves
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
 from headwise.cli._work import Texts, open_model, sentences_of
@@ -26,6 +27,7 @@ class Order:
     """What is asked for: where the scores are, how much goes, and what is done and told besides."""
 
     by: Path
+    beside: Sequence[Path]
     remove: float
     uniform: bool
     timed: bool
@@ -44,6 +46,7 @@ def cut(
         of each curve, and how far the smaller model was from the full one as it recovered.
     """
     scores = Scores.load(order.by)
+    orders = orders_of(scores, [Scores.load(path) for path in order.beside])
     planned = plan(scores, remove=order.remove, uniform=order.uniform)
     opened, tokenizer = open_model(model, shared)
     counted = costs(opened)
@@ -63,7 +66,7 @@ def cut(
         told |= _times(opened, small)
     curves = (
         None if material is None
-        else curves_of(opened, scores, material, order.recover, shared.seed or 0)
+        else curves_of(opened, orders, material, order.recover, shared.seed or 0)
     )  # fmt: skip
     save(small, out, format=order.format, tokenizer=tokenizer, force=force)
     note("Opened again in a fresh process, it answers the same")

@@ -26,6 +26,10 @@ Curve = Annotated[
     bool,
     typer.Option("--curve", help="Draw what is lost on the text beside random orders: curves.svg."),
 ]
+Beside = Annotated[
+    list[Path] | None,
+    typer.Option(help="With --curve: scores by other methods, drawn beside. Can be repeated."),
+]
 Recover = Annotated[
     int,
     typer.Option(min=0, help="Train the smaller model towards the full one for so many steps."),
@@ -51,6 +55,7 @@ def prune(
     uniform: Uniform = False,
     timed: Timed = False,
     curve: Curve = False,
+    beside: Beside = None,
     recover: Recover = 0,
     format: As = "headwise",
     force: Force = False,
@@ -65,16 +70,20 @@ def prune(
     if (curve or recover) and text is None and pairs is None:
         what = "--curve" if curve else "--recover"
         raise ArgumentError(f"prune: {what} without a text. Add --text FILE or --pairs FILE.")
+    if beside and not curve:
+        raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
     from headwise.cli import _cut, _work
+    from headwise.curves import Elbow
 
-    order = _cut.Order(by, remove, uniform, timed, curve, recover, format)
+    order = _cut.Order(by, beside or [], remove, uniform, timed, curve, recover, format)
     told = _cut.cut(model, order, _work.given_in(text, pairs, shared), shared, out, force)
     if as_json:
         say_json(told)
         return
     for name, (before, after) in told["costs"].items():
         say(f"{name}: {before:g} before, {after:g} after ({after / before - 1:+.1%})")
-    for row in told["elbows"]:
-        how_many = "{heads} heads go ({low:g} to {high:g} in 95 % of draws of texts)".format(**row)
-        say(f"{row['order']}: {how_many} before {row['allowed']:.4g} is lost")
+    for name, allowed, *elbow in (row.values() for row in told["elbows"]):
+        say(f"{name}: {Elbow(*elbow)} heads go before {allowed:.4g} more is lost")
+    if curve:
+        say(f"Intervals hold 95 % of draws of texts. Curves are in {out}: curves.svg, curves.csv")
     say(f"The smaller model is in {out}")
