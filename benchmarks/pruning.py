@@ -204,7 +204,8 @@ class Found:
             yield "The 95th percentile: one text in twenty loses more than this."
             yield self._table(percentile)
         if self.plain.score:
-            yield f"The score of the task, {self.plain.score}:"
+            known = next(iter(self.plain.scores.values()))[0, 0]
+            yield f"The score of the task, {self.plain.score}; {known:.3f} for the full model:"
             yield self._table(score)
 
     def _looked(self) -> Iterator[str]:

@@ -19,6 +19,7 @@ _ELBOWS, _ROW = 446.0, 18.0
 # Told apart without red and green, and in print.
 _COLORS = ("#0b6e99", "#d9730d", "#6940a5", "#448361", "#ad1a72", "#64473a")
 _BAND = "#8a8a8a"
+_ROUNDING = 1e-3  # of a step
 _DASHES, _DOTS = 'stroke-dasharray="6 3"', 'stroke-dasharray="2 3"'
 _UNITS = {"lm": "nats per token", "masked-lm": "nats per token", "embedding": "1 − cosine"}
 
@@ -185,8 +186,9 @@ def _mark(x: float, y: float, anchor: str, text: str) -> str:
 def _marks(low: float, high: float) -> list[float]:
     """Round numbers a step apart, from one at or below `low` to one at or above `high`."""
     step = _step(high - low or abs(low) or 1.0, (1.0, 2.0, 2.5, 5.0, 10.0))
-    first = floor(low / step + 1e-9)
-    last = max(ceil(high / step - 1e-9), first + 1)
+    # A rounding error of the loss is no reason for a further mark.
+    first = floor(low / step + _ROUNDING)
+    last = max(ceil(high / step - _ROUNDING), first + 1)
     return [step * at for at in range(first, last + 1)]
 
 

@@ -130,6 +130,13 @@ def test_an_elbow_of_one_text_has_no_interval() -> None:
     assert "m0 -4" not in picture
 
 
+def test_a_loss_that_rounds_to_below_zero_begins_at_zero() -> None:
+    curves = Curves(np.array([0, 4]), 8, {"one": np.array([[[-1e-7], [0.4]]])})
+    root = ElementTree.fromstring(draw_curves(curves))
+    beside = [text.text for text in root.iter(f"{SVG}text") if "end" in text.attrib.values()]
+    assert beside == ["0", "0.1", "0.2", "0.3", "0.4"]
+
+
 def test_what_is_allowed_lies_within_the_picture() -> None:
     curves = Curves(np.array([0, 4]), 8, {"one": np.full((1, 2, 2), 0.5)})
     root = ElementTree.fromstring(draw_curves(curves, allowed=7.3))
