@@ -1,10 +1,14 @@
 """Settings that every test shares: repeatable draws, one thread per worker."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import settings
+
+from headwise import _native
+from headwise._native import SETS, library, open_library
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -16,3 +20,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+# One native build that is named, or all that were built for this processor.
+NAMED = os.environ.get(_native.SWITCH)
+RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_native.BUILT / f"{n}.so")]
+
+
+@pytest.fixture(params=RUNS)
+def built(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each of the native kernel's shared objects that this processor runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_native.SWITCH, request.param)
+        library.cache_clear()
+        yield request.param
+    library.cache_clear()

@@ -49,6 +49,10 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("class_mass", "class_top", "class_share")),
         *((name, ctypes.c_void_p) for name in ("class_keys", "key_norms")),
         *((name, ctypes.c_void_p) for name in ("peak", "peak_weight", "counted", "received")),
+        *((name, ctypes.c_void_p) for name in ("grad_heads", "grad_lse", "grad_entropy")),
+        ("grad_heads_step", _Steps3),
+        *((name, ctypes.c_void_p) for name in ("dq", "dk", "dv")),
+        *((name, _Steps3) for name in ("dq_step", "dk_step", "dv_step")),
         ("threads", ctypes.c_int64),
     )
 
@@ -98,7 +102,7 @@ def open_library(path: Path) -> Library:
         return Library("none", f"{path.name} was built from other sources; build it again")
     if not runs():
         return Library("none", f"{path.name} is not for this processor ({platform.machine()})")
-    for name in ("headwise_forward", "headwise_received"):
+    for name in ("headwise_forward", "headwise_received", "headwise_backward"):
         function = getattr(functions, name)
         function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int64
     return Library(path.stem, "the best that was built for this processor", functions)

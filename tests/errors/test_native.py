@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {libra
     ("change", "message"),
     [
         ({"q": Q.double(), "k": Q.double(), "v": Q.double()}, "does not compute in torch.float64"),
-        ({"q": Q.clone().requires_grad_()}, "it has no gradients"),
+        ({"bias": torch.zeros(5, 5, requires_grad=True)}, "it has no gradients of a bias"),
         ({"dropout_p": 0.5}, "dropout_p=0.5"),
         ({"q": Q.to("meta"), "k": Q.to("meta"), "v": Q.to("meta")}, "not plain tensors on a CPU"),
         (

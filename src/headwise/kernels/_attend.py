@@ -25,6 +25,7 @@ class AttendOutput(NamedTuple):
     heads: Float[Tensor, "B H T Dv"]
     weights: Float[Tensor, "B H T S"] | None  # before dropout
     lse: Float[Tensor, "B H T"] | None  # nats; −inf for a query that may attend to nothing
+    entropy: Float[Tensor, "B H T"] | None  # nats, of the weights of real keys, before dropout
     choice: Choice  # what computed the heads, on which form of the mask, and why
 
     @property
@@ -48,6 +49,7 @@ def attend(
     dropout_p: float = 0.0,
     need_weights: bool = False,
     need_lse: bool = False,
+    need_entropy: bool = False,
     backend: str = "auto",
 ) -> Float[Tensor, "B H T Dv"] | AttendOutput:
     """Mix each head's values by how well its queries match its keys.
@@ -57,9 +59,9 @@ def attend(
     finite gradients. What is masked reaches nothing, whatever it holds: under a mask, a query
     that may attend to something not finite gets NaN and gives no gradient, and no other query
     is changed. Queries and keys above 1e16 and values above 1e32 may count as not finite there,
-    since their products may not be (beyond single precision: 1e151 and 1e302). Asking for weights
-    or log-sum-exp does not change the heads by a bit, unless there is dropout: then one kernel
-    computes all of them.
+    since their products may not be (beyond single precision: 1e151 and 1e302). Asking for
+    weights, log-sum-exp or entropy does not change the heads by a bit, unless there is dropout:
+    then one kernel computes all of them. Gradients go through each of them.
 
     Args:
         mask: Booleans (True = may attend), floats (added to the logits), or a rule of
@@ -74,10 +76,12 @@ def attend(
         dropout_p: Share of weights dropped, the rest scaled up; in training only.
         need_weights: Whether to return the weights too. They hold `B·H·T·S` numbers.
         need_lse: Whether to return the log of the sum of the exponentials too.
+        need_entropy: Whether to return the entropy of each query's weights too, −Σ p ln p: from
+            0 to the log of the number of its keys.
         backend: "auto", "native" (in C++), "fused" (torch's kernel) or "rows" (in PyTorch).
     Returns:
-        The heads; with extras an `AttendOutput`. Of half precision the heads stay in it, weights
-        and log-sum-exp are float32.
+        The heads; with extras an `AttendOutput`. Of half precision the heads stay in it, what
+        else is returned is float32.
     Raises:
         ShapeError: sizes do not fit together, or a mask does not fit them.
         MaskError: a mask is neither boolean nor float.
@@ -93,25 +97,20 @@ def attend(
     )  # fmt: skip
     check_rule(rule, q)
     rule = rule.simplify(q.shape[2], k.shape[2])
-    extras = need_weights or need_lse
+    wanted = _Wanted(need_weights, need_lse, need_entropy)
+    extras = any(wanted)
     dropped_by_rows = extras and dropout_p > 0 and backend == "auto"
     choice = choose(rule, q, k, v, "rows" if dropped_by_rows else backend, dropout_p)
     if extras and dropout_p:
         _check_tells(choice, dropout_p)
 
-    compute = partial(
-        _compute,
-        rule=rule,
-        choice=choice,
-        dropout_p=dropout_p,
-        wanted=_Wanted(need_weights, need_lse),
-    )
+    compute = partial(_compute, rule=rule, choice=choice, dropout_p=dropout_p, wanted=wanted)
     with _given_precision(q):
         found = shielded(compute, q, k, v, rule, is_flag=choice.form == "causal")
     if not extras:
         return found["heads"]
     lse = found["lse"] if need_lse else None
-    return AttendOutput(found["heads"], found.get("weights"), lse, choice)
+    return AttendOutput(found["heads"], found.get("weights"), lse, found.get("entropy"), choice)
 
 
 def _check_tells(choice: Choice, dropout_p: float) -> None:
@@ -127,6 +126,7 @@ class _Wanted(NamedTuple):
 
     weights: bool
     lse: bool
+    entropy: bool
 
 
 def _compute(
@@ -138,20 +138,26 @@ def _compute(
     if torch.compiler.is_exporting() and (choice.backend == "rows" or extras):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     if choice.backend == "rows":
-        return attend_rows(q, k, v, rule, dropout_p, keep_weights=wanted.weights)
+        return attend_rows(q, k, v, rule, dropout_p, wanted.weights, wanted.entropy)
     if choice.backend == "native":
-        found = attend_native(q, k, v, rule)
-        if not wanted.weights:
-            return found
-        if rule.softcap is None and rule.sinks is None:
-            return found | {"weights": weights_from_lse(q, k, rule, found["lse"], choice.wide)}
-        return attend_rows(q, k, v, rule, keep_weights=True) | found
-    found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
-    if extras and "lse" not in found:  # with gradients, or not on a CPU
-        return attend_rows(q, k, v, rule, keep_weights=wanted.weights) | found
-    if wanted.weights:
-        found["weights"] = weights_from_lse(q, k, rule, found["lse"], choice.wide)
-    return found
+        found = attend_native(q, k, v, rule, wanted.entropy)
+    else:
+        found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
+    return found | _missing(q, k, v, rule, choice, wanted, found)
+
+
+def _missing(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, choice: Choice, wanted: _Wanted, found: Named
+) -> Named:
+    """What is wanted, and not told by the kernel that gave the heads."""
+    missing = {name for name, asked in wanted._asdict().items() if asked and name not in found}
+    plain = rule.softcap is None and rule.sinks is None
+    if missing == {"weights"} and plain and "lse" in found and not found["lse"].requires_grad:
+        return {"weights": weights_from_lse(q, k, rule, found["lse"], choice.wide)}
+    if not missing:
+        return {}
+    more = attend_rows(q, k, v[..., :0], rule, 0.0, wanted.weights, wanted.entropy)
+    return {name: more[name] for name in missing}
 
 
 def _given_precision(q: Tensor) -> AbstractContextManager[None]:

@@ -5,7 +5,6 @@ bfloat16 products) and Sapphire Rapids (which has AMX). Width 64, 12 heads, wher
 said. `benchmarks/layer.py` takes those of whole layers again.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from headwise.errors import ArgumentError
+from headwise.kernels._bias import Bias
 from headwise.kernels._rule import Rule
 from headwise.kernels.native import cannot
 from headwise.masks import Tile, Window, can_look, is_trained, known
@@ -98,19 +98,17 @@ def _has_no(rule: Rule, inputs: tuple[Tensor, Tensor, Tensor], dropout_p: float)
     """What is asked of the native kernel that it does not have."""
     if dropout_p:
         return f"it has no dropout (dropout_p={dropout_p})"
-    if is_trained(*inputs) or is_trained(*_learned(rule, inputs[0].shape[2], inputs[1].shape[2])):
-        return "it has no gradients"
+    if rule.bias is not None and is_trained(_corner(rule.bias, inputs[0], inputs[1])):
+        return "it has no gradients of a bias"
     if forward_ad._current_level >= 0:  # there is no public way to ask
         return "it has no forward-mode gradients"
     return None
 
 
-def _learned(rule: Rule, T: int, S: int) -> Iterator[Tensor]:
-    """What of a rule may have a gradient."""
-    if rule.sinks is not None:
-        yield rule.sinks
-    if rule.bias is not None:  # of which a corner tells as much as the whole
-        yield rule.bias.tile(Tile(T, S, range(min(1, T)), range(min(1, S)), torch.device("cpu")))
+def _corner(bias: Bias, q: Tensor, k: Tensor) -> Tensor:
+    """A little of a bias, which tells as much of gradients as the whole."""
+    T, S = q.shape[2], k.shape[2]
+    return bias.tile(Tile(T, S, range(min(1, T)), range(min(1, S)), torch.device("cpu")))
 
 
 def _is_won(q: Tensor, k: Tensor) -> bool:

@@ -14,6 +14,7 @@ from headwise.kernels._cells import (
     LN2,
     Cell,
     Named,
+    Powers,
     Scratch,
     mix,
     over_cells,
@@ -21,6 +22,9 @@ from headwise.kernels._cells import (
 )
 from headwise.kernels._rule import Rule
 from headwise.masks import Tile, is_trained, is_transformed
+
+# Far enough below 0 that two to that power is 0 in float64, too.
+VANISHED = -2000.0
 
 
 def attend_rows(
@@ -30,8 +34,9 @@ def attend_rows(
     rule: Rule,
     dropout_p: float = 0.0,
     keep_weights: bool = False,
+    entropy: bool = False,
 ) -> Named:
-    """The `heads`, their `lse`, and the `weights` (before dropout) where they are kept.
+    """The `heads`, their `lse`, and where asked for the `weights` and `entropy` (before dropout).
 
     In training each block is computed again on the way back, so that no `T` x `S` array is
     kept for it either.
@@ -46,6 +51,8 @@ def attend_rows(
         }
         if keep_weights:
             found["weights"] = _all_keys(weights, cell)
+        if entropy:
+            found["entropy"] = _entropy(soft, weights)
         return found
 
     again = is_trained(q, k, v) and not keep_weights and not is_transformed(q, k, v)
@@ -118,6 +125,14 @@ def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:
     """In nats; −inf for a row that may attend to nothing, with a gradient of zero there."""
     empty = total == 0
     return torch.where(empty, -torch.inf, (peak + torch.log2(torch.where(empty, 1.0, total))) * LN2)
+
+
+def _entropy(soft: Powers, weights: Tensor) -> Float[Tensor, "b h R"]:
+    """In nats, over real keys."""
+    divisor = soft.divisor[..., 0]
+    # What is hidden has no weight, and its logarithm times none must be a number, and small.
+    moment = (soft.shifted.clamp(min=VANISHED) * weights).sum(-1)
+    return ((torch.log2(divisor) * soft.kept / divisor - moment) * LN2).clamp(min=0.0)
 
 
 def _all_keys(weights: Tensor, cell: Cell) -> Tensor:

@@ -1,5 +1,6 @@
 """What the kernel is asked for: heads, and statistics of rows."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,9 +13,9 @@ from headwise.kernels._cells import Named
 from headwise.kernels._guard import guard
 from headwise.kernels._rule import Rule, check_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
-from headwise.kernels.native._check import is_plain
+from headwise.kernels.native._check import dense_last, is_plain
 from headwise.kernels.native._filling import Filling
-from headwise.kernels.native._rule import Words, cannot_follow, follow, give_rule, words_of
+from headwise.kernels.native._rule import Words, cannot_follow, follow, give_rule
 from headwise.masks import Tile, Window, can_look
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,33 +52,59 @@ def _corner(rule: Rule, T: int, S: int) -> list[Tensor]:
     return [x for x in parts if x is not None]
 
 
-def attend_native(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: Rule,
-) -> Named:
-    """The `heads` and their `lse`, without gradients. Half precisions are computed in float32."""
-    heads, lse = compute_heads(q, k, v, words_of(rule, q.shape[2], k.shape[2]))
-    return {"heads": heads, "lse": lse}
-
-
 def compute_heads(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
     words: Words,
-) -> tuple[Float[Tensor, "B H T Dv"], Float[Tensor, "B H T"]]:
-    """Heads and log-sum-exp of tensors that are in memory."""
+    entropy: bool = False,
+) -> tuple[Tensor, ...]:
+    """Heads, log-sum-exp, and with `entropy` that too, of tensors that are in memory."""
     dtype = q.dtype
     if dtype != torch.float32:
         q, k, v = q.float(), k.float(), v.float()
     filling = Filling.of(q, k, v)
     follow(filling, words)
-    heads = _ask_heads(filling)
-    lse = filling.ask("lse", q.shape[:3])
+    heads = ask_by_token(filling, "heads", (*q.shape[:3], v.shape[3]))
+    names = ("lse", "entropy") if entropy else ("lse",)
+    rows = [filling.ask(name, q.shape[:3]) for name in names]
     filling.solve()
-    return (heads if dtype == torch.float32 else heads.to(dtype)), lse
+    return (heads if dtype == torch.float32 else heads.to(dtype)), *rows
+
+
+def compute_gradients(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    words: Words,
+    found: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values, from those of what `compute_heads` found.
+
+    All in float32. What no gradient came back of has none in `grads`.
+    """
+    filling = Filling.of(q, k, v)
+    follow(filling, words)
+    back = torch.zeros_like(found[0]) if grads[0] is None else grads[0]
+    heads, back = dense_last((found[0], back))
+    filling.give("heads", heads, heads.shape, steps=3)
+    filling.give("grad_heads", back, heads.shape, steps=3)
+    for name, rows, grad in zip(("lse", "entropy"), found[1:], grads[1:], strict=False):
+        filling.give(name, rows.contiguous(), q.shape[:3])
+        if grad is not None:
+            filling.give(f"grad_{name}", grad.contiguous(), q.shape[:3])
+    dq, dk, dv = (
+        ask_by_token(filling, name, x.shape) for name, x in (("dq", q), ("dk", k), ("dv", v))
+    )
+    filling.solve("headwise_backward")
+    return dq, dk, dv
+
+
+def ask_by_token(filling: Filling, name: str, shape: tuple[int, ...]) -> Float[Tensor, "B H T _"]:
+    """A new tensor as torch's kernel leaves it: the heads of a token side by side."""
+    _, H, T, D = shape
+    return filling.ask(name, shape, strides=(T * H * D, D, H * D, 1), steps=3)
 
 
 def native_statistics(
@@ -111,7 +138,7 @@ def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) 
     if request.classes is not None:
         found |= _ask_classes(filling, request, request.classes)
     if request.heads:
-        found["heads"] = _ask_heads(filling)
+        found["heads"] = ask_by_token(filling, "heads", (*q.shape[:3], v.shape[3]))
     if request.received is not None:
         for name in ("peak", "peak_weight"):
             filling.ask(name, q.shape[:3])
@@ -121,13 +148,6 @@ def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) 
     if "key_seen" in found:
         found["key_seen"] = found["key_seen"].view(torch.bool)
     return NativeStatistics(**found)
-
-
-def _ask_heads(filling: Filling) -> Float[Tensor, "B H T Dv"]:
-    """As torch's kernel leaves them: the heads of a token side by side."""
-    problem = filling.problem
-    B, H, T, Dv = problem.B, problem.H, problem.T, problem.Dv
-    return filling.ask("heads", (B, H, T, Dv), strides=(T * H * Dv, Dv, H * Dv, 1), steps=3)
 
 
 def _ask_rows(filling: Filling, rule: Rule, request: RowRequest) -> Named:

@@ -57,6 +57,13 @@ struct Problem {
     const uint8_t *counted;     // [B,T]
     float *received;            // [B,H,S]
 
+    // Gradients: of what was found (heads, lse and entropy are then read), and of what was given.
+    // All but the gradients of heads [B,H,T,Dv] may be null: [B,H,T].
+    const float *grad_heads, *grad_lse, *grad_entropy;
+    int64_t grad_heads_step[3];
+    float *dq, *dk, *dv;
+    int64_t dq_step[3], dk_step[3], dv_step[3];
+
     int64_t threads;
 };
 
@@ -64,6 +71,7 @@ struct Problem {
 // 0, or 1 where there was no memory.
 EXPORTED int64_t headwise_forward(const Problem *);
 EXPORTED int64_t headwise_received(const Problem *);
+EXPORTED int64_t headwise_backward(const Problem *);
 // Whether this processor has the instructions that this object is made of.
 EXPORTED int64_t headwise_runs_here();
 // A number that changes with this file: its version, and the size of a problem.

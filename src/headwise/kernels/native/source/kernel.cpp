@@ -3,6 +3,7 @@
 // A task is a strip of 48 queries of one head (on AVX-512) against all keys that they may see, a
 // block of 64 keys at a time: logits, their exponentials in place, then mixed values. No task
 // depends on another, so the result is the same for any number of threads.
+#include "backward.hpp"
 #include "softmax.hpp"
 
 #include <atomic>
@@ -83,12 +84,8 @@ template <int N> void receive(const Strip &q, int64_t from, float *received) {
     }
 }
 
-// The queries of one head from `first` on: as many as there are lanes.
-Strip strip_at(const Problem &a, const Room &room, int64_t head, int64_t first) {
-    return Strip(a, room, head / a.H, head % a.H, first, std::min<int64_t>(ROWS, a.T - first));
-}
-
-template <class Work> int64_t in_parallel(const Problem &a, int64_t tasks, Work work) {
+template <class Memory, class Work>
+int64_t in_parallel(const Problem &a, int64_t tasks, Work work) {
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
 #pragma omp parallel num_threads(a.threads)
@@ -96,7 +93,7 @@ template <class Work> int64_t in_parallel(const Problem &a, int64_t tasks, Work 
         Memory memory(a);
         if (!memory.whole) failed = true;
         else
-            for (int64_t task; (task = next++) < tasks;) work(task, memory.room);
+            for (int64_t task; (task = next++) < tasks;) work(task, memory);
     }
     return failed;
 }
@@ -123,10 +120,10 @@ int64_t headwise_runs_here() {
 int64_t headwise_forward(const Problem *problem) {
     const Problem &a = *problem;
     int64_t strips = (a.T + ROWS - 1) / ROWS;
-    return in_parallel(a, a.B * a.H * strips, [&](int64_t task, const Room &room) {
+    return in_parallel<Memory>(a, a.B * a.H * strips, [&](int64_t task, const Memory &memory) {
         // Under a causal mask the last strips have the most to do: they come first.
         int64_t head = task / strips, strip = strips - 1 - task % strips;
-        Strip q = strip_at(a, room, head, strip * ROWS);
+        Strip q = strip_at(a, memory.room, head, strip * ROWS);
         if (q.vectors == 3) attend<3>(q);
         else if (q.vectors == 2) attend<2>(q);
         else attend<1>(q);
@@ -136,16 +133,33 @@ int64_t headwise_forward(const Problem *problem) {
 int64_t headwise_received(const Problem *problem) {
     const Problem &a = *problem;
     int64_t blocks = (a.S + KEYS - 1) / KEYS;
-    return in_parallel(a, a.B * a.H * blocks, [&](int64_t task, const Room &room) {
+    return in_parallel<Memory>(a, a.B * a.H * blocks, [&](int64_t task, const Memory &memory) {
         int64_t head = task / blocks, from = task % blocks * KEYS;
         float *received = a.received + head * a.S + from;
         std::fill_n(received, std::min<int64_t>(KEYS, a.S - from), 0.0f);
         for (int64_t first = 0; first < a.T; first += ROWS) {
-            Strip q = strip_at(a, room, head, first);
+            Strip q = strip_at(a, memory.room, head, first);
             if (q.vectors == 3) receive<3>(q, from, received);
             else if (q.vectors == 2) receive<2>(q, from, received);
             else receive<1>(q, from, received);
         }
     });
+}
+
+int64_t headwise_backward(const Problem *problem) {
+    const Problem &a = *problem;
+    int64_t size = keys_in_share(a), shares = std::max<int64_t>(1, (a.S + size - 1) / size);
+    int64_t strips = a.B * a.H * ((a.T + ROWS - 1) / ROWS);
+    void *turns = std::calloc(strips + 1, sizeof(std::atomic<int32_t>));
+    if (!turns) return 1;
+    // Shares of one head come in their order: none waits for one that was not begun.
+    int64_t tasks = a.B * a.Hkv * shares;
+    int64_t failed = in_parallel<Desk>(a, tasks, [&](int64_t task, const Desk &desk) {
+        int64_t head = task / shares, start = task % shares * size;
+        Share{a, desk, static_cast<std::atomic<int32_t> *>(turns), head / a.Hkv, head % a.Hkv,
+              start, std::min(start + size, a.S)}.differentiate();
+    });
+    std::free(turns);
+    return failed;
 }
 }

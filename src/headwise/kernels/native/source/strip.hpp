@@ -237,3 +237,8 @@ struct Strip {
         }
     }
 };
+
+// The queries of one head from `first` on: as many as there are lanes.
+inline Strip strip_at(const Problem &a, const Room &room, int64_t head, int64_t first) {
+    return Strip(a, room, head / a.H, head % a.H, first, std::min<int64_t>(ROWS, a.T - first));
+}

@@ -1,0 +1,108 @@
+"""The native kernel's heads with a way back: gradients through heads, lse and entropy."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from headwise.kernels._cells import Named
+from headwise.kernels._rows import attend_rows
+from headwise.kernels._rule import Rule
+from headwise.kernels.native._compute import compute_gradients, compute_heads
+from headwise.kernels.native._rule import Words, words_of
+from headwise.masks import is_trained
+
+_FOUND = ("heads", "lse", "entropy")
+
+
+def attend_native(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    rule: Rule,
+    entropy: bool = False,
+) -> Named:
+    """The `heads`, their `lse` and with `entropy` that too; half precisions by way of float32.
+
+    Gradients go to queries, keys, values and sinks, and to no bias. Those of gradients are left
+    to PyTorch, which computes this again for them.
+    """
+    dtype, words = q.dtype, words_of(rule, q.shape[2], k.shape[2])
+    sinks = rule.sinks
+    if is_trained(q, k, v) or (sinks is not None and is_trained(sinks)):
+        q, k, v = q.float(), k.float(), v.float()
+        sinks = None if sinks is None else sinks.float()
+        found = _Attend.apply(q, k, v, sinks, rule, words, entropy)  # type: ignore[no-untyped-call]
+    else:
+        found = compute_heads(q, k, v, words, entropy)
+    return dict(zip(_FOUND, (found[0].to(dtype), *found[1:]), strict=False))
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        rule: Rule,
+        words: Words,
+        entropy: bool,
+    ) -> tuple[Tensor, ...]:
+        found = compute_heads(q, k, v, words, entropy)
+        ctx.rule, ctx.words = rule, words
+        ctx.save_for_backward(q, k, v, sinks, *found)
+        ctx.set_materialize_grads(False)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, sinks, *found = ctx.saved_tensors
+        if torch.is_grad_enabled():  # gradients of these will be asked for
+            rule = replace(ctx.rule, sinks=sinks)
+            some = {name: x for name, x in zip(_FOUND, grads, strict=False) if x is not None}
+            given = _again((q, k, v, sinks), ctx.needs_input_grad[:4], rule, some)
+        else:
+            given = [*compute_gradients(q, k, v, ctx.words, found, grads), None]
+            if ctx.needs_input_grad[3]:
+                given[3] = _of_sinks(sinks, found, grads)
+        return *given, None, None, None
+
+
+def _of_sinks(
+    sinks: Float[Tensor, " H"], found: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> Float[Tensor, " H"]:
+    """A sink is one more key, with a value of 0 and no part in the entropy."""
+    heads, lse, *_ = found
+    mass = (sinks[:, None] - lse).exp().nan_to_num(0.0)  # of -inf, in a row without keys
+    rise = torch.zeros_like(lse)
+    if grads[0] is not None:
+        rise = rise - (grads[0] * heads).sum(-1)
+    if grads[1] is not None:
+        rise = rise + grads[1]
+    if len(found) > 2 and grads[2] is not None:
+        rise = rise + grads[2] * (1 - mass - found[2])
+    return (mass * rise).sum((0, 2))
+
+
+def _again(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    needed: tuple[bool, ...],
+    rule: Rule,
+    grads: Named,
+) -> list[Tensor | None]:
+    """The same gradients from PyTorch, which knows theirs."""
+    q, k, v, _ = inputs
+    found = attend_rows(q, k, v, rule, entropy="entropy" in grads)
+    learned = [x for x, asked in zip(inputs, needed, strict=True) if asked and x is not None]
+    outputs = [found[name] for name in grads]
+    given = iter(
+        torch.autograd.grad(
+            outputs, learned, [*grads.values()], create_graph=True, allow_unused=True
+        )
+    )
+    return [next(given) if asked else None for asked in needed]

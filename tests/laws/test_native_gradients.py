@@ -1,0 +1,290 @@
+"""The native kernel's gradients equal those of the definition, through heads, lse and entropy."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headwise import masks
+from headwise._native import library
+from headwise.kernels import AttendOutput, _choose, attend
+from headwise.layer import ALiBi, MultiHeadAttention
+from headwise.layer._biases import Placed
+from strategies import Problem, problems, seeds, single
+
+pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
+OUTPUTS = ("heads", "lse", "entropy")
+
+
+def _gradients(
+    problem: Problem,
+    dtype: torch.dtype,
+    backend: str,
+    through: tuple[str, ...] = OUTPUTS,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """Of a random sum over some outputs, and of the rows that have a number there."""
+    how = {n: x.to(dtype) if _is_float(x) else x for n, x in problem.how.items()}
+    given_ = zip("qkv", problem.qkv, strict=True)
+    learned = {name: x.to(dtype).detach().requires_grad_() for name, x in given_}
+    if "sinks" in how:
+        learned["sinks"] = how["sinks"] = how["sinks"].clone().requires_grad_()
+    q, k, v = (learned[n] for n in "qkv")
+    found = attend(q, k, v, **how, need_lse=True, need_entropy=True, backend=backend)
+    grads = torch.autograd.grad(
+        _sum(found, through, seed), [*learned.values()], materialize_grads=True
+    )
+    return dict(zip(learned, grads, strict=True))
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _sum(found: AttendOutput, through: tuple[str, ...], seed: int) -> Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    total = found.heads.new_zeros(())
+    for name in OUTPUTS:
+        rows = getattr(found, name)
+        factors = torch.randn(rows.shape, generator=rng).to(rows.dtype)
+        if name in through:
+            total = total + (factors * rows.where(rows.isfinite(), 0.0)).sum()
+    return total
+
+
+def _assert_close(problem: Problem, size: float = 1.0, **how: Any) -> None:
+    ours = _gradients(problem, torch.float32, "native", **how)
+    exact = _gradients(problem, torch.float64, "rows", **how)
+    for name, grad in ours.items():
+        assert grad.dtype == torch.float32
+        close = {"rtol": 2e-5 * size, "atol": 2e-5 * size}
+        torch.testing.assert_close(grad.double(), exact[name], **close, msg=name)
+
+
+@pytest.mark.usefixtures("built")
+@given(
+    problem=problems(),
+    through=st.sets(st.sampled_from(OUTPUTS), min_size=1).map(lambda names: tuple(sorted(names))),
+    seed=seeds,
+)
+def test_gradients_are_those_of_the_weights(
+    problem: Problem, through: tuple[str, ...], seed: int
+) -> None:
+    _assert_close(single(problem), size=4.0, through=through, seed=seed)
+
+
+def _alibi(T: int, S: int) -> dict[str, Any]:
+    at = torch.arange(S - T, S)[None], torch.arange(S)[None]
+    bias = Placed(ALiBi(4), *at, torch.float32, in_steps=True)
+    return {"bias": bias, "causal": True}
+
+
+RULES: dict[str, Any] = {
+    "full": lambda T, S: {},
+    "causal": lambda T, S: {"causal": True},
+    "window": lambda T, S: {"window": (31, 5)},
+    "lengths": lambda T, S: {"mask": masks.padding([S - 6, 0]), "causal": True},
+    "left lengths": lambda T, S: {"mask": masks.padding([S // 2, S], side="left")},
+    "documents": lambda T, S: {"mask": masks.documents(torch.arange(2 * S).view(2, S) // 70)},
+    "booleans": lambda T, S: {"mask": torch.rand(2, 1, T, S) < 0.3},
+    "bias": lambda T, S: {"bias": torch.randn(1, 4, T, S)},
+    "alibi": _alibi,
+    "sinks": lambda T, S: {"sinks": torch.tensor([0.5, -9.0, 6.0, -torch.inf]), "causal": True},
+    "softcap": lambda T, S: {"softcap": 1.5, "window": (40, 40)},
+}
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("sizes", [(150, 150), (53, 300), (131, 67), (1, 70)])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_holds_across_shares_of_keys(rule: str, sizes: tuple[int, int]) -> None:
+    T, S = sizes
+    if rule == "documents" and T > S:
+        return
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 4, T, 19), torch.randn(2, 2, S, 19), torch.randn(2, 2, S, 37)
+    _assert_close(Problem(q, k, v, RULES[rule](T, S)), size=2.0)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("size", [1.0, 30.0])
+@pytest.mark.parametrize(("T", "D"), [(1, 64), (7, 5), (129, 64), (509, 61), (700, 128)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_errors_are_at_most_twice_those_of_torch(T: int, D: int, size: float, causal: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v, grad = (torch.randn(1, 8, T, D) for _ in range(4))
+
+    def gradients(dtype: torch.dtype, backend: str) -> list[Tensor]:
+        inputs = [x.to(dtype).requires_grad_() for x in (q * size, k, v)]
+        if backend == "torch":
+            heads = F.scaled_dot_product_attention(*inputs, is_causal=causal)
+        else:
+            heads = attend(*inputs, causal=causal, backend=backend)
+        return [x.double() for x in torch.autograd.grad(heads, inputs, grad.to(dtype))]
+
+    exact = gradients(torch.float64, "rows")
+
+    def errors(backend: str) -> list[Tensor]:
+        pairs = zip(gradients(torch.float32, backend), exact, strict=True)
+        return [(found - known).square().mean().sqrt() for found, known in pairs]
+
+    for name, ours, torchs in zip("qkv", errors("native"), errors("torch"), strict=True):
+        assert ours <= 2 * torchs + 1e-7, name
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("kv_heads", [1, 3])
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_threads_do_not_change_a_bit(threads: int, kv_heads: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 3, 500, 24), *torch.randn(2, 1, kv_heads, 500, 24)
+    problem = Problem(q, k, v, {"causal": True, "sinks": torch.zeros(3)})
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = _gradients(problem, torch.float32, "native")
+        torch.set_num_threads(threads)
+        together = [_gradients(problem, torch.float32, "native") for _ in range(3)]
+    finally:
+        torch.set_num_threads(before)
+    for one in together:
+        for name, grad in alone.items():
+            assert torch.equal(one[name], grad), name
+
+
+@pytest.mark.usefixtures("built")
+def test_nothing_comes_back_from_rows_that_see_no_key() -> None:
+    q, k, v = (torch.randn(2, 2, 70, 8) for _ in range(3))
+    mask = torch.ones(70, 70, dtype=torch.bool).tril(-1)[None, None] & torch.tensor(
+        [True, False]
+    ).view(2, 1, 1, 1)
+    grads = _gradients(Problem(q, k, v, {"mask": mask}), torch.float32, "native")
+    assert not grads["q"][:, :, 0].any()
+    assert not grads["k"][:, :, -1].any()
+    for name in "qkv":
+        assert grads[name][0].isfinite().all()
+        assert grads[name][0].any()
+        assert not grads[name][1].any()
+
+
+@pytest.mark.usefixtures("built")
+@given(data=st.data())
+def test_whatever_is_hidden_reaches_no_gradient(data: st.DataObject) -> None:
+    problem = single(data.draw(problems()))
+    S = problem.k.shape[2]
+    hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=S, max_size=S)))
+    mask = masks.as_mask(~hidden[None].expand(problem.q.shape[2], S))
+    how = problem.how | {"mask": mask}
+    calm_k, calm_v = (x.masked_fill(hidden[:, None], 0.0) for x in (problem.k, problem.v))
+    wild_k = problem.k.masked_fill(hidden[:, None], torch.nan)
+    wild_v = problem.v.masked_fill(hidden[:, None], torch.inf)
+    calm = _gradients(Problem(problem.q, calm_k, calm_v, how), torch.float32, "native")
+    wild = _gradients(Problem(problem.q, wild_k, wild_v, how), torch.float32, "native")
+    for name, grad in calm.items():
+        assert torch.equal(wild[name], grad), name
+
+
+@pytest.mark.usefixtures("built")
+def test_strides_of_any_kind_are_read() -> None:
+    wide = torch.randn(2, 40, 3, 4, 50)
+    strided = [wide[:, :, i].transpose(1, 2)[..., ::2] for i in range(3)]
+    how = {"causal": True}
+    ours = _gradients(Problem(*strided, how), torch.float32, "native")
+    dense = [x.contiguous() for x in strided]
+    for name, grad in _gradients(Problem(*dense, how), torch.float32, "native").items():
+        assert torch.equal(ours[name], grad)
+    learned = [x.requires_grad_() for x in dense]
+    summed = {  # what comes back has steps of 0
+        name: torch.autograd.grad(attend(*learned, backend=name).sum(), learned)
+        for name in ("native", "rows")
+    }
+    for mine, other in zip(*summed.values(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precisions_train_in_float32() -> None:
+    q, k, v = (torch.randn(1, 2, 33, 16).bfloat16() for _ in range(3))
+    half = _gradients(Problem(q, k, v, {}), torch.bfloat16, "native", ("lse", "entropy"))
+    full = _gradients(Problem(q, k, v, {}), torch.float32, "native", ("lse", "entropy"))
+    for name, grad in half.items():
+        assert torch.equal(grad, full[name].bfloat16())
+
+
+def test_gradients_have_gradients_of_their_own() -> None:
+    torch.manual_seed(0)
+    given_ = [torch.randn(1, 2, 70, 8) for _ in range(3)] + [torch.randn(2)]
+
+    def penalty(dtype: torch.dtype, backend: str) -> tuple[Tensor, ...]:
+        inputs = [x.to(dtype).requires_grad_() for x in given_]
+        how = {"causal": True, "sinks": inputs[3], "need_lse": True, "need_entropy": True}
+        found = attend(*inputs[:3], **how, backend=backend)
+        steps = torch.autograd.grad(_sum(found, OUTPUTS, 0), inputs, create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in steps), inputs)
+
+    exact = penalty(torch.float64, "rows")
+    for ours, known in zip(penalty(torch.float32, "native"), exact, strict=True):
+        torch.testing.assert_close(ours.double(), known, rtol=1e-4, atol=1e-4 * known.abs().max())
+
+
+@pytest.mark.parametrize("backend", ["native", "fused", "rows"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_every_backend_tells_the_entropy_of_its_weights(backend: str, trained: bool) -> None:
+    q, k, v = (torch.randn(2, 3, 37, 8, requires_grad=trained) for _ in range(3))
+    how = {"causal": True, "mask": masks.padding([37, 0]), "backend": backend}
+    found = attend(q, k, v, **how, need_weights=True, need_entropy=True)
+    entropy = torch.special.entr(found.weights.detach().double()).sum(-1)
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=1e-5, atol=1e-5)
+    assert found.entropy.requires_grad == trained
+    assert torch.equal(found.heads, attend(q, k, v, **how))
+
+
+def test_the_entropy_of_rows_has_first_and_second_derivatives() -> None:
+    q, k, v = (torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
+
+    def entropy(*inputs: Tensor) -> Tensor:
+        how = {"causal": True, "sinks": inputs[3], "softcap": 2.0}
+        return attend(*inputs[:3], **how, need_entropy=True, backend="rows").entropy
+
+    assert torch.autograd.gradcheck(entropy, (q, k, v, sinks))
+    assert torch.autograd.gradgradcheck(entropy, (q, k, v, sinks))
+
+
+def test_it_is_chosen_for_training_where_it_can_be() -> None:
+    q, k, v = (torch.randn(2, 2, 1024, 16) for _ in range(3))
+    learned = v.clone().requires_grad_()
+    bias, sinks = torch.zeros(1024, 1024), torch.zeros(2, requires_grad=True)
+
+    def chosen(q: Tensor, k: Tensor, v: Tensor, **how: Any) -> str:
+        return attend(q, k, v, need_lse=True, **how).backend
+
+    assert chosen(q, k, learned) == "native"
+    assert chosen(q, k, v, sinks=sinks) == "native"
+    assert chosen(q, k, learned, bias=bias) == "native"
+    assert chosen(q, k, learned, bias=bias.requires_grad_()) == "fused"
+    assert chosen(q, k, learned, dropout_p=0.1) == "rows"
+    assert chosen(*(x.double() for x in (q, k, learned))) == "fused"
+
+
+def test_a_layer_trains_as_with_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(native: bool) -> list[Tensor]:
+        monkeypatch.setattr(_choose, "_is_won", lambda *_: native)
+        torch.manual_seed(0)
+        layer = MultiHeadAttention(32, 4, n_kv_heads=2)
+        taken: list[str] = []
+        layer.attention.register_forward_hook(lambda *_: taken.append("called"))
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for x in torch.randn(5, 2, 90, 32):
+            optimizer.zero_grad()
+            (layer(x, causal=True) - x.roll(1, 1)).square().mean().backward()
+            optimizer.step()
+        assert len(taken) == 5
+        return [x.detach() for x in layer.parameters()]
+
+    for ours, theirs in zip(train(True), train(False), strict=True):
+        assert not torch.equal(ours, theirs)  # so it was another kernel
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
