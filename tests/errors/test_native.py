@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from headwise import masks
-from headwise._native import library
-from headwise.errors import ArgumentError, HeadwiseError, ShapeError
+from headwise._native import SWITCH, library
+from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels.native._check import Span, check_apart, check_tensor
 from headwise.kernels.native._compute import compute_heads
+from headwise.kernels.native._operators import attention
 from headwise.kernels.native._rule import Words
 
 Q = torch.zeros(1, 2, 5, 4)
@@ -127,3 +128,16 @@ def test_ranges_beyond_the_keys_are_those_of_the_keys() -> None:
     wide = compute_heads(q, q, q, Words(key_range=torch.tensor([[-(2**40), 2**40]])))
     assert torch.equal(wide[0], plain[0])
     assert not compute_heads(q, q, q, Words(key_range=torch.tensor([[4, 2]])))[0].any()
+
+
+def test_gradients_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = Q.clone().requires_grad_()
+    bias = torch.zeros(1, 1, 5, 5, requires_grad=True)
+    with pytest.raises(ArgumentError, match="bias requires gradients, and there are none"):
+        attention(q, Q, Q, False, *Words(bias=bias))
+    heads, *_ = attention(q, Q, Q, False, *Words())
+    monkeypatch.setenv(SWITCH, "0")
+    library.cache_clear()
+    with pytest.raises(UnsupportedError, match=r"no kernel to go back by \(switched off"):
+        heads.sum().backward()
+    library.cache_clear()

@@ -4,13 +4,16 @@ Dynamo cannot trace the shape checks of annotations, so these laws run in a proc
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from headwise import masks
+from headwise._native import library
 from headwise.kernels import attend
+from headwise.layer import ALiBi, MultiHeadAttention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 LOWER = torch.ones(7, 7).tril().bool()
@@ -29,10 +32,13 @@ RULES = {
 rules = pytest.mark.parametrize("rule", RULES)
 
 
+native = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
+
+
 class _Module(nn.Module):
-    def __init__(self, rule: str) -> None:
+    def __init__(self, rule: str, **more: Any) -> None:
         super().__init__()
-        self.how = RULES[rule]
+        self.how = RULES[rule] | more
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend(q, k, v, **self.how)
@@ -86,3 +92,118 @@ def test_it_maps_over_one_more_axis(rule: str) -> None:
     mapped = torch.func.vmap(_Module(rule))(*inputs)
     expected = torch.stack([_Module(rule)(*(x[at] for x in inputs)) for at in (0, 1)])
     torch.testing.assert_close(mapped, expected)
+
+
+class _Graphs(list[set[str]]):
+    """A compiler that runs what it is given, and remembers what is computed in each graph."""
+
+    def __call__(self, graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        self.append(_operators(graph))
+        return graph.forward
+
+
+def _operators(graph: torch.fx.GraphModule) -> set[str]:
+    """Which of our operators, and of torch's kernel, are computed."""
+    names = {str(node.target) for node in graph.graph.nodes}
+    return {n for n in ("headwise.attention", "scaled_dot") if any(n in name for name in names)}
+
+
+@native
+@rules
+def test_the_native_kernel_is_an_operator_of_one_graph(rule: str) -> None:
+    torch.compiler.reset()
+    graphs, model, inputs = _Graphs(), _Module(rule, backend="native"), _inputs()
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    torch.testing.assert_close(compiled(*inputs), model(*inputs))
+    assert graphs == [{"headwise.attention"}]
+
+
+@native
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "bias"])
+def test_its_gradients_are_compiled_too(rule: str) -> None:
+    torch.compiler.reset()
+    model, inputs = _Module(rule, backend="native"), [x.requires_grad_() for x in _inputs()]
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    ours, theirs = (
+        torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, _Module(rule))
+    )
+    torch.testing.assert_close(ours, theirs)
+
+
+@native
+def test_torch_func_is_compiled_with_what_pytorch_computes() -> None:
+    torch.compiler.reset()
+    q, k, v = (torch.randn(1, 4, 300, 32) for _ in range(3))  # long enough for the native kernel
+    gradient = torch.func.grad(lambda q: _Module("plain")(q, k, v).square().sum())
+    compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q), gradient(q))
+
+
+@native
+@rules
+@pytest.mark.parametrize("strict", [True, False])
+def test_it_is_exported_where_it_is_asked_for_by_name(rule: str, strict: bool) -> None:
+    model, inputs = _Module(rule, backend="native"), _inputs()
+    exported = torch.export.export(model, inputs, strict=strict)
+    assert _operators(exported.graph_module) == {"headwise.attention"}
+    torch.testing.assert_close(exported.module()(*inputs), model(*inputs))
+
+
+@native
+@pytest.mark.parametrize("how", [{}, {"window": (3, 0)}, {"softcap": 2.0}])
+def test_exported_with_open_sizes_it_takes_any(how: dict[str, Any]) -> None:
+    model = _Module("causal", backend="native", **how)
+    texts, length = torch.export.Dim("B"), torch.export.Dim("T", min=5)
+    open_sizes = ({0: texts, 2: length},) * 3
+    exported = torch.export.export(model, _inputs(), dynamic_shapes=open_sizes)
+    assert _operators(exported.graph_module) == {"headwise.attention"}
+    for n in (5, 300):
+        q, k, v = torch.randn(3, 4, n, 8), torch.randn(3, 2, n, 8), torch.randn(3, 2, n, 5)
+        torch.testing.assert_close(exported.module()(q, k, v), model(q, k, v))
+
+
+@native
+@torch.no_grad()
+def test_compiled_it_is_chosen_as_it_is_otherwise() -> None:
+    torch.compiler.reset()
+    graphs = _Graphs()
+    compiled = torch.compile(_Module("causal"), fullgraph=True, backend=graphs)
+    chosen = []
+    for n_tokens in (500, 600, 700, 16, 20, 30, 800):
+        q, k, v = (torch.randn(1, 12, n_tokens, 64) for _ in range(3))
+        torch.testing.assert_close(compiled(q, k, v), _Module("causal")(q, k, v))
+        chosen.append(graphs[-1])
+    long, short = {"headwise.attention"}, {"scaled_dot"}
+    assert chosen == [long, long, long, short, short, short, short]
+    assert len(graphs) == 3  # for 500 tokens, for many, and for few
+
+
+@native
+@torch.no_grad()
+def test_an_exported_program_goes_where_the_native_kernel_may_not_be() -> None:
+    inputs = tuple(torch.randn(1, 12, 500, 64) for _ in range(3))
+    exported = torch.export.export(_Module("causal"), inputs)
+    assert _operators(exported.graph_module) == {"scaled_dot"}
+
+
+@native
+@torch.no_grad()
+def test_compiled_too_a_bias_by_distance_is_a_table() -> None:
+    torch.compiler.reset()
+    graphs = _Graphs()
+    layer = MultiHeadAttention(512, 8, position_bias=ALiBi(8)).eval()
+    compiled = torch.compile(layer, fullgraph=True, backend=graphs)
+    for n_tokens in (500, 600):
+        x = torch.randn(1, n_tokens, 512)
+        torch.testing.assert_close(compiled(x, causal=True), layer(x, causal=True))
+    assert graphs == [{"headwise.attention"}] * 2
+
+
+@native
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_torch_jit_writes_the_native_kernel_down() -> None:
+    model, inputs = _Module("plain", backend="native"), _inputs()
+    traced = torch.jit.trace(model, inputs, check_trace=False)
+    others = _inputs()
+    torch.testing.assert_close(traced(*others), model(*others))

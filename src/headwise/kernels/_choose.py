@@ -15,7 +15,7 @@ from headwise.errors import ArgumentError
 from headwise.kernels._bias import Bias
 from headwise.kernels._rule import Rule
 from headwise.kernels.native import cannot
-from headwise.masks import Tile, Window, can_look, is_trained, known
+from headwise.masks import Tile, Window, in_func_gradient, is_trained, known, settled
 
 BACKENDS = ("auto", "fused", "rows", "native")
 # Rows in one block, where blocks skip the keys that none of their rows may attend to.
@@ -102,6 +102,8 @@ def _has_no(rule: Rule, inputs: tuple[Tensor, Tensor, Tensor], dropout_p: float)
         return "it has no gradients of a bias"
     if forward_ad._current_level >= 0:  # there is no public way to ask
         return "it has no forward-mode gradients"
+    if in_func_gradient():
+        return "it has no gradients by torch.func"
     return None
 
 
@@ -119,10 +121,16 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     at 8 tokens 1.07 1.05; 16 queries on 1024 keys .80 .70. Longer ones: `benchmarks/native.py`. A
     few queries leave lanes empty.
     """
-    if not can_look(q) or q.dtype != torch.float32:
+    # An exported program is for other places, where the native kernel may not be.
+    if q.dtype != torch.float32 or torch.compiler.is_exporting():
         return False
     B, H, T, D = q.shape
-    return T >= 8 and B * H * T * k.shape[2] * D >= (torch.get_num_threads() << 23)
+    return T >= 8 and B * H * T * k.shape[2] * D >= (_n_threads() << 23)
+
+
+@settled
+def _n_threads() -> int:
+    return torch.get_num_threads()
 
 
 def _kernel(rule: Rule, backend: str) -> tuple[str, str]:

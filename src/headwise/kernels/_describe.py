@@ -9,7 +9,7 @@ from headwise.errors import ArgumentError
 from headwise.kernels import _statistics
 from headwise.kernels._rule import Rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
-from headwise.kernels.native import cannot, native_statistics
+from headwise.kernels.native import cannot_describe, native_statistics
 
 
 @torch.no_grad()
@@ -38,7 +38,7 @@ def row_statistics(
         raise ArgumentError(
             f"row_statistics: backend={backend!r} is not known. Choose auto, native or rows."
         )
-    reason = "rows was asked for" if backend == "rows" else cannot(q, k, v, rule)
+    reason = "rows was asked for" if backend == "rows" else cannot_describe(q, k, v, rule)
     if reason is None:
         return native_statistics(q, k, v, rule, request)
     if backend == "native":
@@ -55,4 +55,6 @@ def statistics_kernel(
     rule: Rule,
 ) -> str:
     """What `row_statistics` computes with, if it is left to choose."""
-    return f"native ({library().name})" if cannot(q, k, v, rule) is None else "blocks of rows"
+    return (
+        f"native ({library().name})" if cannot_describe(q, k, v, rule) is None else "blocks of rows"
+    )

@@ -66,9 +66,10 @@ class Placed(Bias):
 
     def tile(self, tile: Tile) -> Float[Tensor, "b H R n"]:
         rows, keys = tile.rows, tile.keys
-        # A traced graph has no views with steps of an open length.
-        simple = self.in_steps and not torch.compiler.is_compiling()
-        if simple and isinstance(self.part, DistanceBias):
+        if self.in_steps and isinstance(self.part, DistanceBias):
+            # A traced graph has no views with steps of an open length.
+            if torch.compiler.is_compiling():
+                return self.part.of_distance(tile.key_at - tile.query_at, self.dtype)[None]
             n_rows, n_keys = rows.stop - rows.start, keys.stop - keys.start
             first = keys.start - (rows.start + tile.S - tile.T)  # from the first query
             ahead = torch.arange(first - n_rows, first + n_keys, device=tile.device)

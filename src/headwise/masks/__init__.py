@@ -13,7 +13,16 @@ from headwise.masks._given import (
     from_flex,
     split_additive,
 )
-from headwise.masks._look import can_look, is_trained, is_transformed, known, mapped_with
+from headwise.masks._look import (
+    can_look,
+    in_func_gradient,
+    is_recorded,
+    is_trained,
+    is_transformed,
+    known,
+    mapped_with,
+    settled,
+)
 from headwise.masks._mask import Mask
 from headwise.masks._parts import Parts
 from headwise.masks._rules import Window, causal, documents, padding, window
@@ -34,11 +43,14 @@ __all__ = [
     "from_additive",
     "from_blocked",
     "from_flex",
+    "in_func_gradient",
+    "is_recorded",
     "is_trained",
     "is_transformed",
     "known",
     "mapped_with",
     "padding",
+    "settled",
     "split_additive",
     "window",
 ]

@@ -1,10 +1,13 @@
 """What may be asked of a tensor while it is traced or transformed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor  # there is no public name
+
+Asked = TypeVar("Asked", bound=Callable[..., Any])
 
 
 def can_look(*tensors: Tensor) -> bool:
@@ -22,6 +25,12 @@ def can_look(*tensors: Tensor) -> bool:
     return not [x for x in tensors if not x.is_cpu or isinstance(x, FakeTensor) or is_wrapped(x)]
 
 
+def is_recorded() -> bool:
+    """Whether a tracer that lets numbers be looked at writes down what PyTorch computes."""
+    # The public question about `torch.jit` has no types; about modes of dispatch there is none.
+    return torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def is_trained(*inputs: Tensor) -> bool:
     """Whether gradients will be asked for."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
@@ -37,6 +46,21 @@ def known(condition: bool) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 
     return statically_known_true(condition)
+
+
+def settled(ask: Asked) -> Asked:
+    """A question that a compiler asks once, when it traces, and whose answer it keeps."""
+    # As `torch.compiler.assume_constant_result` does, which imports the compiler.
+    ask._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return ask
+
+
+@settled
+def in_func_gradient() -> bool:
+    """Whether `torch.func` is differentiating something, be it these tensors or others."""
+    # There is no public way to ask.
+    layers = torch._C._functorch.get_interpreter_stack() or []
+    return any(layer.key() != torch._C._functorch.TransformType.Vmap for layer in layers)
 
 
 def is_transformed(*tensors: Tensor) -> bool:

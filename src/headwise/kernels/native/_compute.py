@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor  # there is no public name
 
 from headwise._native import library
 from headwise.kernels._cells import Named
@@ -16,7 +17,7 @@ from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels.native._check import dense_last, is_plain
 from headwise.kernels.native._filling import Filling
 from headwise.kernels.native._rule import Words, cannot_follow, follow, give_rule
-from headwise.masks import Tile, Window, can_look
+from headwise.masks import Tile, Window, can_look, settled
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -31,16 +32,34 @@ class NativeStatistics(RowStatistics):
 
 def cannot(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> str | None:
     """Why the native kernel does not compute this; None: it does. Of numbers nothing is read."""
-    if not library():
-        return library().why
+    why = _why_none()
+    if why is not None:
+        return why
     if q.dtype not in _DTYPES or not (q.dtype == k.dtype == v.dtype):
         return f"it does not compute in {q.dtype}"
-    # Looking is allowed where numbers are in memory: not on a GPU, and not while being traced.
-    if not can_look(q, k, v) or not (is_plain(q) and is_plain(k) and is_plain(v)):
+    if not (_takes(q) and _takes(k) and _takes(v)):
         return "these are not plain tensors on a CPU"
-    if not can_look(*_corner(rule, q.shape[2], k.shape[2])):
-        return "a mask, bias or sink is mapped over, or traced"
     return cannot_follow(rule, q.shape[2], k.shape[2])
+
+
+def cannot_describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> str | None:
+    """The same for statistics, for which there is no operator: numbers must be in memory."""
+    why = cannot(q, k, v, rule)
+    if why is None and not can_look(q, k, v, *_corner(rule, q.shape[2], k.shape[2])):
+        return "queries, keys, a mask, bias or sink are mapped over, or traced"
+    return why
+
+
+@settled
+def _why_none() -> str | None:
+    return None if library() else library().why
+
+
+def _takes(x: Tensor) -> bool:
+    """Whether the kernel takes such a tensor, by way of its operator where that is traced."""
+    if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
+        return x.device.type == "cpu"
+    return x.is_cpu and is_plain(x)
 
 
 def _corner(rule: Rule, T: int, S: int) -> list[Tensor]:

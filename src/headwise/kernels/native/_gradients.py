@@ -13,7 +13,7 @@ from headwise.kernels._rows import attend_rows
 from headwise.kernels._rule import Rule
 from headwise.kernels.native._compute import compute_gradients, compute_heads
 from headwise.kernels.native._rule import Words, words_of
-from headwise.masks import is_trained
+from headwise.masks import can_look, is_recorded, is_trained
 
 _FOUND = ("heads", "lse", "entropy")
 
@@ -32,13 +32,19 @@ def attend_native(
     """
     dtype, words = q.dtype, words_of(rule, q.shape[2], k.shape[2])
     sinks = rule.sinks
-    if is_trained(q, k, v) or (sinks is not None and is_trained(sinks)):
+    trained = is_trained(q, k, v) or (sinks is not None and is_trained(sinks))
+    if trained and dtype != torch.float32:
         q, k, v = q.float(), k.float(), v.float()
+    # Looking is allowed where numbers are in memory: not inside vmap, and not while being traced.
+    if not can_look(q, k, v, *words.tensors) or is_recorded():
+        found = torch.ops.headwise.attention(q, k, v, entropy, *words)[: 2 + entropy]
+    elif trained:
         sinks = None if sinks is None else sinks.float()
         found = _Attend.apply(q, k, v, sinks, rule, words, entropy)  # type: ignore[no-untyped-call]
     else:
         found = compute_heads(q, k, v, words, entropy)
-    return dict(zip(_FOUND, (found[0].to(dtype), *found[1:]), strict=False))
+    heads = found[0] if found[0].dtype == dtype else found[0].to(dtype)
+    return dict(zip(_FOUND, (heads, *found[1:]), strict=False))
 
 
 class _Attend(torch.autograd.Function):
@@ -69,11 +75,11 @@ class _Attend(torch.autograd.Function):
         else:
             given = [*compute_gradients(q, k, v, ctx.words, found, grads), None]
             if ctx.needs_input_grad[3]:
-                given[3] = _of_sinks(sinks, found, grads)
+                given[3] = sinks_gradient(sinks, found, grads)
         return *given, None, None, None
 
 
-def _of_sinks(
+def sinks_gradient(
     sinks: Float[Tensor, " H"], found: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> Float[Tensor, " H"]:
     """A sink is one more key, with a value of 0 and no part in the entropy."""

@@ -1,5 +1,7 @@
 """A rule in the kernel's words: windows and lengths as numbers, the rest as arrays."""
 
+from functools import reduce
+from operator import add, and_
 from typing import NamedTuple
 
 import torch
@@ -10,7 +12,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._bias import Bias, Given
 from headwise.kernels._rule import Rule
 from headwise.kernels.native._filling import Filling
-from headwise.masks import Parts, Tile, Window, known
+from headwise.masks import Dense, Mask, Parts, Tile, Window, documents, known
 
 # No window reaches so far, and sums with it stay far from 2**63.
 NO_LIMIT = 1 << 40
@@ -100,6 +102,30 @@ def _table(bias: Bias, T: int, S: int) -> Float[Tensor, "#B #H n"]:
     n = T + S - 1
     line = bias.tile(Tile(n, n, slice(S - 1, S), slice(0, n), torch.device("cpu")))
     return line[:, :, 0].flip(-1)
+
+
+def rule_of(words: Words, T: int, S: int) -> Rule:
+    """The rule that some words say, for kernels that do not follow these."""
+    masks: list[Mask] = [Window(words.left, words.right)]
+    at = torch.arange(S)
+    if words.key_range is not None:
+        start, stop = words.key_range[:, :1], words.key_range[:, 1:]
+        masks.append(Dense(((at >= start) & (at < stop))[:, None, None]))
+    if words.documents is not None:
+        masks.append(documents(words.documents))
+    if words.mask is not None:
+        masks.append(Dense(words.mask))
+    biases: list[Bias] = [] if words.bias is None else [Given(words.bias)]
+    if words.by_distance is not None:
+        away = torch.arange(T)[:, None] - at + S - 1  # T S
+        biases.append(Given(words.by_distance[..., away]))
+    return Rule(
+        scale=words.scale,
+        visible=reduce(and_, masks).simplify(T, S),
+        bias=reduce(add, biases) if biases else None,
+        softcap=words.softcap or None,
+        sinks=words.sinks,
+    )
 
 
 def give_rule(filling: Filling, rule: Rule) -> None:

@@ -1,0 +1,154 @@
+"""The kernel as operators, which a compiler, an exporter, autograd and `vmap` can follow.
+
+Eager calls of plain tensors go past them: an operator costs more than the rest of a short call.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from headwise._native import library
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.kernels._rows import attend_rows
+from headwise.kernels.native._compute import compute_gradients, compute_heads
+from headwise.kernels.native._gradients import sinks_gradient
+from headwise.kernels.native._rule import Words, rule_of
+
+# What `Words` holds, field by field. They come last, and of them the sinks.
+_WORDS = (
+    "float scale, float softcap, SymInt? left, SymInt? right, Tensor? key_range, "
+    "Tensor? documents, Tensor? mask, Tensor? bias, Tensor? by_distance, Tensor? sinks"
+)
+Dims = Sequence[int | None]
+
+
+@custom_op(
+    "headwise::attention",
+    mutates_args=(),
+    device_types="cpu",
+    schema=f"(Tensor q, Tensor k, Tensor v, bool entropy, {_WORDS}) "
+    "-> (Tensor heads, Tensor lse, Tensor entropies)",
+)
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, entropy: bool, *words: Any
+) -> tuple[Tensor, ...]:
+    """Heads, log-sum-exp and entropy of every row; no entropies where none are asked for.
+
+    Where there is no native kernel, as where an exported program may come to, PyTorch computes.
+    """
+    none = q.new_empty(*q.shape[:2], 0, dtype=torch.float32)
+    if library():
+        heads, lse, *rest = compute_heads(q, k, v, Words(*words), entropy)
+        return heads, lse, *(rest or [none])
+    rule = rule_of(Words(*words), q.shape[2], k.shape[2])
+    rows = attend_rows(q, k, v, rule, entropy=entropy)
+    heads = rows["heads"].transpose(1, 2).contiguous().transpose(1, 2)
+    return heads, rows["lse"], rows.get("entropy", none)
+
+
+@attention.register_fake
+def _like_attention(
+    q: Tensor, k: Tensor, v: Tensor, entropy: bool, *words: Any
+) -> tuple[Tensor, ...]:
+    B, H, T, _ = q.shape
+    rows = (q.new_empty(B, H, n, dtype=torch.float32) for n in (T, T if entropy else 0))
+    return _by_token(q, v.shape[3]), *rows
+
+
+@custom_op(
+    "headwise::attention_backward",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor heads, Tensor lse, Tensor entropies, "
+    f"Tensor? d_heads, Tensor? d_lse, Tensor? d_entropies, {_WORDS}) "
+    "-> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_sinks)",
+)
+def attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, heads: Tensor, lse: Tensor, entropies: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    """Gradients of queries, keys, values and sinks; no gradient of sinks that are not there."""
+    if not library():
+        raise UnsupportedError(
+            f"native: there is no kernel to go back by ({library().why}). "
+            f"Train where headwise was built with one, or with backend='fused'."
+        )
+    n = 2 if entropies.shape != lse.shape else 3
+    found = [heads.float(), lse, entropies][:n]
+    grads = [None if x is None else x.float() for x in rest[:n]]
+    words = Words(*rest[3:])
+    given = compute_gradients(q.float(), k.float(), v.float(), words, found, grads)
+    if words.sinks is None:
+        of_sinks = q.new_empty(0)
+    else:
+        of_sinks = sinks_gradient(words.sinks.float(), found, grads).to(words.sinks.dtype)
+    return *(x.to(q.dtype) for x in given), of_sinks
+
+
+@attention_backward.register_fake
+def _like_backward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    sinks = rest[-1]
+    given = (_by_token(x, x.shape[3]) for x in (q, k, v))
+    return *given, q.new_empty(0) if sinks is None else torch.empty_like(sinks)
+
+
+def _by_token(x: Tensor, width: int | torch.SymInt) -> Tensor:
+    """As the kernel leaves heads and gradients: the heads of a token side by side."""
+    B, H, T, _ = x.shape
+    return x.new_empty(B, T, H, width).transpose(1, 2)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, _, *words = inputs
+    told = Words(*words)
+    for name in ("bias", "by_distance"):
+        x = getattr(told, name)
+        if x is not None and x.requires_grad:
+            raise ArgumentError(
+                f"native: {name} requires gradients, and there are none of a bias. "
+                f"Give {name}.detach(), or use backend='fused'."
+            )
+    ctx.numbers = words[:4]
+    ctx.save_for_backward(q, k, v, *output, *words[4:])
+    ctx.set_materialize_grads(False)
+
+
+def _go_back(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    *known, key_range, documents, mask, bias, by_distance, sinks = ctx.saved_tensors
+    words = (*ctx.numbers, key_range, documents, mask, bias, by_distance, sinks)
+    *given, of_sinks = attention_backward(*known, *grads, *words)
+    return *given, *[None] * 10, None if sinks is None else of_sinks
+
+
+attention.register_autograd(_go_back, setup_context=_keep)
+
+
+@attention.register_vmap
+def _map(info: Any, in_dims: Dims, *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """One more axis becomes part of the batch. Sinks have none: each of theirs is a call."""
+    N = info.batch_size
+    if in_dims[-1] is not None:
+        each = [attention(*_one(inputs, in_dims, n)) for n in range(N)]
+        return tuple(torch.stack(found) for found in zip(*each, strict=True)), (0, 0, 0)
+    q, at = inputs[0], in_dims[0]
+    B = q.shape[0] if at is None else q.movedim(at, 0).shape[1]
+    folded = [
+        _fold(x, at, N, B) if isinstance(x, Tensor) else x
+        for x, at in zip(inputs[:-1], in_dims, strict=False)
+    ]
+    found = attention(*folded, inputs[-1])
+    return tuple(x.unflatten(0, (N, B)) for x in found), (0, 0, 0)
+
+
+def _one(inputs: Sequence[Any], in_dims: Dims, n: int) -> list[Any]:
+    return [x if at is None else x.select(at, n) for x, at in zip(inputs, in_dims, strict=True)]
+
+
+def _fold(x: Tensor, at: int | None, N: int, B: int) -> Tensor:
+    """Texts of all `N` batches of `B`, copied only where steps cannot say the same."""
+    if at is None and x.shape[0] == 1:
+        return x.expand(N * B, *x.shape[1:])
+    x = x.unsqueeze(0) if at is None else x.movedim(at, 0)
+    return x.expand(N, B, *x.shape[2:]).flatten(0, 1)
