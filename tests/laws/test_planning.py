@@ -173,6 +173,19 @@ def test_passes_are_timed_in_turn_and_nothing_is_left_behind() -> None:
     assert all(time > 0 for one in times for time in (one.whole, *one.blocks))
 
 
+def test_the_clock_that_is_given_tells_the_time() -> None:
+    model = zoo.make("Bert")
+    seen = iter(range(1000))
+    [times] = time_passes(
+        [model], {"input_ids": torch.arange(5)[None]}, 3, lambda: 2.0 * next(seen)
+    )
+    # It is looked at before and after, and by no one in between.
+    assert times.whole == 2.0
+    assert times.blocks == (2.0,) * len(
+        find_attentions(model, {"input_ids": torch.arange(5)[None]})
+    )
+
+
 def test_a_cache_of_latents_is_no_head_s_own() -> None:
     counted = costs(zoo.make("DeepseekV3"))
     assert counted.names == ("parameters", "multiply_adds")

@@ -2,9 +2,10 @@
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,12 @@ class PassTimes:
 
 
 @torch.no_grad()
-def time_passes(models: Sequence[nn.Module], batch: Any, passes: int = 9) -> list[PassTimes]:
+def time_passes(
+    models: Sequence[nn.Module],
+    batch: Any,
+    passes: int = 9,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[PassTimes]:
     """Time models beside each other: they take turns, so that all meet the same noise.
 
     Whole passes are timed apart from their blocks, since to look at a clock takes time too. They
@@ -37,7 +43,15 @@ def time_passes(models: Sequence[nn.Module], batch: Any, passes: int = 9) -> lis
     Args:
         batch: What each of them is run on.
         passes: How many of each the medians are of.
+        clock: What tells the time in seconds. `time.process_time` leaves out what other
+            processes took.
     """
+
+    def now(model: nn.Module) -> float:
+        if next(model.parameters()).is_cuda:
+            torch.cuda.synchronize()
+        return clock()
+
     found = [find_attentions(model, batch) for model in models]
     whole: list[list[float]] = [[] for _ in models]
     blocks: list[list[list[float]]] = [[] for _ in models]
@@ -45,10 +59,10 @@ def time_passes(models: Sequence[nn.Module], batch: Any, passes: int = 9) -> lis
         for model in models:
             modes.enter_context(in_evaluation(model))
         for at, model in (passes + 1) * [*enumerate(models)]:
-            started = _now(model)
+            started = now(model)
             call_with(model, batch)
-            whole[at].append(_now(model) - started)
-            with _clocks(model, found[at]) as times:
+            whole[at].append(now(model) - started)
+            with _clocks(model, found[at], partial(now, model)) as times:
                 call_with(model, batch)
             blocks[at].append(times)
     # The first pass also sets things up.
@@ -62,16 +76,18 @@ def time_passes(models: Sequence[nn.Module], batch: Any, passes: int = 9) -> lis
 
 
 @contextmanager
-def _clocks(model: nn.Module, attentions: Sequence[Attention]) -> Iterator[list[float]]:
+def _clocks(
+    model: nn.Module, attentions: Sequence[Attention], now: Callable[[], float]
+) -> Iterator[list[float]]:
     """How long each attention block takes, in the order of their calls."""
     started: list[float] = []
     taken: list[float] = []
 
     def start(*_: Any) -> None:
-        started.append(_now(model))
+        started.append(now())
 
     def stop(*_: Any) -> None:
-        taken.append(_now(model) - started.pop())
+        taken.append(now() - started.pop())
 
     with ExitStack() as hooks:
         for name in {attention.around: None for attention in attentions}:
@@ -79,9 +95,3 @@ def _clocks(model: nn.Module, attentions: Sequence[Attention]) -> Iterator[list[
             hooks.callback(module.register_forward_pre_hook(start).remove)
             hooks.callback(module.register_forward_hook(stop).remove)
         yield taken
-
-
-def _now(model: nn.Module) -> float:
-    if next(model.parameters()).is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
