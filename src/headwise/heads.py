@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 
 from typing_extensions import TypeIs
 
@@ -61,18 +62,24 @@ def resolve_heads(wanted: HeadsLike, existing: Iterable[Head]) -> list[Head]:
 
 
 def _each(wanted: HeadsLike) -> list[HeadLike]:
-    if isinstance(wanted, Mapping):
-        return [(layer, head) for layer, heads in wanted.items() for head in heads]
     if isinstance(wanted, Head | str) or _is_pair(wanted):
         return [wanted]
-    return list(wanted)
+    try:
+        if isinstance(wanted, Mapping):
+            return [(layer, head) for layer, heads in wanted.items() for head in heads]
+        return list(wanted)
+    except TypeError as error:
+        raise HeadError(
+            f"heads: {wanted!r} names no heads. Write 'L5.H3', (5, 3), a list of either, or "
+            f"{{5: [3]}}."
+        ) from error
 
 
 def _is_pair(wanted: object) -> TypeIs[tuple[int, int]]:
     return (
         isinstance(wanted, tuple)
         and len(wanted) == 2
-        and all(isinstance(part, int) for part in wanted)
+        and all(isinstance(part, Integral) for part in wanted)
     )
 
 
@@ -81,6 +88,8 @@ def _resolve(one: HeadLike, known: set[Head]) -> Head:
         one = Head.parse(one)
     if isinstance(one, Head):
         matches = [head for head in known if head == one]
+    elif not isinstance(one, Iterable):
+        raise HeadError(f"heads: {one!r} names no head. Write 'L5.H3' or (5, 3).")
     else:
         matches = [head for head in known if (head.layer, head.head) == tuple(one)]
     if len(matches) > 1:

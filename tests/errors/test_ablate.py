@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise import ablate
+from headwise import ablate, prune
 from headwise.errors import ArgumentError, HeadError, ShapeError, UnsupportedError
 from headwise.layer import MultiHeadAttention
 from headwise.models import find_attentions, gate_heads
@@ -31,6 +31,9 @@ def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
         ("L1.H0", "no head L1.H0"),
         (["L0.H1", (0, 1)], "L0.H1 is named twice"),
         ("H3", "'H3' names no head"),
+        (3, "3 names no heads"),
+        ([3], "3 names no head"),
+        ({0: 1}, r"\{0: 1\} names no heads"),
     ],
 )
 def test_a_head_that_is_not_there_or_named_twice(heads: Any, told: str) -> None:
@@ -46,6 +49,15 @@ def test_an_unknown_mode() -> None:
 def test_a_reference_that_nothing_would_be_taken_from() -> None:
     with pytest.raises(ArgumentError, match="mode='zero'"):
         _refused(MultiHeadAttention(12, 4), (0, 1), reference=[(X,)])
+
+
+@pytest.mark.parametrize("reference", ["a text", ["a text"]])
+def test_a_reference_of_texts(reference: Any) -> None:
+    told = ": reference holds the text 'a text'"
+    with pytest.raises(ArgumentError, match=f"ablate{told}"):
+        _refused(MultiHeadAttention(12, 4), (0, 1), mode="mean", reference=reference)
+    with pytest.raises(ArgumentError, match=f"prune{told}"):
+        prune(MultiHeadAttention(12, 4), (0, 1), fold="mean", reference=reference)
 
 
 def test_a_reference_without_a_batch() -> None:

@@ -165,6 +165,17 @@ def test_without_a_reference_the_mean_is_that_of_each_batch() -> None:
     assert not torch.allclose(by_batch, first)
 
 
+@pytest.mark.parametrize("make", ["ours", "mini"])
+@torch.no_grad()
+def test_heads_are_taken_away_in_steps(make: str) -> None:
+    model, batch = BARE[make]()
+    layer = 0 if make == "ours" else 1
+    with ablate(model, [(0, 1), (layer, 2)]):
+        wanted = model(*batch)
+    with ablate(model, (0, 1)), ablate(model, (layer, 2)):
+        assert torch.equal(model(*batch), wanted)
+
+
 def test_layers_that_share_their_weights_lose_heads_apart() -> None:
     model = zoo.make("Albert")
     batch = _batch(model)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 import zoo
+from test_prune import T5_GONE, _t5
 from torch import nn
 from transformers import dynamic_module_utils
 
@@ -169,3 +170,14 @@ def test_an_encoder_decoder_is_stock_where_all_layers_lose_the_same(tmp_path: Pa
         for format in ("stock", "padded"):
             found = _opened(save(small, tmp_path / format, format=format))
             torch.testing.assert_close(found(**batch).logits, wanted)
+
+
+@pytest.mark.usefixtures("_trusted")
+@pytest.mark.parametrize("format", ["headwise", "padded", "remote-code"])
+def test_a_t5_with_other_heads_in_each_layer_is_saved(format: Any, tmp_path: Path) -> None:
+    small = prune(_t5(), T5_GONE)
+    batch = example_of(small)
+    found = load(save(small, tmp_path / "small", format=format))
+    with torch.no_grad():
+        wanted = small(**batch).logits
+        torch.testing.assert_close(found(**batch).logits, wanted, rtol=0, atol=1e-5 * wanted.max())

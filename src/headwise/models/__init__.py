@@ -21,6 +21,7 @@ from headwise.models.owning import (
     Share,
     ablate,
     attached_parts,
+    batches_of,
     by_attention,
     call_with,
     count_heads,
@@ -38,6 +39,7 @@ from headwise.models.owning import (
     replace_heads,
 )
 from headwise.models.smaller import (
+    TABLE,
     Differences,
     OwnHeads,
     Reader,
@@ -45,6 +47,7 @@ from headwise.models.smaller import (
     as_stock,
     describe_smaller,
     differences_of,
+    hands_on,
     rebuild,
     resize,
     set_count,
@@ -53,6 +56,7 @@ from headwise.models.smaller import (
 )
 
 __all__ = [
+    "TABLE",
     "Ablation",
     "Attention",
     "Batch",
@@ -75,6 +79,7 @@ __all__ = [
     "as_stock",
     "attached_parts",
     "batches",
+    "batches_of",
     "by_attention",
     "call_with",
     "context_of",
@@ -88,6 +93,7 @@ __all__ = [
     "find_shares",
     "fingerprint",
     "gate_heads",
+    "hands_on",
     "heads_of",
     "in_evaluation",
     "is_linear",

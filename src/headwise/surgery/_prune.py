@@ -13,6 +13,7 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadsLike
 from headwise.models import (
     Attention,
+    batches_of,
     edit_heads,
     example_of,
     find_attentions,
@@ -25,10 +26,12 @@ from headwise.surgery._answer import answer_of, difference
 from headwise.surgery._plan import Plan
 from headwise.surgery.cutting import (
     InPlaceOfTorch,
+    bound_to_biases,
     carry_biases,
     choose,
     cut,
     fold_into_bias,
+    is_bias_table,
     keep_heads,
     put_in_place,
 )
@@ -51,7 +54,7 @@ def prune(
     and needs no list of architectures. The heads that are left are numbered anew.
 
     Removing all query heads of a kv head removes its keys and values too, and their cache. Heads
-    that are bound to position biases which the model makes for all of them (ALiBi, MPNet) take
+    that are bound to position biases which the model makes for all of them (ALiBi, MPNet, T5) take
     theirs with them. In place of `nn.MultiheadAttention`, which cannot be narrower than its input,
     stands a layer that is called in the same way; the weights it tells are of the heads left.
 
@@ -66,7 +69,8 @@ def prune(
         The smaller model, in the mode of the model.
     Raises:
         HeadError: a head does not exist, is named twice, or is the last of its layer.
-        ArgumentError: the plan is for another model, or `fold` is given without a reference.
+        ArgumentError: the plan is for another model, `fold` is given without a reference, or the
+            reference holds texts.
         UnsupportedError: the heads cannot be cut out exactly, or the weights are quantised,
             under adapters or spread over devices.
 
@@ -85,10 +89,13 @@ def prune(
     small = put_in_place(deepcopy(model), [a.site.name for a in first if not a.called])
     parts = dict(zip(attentions, find_attentions(small, batch), strict=True))
     shares = find_shares(small, [parts[a] for a in first], batch)
+    bound = bound_to_biases(model, kept, batch)
     for attention, heads in first.items():
         part, own = parts[attention], shares[parts[attention]]
-        cut(small, part, own, choose(part, own, heads, expand))
-    carry_biases(model, small, first, batch)
+        keep = choose(part, own, heads, expand)
+        whole = attention in bound  # then so are the biases that it makes
+        cut(small, part, [one for one in own if not (whole and is_bias_table(one))], keep)
+    carry_biases(bound, small, kept)
     keep_heads(small, {parts[a].module: heads for a, heads in first.items()})
     removed = {a: [h for h in range(a.site.n_heads) if h not in stay] for a, stay in kept.items()}
     means = mean_heads(model, attentions, batches) if fold else None
@@ -116,7 +123,7 @@ class _Gone:
 def _checked(model: nn.Module, fold: str | None, reference: Iterable[Any] | None) -> list[Any]:
     if fold not in (None, "mean"):
         raise ArgumentError(f"prune: fold={fold!r}. Choose 'mean' or None.")
-    batches = [reference] if isinstance(reference, Mapping) else list(reference or ())
+    batches = batches_of(reference, "prune")
     if fold and not batches:
         raise ArgumentError("prune: fold='mean' without a reference. Give batches to average over.")
     refuse_packed(model, "prune")

@@ -14,7 +14,12 @@ from headwise.models.owning._attention import (
     heads_of,
 )
 from headwise.models.owning._edit import edit_heads
-from headwise.models.owning._example import call_with, example_of, in_evaluation
+from headwise.models.owning._example import (
+    batches_of,
+    call_with,
+    example_of,
+    in_evaluation,
+)
 from headwise.models.owning._projection import (
     OutputProjection,
     is_linear,
@@ -39,6 +44,7 @@ __all__ = [
     "Share",
     "ablate",
     "attached_parts",
+    "batches_of",
     "by_attention",
     "call_with",
     "count_heads",

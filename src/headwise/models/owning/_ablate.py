@@ -14,7 +14,7 @@ from headwise.heads import Head, HeadsLike
 from headwise.models.hearing import Inputs
 from headwise.models.owning._attention import Attention, by_attention, find_attentions
 from headwise.models.owning._edit import Edit, edit_heads
-from headwise.models.owning._example import run
+from headwise.models.owning._example import batches_of, run
 
 Mode = Literal["zero", "mean"]
 
@@ -90,7 +90,8 @@ def ablate(
         What is taken away, and over what the mean is taken.
     Raises:
         HeadError: a head does not exist or is named twice.
-        ArgumentError: `mode` is unknown, or `reference` is empty or given for zeros.
+        ArgumentError: `mode` is unknown, or `reference` is empty, holds texts or is given for
+            zeros.
         UnsupportedError: the heads of the model cannot be told apart where they are mixed.
 
     Example:
@@ -196,7 +197,7 @@ def _checked(mode: str, reference: Iterable[Any] | None) -> list[Any]:
         return []
     if mode == "zero":
         raise ArgumentError("ablate: reference is given for mode='zero'. Say mode='mean'.")
-    batches = [reference] if isinstance(reference, Mapping) else list(reference)
+    batches = batches_of(reference, "ablate")
     if not batches:
         raise ArgumentError("ablate: reference holds no batch. Give one or more.")
     return batches

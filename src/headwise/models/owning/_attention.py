@@ -102,7 +102,8 @@ class _Search:
         with ExitStack() as stack:
             self._running = stack.enter_context(listen(self._model, self._hear))
             for module in self._model.modules():
-                hook = module.register_forward_pre_hook(self._prove)
+                # First of all: others may be taking heads away already.
+                hook = module.register_forward_pre_hook(self._prove, prepend=True)
                 stack.callback(hook.remove)
             yield
 

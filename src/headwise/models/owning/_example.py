@@ -41,6 +41,24 @@ def call_with(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
+def batches_of(reference: Any, who: str) -> list[Any]:
+    """Batches as a list, also where a single one is given; none for None.
+
+    Raises:
+        ArgumentError: one is a text.
+    """
+    if isinstance(reference, Mapping | str | Tensor):
+        reference = [reference]
+    whole = list(reference or ())
+    for one in whole:
+        if isinstance(one, str):
+            raise ArgumentError(
+                f"{who}: reference holds the text {one[:40]!r}. Give batches, such as a tokenizer "
+                f"makes of texts."
+            )
+    return whole
+
+
 def example_of(model: nn.Module) -> Any:
     """A short batch of the kind that a model reads.
 

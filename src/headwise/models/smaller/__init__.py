@@ -11,10 +11,11 @@ from headwise.models.smaller._differences import Differences
 from headwise.models.smaller._fresh import Reader, answer_afresh
 from headwise.models.smaller._layer import read_layer, write_layer
 from headwise.models.smaller._remote import write_remote
-from headwise.models.smaller._shrink import OwnHeads, resize, set_count
+from headwise.models.smaller._shrink import TABLE, OwnHeads, hands_on, resize, set_count
 from headwise.models.smaller._stock import as_stock, rebuild
 
 __all__ = [
+    "TABLE",
     "Differences",
     "OwnHeads",
     "Reader",
@@ -24,6 +25,7 @@ __all__ = [
     "class_of_smaller",
     "describe_smaller",
     "differences_of",
+    "hands_on",
     "read_layer",
     "read_smaller",
     "rebuild",

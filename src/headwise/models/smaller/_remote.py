@@ -65,9 +65,10 @@ def _auto_classes(base: type, config: type) -> list[str]:
     import transformers
 
     found = []
-    for name in dir(transformers):
+    # To look at the other names would import all of transformers.
+    for name in [name for name in dir(transformers) if name.startswith("AutoModel")]:
         known: Any = getattr(getattr(transformers, name), "_model_mapping", None)
-        if name.startswith("AutoModel") and known is not None:
+        if known is not None:
             chosen = known.get(config, ())
             if base in (chosen if isinstance(chosen, tuple) else (chosen,)):
                 found.append(name)

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 OF_CONFIG = "config."
+# Where T5 and its kin keep the position biases of a stack, in its first layer.
+TABLE = "relative_attention_bias"
 
 
 class LayerConfig:
@@ -56,6 +58,9 @@ def resize(module: nn.Module) -> None:
 class OwnHeads:
     """Gives an attention its heads of the position biases that the model makes for all it had.
 
+    Where an attention hands its biases on to the next one (T5 and its kin), it goes on handing on
+    those of all heads.
+
     Args:
         heads: Which of them are its own, in their order.
         n_heads: How many there were.
@@ -65,6 +70,7 @@ class OwnHeads:
 
     def __init__(self, heads: Sequence[int], n_heads: int) -> None:
         self.heads, self.n_heads = [*heads], n_heads
+        self._whole: torch.Tensor | None = None  # the biases of all heads, during a call
 
     @classmethod
     def on(cls, module: nn.Module) -> "OwnHeads | None":
@@ -74,16 +80,23 @@ class OwnHeads:
 
     def put_on(self, module: nn.Module) -> None:
         """Let a module be given its heads whenever it is called, in place of what it had."""
-        for key, hook in [*module._forward_pre_hooks.items()]:
-            if isinstance(hook, OwnHeads):
-                del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
+        before = OwnHeads.on(module)
+        if before is not None:
+            before.heads, before.n_heads = self.heads, self.n_heads
+            return
         module.register_forward_pre_hook(self, with_kwargs=True)
+        if hands_on(module):
+            module.register_forward_hook(self.for_others)
+            if module.has_relative_attention_bias:
+                module.get_submodule(TABLE).register_forward_hook(self.of_table)
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         names = inspect.signature(type(module).forward).parameters
         places = [*names][1:]  # without self
+        if hands_on(module):
+            self._whole = kwargs.get("position_bias")
         chosen = tuple(self.of(name, x) for name, x in zip(places, args, strict=False))
         return chosen, {name: self.of(name, x) for name, x in kwargs.items()}
 
@@ -96,6 +109,25 @@ class OwnHeads:
         if x.ndim == 3 and x.shape[0] % self.n_heads == 0 and name != "attention_mask":
             return x.reshape(-1, self.n_heads, *x.shape[1:])[:, self.heads].flatten(0, 1)
         return x
+
+    def of_table(self, table: nn.Module, args: Any, biases: torch.Tensor) -> torch.Tensor:
+        """The own heads of biases `[T, S, H]` that a module makes for its whole stack."""
+        self._whole = biases.permute(2, 0, 1)[None]
+        return biases[..., self.heads]
+
+    def for_others(self, module: nn.Module, args: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What a module gives, with the biases of all heads; those that nobody made are zeros."""
+        given, own, *more = output
+        whole, self._whole = self._whole, None
+        if whole is None:
+            whole = own.new_zeros(1, self.n_heads, *own.shape[2:])
+        return given, whole, *more
+
+
+def hands_on(module: nn.Module) -> bool:
+    """Whether an attention gives the position biases of its stack to the one after it."""
+    names = inspect.signature(type(module).forward).parameters
+    return hasattr(module, "has_relative_attention_bias") and "position_bias" in names
 
 
 def shrink(

@@ -9,24 +9,46 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.models import Attention, OwnHeads, call_with, in_evaluation
+from headwise.models import TABLE, Attention, OwnHeads, Share, call_with, hands_on, in_evaluation
+
+
+def bound_to_biases(
+    model: nn.Module, kept: Mapping[Attention, Sequence[int]], batch: Any
+) -> list[Attention]:
+    """The attentions that must take the position biases of their heads out of those for all.
+
+    Args:
+        kept: Of each attention of the model, the heads that stay.
+    """
+    given = _given_biases(model, kept, batch)
+    stacks: dict[str, list[Attention]] = {}
+    for attention in kept:
+        if hands_on(attention.module):
+            stacks.setdefault(attention.site.stack, []).append(attention)
+    for layers in stacks.values():
+        alike = len({tuple(kept[one]) for one in layers}) == 1
+        # Where all layers keep the same heads, what the first makes is cut as they are.
+        if not alike or any(OwnHeads.on(one.module) for one in layers):
+            given |= dict.fromkeys(layers)
+    return [one for one in given if len(kept[one]) < one.site.n_heads]
 
 
 def carry_biases(
-    model: nn.Module, small: nn.Module, kept: Mapping[Attention, Sequence[int]], batch: Any
+    bound: Iterable[Attention], small: nn.Module, kept: Mapping[Attention, Sequence[int]]
 ) -> None:
-    """Let each attention of the smaller model go on with the biases of the heads that it keeps.
-
-    Args:
-        kept: Of each attention of the model that heads were cut out of, those that stay.
-    """
-    for attention in _given_biases(model, kept, batch):
+    """Let attentions of the smaller model go on with the biases of the heads that they keep."""
+    for attention in bound:
         heads, n_heads = [*kept[attention]], attention.site.n_heads
         module = small.get_submodule(attention.site.name)
         before = OwnHeads.on(module)
         if before is not None:  # heads were cut out before
             heads, n_heads = [before.heads[head] for head in heads], before.n_heads
         OwnHeads(heads, n_heads).put_on(module)
+
+
+def is_bias_table(share: Share) -> bool:
+    """Whether a weight holds the position biases that a layer makes for its whole stack."""
+    return TABLE in share.name.split(".")
 
 
 @torch.no_grad()
@@ -45,8 +67,8 @@ def _given_biases(
 
     with ExitStack() as hooks, in_evaluation(model):
         for attention in attentions:
-            if hasattr(attention.module, "has_relative_attention_bias"):
-                continue  # the first layer makes them for all, and of as many heads as it keeps
+            if hands_on(attention.module):
+                continue  # the first layer makes them for all, perhaps of the heads it keeps
             put = attention.module.register_forward_pre_hook
             told = partial(look, attention)
             hooks.callback(put(told, with_kwargs=True).remove)

@@ -1,13 +1,13 @@
 """Let the heads of a model share keys and values: grouped or multi-query attention."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Attention, example_of, find_attentions, find_shares
+from headwise.models import Attention, batches_of, example_of, find_attentions, find_shares
 from headwise.surgery._answer import answer_of, difference
 from headwise.surgery._prune import refuse_packed
 from headwise.surgery.grouping._fewer import KvHeads
@@ -107,7 +107,7 @@ def _checked(
 ) -> list[Any]:
     if method not in ("fit", "mean"):
         raise ArgumentError(f"group_heads: method={method!r}. Choose 'fit' or 'mean'.")
-    batches = [reference] if isinstance(reference, Mapping) else list(reference or ())
+    batches = batches_of(reference, "group_heads")
     if reference is not None and (method == "mean" or not batches):
         raise ArgumentError(
             f"group_heads: reference holds {len(batches)} batches for method={method!r}. Give some "

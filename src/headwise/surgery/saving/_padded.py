@@ -18,7 +18,7 @@ from headwise.models import (
     find_shares,
     rebuild,
 )
-from headwise.surgery.cutting import Keep, kept_indices
+from headwise.surgery.cutting import Keep, is_bias_table, kept_indices
 
 
 def as_padded(model: nn.Module) -> nn.Module:
@@ -61,6 +61,8 @@ def _spread(
     """The weights of an attention at their places in the larger one: `cut`, run backwards."""
     counts = count_heads(other, shares)
     held = [share for share in shares if share.name in weights]
+    if OwnHeads.on(own.module) is not None:  # what is made for the whole stack was left whole
+        held = [share for share in held if not is_bias_table(share)]
     sizes = [weights[share.name].shape[share.axis] for share in held]
     for keep in _ways(own, counts):
         places = [kept_indices(share, counts, keep) for share in held]
