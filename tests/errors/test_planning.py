@@ -1,14 +1,16 @@
 """Plans that cannot be made are refused with what was asked for."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headwise.errors import ArgumentError, HeadError, HeadwiseError
+from headwise.errors import ArgumentError, HeadError, HeadwiseError, InputError
 from headwise.heads import Head
 from headwise.scores import Scores
-from headwise.surgery import Costs, plan
+from headwise.surgery import Costs, LayerPlan, Plan, plan
 
 HEADS = tuple(Head("", layer, head) for layer in range(2) for head in range(4))
 SCORES = Scores(HEADS, np.tile(np.arange(4), 2), np.arange(8.0)[None], model="abc")
@@ -52,8 +54,46 @@ def _costs(model: str = "abc") -> Costs:
             ArgumentError,
             "8 parameters is kept with all heads",
         ),
+        ({"budget": 4, "costs": _costs()}, ArgumentError, "budget=4. Give numbers by name"),
+        ({"budget": {}, "costs": _costs()}, ArgumentError, r"budget=\{\}. Give numbers by name"),
+        (
+            {"remove": 0.5, "costs": _costs("other")},
+            ArgumentError,
+            "costs are of the model 'other'",
+        ),
+        ({"heads": "L0.H1", "uniform": True}, ArgumentError, "uniform=True, .* leave 3, 4 in the"),
     ],
 )
 def test_what_cannot_be_planned(how: dict[str, Any], kind: type[HeadwiseError], told: str) -> None:
     with pytest.raises(kind, match=told):
         plan(SCORES, **how)
+
+
+def test_a_layer_that_is_told_of_twice() -> None:
+    with pytest.raises(HeadError, match="layer 3 of encoder is told of twice"):
+        Plan((LayerPlan("encoder", 3, 4, (1,)), LayerPlan("encoder", 3, 4, (2,))))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "Expecting value"),
+        ("[]", "'list' object"),
+        ('{"format": "headwise-costs/9"}', "its format is 'headwise-costs/9'"),
+        ('{"format": "headwise-costs/1"}', "'heads'"),
+    ],
+)
+def test_a_file_without_costs(tmp_path: Path, content: str, told: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(content, "utf-8")
+    with pytest.raises(InputError, match=f"costs.json holds no costs .*{told}"):
+        Costs.load(path)
+
+
+def test_costs_of_too_few_heads(tmp_path: Path) -> None:
+    path = _costs().save(tmp_path / "costs.json")
+    content = json.loads(path.read_text("utf-8"))
+    content["kv_heads"].pop()
+    path.write_text(json.dumps(content), "utf-8")
+    with pytest.raises(InputError, match="7 numbers for 8 heads"):
+        Costs.load(path)

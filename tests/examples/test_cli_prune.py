@@ -15,6 +15,7 @@ from command import headwise
 from folders import write_llama
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
+OPENED = "Opened again in a fresh process, it answers the same"
 TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
 
 
@@ -43,16 +44,20 @@ def test_the_smaller_model_is_the_library_s(place: Path) -> None:
     scores = hw.Scores.load(place / "scores.parquet")
     model = hw.load(place / "model")
     plan = hw.plan(scores, remove=0.5)
-    assert f"6 heads go ({plan.why}): {', '.join(map(str, plan.removed))}" in err
+    told = err.splitlines()
+    # What goes and what it saves is told before anything is done.
+    counted = hw.costs(model)
+    known = hw.plan(scores, remove=0.5, costs=counted)
+    assert "\n".join(str(known).splitlines()) in "\n".join(told)
+    assert told.index(str(known).splitlines()[-1]) < told.index(OPENED)
+    assert plan.removed == known.removed
     small, ids = hw.load(place / "plain"), torch.tensor([[3, 4, 5, 4]])
     with torch.no_grad(), hw.ablate(model, list(plan.removed)):
         gated = model(input_ids=ids).logits
     with torch.no_grad():
         torch.testing.assert_close(small(input_ids=ids).logits, gated)
-    counted = hw.costs(model)
-    for name in counted.own:
-        before, after = counted.after((), name), counted.after(plan.removed, name)
-        assert f"{name} of heads: {before:g} before, {after:g} after (-50.0%)" in out
+    assert "parameters of heads: " not in out
+    assert re.search(r"^parameters: [\d,]+ before, [\d,]+ after", out, re.MULTILINE)
     assert "milliseconds of attention blocks: " in out
     assert "milliseconds of a pass: " in out
     assert f"The smaller model is in {place / 'plain'}" in out
@@ -220,5 +225,5 @@ def test_scores_of_another_model_are_refused(place: Path) -> None:
     by = ("--by", place / "scores.parquet", "-o", place / "new")
     done = headwise("prune", place / "other", "--remove", 0.5, *by)
     assert done.code == 2
-    assert "the plan is for the model" in done.err
+    assert "scores.parquet are of the model" in done.err
     assert not (place / "new").exists()

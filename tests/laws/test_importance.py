@@ -293,6 +293,10 @@ def test_texts_are_read_with_their_tokenizer() -> None:
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
     tokenizer.pre_tokenizer = Whitespace()
     model = MiniGPT(MiniGPTConfig(3, 8, 12, 4, 2, 2)).eval()
+    one = {"input_ids": torch.tensor([[0, 1, 2]])}
+    # A batch alone is no list of texts, though what it holds goes by names.
+    alone, listed = (importance(model, given, tokenizer=tokenizer) for given in (one, [one]))
+    np.testing.assert_array_equal(alone.per_text, listed.per_text)
     scores: Scores = importance(model, ["a b c", "c b"], tokenizer=tokenizer)
     ids = [{"input_ids": torch.tensor([[2, 1]])}, {"input_ids": torch.tensor([[0, 1, 2]])}]
     alone = importance(model, ids)

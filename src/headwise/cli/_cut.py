@@ -12,6 +12,7 @@ from headwise.cli._curve import curves_of, material_of, orders_of, write_curves
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
 from headwise.cli._work import Texts, open_model, sentences_of
+from headwise.errors import ArgumentError
 from headwise.gauge import read_given
 from headwise.models import batches, encode
 from headwise.recovery import recover
@@ -47,15 +48,18 @@ def cut(
     """
     scores = Scores.load(order.by)
     orders = orders_of(scores, [Scores.load(path) for path in order.beside])
-    planned = plan(scores, remove=order.remove, uniform=order.uniform)
+    plan(scores, remove=order.remove, uniform=order.uniform)  # what cannot be is said at once
     opened, tokenizer = open_model(model, shared)
     counted = costs(opened)
-    told: dict[str, tuple[float, ...]] = {
-        f"{name} of heads": (counted.after((), name), counted.after(planned.removed, name))
-        for name in counted.own
-    }
-    names = ", ".join(map(str, planned.removed))
-    note(f"{len(planned.removed)} heads go ({planned.why}): {names}")
+    if scores.model != counted.model:
+        raise ArgumentError(
+            f"prune: the scores in {order.by} are of the model {scores.model}, and {model} is "
+            f"{counted.model}. Weigh its heads anew: headwise importance."
+        )
+    planned = plan(scores, remove=order.remove, uniform=order.uniform, costs=counted)
+    for line in str(planned).splitlines():
+        note(line)
+    told: dict[str, tuple[float, ...]] = {f"{k} of heads": x for k, x in planned.costs.items()}
     texts = sentences_of(given)
     read = [] if not given else _read(texts, opened, tokenizer, shared)
     material = material_of(given, scores.loss, opened, tokenizer, shared) if order.curve else None

@@ -74,6 +74,7 @@ def prune(
         raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
     from headwise.cli import _cut, _work
     from headwise.curves import Elbow
+    from headwise.surgery import amount
 
     order = _cut.Order(by, beside or [], remove, uniform, timed, curve, recover, format)
     told = _cut.cut(model, order, _work.given_in(text, pairs, shared), shared, out, force)
@@ -81,7 +82,9 @@ def prune(
         say_json(told)
         return
     for name, (before, after) in told["costs"].items():
-        say(f"{name}: {before:g} before, {after:g} after ({after / before - 1:+.1%})")
+        if not name.endswith(" of heads"):  # which were told before
+            change = f"{after / before - 1:+.1%}"
+            say(f"{name}: {amount(before)} before, {amount(after)} after ({change})")
     for name, allowed, *elbow in (row.values() for row in told["elbows"]):
         say(f"{name}: {Elbow(*elbow)} heads go before {allowed:.4g} more is lost")
     if curve:

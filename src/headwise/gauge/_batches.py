@@ -20,7 +20,7 @@ _SIZE = 16
 _HIDDEN = 0.15
 _IGNORED = -100
 
-Given = Sequence[str] | Iterable[Mapping[str, Any]]
+Given = Sequence[str] | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 
 
 def read_given(
@@ -35,7 +35,9 @@ def read_given(
         ArgumentError: there is nothing to read, or texts come without their tokenizer.
         InputError: a masked language model's tokenizer has no mask.
     """
-    whole: list[Any] = [given] if isinstance(given, str) else list(given)
+    # A single batch too, which would fall apart into the names of its tensors.
+    single = isinstance(given, str) or hasattr(given, "items")
+    whole: list[Any] = [given] if single else list(given)
     if not whole:
         raise ArgumentError("batches: 0 given. Give texts, or at least one batch.")
     device = next(model.parameters()).device

@@ -1,7 +1,7 @@
 """Smaller models: which heads go, cutting them out, writing down what is left."""
 
 from headwise.surgery._decide import plan
-from headwise.surgery._plan import LayerPlan, Plan
+from headwise.surgery._plan import LayerPlan, Plan, amount
 from headwise.surgery._prune import prune
 from headwise.surgery.grouping import GroupedLayer, Method, group_heads
 from headwise.surgery.pricing import Costs, PassTimes, costs, time_passes
@@ -15,6 +15,7 @@ __all__ = [
     "Method",
     "PassTimes",
     "Plan",
+    "amount",
     "costs",
     "group_heads",
     "plan",

@@ -1,7 +1,8 @@
 """`plan`: which heads go, decided from scores by a rule; it needs no model."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
 
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadsLike, resolve_heads
@@ -41,12 +42,14 @@ def plan(
         heads: The heads that go, whatever their scores: `"L5.H3"`, `(5, 3)`, `{5: [3]}`.
         budget: What the attention may cost afterwards, by a name that `costs` knows:
             `{"parameters": 4e6}`, `{"cache_bytes": 1024}`.
-        costs: What each head costs, as `headwise.costs(model)` counts it.
+        costs: What each head costs, as `headwise.costs(model)` counts it. A budget needs it;
+            with it any plan tells what it saves.
         uniform: Whether all layers lose equally many, so that stock Transformers may load what
-            is left.
+            is left. Heads by name that leave other numbers are refused.
     Raises:
         ArgumentError: not exactly one of `remove`, `heads` and `budget` is given; none or more
-            can go; the costs are of another model, missing or do not know the name.
+            can go; the costs are of another model, missing or do not know the name; the budget
+            is no number by name; heads by name are not as many in each layer under `uniform`.
         HeadError: a head of `heads` does not exist, is named twice or is the last of its layer.
 
     Example:
@@ -60,21 +63,52 @@ def plan(
         raise ArgumentError(
             f"plan: remove={remove}, heads={heads}, budget={budget}. Give exactly one of them."
         )
+    _check_costs(costs, scores)
     if heads is not None:
-        named = resolve_heads(heads, scores.heads)
-        return Plan.of(named, scores.heads, scores.model, f"{len(named)} heads by name")
-    going: list[Step] = [(unit,) for unit in _order(scores)]
-    if uniform:
-        going = _uniform(scores)
+        chosen = resolve_heads(heads, scores.heads)
+        why = f"{len(chosen)} heads by name"
+    else:
+        chosen, rule = _least(scores, remove, budget, costs, uniform)
+        why = f"{rule}: the least important by {scores.method} of the loss {scores.loss}"
+    made = Plan.of(chosen, scores.heads, scores.model, why)
+    if uniform and not made.uniform:
+        left = ", ".join(str(len(one.keep)) for one in made.layers)
+        raise ArgumentError(
+            f"plan: uniform=True, and these heads leave {left} in the layers. Name as many of each."
+        )
+    return made if costs is None else replace(made, costs=_before_and_after(costs, chosen))
+
+
+def _least(
+    scores: Scores,
+    remove: float | None,
+    budget: Mapping[str, float] | None,
+    costs: Costs | None,
+    uniform: bool,
+) -> tuple[list[Head], str]:
+    """The least important heads, and by which rule so many."""
+    going: list[Step] = _uniform(scores) if uniform else [(unit,) for unit in _order(scores)]
     if remove is not None:
         chosen = _share(going, remove, len(scores.heads))
         rule = f"at most {remove:.0%} of {len(scores.heads)} heads"
     else:
-        chosen = _within(going, dict(budget or {}), _fitting(costs, scores))
-        rule = f"to {_told(budget or {})}"
-    evenly = ", the same number in each layer" if uniform else ""
-    why = f"{rule}{evenly}: the least important by {scores.method} of the loss {scores.loss}"
-    return Plan.of(chosen, scores.heads, scores.model, why)
+        known = _checked(budget)
+        chosen = _within(going, known, costs)
+        rule = f"to {_told(known)}"
+    return chosen, rule + (", the same number in each layer" if uniform else "")
+
+
+def _before_and_after(costs: Costs, removed: Sequence[Head]) -> dict[str, tuple[float, float]]:
+    return {name: (costs.after((), name), costs.after(removed, name)) for name in costs.names}
+
+
+def _checked(budget: Mapping[str, float] | None) -> dict[str, float]:
+    known = dict(budget) if isinstance(budget, Mapping) else {}
+    if not known or not all(isinstance(most, Real) for most in known.values()):
+        raise ArgumentError(
+            f"plan: budget={budget!r}. Give numbers by name, such as {{'parameters': 4e6}}."
+        )
+    return known
 
 
 Step = tuple[_Unit, ...]
@@ -135,19 +169,20 @@ def _check(chosen: list[Head], going: list[Step], wanted: float, told: str) -> N
         )
 
 
-def _fitting(costs: Costs | None, scores: Scores) -> Costs:
+def _check_costs(costs: Costs | None, scores: Scores) -> None:
     if costs is None:
-        raise ArgumentError("plan: a budget without costs. Give costs=headwise.costs(model).")
+        return
     if costs.heads != scores.heads or costs.model != scores.model:
         raise ArgumentError(
             f"plan: the costs are of the model {costs.model!r} with {len(costs.heads)} heads, the "
             f"scores of {scores.model!r} with {len(scores.heads)}. Measure the same model."
         )
-    return costs
 
 
-def _within(going: list[Step], budget: dict[str, float], costs: Costs) -> list[Head]:
+def _within(going: list[Step], budget: dict[str, float], costs: Costs | None) -> list[Head]:
     """The fewest heads that must go until every part of the budget is kept."""
+    if costs is None:
+        raise ArgumentError("plan: a budget without costs. Give costs=headwise.costs(model).")
     chosen: list[Head] = []
     for step in [(), *going]:
         chosen += [head for unit in step for head in unit.heads]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,11 @@ from headwise.files import write_beside
 from headwise.heads import Head, HeadsLike, resolve_heads
 
 FORMAT = "headwise-plan/1"
+
+
+def amount(x: float) -> str:
+    """A number as people read it: whole where it is large."""
+    return f"{x:,.4g}" if x < 1e4 else f"{x:,.0f}"
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Plan:
         layers: Every layer of the model, those that stay whole included.
         model: The fingerprint of the model's weights; "" fits any model of these sizes.
         why: How the heads were chosen, for those who read the plan.
+        costs: By name what all heads cost before and after, where that was counted.
 
     Example:
         >>> heads = [Head("", layer, head) for layer in range(2) for head in range(3)]
@@ -73,6 +79,16 @@ class Plan:
     layers: tuple[LayerPlan, ...]
     model: str = ""
     why: str = ""
+    costs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        layers = [(one.stack, one.layer) for one in self.layers]
+        for stack, layer in layers:
+            if layers.count((stack, layer)) > 1:
+                raise HeadError(
+                    f"Plan: layer {layer} of {stack or 'the model'} is told of twice. Tell of each "
+                    f"layer once."
+                )
 
     @classmethod
     def of(cls, remove: HeadsLike, heads: Iterable[Head], model: str = "", why: str = "") -> "Plan":
@@ -104,11 +120,15 @@ class Plan:
         return tuple(Head(one.stack, one.layer, head) for one in self.layers for head in one.remove)
 
     def __str__(self) -> str:
-        """Which heads go, of how many, and why."""
+        """Which heads go, of how many, and why; what it saves, where that was counted."""
         of = sum(one.n_heads for one in self.layers)
         names = ", ".join(map(str, self.removed)) or "none"
         why = f" ({self.why})" if self.why else ""
-        return f"{len(self.removed)} of {of} heads go: {names}{why}"
+        lines = [f"{len(self.removed)} of {of} heads go: {names}{why}"]
+        for name, (before, after) in self.costs.items():
+            saved = f" ({after / before - 1:+.1%})" if before else ""
+            lines.append(f"{name} of heads: {amount(before)} before, {amount(after)} after{saved}")
+        return "\n".join(lines)
 
     @property
     def uniform(self) -> bool:
@@ -139,7 +159,11 @@ class Plan:
             if content.get("format") != FORMAT:
                 raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
             layers = tuple(_layer(one) for one in content["layers"])
-            return cls(layers, str(content["model"]), str(content["why"]))
+            costs = {
+                str(name): (float(before), float(after))
+                for name, (before, after) in content.get("costs", {}).items()
+            }
+            return cls(layers, str(content["model"]), str(content["why"]), costs)
         except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, HeadError):
                 raise

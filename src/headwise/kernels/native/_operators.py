@@ -32,9 +32,7 @@ Dims = Sequence[int | None]
     schema=f"(Tensor q, Tensor k, Tensor v, bool entropy, {_WORDS}) "
     "-> (Tensor heads, Tensor lse, Tensor entropies)",
 )
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, entropy: bool, *words: Any
-) -> tuple[Tensor, ...]:
+def attention(q: Tensor, k: Tensor, v: Tensor, entropy: bool, *words: Any) -> tuple[Tensor, ...]:
     """Heads, log-sum-exp and entropy of every row; no entropies where none are asked for.
 
     Where there is no native kernel, as where an exported program may come to, PyTorch computes.

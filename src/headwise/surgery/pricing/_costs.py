@@ -1,8 +1,11 @@
 """What each head of a model costs: what a plan needs to keep a budget."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, InputError
+from headwise.files import write_beside
 from headwise.heads import Head
+from headwise.lab import MiniGPT
+from headwise.layer import MultiHeadAttention
 from headwise.models import (
     Attention,
     Call,
@@ -27,7 +33,11 @@ from headwise.models import (
     in_evaluation,
     listen,
 )
+from headwise.surgery._plan import amount
+from headwise.surgery.cutting import put_in_place
 from headwise.surgery.pricing._seconds import measure_seconds
+
+FORMAT = "headwise-costs/1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +69,54 @@ class Costs:
     def __str__(self) -> str:
         """What all heads cost together."""
         whole = {name: self.after((), name) for name in self.names}
-        told = (f"{name} {x:,.4g}" if x < 1e4 else f"{name} {x:,.0f}" for name, x in whole.items())
+        told = (f"{name} {amount(x)}" for name, x in whole.items())
         return f"{len(self.heads)} heads: {', '.join(told)}"
+
+    def save(self, path: str | Path) -> Path:
+        """Write what was counted and measured as JSON.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        content = {
+            "format": FORMAT,
+            "model": self.model,
+            "heads": [str(head) for head in self.heads],
+            "kv_heads": self.kv_heads.tolist(),
+            "own": {name: values.tolist() for name, values in self.own.items()},
+            "shared": {name: values.tolist() for name, values in self.shared.items()},
+            "seconds": [[*layer, values.tolist()] for layer, values in self.seconds.items()],
+        }
+        with write_beside(path) as beside:
+            beside.write_text(json.dumps(content) + "\n", "utf-8")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Costs":
+        """Read costs that `save` wrote.
+
+        Raises:
+            InputError: the file is missing or holds no costs.
+        """
+        try:
+            content = json.loads(Path(path).read_text("utf-8"))
+            if content.get("format") != FORMAT:
+                raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
+            heads = tuple(Head.parse(name) for name in content["heads"])
+            own, shared = (
+                {str(name): _column(values, heads) for name, values in content[part].items()}
+                for part in ("own", "shared")
+            )
+            seconds = {
+                (str(stack), int(layer)): np.array(values, dtype=np.float64)
+                for stack, layer, values in content["seconds"]
+            }
+            kv_heads = _column(content["kv_heads"], heads).astype(np.int64)
+            return cls(heads, kv_heads, own, shared, str(content["model"]), seconds)
+        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"Costs.load: {path} holds no costs ({error}). Give a file that Costs.save wrote."
+            ) from error
 
     def after(self, removed: Iterable[Head], name: str) -> float:
         """What all heads cost when some are gone.
@@ -85,8 +141,18 @@ class Costs:
         return float(self.own[name][left].sum() + self.shared[name][[*read.values()]].sum())
 
 
+def _column(values: Any, heads: Sequence[Head]) -> Float64[np.ndarray, " N"]:
+    column = np.array(values, dtype=np.float64)
+    if column.shape != (len(heads),):
+        raise ValueError(f"{column.size} numbers for {len(heads)} heads")
+    return column
+
+
+# Models of ours that keep keys and values as they generate; others of torch keep none.
+_WITH_CACHE = (MiniGPT, MultiHeadAttention)
+
 _WHY_NOT = {
-    "cache_bytes": "A cache of latents, which all heads share, shrinks with none of them. ",
+    "cache_bytes": "The model keeps no cache, or latents that all heads share. ",
     "seconds": "Time is measured by headwise.costs(model, batch, timed=True). ",
 }
 
@@ -97,7 +163,7 @@ def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
     `parameters`: those that all heads of a layer share are counted with none.
     `multiply_adds`: of one text of the batch, two FLOPs each; every pair of query and key counts.
     `cache_bytes`: of the keys and values of one token, as the model keeps them, in the dtype of its
-    weights; not there where the cache holds latents that all heads share.
+    weights; not there where the model keeps none, as an encoder, or latents that all heads share.
     `seconds`: of the attention blocks, projections included, in one pass over the batch: medians of
     passes in which smaller models take turns. Between the numbers of heads that were measured,
     a line is drawn.
@@ -111,17 +177,21 @@ def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
     """
     batch = example_of(model) if batch is None else batch
     attentions = find_attentions(model, batch)
-    shares = find_shares(model, attentions, batch)
-    counts = {one: count_heads(one, shares[one]) for one in attentions}
+    # Torch's own layers show nobody their heads; ours in their place cost the same.
+    theirs = [one.site.name for one in attentions if not one.called]
+    like = put_in_place(deepcopy(model), theirs) if theirs else model
+    parts = find_attentions(like, batch) if theirs else attentions
+    shares = find_shares(like, parts, batch)
+    counts = {one: count_heads(one, shares[one]) for one in parts}
     rows = [
         row
-        for one, size in zip(attentions, _sizes(model, counts, batch), strict=True)
-        for row in _rows(model, one, counts[one], shares[one], size)
+        for one, size in zip(parts, _sizes(model, parts, counts, batch), strict=True)
+        for row in _rows(like, one, counts[one], shares[one], size)
     ]
     columns = dict(zip(_COLUMNS, np.array(rows, dtype=np.float64).T, strict=True))
     own = {"parameters": columns["own"], "multiply_adds": columns["own work"]}
     shared = {"parameters": columns["shared"], "multiply_adds": columns["shared work"]}
-    if columns["cache"].all():
+    if columns["cache"].any() and not np.isnan(columns["cache"]).any():
         own["cache_bytes"], shared["cache_bytes"] = np.zeros(len(rows)), columns["cache"]
     return Costs(
         heads=tuple(heads_of(attentions)),
@@ -142,19 +212,19 @@ class _Sizes:
 
     Attributes:
         width: Of a key and a value together.
-        cached: How many numbers are kept of a token for each kv head; 0 where what is kept are
+        cached: How many numbers are kept of a token for each kv head; NaN where what is kept are
             latents that all heads share.
     """
 
     queries: int
     keys: int
     width: int
-    cached: int
+    cached: float
 
 
 def _rows(
     model: nn.Module, attention: Attention, counts: Counts, shares: Sequence[Share], sizes: _Sizes
-) -> Iterator[tuple[int, ...]]:
+) -> Iterator[tuple[float, ...]]:
     """The columns of each head of an attention."""
     # Layers that share their weights have them once, and work with them each.
     once = 0 if attention.nth else 1
@@ -188,20 +258,29 @@ def _is_parameter(model: nn.Module, share: Share) -> bool:
 
 
 @torch.no_grad()
-def _sizes(model: nn.Module, counts: Mapping[Attention, Counts], batch: Any) -> list[_Sizes]:
+def _sizes(
+    model: nn.Module,
+    attentions: Sequence[Attention],
+    counts: Mapping[Attention, Counts],
+    batch: Any,
+) -> list[_Sizes]:
     """The sizes of the call of each attention."""
     heard: list[Call] = []
     with in_evaluation(model), listen(model, heard.append):
         output = call_with(model, batch)
-    layers = getattr(getattr(output, "past_key_values", None), "layers", [])
-    if len(layers) != len(heard):  # nothing is kept, or of two stacks, which keep no latents
+    cache = getattr(output, "past_key_values", None)
+    keeps = cache is not None if hasattr(model, "config") else isinstance(model, _WITH_CACHE)
+    layers = getattr(cache, "layers", [])
+    if len(layers) != len(heard):  # of two stacks, which keep no latents
         layers = [None] * len(heard)
     found = []
-    for call, layer, count in zip(heard, layers, counts.values(), strict=True):
+    for attention, call, layer in zip(attentions, heard, layers, strict=True):
         width = call.k.shape[-1] + call.v.shape[-1]
-        cached = _cached(layer) / count.kv_heads if hasattr(layer, "keys") else width
-        latent = cached < width
-        found.append(_Sizes(call.q.shape[2], call.k.shape[2], width, 0 if latent else int(cached)))
+        cached = float(width if keeps and attention.site.stack != "encoder" else 0)
+        if hasattr(layer, "keys"):
+            kept = _cached(layer) / counts[attention].kv_heads
+            cached = float("nan") if kept < width else kept
+        found.append(_Sizes(call.q.shape[2], call.k.shape[2], width, cached))
     return found
 
 
