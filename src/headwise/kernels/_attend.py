@@ -17,6 +17,7 @@ from headwise.kernels._rows import attend_rows
 from headwise.kernels._rule import BiasLike, MaskLike, Rule, WindowLike, check_rule, make_rule
 from headwise.kernels._weights import weights_from_lse
 from headwise.kernels.native import attend_native
+from headwise.kernels.triton import attend_triton
 
 
 class AttendOutput(NamedTuple):
@@ -78,7 +79,8 @@ def attend(
         need_lse: Whether to return the log of the sum of the exponentials too.
         need_entropy: Whether to return the entropy of each query's weights too, −Σ p ln p: from
             0 to the log of the number of its keys.
-        backend: "auto", "native" (in C++), "fused" (torch's kernel) or "rows" (in PyTorch).
+        backend: "auto", "native" (in C++), "triton" (for GPUs, unmeasured), "fused" (torch's
+            kernel) or "rows" (in PyTorch).
     Returns:
         The heads; with extras an `AttendOutput`. Of half precision the heads stay in it, what
         else is returned is float32.
@@ -105,8 +107,10 @@ def attend(
         _check_tells(choice, dropout_p)
 
     compute = partial(_compute, rule=rule, choice=choice, dropout_p=dropout_p, wanted=wanted)
+    own = choice.backend == "triton" and not need_weights  # it keeps out what is hidden itself
     with _given_precision(q):
-        found = shielded(compute, q, k, v, rule, is_flag=choice.form == "causal")
+        is_flag = choice.form == "causal"
+        found = compute(q, k, v) if own else shielded(compute, q, k, v, rule, is_flag)
     if not extras:
         return found["heads"]
     lse = found["lse"] if need_lse else None
@@ -141,6 +145,8 @@ def _compute(
         return attend_rows(q, k, v, rule, dropout_p, wanted.weights, wanted.entropy)
     if choice.backend == "native":
         found = attend_native(q, k, v, rule, wanted.entropy)
+    elif choice.backend == "triton":
+        found = attend_triton(q, k, v, rule, wanted.entropy)
     else:
         found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
     return found | _missing(q, k, v, rule, choice, wanted, found)

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from headwise.errors import ArgumentError
+from headwise.kernels import triton
 from headwise.kernels._bias import Bias
 from headwise.kernels._rule import Rule
 from headwise.kernels.native import cannot
 from headwise.masks import Tile, Window, in_func_gradient, is_trained, known, settled
 
-BACKENDS = ("auto", "fused", "rows", "native")
+BACKENDS = ("auto", "fused", "rows", "native", "triton")
 # Rows in one block, where blocks skip the keys that none of their rows may attend to.
 BLOCK = 128
 # Whether this CPU multiplies tiles of bfloat16. There is no public way to ask.
@@ -27,7 +28,7 @@ HAS_AMX: bool = torch.cpu._is_amx_tile_supported()
 class Choice(NamedTuple):
     """The kernel that computes, what it is given, and the reasons."""
 
-    backend: str  # "native", "fused" or "rows"
+    backend: str  # "native", "triton", "fused" or "rows"
     form: str  # of the mask: "none", "causal" (the kernel's own flag), "blocks" or "dense"
     packed: bool  # the heads of a group as rows of one head, so that keys are read once
     wide: bool  # half precision computed in float32
@@ -45,7 +46,8 @@ def choose(
     """Pick what computes `attend` of these inputs: of their numbers nothing is read.
 
     The native kernel where it is faster; else torch's fused kernel unless it cannot follow the
-    rule, given the cheapest form of the mask.
+    rule, given the cheapest form of the mask. The kernel in Triton, which was never measured, only
+    by name.
 
     Raises:
         ArgumentError: the name is unknown, or that kernel cannot do this.
@@ -59,6 +61,10 @@ def choose(
         why = _native(rule, (q, k, v), backend, dropout_p)
         if why is not None:
             return Choice("native", form, False, wide=q.dtype != torch.float32, reason=why)
+    if backend == "triton":
+        if reason := _not_triton(rule, (q, k, v), dropout_p):
+            raise _refusal(backend, reason)
+        return Choice(backend, form, False, wide=True, reason="asked for by name")
     kernel, why = _kernel(rule, backend)
     if kernel == "rows":
         return Choice(kernel, form, packed=True, wide=True, reason=why)
@@ -88,14 +94,26 @@ def _native(
         return "asked for by name" if backend == "native" else "the native kernel is faster"
     if backend == "auto":
         return None
-    raise ArgumentError(
-        f"attend: backend='native' cannot compute this: {reason}. "
+    raise _refusal(backend, reason)
+
+
+def _not_triton(rule: Rule, inputs: tuple[Tensor, Tensor, Tensor], dropout_p: float) -> str | None:
+    """Why the kernel in Triton does not compute this; None: it does."""
+    learned = inputs if rule.sinks is None else (*inputs, rule.sinks)
+    if is_trained(*learned):
+        return "it has no gradients"
+    return _has_no(rule, inputs, dropout_p) or triton.cannot(*inputs, rule)
+
+
+def _refusal(backend: str, reason: str) -> ArgumentError:
+    return ArgumentError(
+        f"attend: backend={backend!r} cannot compute this: {reason}. "
         f"Use backend='auto' to let attend choose."
     )
 
 
 def _has_no(rule: Rule, inputs: tuple[Tensor, Tensor, Tensor], dropout_p: float) -> str | None:
-    """What is asked of the native kernel that it does not have."""
+    """What is asked of a kernel of ours that it does not have."""
     if dropout_p:
         return f"it has no dropout (dropout_p={dropout_p})"
     if rule.bias is not None and is_trained(_corner(rule.bias, inputs[0], inputs[1])):

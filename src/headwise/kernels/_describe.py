@@ -1,15 +1,22 @@
 """The one door to statistics of rows: choose what computes them, and say which it was."""
 
+import os
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from headwise._native import library
 from headwise.errors import ArgumentError
-from headwise.kernels import _statistics
+from headwise.kernels import _statistics, native, triton
 from headwise.kernels._rule import Rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
-from headwise.kernels.native import cannot_describe, native_statistics
+from headwise.kernels.native import native_statistics
+from headwise.kernels.triton import triton_statistics
+
+BACKENDS = ("auto", "native", "triton", "rows")
+# 1 chooses the kernel in Triton wherever it can compute what is asked.
+SWITCH = "HEADWISE_TRITON"
 
 
 @torch.no_grad()
@@ -27,25 +34,30 @@ def row_statistics(
     Exact for every rule (softcap, sinks, biases, any mask), since they are computed from the
     weights themselves. Half precisions are computed in float32. `RowStatistics.kernel` says what
     computed them: the native kernel wherever it can, which was faster at every size measured
-    (`benchmarks/native.py`).
+    (`benchmarks/native.py`). The kernel in Triton was never measured: it is chosen where it can
+    compute this and `HEADWISE_TRITON=1` says so.
 
     Args:
-        backend: "auto", "native" (one pass in C++, on a CPU) or "rows" (plain PyTorch).
+        backend: "auto", "native" (one pass in C++, on a CPU), "triton" (one pass on a GPU; it has
+            no `top`, `key_norms` and `received`) or "rows" (plain PyTorch).
     Raises:
-        ArgumentError: the name is unknown, or the native kernel cannot compute this.
+        ArgumentError: the name is unknown, or that kernel cannot compute this.
     """
-    if backend not in ("auto", "native", "rows"):
+    if backend not in BACKENDS:
         raise ArgumentError(
-            f"row_statistics: backend={backend!r} is not known. Choose auto, native or rows."
+            f"row_statistics: backend={backend!r} is not known. "
+            f"Choose one of {', '.join(BACKENDS)}."
         )
-    reason = "rows was asked for" if backend == "rows" else cannot_describe(q, k, v, rule)
-    if reason is None:
-        return native_statistics(q, k, v, rule, request)
-    if backend == "native":
+    given = (q, k, v, rule)
+    if backend == "auto":
+        backend = _picked(*given, request)
+    elif reason := _why_not(backend, *given, request):
         raise ArgumentError(
-            f"row_statistics: backend='native' cannot compute this: {reason}. Use backend='auto'."
+            f"row_statistics: backend={backend!r} cannot compute this: {reason}. "
+            f"Use backend='auto'."
         )
-    return _statistics.row_statistics(q, k, v, rule, request)
+    compute = {"native": native_statistics, "triton": triton_statistics}
+    return compute.get(backend, _statistics.row_statistics)(*given, request)
 
 
 def statistics_kernel(
@@ -55,6 +67,23 @@ def statistics_kernel(
     rule: Rule,
 ) -> str:
     """What `row_statistics` computes with, if it is left to choose."""
-    return (
-        f"native ({library().name})" if cannot_describe(q, k, v, rule) is None else "blocks of rows"
-    )
+    names = {"native": f"native ({library().name})", "rows": "blocks of rows"}
+    names["triton"] = f"triton (top, value and received: {names['rows']})"
+    return names[_picked(q, k, v, rule)]
+
+
+def _picked(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest | None = None) -> str:
+    wanted = ("triton", "native") if os.environ.get(SWITCH) == "1" else ("native",)
+    for name in wanted:
+        if _why_not(name, q, k, v, rule, request) is None:
+            return name
+    return "rows"
+
+
+def _why_not(
+    name: str, q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest | None
+) -> str | None:
+    """Why a kernel does not compute this; None: it does."""
+    if name == "native":
+        return native.cannot_describe(q, k, v, rule)
+    return triton.cannot(q, k, v, rule, request) if name == "triton" else None

@@ -31,6 +31,18 @@ def is_recorded() -> bool:
     return torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
+def is_there(*tensors: Tensor) -> bool:
+    """Whether the numbers of tensors lie in the memory of some device: not traced, not mapped."""
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    plain = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    if torch.compiler.is_compiling() or is_recorded():
+        return False
+    return all(
+        type(x) in plain and x.layout == torch.strided and not (is_wrapped(x) or x.is_neg())
+        for x in tensors
+    )
+
+
 def is_trained(*inputs: Tensor) -> bool:
     """Whether gradients will be asked for."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)

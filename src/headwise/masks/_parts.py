@@ -44,9 +44,11 @@ class Parts:
         """Whether the rest is one tensor that was given whole."""
         return isinstance(self.rest, Dense)
 
-    def dense(self, T: int, S: int) -> Bool[Tensor, "#B #H #T #S"] | None:
+    def dense(
+        self, T: int, S: int, device: torch.device | str = "cpu"
+    ) -> Bool[Tensor, "#B #H #T #S"] | None:
         """The rest, written out where it was not given so."""
-        return None if self.rest is None else self.rest.tile(Tile.whole(T, S))
+        return None if self.rest is None else self.rest.tile(Tile.whole(T, S, device))
 
 
 def _leaves(mask: Mask | None) -> Iterator[Mask]:

@@ -21,6 +21,7 @@ WRITTEN = 1 << 22
 # Beyond its end the kernel may read as many numbers of a table as a strip has queries.
 MARGIN = 64
 _EVERYWHERE = Window(None, None)
+_CPU = torch.device("cpu")
 
 
 class Words(NamedTuple):
@@ -74,8 +75,8 @@ def _given(bias: Bias | None) -> tuple[Bias | None, bool]:
     return one, isinstance(one, Given)
 
 
-def words_of(rule: Rule, T: int, S: int) -> Words:
-    """A rule in the kernel's words, for these lengths. Of numbers nothing is read."""
+def words_of(rule: Rule, T: int, S: int, device: torch.device = _CPU) -> Words:
+    """A rule in a kernel's words, for these lengths. Of numbers nothing is read."""
     near = rule.visible if isinstance(rule.visible, Window) else _EVERYWHERE
     words = Words(rule.scale, rule.softcap or 0.0, near.left, near.right, sinks=rule.sinks)
     if rule.visible is not None and rule.visible is not near:
@@ -85,22 +86,22 @@ def words_of(rule: Rule, T: int, S: int) -> Words:
             right=parts.window.right,
             key_range=parts.key_range,
             documents=parts.documents,
-            mask=parts.dense(T, S),
+            mask=parts.dense(T, S, device),
         )
     if rule.bias is None:
         return words
-    tables = [_table(part, T, S) for part in rule.bias.parts if part.by_distance]
+    tables = [_table(part, T, S, device) for part in rule.bias.parts if part.by_distance]
     given, _ = _given(rule.bias)
     return words._replace(
-        bias=None if given is None else given.tile(Tile.whole(T, S)),
+        bias=None if given is None else given.tile(Tile.whole(T, S, device)),
         by_distance=sum(tables[1:], tables[0]) if tables else None,
     )
 
 
-def _table(bias: Bias, T: int, S: int) -> Float[Tensor, "#B #H n"]:
+def _table(bias: Bias, T: int, S: int, device: torch.device) -> Float[Tensor, "#B #H n"]:
     """A bias by distance alone: entry `S - 1 + i - j` is that of query `i` and key `j`."""
     n = T + S - 1
-    line = bias.tile(Tile(n, n, slice(S - 1, S), slice(0, n), torch.device("cpu")))
+    line = bias.tile(Tile(n, n, slice(S - 1, S), slice(0, n), device))
     return line[:, :, 0].flip(-1)
 
 

@@ -1,0 +1,251 @@
+"""The kernel in Triton equals the definition: on a GPU, or in Triton's interpreter without one."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import headwise as hw
+from describing import assert_same, cast, described
+from headwise import masks, reference
+from headwise.kernels import RowRequest, attend, make_rule, row_statistics
+from headwise.kernels.triton import is_installed
+from headwise.layer import ALiBi, MultiHeadAttention
+from headwise.layer._biases import Placed
+from strategies import Problem, problems, seeds
+
+pytestmark = [
+    pytest.mark.skipif(not is_installed(), reason="no Triton: pip install 'headwise[triton]'"),
+    # NumPy, in which the interpreter computes, tells of every NaN and overflow; a GPU does not.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 16, so that short texts have several of them."""
+    if DEVICE == "cpu":  # a GPU is given the blocks that it is used with
+        from headwise.kernels.triton import _launch
+
+        small = _launch.Tiles(rows=16, keys=16, warps=4, stages=1)
+        monkeypatch.setattr(_launch, "tiles_for", lambda *_: small)
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(DEVICE)
+
+
+def _everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
+    B, _, T, _ = problem.q.shape
+    S = problem.k.shape[2]
+    rng = torch.Generator().manual_seed(seed)
+    classes = torch.rand(B, S, 2, generator=rng)
+    return RowRequest(
+        distance=True,
+        participation=True,
+        keys=torch.randint(-1, S + 1, (B, T, 3), generator=rng).to(DEVICE),
+        classes=classes.where(classes < 0.6, 0.0).to(DEVICE),
+        heads=True,
+        **more,
+    )
+
+
+def _compare(problem: Problem, request: RowRequest, close: float = 8e-5) -> None:
+    exact = described(cast(problem, torch.float64, DEVICE), request, "rows")
+    ours = described(cast(problem, torch.float32, DEVICE), request, "triton")
+    assert ours.kernel == "triton"
+    assert_same(ours, exact, close)
+
+
+@settings(max_examples=7)
+@given(problem=problems(most=2), seed=seeds)
+def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> None:
+    # Where a softcap is reached, float32 has ties that float64 has not.
+    problem = cast(problem, torch.float32, "cpu")
+    _compare(problem, _everything(problem, seed, argmax="softcap" not in problem.how))
+
+
+@settings(max_examples=5)
+@given(problem=problems(most=2))
+def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:
+    single = cast(problem, torch.float32, DEVICE)
+    asked = {"need_weights": True, "need_lse": True, "need_entropy": True}
+    found = attend(*single.qkv, **single.how, backend="triton", **asked)
+    known = reference.attention(
+        *(x.numpy() for x in problem.qkv), **problem.numpy(), need_weights=True, need_lse=True
+    )
+    for mine, theirs in zip(found[:3], (known.out, known.weights, known.lse), strict=True):
+        np.testing.assert_allclose(mine.cpu(), theirs, rtol=1e-4, atol=1e-4)
+    assert found.backend == "triton"
+    assert torch.equal(attend(*single.qkv, **single.how, backend="triton"), found.heads)
+
+
+RULES = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (11, 5)},
+    "lengths": {"mask": masks.padding([39, 0]), "causal": True},
+    "left lengths": {"mask": masks.padding([29, 43], side="left")},
+    "documents": {"mask": masks.documents((torch.arange(2 * 43).view(2, 43) // 19) * 2**40)},
+    "either": {"mask": masks.causal() | masks.padding([5, 9])},
+    "two masks": {"mask": masks.as_mask(torch.rand(2, 2, 23, 43) < 0.5) & masks.window(9)},
+    "keys of a mask": {"mask": torch.rand(1, 1, 1, 43) < 0.5},
+    "bias": {"bias": torch.randn(1, 2, 23, 43), "causal": True},
+    "sinks": {"sinks": torch.tensor([0.5, 90.0]), "causal": True},
+    "a sink of one head": {
+        "sinks": torch.tensor([-torch.inf, -9.0]),
+        "mask": masks.padding([9, 0]),
+    },
+    "softcap": {"softcap": 1.5, "scale": 0.4},
+}
+
+
+@pytest.mark.parametrize("how", RULES)
+def test_every_rule_holds_across_blocks(how: str) -> None:
+    q, k, v = _random(2, 2, 23, 19), _random(2, 1, 43, 19), _random(2, 1, 43, 37)
+    problem = Problem(q, k, v, RULES[how])
+    _compare(problem, _everything(problem, 0, argmax=how != "softcap"))
+
+
+@pytest.mark.parametrize("more", [{}, {"bias": torch.randn(1, 3, 23, 43)}])
+def test_biases_by_distance_are_looked_up(more: dict[str, Tensor]) -> None:
+    at = torch.arange(20, 43, device=DEVICE)[None], torch.arange(43, device=DEVICE)[None]
+    q, k = _random(1, 3, 23, 8), _random(1, 3, 43, 8)
+
+    def found(dtype: torch.dtype, backend: str) -> Tensor:
+        bias: Any = Placed(ALiBi(3), *at, dtype, in_steps=True)
+        for values in more.values():
+            bias = bias + make_rule(head_dim=8, bias=values.to(DEVICE, dtype)).bias
+        inputs = (x.to(dtype) for x in (q, k, k))
+        return attend(*inputs, bias=bias, causal=True, backend=backend).double()
+
+    ours, exact = found(torch.float32, "triton"), found(torch.float64, "rows")
+    torch.testing.assert_close(ours, exact, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("T", "S"), [(1, 47), (47, 1), (47, 16), (5, 0), (0, 5), (32, 32)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_length_is_taken(T: int, S: int, causal: bool) -> None:
+    q, k, v = _random(1, 1, T, 5), _random(1, 1, S, 5), _random(1, 1, S, 3)
+    problem = Problem(q, k, v, {"causal": causal})
+    _compare(problem, _everything(problem, 0, argmax=True))
+
+
+@pytest.mark.parametrize(("D", "Dv"), [(1, 1), (80, 96), (256, 200)])
+def test_every_width_is_taken(D: int, Dv: int) -> None:
+    q, k, v = _random(1, 1, 20, D), _random(1, 1, 20, D), _random(1, 1, 20, Dv)
+    problem = Problem(q, k, v, {})
+    _compare(problem, _everything(problem, 0, argmax=True))
+
+
+@settings(max_examples=5)
+@given(data=st.data())
+def test_whatever_is_hidden_reaches_nothing(data: st.DataObject) -> None:
+    problem = cast(data.draw(problems(most=2)), torch.float32, DEVICE)
+    T, S = problem.q.shape[2], problem.k.shape[2]
+    marked = torch.tensor(data.draw(st.lists(st.booleans(), min_size=S, max_size=S)))
+    how = problem.how | {"mask": masks.as_mask(~marked[None].expand(T, S))}
+    plain = attend(*problem.qkv, **how, backend="triton", need_lse=True)
+    k, v = problem.k.clone(), problem.v.clone()
+    k[:, :, marked], v[:, :, marked] = torch.nan, torch.inf
+    wild = attend(problem.q, k, v, **how, backend="triton", need_lse=True)
+    assert torch.equal(wild.heads, plain.heads)
+    assert torch.equal(wild.lse, plain.lse)
+
+
+def test_what_is_no_number_stays_in_its_row() -> None:
+    q, k, v = (_random(1, 2, 37, 24) for _ in range(3))
+    problem = Problem(q, k, v, {"causal": True})
+    names = ("lse", "entropy", "max_logit", "max_weight", "heads")
+    calm = described(problem, RowRequest(heads=True), "triton")
+    q[0, 1, 33], v[0, 0, 30, 7] = torch.nan, torch.inf
+    wild = described(problem, RowRequest(heads=True), "triton")
+    for name in names:
+        mine, theirs = getattr(wild, name), getattr(calm, name)
+        assert mine[0, 1, 33].isnan().all(), name
+        mine[0, 1, 33] = theirs[0, 1, 33]
+        if name == "heads":  # who sees a value that is none has none of this head
+            assert not mine[0, 0, 30:].isfinite().all(-1).any()
+            mine[0, 0, 30:] = theirs[0, 0, 30:]
+        assert torch.equal(mine, theirs), name
+
+
+def test_ties_go_to_the_first_key() -> None:
+    q, k = torch.zeros(1, 1, 40, 8, device=DEVICE), _random(1, 1, 70, 8)
+    found = described(Problem(q, k, k, {"window": (9, 9)}), RowRequest(argmax=True), "triton")
+    assert torch.equal(found.argmax[0, 0].cpu(), (torch.arange(30, 70) - 9).clamp(min=0))
+
+
+def test_strides_of_any_kind_are_read() -> None:
+    wide = _random(2, 20, 3, 4, 50)
+    q, k, v = (wide[:, :, i].transpose(1, 2)[..., ::2] for i in range(3))
+    mask = (torch.rand(20, 2, 20) < 0.7).to(DEVICE).transpose(0, 1)[:, None].transpose(2, 3)
+    plain = attend(*(x.contiguous() for x in (q, k, v)), mask=mask.contiguous(), backend="triton")
+    assert torch.equal(attend(q, k, v, mask=mask, backend="triton"), plain)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])  # logits up to ten thousand and more
+def test_errors_are_at_most_twice_those_of_torch(size: float) -> None:
+    q, k, v = (_random(1, 4, 70, 61) for _ in range(3))
+    problem = Problem(q * size, k, v, {"causal": True})
+    request = RowRequest(heads=True)
+    exact = described(cast(problem, torch.float64, DEVICE), request, "rows")
+    ours, plain = (described(problem, request, name) for name in ("triton", "rows"))
+    theirs = F.scaled_dot_product_attention(q * size, k, v, is_causal=True)
+
+    def error(x: Tensor, name: str) -> float:
+        return (x - getattr(exact, name)).square().mean().sqrt().item()
+
+    assert error(ours.heads, "heads") <= 2 * error(theirs, "heads") + 1e-7
+    for name in ("lse", "entropy"):
+        assert error(getattr(ours, name), name) <= 2 * error(getattr(plain, name), name) + 1e-7
+
+
+def test_half_precision_is_as_good_as_a_plain_implementation() -> None:
+    dtype = torch.float16  # Triton's interpreter has no products of bfloat16: see tests/gpu
+    q, k, v = (_random(1, 2, 70, 32).to(dtype) for _ in range(3))
+    exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    plain = (q @ k.mT / 32**0.5).softmax(-1) @ v
+    ours = attend(q, k, v, backend="triton")
+    assert ours.dtype == dtype
+    assert (ours - exact).abs().max() <= 2 * (plain - exact).abs().max()
+    rule, request = make_rule(head_dim=32), RowRequest(keys=torch.zeros(1, 70, 1).long())
+    told = row_statistics(q, k, v, rule, request, backend="triton")
+    assert_same(told, row_statistics(q, k, v, rule, request, backend="rows"), 2e-5)
+
+
+def test_a_whole_watch_is_served_where_the_switch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(MultiHeadAttention(32, 4, 2)).to(DEVICE)
+    x = _random(2, 13, 32)
+    with torch.no_grad(), hw.observe(model) as watch:
+        plain = model(x)
+    monkeypatch.setenv("HEADWISE_TRITON", "1")
+    with torch.no_grad(), hw.observe(model) as switched:
+        assert torch.equal(model(x), plain)
+    assert [site.statistics.split(" (")[0] for site in switched.sites()] == ["triton"]
+    assert not watch.sites()[0].statistics.startswith("triton")
+    one, other = (w.table().frame().select_dtypes("number") for w in (switched, watch))
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    with torch.no_grad(), hw.observe(model, hw.Request(top=("first",))) as more:
+        model(x)  # which Triton does not compute, and something else does
+    assert more.table().frame()["top(first)"].notna().all()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("arch", "memory"), [(80, 163), (86, 99), (90, 227)])
+def test_it_compiles_where_there_is_no_gpu_and_fits_one(arch: int, memory: int) -> None:
+    program = str(Path(__file__).with_name("triton_compiled.py"))
+    done = subprocess.run([sys.executable, program, str(arch)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    taken = dict(line.split() for line in done.stdout.splitlines())
+    assert list(taken) == ["heads", "watch", "everything"]
+    assert max(map(int, taken.values())) <= memory * 1024

@@ -1,0 +1,74 @@
+"""Compiles the kernel in Triton for a GPU that is not there; run by `test_triton`.
+
+python tests/laws/triton_compiled.py 90
+"""
+
+import os
+import sys
+from functools import partial
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "0"
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from headwise import masks
+from headwise.kernels import RowRequest, make_rule
+from headwise.kernels.triton import _compute, _launch
+
+
+class Absent:
+    """A driver for a GPU that is not there, which is enough to compile for it."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Compiling:
+    """The kernel, compiled instead of started."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.compiled = kernel, None
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def compile_for(task: Any, **how: int) -> None:
+            self.compiled = self.kernel.warmup(task, grid=grid, **how)
+
+        return compile_for
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(Absent(int(sys.argv[1])))
+    _launch.describe = kernel = Compiling(_launch.describe)
+    T, D = 1024, 64
+    q, k, v = (torch.empty(1, n, T, D, dtype=torch.bfloat16) for n in (4, 2, 2))
+    plain = make_rule(head_dim=D, is_causal=True)
+    apart = masks.padding([T]) & masks.documents(torch.zeros(1, T, dtype=torch.int64))
+    given = masks.as_mask(torch.ones(T, T, dtype=torch.bool))
+    of_all = {"softcap": 30.0, "sinks": torch.zeros(4), "bias": torch.randn(T, T), "near": (99, 0)}
+    watch = {"distance": True, "keys": torch.zeros(1, T, 4, dtype=torch.int64), "heads": True}
+    more = {"participation": True, "argmax": True, "classes": torch.ones(1, T, 8)}
+    rule, request = make_rule(head_dim=D, mask=apart & given, **of_all), RowRequest(**watch, **more)
+    works = {
+        "heads": partial(_compute.attend_triton, q, k, v, plain),
+        "watch": partial(_compute.triton_statistics, q, k, v, plain, RowRequest(**watch)),
+        "everything": partial(_compute.triton_statistics, q, k, v, rule, request),
+    }
+    for name, work in works.items():
+        work()
+        print(name, kernel.compiled.metadata.shared)
+
+
+if __name__ == "__main__":
+    main()
