@@ -170,10 +170,12 @@ def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
         table(["seed", "conjugation", "translation", "copying"], rows, left=0),
         "Heads with a role; beside each, its score:",
         table(["role", "seeds", *(f"seed {seed}" for seed in runs)], role_rows(runs), left=1),
-        "The head of each run that scores best on the relation, label or not, with nothing between "
-        "subject and verb · with an adverb between them:",
+        "The head of each run that scores best on the relation on one half of the texts, label or "
+        "not; its score on the other with nothing between subject and verb · with an adverb "
+        "between them:",
         table(["relation", *(f"seed {seed}" for seed in runs)], part_rows(runs), left=1),
-        "What each run loses without the one head that costs most, and its interval:",
+        "What each run loses without the one head that costs most, and its interval; of many heads "
+        "that is the one that looks worst on these texts:",
         table(["behaviour", *(f"seed {seed}" for seed in runs)], effect_rows(runs), left=1),
         "Heads that back each other up:",
         "\n".join(
@@ -203,13 +205,14 @@ def role_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
 
 
 def part_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
+    """The head that is best on the one half of the texts, and what it scores on the other."""
     rows = []
     for role in ("next subject", "head → nsubj"):
         cells = []
         for roles in runs.values():
-            wide = roles.frame().pivot(index="name", columns="role", values="effect")
-            best = wide[role].idxmax()
-            beside, apart = (wide.loc[best, role + part] for part in PARTS)
+            frame = roles.frame().set_index(["role", "name"])
+            best = frame.loc[role, "chosen_half"].idxmax()
+            beside, apart = (frame.loc[(role + part, best), "effect"] for part in PARTS)
             cells.append(f"{best} {beside:.2f} · {apart:.2f}")
         rows.append([role, *cells])
     return rows

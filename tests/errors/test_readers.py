@@ -131,6 +131,7 @@ def test_winobias_that_is_none(tmp_path, sentence, what):
     ("line", "what"),
     [
         ("{", r"no JSON"),
+        ("[" * 100_000, r"no JSON"),
         ("[1]", r"'\[1\]' is no object with a text"),
         ('{"text": 3}', r"is no object with a text"),
         ('{"text": "a", "word": []}', r"'word' is nothing that is known"),

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
-from headwise.roles import Evidence, Roles, find_roles
+from headwise.roles import Evidence, Roles, alignment, find_roles
 from headwise.roles.relations import tokenize
 from planted import TOKENIZER, Planted, lines
 
@@ -26,11 +27,22 @@ def test_a_null_that_there_is_not():
         Evidence(("permuted", "reversed"))
 
 
+FAST = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)  # which cannot read no text at all
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, FAST])
 @pytest.mark.parametrize("corpus", [[], ["", "  "]])
-def test_a_corpus_without_a_token(corpus):
+def test_a_corpus_without_a_token(corpus, tokenizer):
     distinct = len(corpus)
     with pytest.raises(InputError, match=rf"find_roles: {distinct} texts hold no token"):
-        find_roles(MODEL, TOKENIZER, corpus)
+        find_roles(MODEL, tokenizer, corpus)
+
+
+def test_a_corpus_that_is_no_list_of_texts():
+    with pytest.raises(ArgumentError, match=r"find_roles: the corpus is one string\. Give a list"):
+        find_roles(MODEL, TOKENIZER, "w1 w2")
+    with pytest.raises(ArgumentError, match=r"alignment: the corpus holds '7', a int\. Give str"):
+        alignment(MODEL, TOKENIZER, ["w1 w2", 7])
 
 
 @pytest.mark.parametrize("name", ["self", "induction"])
@@ -123,6 +135,9 @@ def test_a_model_that_reads_two_texts():
         def __init__(self):
             super().__init__([("offset -1",)], causal=True)
             self.config = SimpleNamespace(context=48, is_encoder_decoder=True)
+
+        def forward(self, input_ids, attention_mask=None, decoder_input_ids=None):
+            return super().forward(input_ids, attention_mask)
 
     with pytest.raises(UnsupportedError, match=r"find_roles: Both reads two texts, and .* encoder"):
         find_roles(Both(), TOKENIZER, lines(3))

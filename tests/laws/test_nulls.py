@@ -1,16 +1,21 @@
 """Null models and shuffled texts are what they say, and leave the model alone."""
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from headwise.heads import Head
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence, find_roles
+from headwise.roles._families import Rival, Split, rival
 from headwise.roles._nulls import initialised, permuted, shuffled
+from headwise.roles.reading import Measured
 from headwise.roles.relations import Item, Role
 from planted import TOKENIZER, Planted, lines
 
@@ -81,6 +86,22 @@ def test_every_null_says_what_it_costs():
         roles = find_roles(model, TOKENIZER, lines(8), relations=relations, evidence=evidence)
         (note,) = (note for note in roles.notes if "about equally long" in note)
         assert re.search(tells, note), note
+
+
+def test_a_null_head_is_one_that_sees_as_much():
+    """Of two heads one sees a window: it is asked less, and chance is on its side."""
+    rng = np.random.default_rng(0)
+    count = np.stack([np.full((20, 2), 3.0), np.full((20, 2), 30.0)] * 2, axis=-1)  # M R N
+    value = count * np.array([0.2, 0.6, 0.4, 0.5]) * rng.choice([0.99, 1.01], (20, 2, 1))
+    heads = tuple(Head("", 0, at) for at in range(4))
+    best = rival(
+        Measured(heads, True, value, count, value),
+        Split(np.arange(20), np.arange(20) < 10),
+    )
+    np.testing.assert_allclose(best.rates.mean(0), [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
+    np.testing.assert_allclose(best.chosen, [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
+    other = replace(best, chosen=best.chosen - 0.1, rates=best.rates * 0)
+    np.testing.assert_array_equal(Rival.strongest([other, best]).rates, best.rates)
 
 
 def test_more_null_models_only_raise_the_bar():

@@ -265,6 +265,27 @@ def test_rules_are_offsets_and_nearest_words_of_a_class():
     assert rates([(0, 3)])["nearest N to the right"] == 1
 
 
+def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
+    names = rule_names("token", ["N", "V"])
+    assert len(names) == len(OFFSETS) + 6
+    words = [(0,), (1, 2), (3,), (4,)]  # N V N V
+
+    def rates(pairs, kind="structure"):
+        units = {"token": [(at,) for at in range(5)], "word": words}
+        item = Item(tuple(range(5)), units, {"r": pairs}, ["N", "V", "N", "V"])
+        asked = Asked(Frame("token", [item], 5), [item], [replace(TOP, kind=kind)])
+        seen = Seen(asked, torch.ones(1, 1, 5, 5, dtype=torch.bool))
+        return dict(zip(names, rule_sums(seen, [item], ["N", "V"])[0].tolist(), strict=True))
+
+    # The nearest verb left of the last token is the last piece of a word; its own word is nearer.
+    assert [rates([(4, key)])["nearest V to the left"] for key in (1, 2, 4)] == [0, 1, 0]
+    assert [rates([(4, key)])["nearest V to the left or itself"] for key in (2, 4)] == [0, 1]
+    assert [rates([(0, key)])["nearest V to the right"] for key in (1, 2)] == [1, 0]
+    assert rates([(1, 0)])["nearest N to the left or itself"] == 1
+    assert rates([(1, 0)], kind="probe")["nearest N to the left or itself"] == 0
+    assert rule_names("mention", ["N"]) == rule_names("token", [])
+
+
 def test_gold_roles_are_those_of_the_tree_and_both_ways():
     text = AnnotatedText(
         "Ann saw her",

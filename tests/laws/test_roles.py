@@ -1,18 +1,29 @@
 """Heads built by hand are found, each under its name; nothing is found where nothing is."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
-from headwise.corpora import Grammar, annotate
+from headwise.corpora import AnnotatedText, Grammar, annotate
+from headwise.corpora._verbs import PRONOUNS
+from headwise.heads import Head
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
+from headwise.roles._evidence import Scored, Verdict
+from headwise.roles._families import Family
+from headwise.roles._find import _rows
+from headwise.roles._table import NULLS
 from headwise.roles.reading import Reader
 from headwise.roles.relations import INDUCTION, PROBED, Item
 from planted import (
     IDS,
     NAMES,
+    SHARP,
     SUBJECTS,
     TOKENIZER,
     Planted,
@@ -125,6 +136,103 @@ def test_random_models_have_no_roles():
         for at in range(20)
     ]
     assert sum(false) <= 1  # 5 % of 20
+
+
+class Nearest(torch.nn.Module):
+    """A head that looks at the latest of some tokens, itself included."""
+
+    def __init__(self, vocabulary, those):
+        super().__init__()
+        self.config = SimpleNamespace(context=64)
+        self.wanted = torch.nn.Parameter(torch.zeros(vocabulary, 1))
+        self.wanted.data[those] = 1.0
+
+    def forward(self, input_ids, attention_mask):
+        wanted = self.wanted[input_ids][:, None]
+        keys = wanted * (SHARP + SHARP * torch.arange(input_ids.shape[1])[:, None])
+        mask = attention_mask.bool()[:, None, None] & torch.ones(len(input_ids[0]), 1).bool()
+        mask = mask & torch.ones(mask.shape[-1], mask.shape[-1]).bool().tril()
+        return torch.nn.functional.scaled_dot_product_attention(
+            torch.ones_like(keys), keys, keys, attn_mask=mask, scale=1.0
+        )
+
+
+def test_a_head_that_looks_at_the_nearest_pronoun_looks_for_no_subject():
+    grammar, rng = Grammar(), np.random.default_rng(0)
+    corpus = [annotate(grammar.sentence(rng)) for _ in range(100)]
+    tokenizer = make_tokenizer(grammar.vocabulary)
+    ids = tokenizer.get_vocab()
+    pronouns = [ids[one] for one in (*PRONOUNS, *PRONOUNS.values())]
+    roles = find_roles(Nearest(len(ids), pronouns), tokenizer, corpus)
+    row = roles.frame().set_index("role").loc["next subject"]
+    assert (row["effect"], row["null"]) == (1.0, "nearest PRON to the left or itself")
+    assert found(roles) == set()
+
+
+VERDICT = {"low": 0.0, "high": 1.0, "null": 0, "n": 99.0, "texts": 40.0, "p": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("points", "baseline", "other", "effect", "has"),
+    [
+        (0.0, 0.10, 0.50, 0.50, True),
+        (0.0, 0.10, 0.30, 0.50, False),  # chosen on neither half but this
+        (0.0, 0.10, 0.50, 0.30, False),
+        (0.1, 0.90, 0.95, 0.95, False),  # half of what is open, and five points
+        (0.1, 0.80, 0.95, 0.95, True),
+    ],
+)
+def test_a_head_is_chosen_on_one_half_and_must_do_it_on_the_other(
+    points, baseline, other, effect, has
+):
+    role = replace(PROBED[0], points=points)
+    at = {name: np.array([one]) for name, one in VERDICT.items()}
+    verdict = Verdict(
+        effect=np.array([effect]),
+        rates=np.full((len(NULLS), 1), baseline),
+        baseline=np.array([baseline]),
+        lift=np.array([(effect - baseline) / (1 - baseline)]),
+        **at,
+    )
+    says = {name: [name] for name in NULLS}
+    family = Family(
+        (role,), Scored(*np.ones((2, 1, 1)), {}), np.array([other]), np.ones(1), np.ones(1), says
+    )
+    assert _rows([Head("", 0, 0)], family, verdict)["found"].tolist() == [has]
+
+
+def test_a_text_is_one_text_however_often_it_is_annotated():
+    bare = TEXTS[0]
+    trees = [AnnotatedText(bare, ((0, 2),), tags=(tag,)) for tag in "XY"]
+    roles = find_roles(
+        Planted([("offset -1",)], causal=True),
+        TOKENIZER,
+        iter([bare, *trees, bare, TEXTS[1]]),
+        evidence=Evidence(()),
+    )
+    assert roles.notes[0].startswith("2 distinct texts of 5;")
+
+
+def test_an_encoder_of_a_model_that_reads_two_texts_is_one_that_reads_one():
+    config = T5Config(
+        vocab_size=len(IDS), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        encoder = T5ForConditionalGeneration(config).get_encoder()
+    roles = find_roles(encoder, TOKENIZER, TEXTS[:4], evidence=Evidence(()))
+    assert set(roles.frame()["name"]) == {"L0.H0", "L0.H1"}
+
+
+def test_names_of_roles_are_escaped():
+    roles = find_roles(
+        Planted([("offset -1",)], causal=True),
+        TOKENIZER,
+        TEXTS[:4],
+        relations={"a\x1b[31m": lambda text: [(2, 1)]},
+        evidence=Evidence(()),
+    )
+    assert roles.why("L0.H0").replace("\n", "").isprintable()
 
 
 def test_relations_drawn_at_random_are_no_roles(encoder):

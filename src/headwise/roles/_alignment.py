@@ -16,7 +16,7 @@ from headwise.heads import Head
 from headwise.models import batches, context_of, in_evaluation
 from headwise.roles._evidence import best_of, halves, interval
 from headwise.roles.reading import Frame, check_reads_one_text
-from headwise.roles.relations import Item, TokenText, tokenize
+from headwise.roles.relations import Item, TokenText, texts_of, tokenize
 from headwise.watch import Request, observe
 
 Convention = Literal["identity", "prediction"]
@@ -48,6 +48,7 @@ def alignment(
         (`chosen_half`); `aer`, the alignment error rate with every link sure, from 0 to 1;
         what `chance`, the best `offset` and the `diagonal` score; `n` words in `texts` texts.
     Raises:
+        ArgumentError: the corpus is not a list of texts.
         InputError: no text has a word that translates an earlier one.
         UnsupportedError: the model reads two texts (an encoder-decoder), it cannot be watched
             exactly, or the tokenizer does not say where its tokens stand.
@@ -55,7 +56,7 @@ def alignment(
         Och & Ney 2003, section 2.2: `AER = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|)`, `S = P`.
     """
     check_reads_one_text("alignment", model)
-    texts = list(dict.fromkeys(corpus))
+    _, texts = texts_of("alignment", corpus)
     pieces = tokenize(tokenizer, texts, context_of(model, tokenizer)).pieces
     asked = [one for piece in pieces if (one := _Asked.of(piece)) is not None]
     if not asked:

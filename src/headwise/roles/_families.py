@@ -71,46 +71,54 @@ class Split:
         np.add.at(whole, self.of_text, pieces)
         return whole[self.chosen], whole[~self.chosen]
 
-    def best(self, value: Float[np.ndarray, "P R K"], count: Float[np.ndarray, "P R 1"]) -> "Rival":
+    def best(
+        self, value: Float[np.ndarray, "P R K"], count: Float[np.ndarray, "P R 1"]
+    ) -> tuple[Int64[np.ndarray, " R"], "Rival"]:
         """Which of `K` is best on the one half, and its rates in the texts of the other."""
         (value, held_value), (count, held_count) = self.halves(value), self.halves(count)
         best = best_of(value, count[..., 0])
         at = best[None, :, None]
-        rates = _rate(np.take_along_axis(held_value, at, -1), held_count)[..., 0]
-        score = _rate(np.take_along_axis(value, at, -1).sum(0), count.sum(0))[:, 0]
-        return Rival(best, np.nan_to_num(score, nan=-1.0), np.nan_to_num(rates))
+        rates = _rate(np.take_along_axis(held_value, at, -1), held_count)
+        score = _rate(np.take_along_axis(value, at, -1).sum(0), count.sum(0))
+        return best, Rival(np.nan_to_num(score, nan=-1.0), np.nan_to_num(rates))
 
 
 @dataclass(frozen=True)
 class Rival:
-    """The best of some rules or null heads on each role.
+    """The best of some rules or null heads on each role, for each head that it is held against.
 
     Attributes:
-        which: Which it is.
         chosen: What it scores on the texts that it was chosen on.
         rates: What it scores in each held-out text.
     """
 
-    which: Int64[np.ndarray, " R"]
-    chosen: Float[np.ndarray, " R"]
-    rates: Float[np.ndarray, "held R"]
+    chosen: Float[np.ndarray, "R #N"]
+    rates: Float[np.ndarray, "held R #N"]
 
     @classmethod
     def strongest(cls, rivals: Sequence["Rival"]) -> "Rival":
         """Of each role the one that scored best where it was chosen."""
-        first = np.stack([one.chosen for one in rivals]).argmax(0)
-        roles = np.arange(len(first))
+        chosen = np.stack([one.chosen for one in rivals])
+        rates = np.stack([one.rates for one in rivals])
+        first = chosen.argmax(0)[None]
         return cls(
-            np.stack([one.which for one in rivals])[first, roles],
-            np.stack([one.chosen for one in rivals])[first, roles],
-            np.stack([one.rates for one in rivals])[first, :, roles].T,
+            np.take_along_axis(chosen, first, 0)[0],
+            np.take_along_axis(rates, first[:, None], 0)[0],
         )
 
 
 def rival(measured: Measured, split: Split) -> Rival:
-    """The best heads of a null model."""
-    # Heads of one model share the queries of a role but for windows; the first tells.
-    return split.best(measured.value, measured.count[..., :1])
+    """The best heads of a null model, for each head the best of those that see as much.
+
+    Where a layer sees a window, fewer queries are eligible, and easier ones.
+    """
+    seen = np.unique(measured.count.sum(0), axis=1, return_inverse=True)[1].ravel()
+    alike = [np.flatnonzero(seen == one) for one in range(seen.max() + 1)]
+    best = [split.best(measured.value[..., at], measured.count[..., at[:1]])[1] for at in alike]
+    return Rival(
+        np.concatenate([best[one].chosen for one in seen], axis=-1),
+        np.concatenate([best[one].rates for one in seen], axis=-1),
+    )
 
 
 @dataclass(frozen=True)
@@ -158,17 +166,19 @@ def make_family(
     (chosen_value, value), (chosen_count, count) = (
         split.halves(one * fits) for one in (seen.value, seen.count)
     )
-    names = rule_names("word", asked.tags)
+    names = [rule_names(role.grid, asked.tags) for role in roles]
     sums = {name: np.full(value.shape, np.nan, np.float32) for name in NULLS}
     says = {name: [_SAYS.get(name, "")] * len(roles) for name in NULLS}
     sums["chance"] = split.halves(seen.even * fits)[1]
     for name, those in (("offset", slice(len(OFFSETS))), ("class", slice(len(OFFSETS), None))):
         if seen.rules[..., those].size:
-            best = split.best(seen.rules[..., those], seen.rule_count)
-            sums[name] = best.rates[..., None] * count
-            says[name] = [names[those][at] for at in best.which]
+            which, best = split.best(seen.rules[..., those], seen.rule_count)
+            sums[name] = best.rates * count
+            says[name] = [
+                "".join(own[those][at : at + 1]) for own, at in zip(names, which, strict=True)
+            ]
     for name, one in rivals.items():
-        sums[name] = one.rates[..., None] * count
+        sums[name] = one.rates * count
     if contrast is not None:
         sums[contrast.null] = contrast.sums(split, count)
     return Family(
@@ -196,10 +206,10 @@ def _beside(
 def _applying(
     sums: Mapping[str, Float[np.ndarray, "held R N"]], roles: Sequence[Role]
 ) -> dict[str, Float[np.ndarray, "held C"]]:
-    """NaN where a null does not apply; classes are of words."""
+    """NaN where a null does not apply; mentions have no class."""
     for name, one in sums.items():
         for at, role in enumerate(roles):
-            if name not in _APPLY[role.kind] or (name == "class" and role.grid != "word"):
+            if name not in _APPLY[role.kind] or (name == "class" and role.grid == "mention"):
                 one[:, at] = np.nan
     return {name: _flat(one) for name, one in sums.items()}
 

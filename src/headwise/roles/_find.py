@@ -1,6 +1,6 @@
 """Find out what each head does: read, compare with nulls, judge as one family."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +14,7 @@ from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError, InputError
 from headwise.heads import Head
 from headwise.models import context_of, fingerprint
-from headwise.roles._evidence import FEWEST_TEXTS, Verdict, halves, judge
+from headwise.roles._evidence import FEWEST_TEXTS, Verdict, halves, judge, lift
 from headwise.roles._families import Contrast, Family, Rival, Split, make_family, rival
 from headwise.roles._nulls import Evidence, shuffled
 from headwise.roles._table import LEVEL, NULLS, Roles
@@ -28,6 +28,7 @@ from headwise.roles.relations import (
     as_item,
     gold_roles,
     probe,
+    texts_of,
     token_roles,
     tokenize,
 )
@@ -41,7 +42,7 @@ _LONGEST = 200  # characters of a text that are shown
 def find_roles(
     model: nn.Module,
     tokenizer: Any,
-    corpus: Sequence[str | AnnotatedText],
+    corpus: Iterable[str | AnnotatedText],
     *,
     relations: Mapping[str, Callable[[TokenText], Pairs]] | None = None,
     evidence: Evidence | None = None,
@@ -54,8 +55,9 @@ def find_roles(
     that applies: chance, the best fixed offset, the nearest word of a class, the best head of
     the same model with permuted weights and of one that learned nothing, the same words in
     another order, and for repetition the same positions without any. Better means by a lift of
-    .25 (.10 for trees) and with p < .05, adjusted over all heads and roles together. Attending
-    is not doing: a role says what a head looks at, not what for.
+    .25 (for trees by ten points) and with p < .05, adjusted over all heads and roles together;
+    on the half of the texts where rules are chosen it must lie as far above those nulls.
+    Attending is not doing: a role says what a head looks at, not what for.
 
     The model reads every distinct text once, and as many sequences of random tokens and their
     controls; each null of `evidence` is a reading more, and `notes` says how many there were.
@@ -74,13 +76,13 @@ def find_roles(
     Returns:
         A row per head and role, found or not.
     Raises:
-        ArgumentError: a role is given twice.
+        ArgumentError: a role is given twice, or the corpus is not a list of texts.
         InputError: there is no text with a token, or most tokens are unknown to the tokenizer.
         UnsupportedError: the model cannot be watched exactly, the tokenizer does not say where
             its tokens stand, or a null was asked for that cannot be had.
     """
     evidence = evidence or Evidence()
-    texts = list({_annotated(one): None for one in corpus})
+    given, texts = texts_of("find_roles", corpus)
     limit = context_of(model, tokenizer)
     limit = limit if max_tokens is None else min(limit, max_tokens)
     tokenized = tokenize(tokenizer, texts, limit)
@@ -101,15 +103,11 @@ def find_roles(
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
-        notes=(*question.notes(len(corpus), trials), readings),
+        notes=(*question.notes(given, trials), readings),
         texts=_examples(rows, families[0], heads, question.held_texts()),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
     )
-
-
-def _annotated(text: str | AnnotatedText) -> AnnotatedText:
-    return AnnotatedText(text) if isinstance(text, str) else text
 
 
 def _roles(
@@ -151,11 +149,11 @@ class _Question:
     roles: Sequence[Role]
 
     def of_text(self) -> _Trial:
-        of = {text: at for at, text in enumerate(self.texts)}
+        of = {text: at for at, text in enumerate(self._units)}
         pieces, seed = self.tokenized.pieces, self.evidence.seed
         items = [as_item(piece, self.roles) for piece in pieces]
         tags = sorted({tag for text in self.texts for tag in text.tags} - {"_"})
-        split = Split(np.array([of[piece.text] for piece in pieces]), self._chosen)
+        split = Split(np.array([of[piece.text.text] for piece in pieces]), self._chosen)
         structure = [role for role in self.roles if role.kind == "structure"]
         apart = None
         if structure and self.evidence.wants("shuffled"):
@@ -171,15 +169,13 @@ class _Question:
 
     def held_texts(self) -> list[str]:
         """The texts that nothing was chosen on."""
-        return [
-            text.text for text, chosen in zip(self.texts, self._chosen, strict=True) if not chosen
-        ]
+        return [text for text, chosen in zip(self._units, self._chosen, strict=True) if not chosen]
 
     def notes(self, given: int, trials: Sequence[_Trial]) -> tuple[str, ...]:
-        held, split = len(self.held_texts()), self.tokenized
+        held, split, distinct = len(self.held_texts()), self.tokenized, len(self._units)
         notes = [
-            f"{len(self.texts)} distinct texts of {given}; rules and null heads chosen on "
-            f"{len(self.texts) - held}, all numbers from the other {held}",
+            f"{distinct} distinct texts of {given}; heads, rules and null heads chosen on "
+            f"{distinct - held}, all numbers from the other {held}",
         ]
         if split.unknown:
             notes.append(f"{split.unknown:.1%} of the tokens are unknown to the tokenizer")
@@ -198,8 +194,13 @@ class _Question:
         return tuple(notes)
 
     @property
+    def _units(self) -> list[str]:
+        """What is drawn, flipped and split: a text, however often it is annotated."""
+        return list(dict.fromkeys(one.text for one in self.texts))
+
+    @property
     def _chosen(self) -> Bool[np.ndarray, " M"]:
-        return halves(len(self.texts), self.evidence.seed)
+        return halves(len(self._units), self.evidence.seed)
 
 
 def _held_against(
@@ -241,8 +242,11 @@ def _rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFra
     """A row per role and head."""
     R, N = len(family.roles), len(heads)
     bar = np.repeat([role.bar for role in family.roles], N)
-    with np.errstate(invalid="ignore"):  # a row without queries is no discovery
-        found = (verdict.lift >= bar) & (verdict.p < LEVEL)
+    points = np.repeat([role.points for role in family.roles], N)
+    found = verdict.p < LEVEL
+    for effect in (family.chosen_half, verdict.effect):  # a head is chosen before it is judged
+        gain = effect - verdict.baseline
+        found &= (lift(effect, verdict.baseline) >= bar) & (gain >= points)
     said = np.array([family.says[name] for name in NULLS])  # nulls x roles
     null = [
         said[at, column // N] if at >= 0 else "" for column, at in enumerate(verdict.null.tolist())

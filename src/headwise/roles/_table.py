@@ -85,7 +85,7 @@ class Roles:
         if len(lines) == 1:
             lines.append("  no role found")
         short = mine[~mine["found"] & mine["effect"].notna()].head(_NEAREST)
-        lines += [f"  not {row['role']}: {_short(row)}" for row in short.to_dict("records")]
+        lines += [f"  not {_shown(row['role'])}: {_short(row)}" for row in short.to_dict("records")]
         lines += [f"  {_shown(line)}" for line in self.effects.lines(name)]
         return "\n".join(lines)
 
@@ -170,7 +170,7 @@ class Roles:
             if row[f"null.{null}"] == row[f"null.{null}"]
         ]
         return [
-            f"  {row['role']}, {strong}: {_shown(self.meanings[row['role']])}",
+            f"  {_shown(row['role'])}, {strong}: {_shown(self.meanings[row['role']])}",
             f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
             f"{row['n']:.0f} queries of {row['texts']:.0f} held-out texts "
             f"({row['chosen_half']:.3f} on the other half)",
@@ -241,7 +241,10 @@ def _short(row: Mapping[Any, Any]) -> str:
     )
     if row["p_adj"] != row["p_adj"]:
         return f"{said}, but only {row['n']:.0f} queries in {row['texts']:.0f} texts"
-    return f"{said}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}"
+    return (
+        f"{said}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
+        f"{row['chosen_half']:.3f} on the other half"
+    )
 
 
 def _or_unknown(share: float) -> str:

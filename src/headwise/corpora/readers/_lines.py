@@ -44,7 +44,7 @@ _ITEMS: dict[str, tuple[tuple[type, ...], Any]] = {
 def _from_json(line: str, fault: Fault) -> AnnotatedText:
     try:
         given = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise fault(f"no JSON ({error}). Give one object a line.") from error
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
         raise fault(f"{line[:40]!r} is no object with a text. Give one object a line.")

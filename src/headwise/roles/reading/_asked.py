@@ -7,6 +7,7 @@ needed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -70,6 +71,11 @@ class Asked:
     def scored(self, how: str) -> Bool[Tensor, " Q"]:
         """Which queries are scored in this way."""
         return torch.tensor([role.score == how for role in self._roles])[self.role]
+
+    @cached_property
+    def structure(self) -> Bool[Tensor, " Q"]:
+        """Which queries are of roles that speak of structure."""
+        return torch.tensor([role.kind == "structure" for role in self._roles])[self.role]
 
     def at(self, query: Int[Tensor, " K"], key: Int[Tensor, " K"]) -> Int[Tensor, " K"]:
         """Where pairs stand in a table of all pairs of units."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,9 @@ def check_reads_one_text(who: str, model: nn.Module) -> None:
     Raises:
         UnsupportedError: it is an encoder-decoder.
     """
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    # The encoder of such a model says the same of itself, and takes one text.
+    if both and "decoder_input_ids" in signature(model.forward).parameters:
         raise UnsupportedError(
             f"{who}: {type(model).__name__} reads two texts, and a relation is of one. Give its "
             f"encoder (model.get_encoder())."

@@ -12,7 +12,7 @@ from headwise.roles.relations._relations import (
     content,
     token_roles,
 )
-from headwise.roles.relations._tokens import Tokenized, TokenText, tokenize
+from headwise.roles.relations._tokens import Tokenized, TokenText, texts_of, tokenize
 
 __all__ = [
     "GRIDS",
@@ -29,6 +29,7 @@ __all__ = [
     "content",
     "gold_roles",
     "probe",
+    "texts_of",
     "token_roles",
     "tokenize",
 ]

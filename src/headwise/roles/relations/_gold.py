@@ -9,7 +9,7 @@ from headwise.roles.relations._tokens import TokenText
 # Relations of Universal Dependencies that are no syntax, and the mark that most heads see.
 _NOT_SYNTAX = {"root", "punct", "list", "discourse", "parataxis", "dep", "orphan"}
 _NOT_SYNTAX |= {"goeswith", "reparandum", "vocative", "dislocated"}
-_BAR_OF_TREES = 0.10  # Voita et al. 2019: ten points above the rule
+_OF_TREES = 0.10  # Voita et al. 2019: ten points above the rule
 _SUBJECT = "nsubj"
 
 
@@ -48,14 +48,16 @@ def _of_relation(name: str) -> tuple[Role, Role]:
         f"a word → the word whose {name} it is",
         partial(_arcs, name, False),
         "word",
-        bar=_BAR_OF_TREES,
+        bar=_OF_TREES,
+        points=_OF_TREES,
     )
     down = Role(
         f"head → {name}",
         f"a word → its {name}",
         partial(_arcs, name, True),
         "word",
-        bar=_BAR_OF_TREES,
+        bar=_OF_TREES,
+        points=_OF_TREES,
     )
     return up, down
 
@@ -88,7 +90,8 @@ def _of_agreement() -> list[Role]:
                 f"a word → its {_SUBJECT}, {between}",
                 partial(_subject, apart),
                 "word",
-                bar=_BAR_OF_TREES,
+                bar=_OF_TREES,
+                points=_OF_TREES,
             ),
         ]
     return roles

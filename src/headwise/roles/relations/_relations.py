@@ -29,6 +29,7 @@ class Role:
             is over all keys: 0 on a single key, 1 on all of them alike.
         kind: Which nulls apply.
         bar: The lift over the strongest null from which a head has the role.
+        points: How far above that null its score must lie as well, from 0 to 1.
         ahead: Whether it makes sense only where no head may look ahead.
     """
 
@@ -39,6 +40,7 @@ class Role:
     score: Literal["top", "mass", "entropy"] = "top"
     kind: Literal["offset", "sink", "class", "breadth", "structure", "probe"] = "structure"
     bar: float = 0.25
+    points: float = 0.0
     ahead: bool = False
 
 

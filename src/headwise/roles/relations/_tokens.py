@@ -1,7 +1,7 @@
 """Annotated texts as tokens: which tokens each word is made of, as the tokenizer says."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwise.corpora import AnnotatedText, Span
-from headwise.errors import InputError, UnsupportedError
+from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models import token_classes
 
 # A sentence ends with one of these, and what closes after it, before white space; or with a line.
@@ -71,6 +71,29 @@ class Tokenized:
     cut_at_sentences: int
     cut_within: int
     unknown: float
+
+
+def texts_of(who: str, corpus: Iterable[str | AnnotatedText]) -> tuple[int, list[AnnotatedText]]:
+    """How many texts a corpus has, and the distinct ones.
+
+    A text that stands there both bare and annotated is the annotated one.
+
+    Raises:
+        ArgumentError: it is a single string, or something in it is no text.
+    """
+    if isinstance(corpus, str):
+        raise ArgumentError(f"{who}: the corpus is one string. Give a list of texts.")
+    texts: list[AnnotatedText] = []
+    for one in corpus:
+        if not isinstance(one, str | AnnotatedText):
+            raise ArgumentError(
+                f"{who}: the corpus holds {str(one)[:30]!r}, a {type(one).__name__}. "
+                f"Give strings or AnnotatedText."
+            )
+        texts.append(AnnotatedText(one) if isinstance(one, str) else one)
+    bare = {one: one == AnnotatedText(one.text) for one in texts}
+    known = {one.text for one, alone in bare.items() if not alone}
+    return len(texts), [one for one, alone in bare.items() if not (alone and one.text in known)]
 
 
 def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Tokenized:
@@ -140,6 +163,8 @@ class _Reader:
         self._punctuation = classes.get("punctuation", nothing)[0]
 
     def read(self, texts: Sequence[str]) -> list[_Encoded]:
+        if not texts:  # which a tokenizer need not know what to do with
+            return []
         if self._own:
             found = self._tokenizer.encode_batch(list(texts))
             return [_Encoded(one.ids, one.offsets, one.special_tokens_mask) for one in found]
