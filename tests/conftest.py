@@ -30,11 +30,24 @@ NAMED = os.environ.get(_native.SWITCH)
 RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_native.BUILT / f"{n}.so")]
 
 
-@pytest.fixture(params=RUNS)
+@pytest.fixture(params=[n for n in RUNS if n != "avx512" or "avx512bf16" not in RUNS])
 def built(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each of the native kernel's shared objects that this processor runs.
+
+    Of two that differ in half precisions only, one.
+    """
+    yield from _picked(request.param)
+
+
+@pytest.fixture(params=RUNS)
+def built_for_halves(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each of the native kernel's shared objects that this processor runs."""
+    yield from _picked(request.param)
+
+
+def _picked(name: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_native.SWITCH, request.param)
+        patch.setenv(_native.SWITCH, name)
         library.cache_clear()
-        yield request.param
+        yield name
     library.cache_clear()

@@ -12,10 +12,10 @@ from pathlib import Path
 
 BUILT = Path(__file__).parent / "kernels" / "native" / "lib"
 # What kernels are built for, best first.
-SETS = ("avx512", "avx2", "neon")
+SETS = ("avx512bf16", "avx512", "avx2", "neon")
 # The switch: 0 for no native kernel, the name of one of them, or the path of another build.
 SWITCH = "HEADWISE_NATIVE"
-INTERFACE = 1
+INTERFACE = 2
 
 _Steps2, _Steps3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
 
@@ -27,6 +27,7 @@ class Problem(ctypes.Structure):
     """
 
     _fields_ = (
+        ("kind", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("q", "k", "v")),
         *((name, _Steps3) for name in ("q_step", "k_step", "v_step")),
         *((name, ctypes.c_int64) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")),

@@ -171,7 +171,7 @@ def test_help_tells_the_true_defaults() -> None:
 def test_the_versions() -> None:
     versions, native = headwise("--version").out.splitlines()
     assert re.fullmatch(r"headwise \d\S+ \(torch 2\.\S+\)", versions)
-    assert re.fullmatch(r"native kernel: (none|avx512|avx2|neon) \(.+\)", native)
+    assert re.fullmatch(r"native kernel: (none|avx512bf16|avx512|avx2|neon) \(.+\)", native)
 
 
 def test_the_version_is_told_without_delay() -> None:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from headwise.layer import ALiBi
 from headwise.layer._biases import Placed
 from strategies import Problem, problems, seeds, single
 
+HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 
 
@@ -218,16 +219,23 @@ def test_strides_of_any_kind_are_read() -> None:
     assert flipped.isfinite().all()
 
 
-def _errors(T: int, D: int, size: float, how: dict[str, Any]) -> dict[str, tuple[float, float]]:
+def _errors(
+    T: int,
+    D: int,
+    size: float,
+    is_causal: bool,
+    dtype: torch.dtype = torch.float32,
+    computed_in: torch.dtype | None = None,
+) -> dict[str, tuple[float, float]]:
     """Errors of the native kernel and of torch's way, squared in the mean, by what they are of."""
     q, k, v = (torch.randn(1, 8, T, D) for _ in range(3))
-    q = q * size
+    q, k, v = (x.to(dtype).to(computed_in or dtype) for x in (q * size, k, v))
     wide = [x.double() for x in (q, k, v)]
-    request = RowRequest(heads=True)
-    exact = row_statistics(*wide, make_rule(head_dim=D, **how), request, backend="rows")
-    ours = row_statistics(q, k, v, make_rule(head_dim=D, **how), request, backend="native")
-    plain = row_statistics(q, k, v, make_rule(head_dim=D, **how), request, backend="rows")
-    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=how.get("is_causal", False))
+    rule, request = make_rule(head_dim=D, is_causal=is_causal), RowRequest(heads=True)
+    exact = row_statistics(*wide, rule, request, backend="rows")
+    ours = row_statistics(q, k, v, rule, request, backend="native")
+    plain = row_statistics(q, k, v, rule, request, backend="rows")
+    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     def error(x: Tensor, name: str) -> float:
         return (x.double() - getattr(exact, name)).square().mean().sqrt().item()
@@ -244,8 +252,53 @@ def _errors(T: int, D: int, size: float, how: dict[str, Any]) -> dict[str, tuple
 def test_errors_are_at_most_twice_those_of_torch(
     T: int, D: int, size: float, is_causal: bool
 ) -> None:
-    for name, (ours, torchs) in _errors(T, D, size, {"is_causal": is_causal}).items():
+    for name, (ours, torchs) in _errors(T, D, size, is_causal).items():
         assert ours <= 2 * torchs + 1e-7, name
+
+
+@HALVES
+@pytest.mark.usefixtures("built_for_halves")
+@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])
+@pytest.mark.parametrize(("T", "D"), [(7, 5), (129, 64), (509, 62)])
+def test_errors_of_half_precision_are_at_most_twice_those_of_torch(
+    half: torch.dtype, T: int, D: int, size: float
+) -> None:
+    rng = torch.get_rng_state()
+    found = _errors(T, D, size, True, half)
+    torch.set_rng_state(rng)
+    # Of large logits few rows make the error, and so rounding alone decides who has more.
+    plain = _errors(T, D, size, True, half, computed_in=torch.float32)
+    for name, (ours, torchs) in found.items():
+        assert ours <= 2 * max(torchs, plain[name][0] if name != "heads" else 0) + 1e-7, name
+
+
+@HALVES
+@pytest.mark.usefixtures("built_for_halves")
+def test_half_precision_of_any_strides_is_read(half: torch.dtype) -> None:
+    plain = [torch.randn(2, 3, 70, D).to(half) for D in (18, 18, 7)]
+    known = attend(*plain, causal=True, backend="native")
+    for step in (18, 19, 20):  # pairs are read in place where each row has a whole number of them
+        wide = [torch.full((2, 71, 3, step), torch.nan, dtype=half) for _ in plain]
+        given_ = [
+            w[:, 1:, :, step - x.shape[-1] :].transpose(1, 2)
+            for w, x in zip(wide, plain, strict=True)
+        ]
+        for x, y in zip(given_, plain, strict=True):
+            x.copy_(y)
+        _heads_near(attend(*given_, causal=True, backend="native"), known, half)
+
+
+@HALVES
+@pytest.mark.usefixtures("built_for_halves")
+def test_hidden_half_precision_reaches_nothing(half: torch.dtype) -> None:
+    q, k, v = (torch.randn(2, 2, 75, 16).to(half) for _ in range(3))
+    hidden = masks.padding([70, 33])
+    known = attend(q, k, v, mask=hidden, backend="native", need_lse=True)
+    k[0, :, 70:], v[1, :, 33:] = torch.nan, torch.inf
+    found = attend(q, k, v, mask=hidden, backend="native", need_lse=True)
+    assert torch.equal(found.heads, known.heads)
+    assert torch.equal(found.lse, known.lse)
+    assert found.heads.dtype == half
 
 
 @pytest.mark.full
@@ -264,13 +317,33 @@ def test_errors_stay_small_in_a_long_text() -> None:
         assert errors[0] <= 2 * errors[1] + 1e-7, name
 
 
-def test_half_precision_is_computed_in_float32() -> None:
-    q, k, v = (torch.randn(1, 2, 33, 16).bfloat16() for _ in range(3))
-    rule, request = make_rule(head_dim=16), RowRequest(heads=True)
-    half = row_statistics(q, k, v, rule, request, backend="native")
-    full = row_statistics(*(x.float() for x in (q, k, v)), rule, request, backend="native")
-    assert torch.equal(half.heads, full.heads)
-    assert attend(q, k, v, backend="native").dtype == torch.bfloat16
+def _halved(problem: Problem, half: torch.dtype) -> Problem:
+    """Queries, keys and values that half precision holds, in float32."""
+    return Problem(*(x.to(half).float() for x in problem.qkv), single(problem).how)
+
+
+def _heads_near(ours: Tensor, exact: Tensor, half: torch.dtype) -> None:
+    """Weights are rounded to bfloat16, too, where pairs of it are multiplied."""
+    unit = torch.finfo(half).eps
+    close = {"rtol": 2 * unit, "atol": 2 * unit * max(1.0, exact.abs().nan_to_num().max().item())}
+    torch.testing.assert_close(ours.double(), exact.double(), **close, equal_nan=True)
+
+
+@HALVES
+@pytest.mark.usefixtures("built_for_halves")
+@given(problem=problems(), seed=seeds)
+def test_every_statistic_is_told_of_half_precision(
+    half: torch.dtype, problem: Problem, seed: int
+) -> None:
+    problem = _halved(problem, half)
+    clear = "softcap" not in problem.how
+    request = _everything(problem, seed, top=clear, argmax=clear)
+    rules = _rule(problem, torch.float32), _rule(problem, torch.float64)
+    ours = row_statistics(*(x.to(half) for x in problem.qkv), rules[0], request, backend="native")
+    exact = row_statistics(*(x.double() for x in problem.qkv), rules[1], request, backend="rows")
+    assert ours.heads.dtype == half
+    _heads_near(ours.heads, exact.heads, half)
+    _assert_same(replace(ours, heads=None), replace(exact, heads=None), size=4.0)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch, in vmap

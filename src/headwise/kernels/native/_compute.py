@@ -15,11 +15,9 @@ from headwise.kernels._guard import guard
 from headwise.kernels._rule import Rule, check_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels.native._check import dense_last, is_plain
-from headwise.kernels.native._filling import Filling
+from headwise.kernels.native._filling import KINDS, Filling
 from headwise.kernels.native._rule import Words, cannot_follow, follow, give_rule
 from headwise.masks import Tile, Window, can_look, settled
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class NativeStatistics(RowStatistics):
@@ -35,7 +33,7 @@ def cannot(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> str | None:
     why = _why_none()
     if why is not None:
         return why
-    if q.dtype not in _DTYPES or not (q.dtype == k.dtype == v.dtype):
+    if q.dtype not in KINDS or not (q.dtype == k.dtype == v.dtype):
         return f"it does not compute in {q.dtype}"
     if not (_takes(q) and _takes(k) and _takes(v)):
         return "these are not plain tensors on a CPU"
@@ -79,16 +77,13 @@ def compute_heads(
     entropy: bool = False,
 ) -> tuple[Tensor, ...]:
     """Heads, log-sum-exp, and with `entropy` that too, of tensors that are in memory."""
-    dtype = q.dtype
-    if dtype != torch.float32:
-        q, k, v = q.float(), k.float(), v.float()
     filling = Filling.of(q, k, v)
     follow(filling, words)
     heads = ask_by_token(filling, "heads", (*q.shape[:3], v.shape[3]))
     names = ("lse", "entropy") if entropy else ("lse",)
     rows = [filling.ask(name, q.shape[:3]) for name in names]
     filling.solve()
-    return (heads if dtype == torch.float32 else heads.to(dtype)), *rows
+    return heads, *rows
 
 
 def compute_gradients(
@@ -123,7 +118,8 @@ def compute_gradients(
 def ask_by_token(filling: Filling, name: str, shape: tuple[int, ...]) -> Float[Tensor, "B H T _"]:
     """A new tensor as torch's kernel leaves it: the heads of a token side by side."""
     _, H, T, D = shape
-    return filling.ask(name, shape, strides=(T * H * D, D, H * D, 1), steps=3)
+    dtype = filling.inputs["q"].dtype
+    return filling.ask(name, shape, dtype, strides=(T * H * D, D, H * D, 1), steps=3)
 
 
 def native_statistics(
@@ -138,7 +134,6 @@ def native_statistics(
     Another pass gives what keys receive.
     """
     check_rule(rule, q)
-    q, k, v = q.float(), k.float(), v.float()
     found = _describe(q, k, v if request.heads else v[..., :0], rule, request)
     if found.heads is None or rule.visible is None or found.heads.sum().isfinite():
         return found

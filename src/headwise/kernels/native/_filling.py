@@ -25,6 +25,8 @@ from headwise.kernels.native._check import (
 
 # Pairs of queries and keys up to which a second thread is not worth waking.
 ALONE = 1 << 15
+# What the kernel reads, and the number that names it there.
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # What pointers of empty tensors point to.
 _NOWHERE = torch.zeros(64)
 _Steps = tuple[int, ...]
@@ -40,7 +42,13 @@ class _Layout(NamedTuple):
 
 @lru_cache(maxsize=1024)  # the layers of a model, and its batches, are much alike
 def _layout(
-    q: torch.Size, q_steps: _Steps, k: torch.Size, k_steps: _Steps, v: torch.Size, v_steps: _Steps
+    dtype: torch.dtype,
+    q: torch.Size,
+    q_steps: _Steps,
+    k: torch.Size,
+    k_steps: _Steps,
+    v: torch.Size,
+    v_steps: _Steps,
 ) -> _Layout:
     (B, H, T, D), (_, Hkv, S, Dv) = q, v
     sizes = {"B": B, "H": H, "Hkv": Hkv, "T": T, "S": S, "D": D, "Dv": Dv}
@@ -49,9 +57,13 @@ def _layout(
     for name, shape, fitting in (("k", k, (B, Hkv, S, D)), ("v", v, (B, Hkv, S, Dv))):
         if shape != fitting:
             raise ShapeError(f"native: {name} has shape {tuple(shape)} instead of {fitting}.")
-    problem = Problem(**sizes, q_step=q_steps[:3], k_step=k_steps[:3], v_step=v_steps[:3])
+    problem = Problem(
+        kind=KINDS[dtype], **sizes, q_step=q_steps[:3], k_step=k_steps[:3], v_step=v_steps[:3]
+    )
     told = (("q", q, q_steps), ("k", k, k_steps), ("v", v, v_steps))
-    return _Layout(sizes, problem, tuple((name, 4 * reach(*lies)) for name, *lies in told))
+    return _Layout(
+        sizes, problem, tuple((name, dtype.itemsize * reach(*lies)) for name, *lies in told)
+    )
 
 
 @dataclass
@@ -71,12 +83,12 @@ class Filling:
         k: Float[Tensor, "B Hkv S D"],
         v: Float[Tensor, "B Hkv S Dv"],
     ) -> "Filling":
-        """Queries, keys and values in float32; nothing is asked for yet."""
+        """Queries, keys and values of one dtype; nothing is asked for yet."""
         q, k, v = dense_last((q, k, v))
-        layout = _layout(q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
+        layout = _layout(q.dtype, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
         filling = cls(layout.sizes, Problem.from_buffer_copy(layout.problem))
         for (name, length), x in zip(layout.lengths, (q, k, v), strict=True):
-            start = check_kind(name, x, torch.float32)
+            start = check_kind(name, x, q.dtype)
             filling._point(name, (start, start + length, name), x)
             filling.inputs[name] = x
         return filling

@@ -18,8 +18,6 @@ constexpr int TALL = W == 8 ? 6 : 12;
 // Weights so far below their row's sum are 0, and their logarithm times 0 must be a number.
 constexpr float VANISHED = -128.0f;
 
-inline int64_t whole_vectors(int64_t n) { return (n + W - 1) / W * W; }
-
 // Keys in a share. Few heads have small ones, so that there is work for many threads.
 inline int64_t keys_in_share(const Problem &a) {
     int64_t blocks = a.S * a.B * a.Hkv / (32 * KEYS) + 1;
@@ -115,11 +113,11 @@ template <int N> struct Backward {
     Backward(const Strip &q, const Desk &desk) : q(q), a(q.a), desk(desk) {
         const float *grads = a.grad_heads + q.b * a.grad_heads_step[0] +
                              q.h * a.grad_heads_step[1] + q.first * a.grad_heads_step[2];
-        q.turn_queries();
+        q.turn_queries<float>();
         pack(grads, a.grad_heads_step[2], q.n, a.Dv, N, desk.g);
-        copy(q.queries(), a.q_step[2], a.D, desk.q_rows);
+        copy(q.queries<float>(), a.q_step[2], a.D, desk.q_rows);
         copy(grads, a.grad_heads_step[2], a.Dv, desk.g_rows);
-        const float *heads = a.heads + q.b * a.heads_step[0] + q.h * a.heads_step[1] +
+        const float *heads = static_cast<const float *>(a.heads) + q.b * a.heads_step[0] + q.h * a.heads_step[1] +
                              q.first * a.heads_step[2];
         for (int i = 0; i < N * W; i++) read_row(i, grads, heads);
     }
@@ -130,14 +128,14 @@ template <int N> struct Backward {
         if (a.softcap) keep_slopes(k);
         q.add_bias(k);
         stretches(k, [&]<int skip>(int from, int to) {
-            dot<N - skip>(to - from, q.values(k.start + from), a.v_step[2], a.Dv,
+            dot<N - skip>(to - from, q.values<float>(k.start + from), a.v_step[2], a.Dv,
                           desk.g + skip * W, 1.0f, desk.ds + from * ROWS + skip * W);
             if (a.grad_entropy) differentiate<skip, true>(from, to);
             else differentiate<skip, false>(from, to);
         });
         Floats ones[N];
         for (int v = 0; v < N; v++) ones[v] = all(1.0f);
-        mix<N>(k.rows, q.keys(k.start), a.k_step[2], a.D, desk.ds, ones, fresh, q.room.o);
+        mix<N>(k.rows, q.keys<float>(k.start), a.k_step[2], a.D, desk.ds, ones, fresh, q.room.o);
         fresh = false;
         int64_t D = whole_vectors(a.D), Dv = whole_vectors(a.Dv);
         stretches(k, [&]<int skip>(int from, int to) {

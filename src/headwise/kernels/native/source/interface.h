@@ -10,7 +10,8 @@ extern "C" {
 
 struct Problem {
     // Queries [B,H,T,D], keys [B,Hkv,S,D], values [B,Hkv,S,Dv]: steps of text, head, token.
-    const float *q, *k, *v;
+    int64_t kind;               // of their numbers, and of those of the heads: a Kind
+    const void *q, *k, *v;
     int64_t q_step[3], k_step[3], v_step[3];
     int64_t B, H, Hkv, T, S, D, Dv;
 
@@ -28,7 +29,7 @@ struct Problem {
     const float *sinks;         // [H]
 
     // What is asked for. Everything but the heads is dense.
-    float *heads;               // [B,H,T,Dv]
+    void *heads;                // [B,H,T,Dv]
     int64_t heads_step[3];
     int64_t *n_keys, *argmax;   // [B,H,T]
     float *lse, *max_logit, *max_weight, *entropy, *participation, *sink;
@@ -78,4 +79,4 @@ EXPORTED int64_t headwise_runs_here();
 EXPORTED int64_t headwise_interface();
 }
 
-constexpr int64_t INTERFACE = 1;
+constexpr int64_t INTERFACE = 2;

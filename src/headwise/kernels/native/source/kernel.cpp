@@ -17,7 +17,9 @@ struct Memory {
     Room room;
 
     explicit Memory(const Problem &a) {
-        int64_t rows = a.D + KEYS + a.Dv + 2 * a.N + 5 * a.C;
+        // Keys or values of a block that have to be widened, or paired, and weights in pairs.
+        int64_t laid = a.kind == FLOAT32 ? 0 : KEYS * whole_vectors(std::max(a.D, a.Dv)) / ROWS + 1;
+        int64_t rows = a.D + KEYS + KEYS / 2 + laid + a.Dv + 2 * a.N + 5 * a.C;
         int64_t bytes = (rows * ROWS * 4 + 63) / 64 * 64;
         whole = std::aligned_alloc(64, bytes);
         float *next = static_cast<float *>(whole);
@@ -25,6 +27,8 @@ struct Memory {
         if (!whole) return;
         room.q = take(a.D);
         room.s = take(KEYS);
+        room.pairs = take(KEYS / 2);
+        room.laid = take(laid);
         room.o = take(a.Dv);
         room.picked = take(a.N);
         room.key_at = reinterpret_cast<int32_t *>(take(a.N));
@@ -35,24 +39,31 @@ struct Memory {
     ~Memory() { std::free(whole); }
 };
 
-template <int N> void attend(const Strip &q) {
+template <int N, class Number>
+void mix_values(const Strip &q, const Block &k, const Floats *factor, bool fresh) {
+    constexpr bool paired = std::is_same_v<Number, Pair>;
+    int rows[N];
+    for (int v = 0; v < N; v++) rows[v] = paired ? (k.rows[v] + 1) / 2 : k.rows[v];
+    Rows<Number> values = q.values<Number>(k);
+    mix<N>(rows, values.at, values.step, q.a.Dv, paired ? q.room.pairs : q.room.s, factor, fresh,
+           q.room.o);
+}
+
+template <int N, class Number> void attend(const Strip &q) {
     const Problem &a = q.a;
-    q.turn_queries();
+    q.turn_queries<Number>();
     Softmax softmax(q);
     bool fresh = true;
     for (int64_t from = q.start; from < q.stop; from += KEYS) {
         Block k = q.block(from, from + KEYS);
         if (k.empty) continue;
-        // What is needed next is on its way from memory while this is computed.
-        if (a.heads) fetch(q.values(k.start), a.v_step[2], k.n, a.Dv);
-        q.logits<N>(k);
+        if (a.heads) q.fetch_values(k);
+        q.logits<N, Number>(k);
         softmax.look(k);
         q.add_bias(k);
-        softmax.add(k);
-        fetch(q.keys(from + KEYS), a.k_step[2], std::min<int64_t>(KEYS, q.stop - from - KEYS), a.D);
-        if (a.heads)
-            mix<N>(k.rows, q.values(k.start), a.v_step[2], a.Dv, q.room.s, softmax.factor, fresh,
-                   q.room.o);
+        softmax.add<Number>(k);
+        q.fetch_keys(from + KEYS);
+        if (a.heads) mix_values<N, Number>(q, k, softmax.factor, fresh);
         fresh = false;
     }
     if (fresh) std::fill_n(q.room.o, a.Dv * ROWS, 0.0f);
@@ -60,13 +71,13 @@ template <int N> void attend(const Strip &q) {
 }
 
 // What the keys of one block receive from a strip, of whose rows the largest weights are known.
-template <int N> void receive(const Strip &q, int64_t from, float *received) {
+template <int N, class Number> void receive(const Strip &q, int64_t from, float *received) {
     const Problem &a = q.a;
     Block k = q.block(from, from + KEYS);
     if (k.empty) return;
-    q.turn_queries();
+    q.turn_queries<Number>();
     received += k.start - from;
-    q.logits<N>(k);
+    q.logits<N, Number>(k);
     q.add_bias(k);
     for (int v = 0; v < N; v++) {
         Floats peak = {}, weight = {};
@@ -82,6 +93,18 @@ template <int N> void receive(const Strip &q, int64_t from, float *received) {
             received[r] += sum(seen ? exponential(s - peak) * weight : Floats{});
         }
     }
+}
+
+// Calls a function that is compiled for each count of vectors, and for pairs.
+template <class Call> void specialized(const Strip &q, Call call) {
+    auto with = [&]<class Number>() {
+        if (q.vectors == 3) call.template operator()<3, Number>();
+        else if (q.vectors == 2) call.template operator()<2, Number>();
+        else call.template operator()<1, Number>();
+    };
+    if constexpr (PAIRS)
+        if (Strip::in_pairs(q.a)) return with.template operator()<Pair>();
+    with.template operator()<float>();
 }
 
 template <class Memory, class Work>
@@ -108,6 +131,9 @@ int64_t headwise_runs_here() {
 #if defined(__AVX512F__)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+#if defined(__AVX512BF16__)
+           __builtin_cpu_supports("avx512bf16") &&
+#endif
            __builtin_cpu_supports("avx512cd");
 #elif defined(__AVX2__)
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
@@ -124,9 +150,7 @@ int64_t headwise_forward(const Problem *problem) {
         // Under a causal mask the last strips have the most to do: they come first.
         int64_t head = task / strips, strip = strips - 1 - task % strips;
         Strip q = strip_at(a, memory.room, head, strip * ROWS);
-        if (q.vectors == 3) attend<3>(q);
-        else if (q.vectors == 2) attend<2>(q);
-        else attend<1>(q);
+        specialized(q, [&]<int N, class Number>() { attend<N, Number>(q); });
     });
 }
 
@@ -139,9 +163,7 @@ int64_t headwise_received(const Problem *problem) {
         std::fill_n(received, std::min<int64_t>(KEYS, a.S - from), 0.0f);
         for (int64_t first = 0; first < a.T; first += ROWS) {
             Strip q = strip_at(a, memory.room, head, first);
-            if (q.vectors == 3) receive<3>(q, from, received);
-            else if (q.vectors == 2) receive<2>(q, from, received);
-            else receive<1>(q, from, received);
+            specialized(q, [&]<int N, class Number>() { receive<N, Number>(q, from, received); });
         }
     });
 }

@@ -11,26 +11,31 @@ constexpr int V = 3, ROWS = V * W, KEYS = 64;
 // Keys (or columns of values) in a tile: with V vectors each, what the registers hold.
 constexpr int DEEP = W == 8 ? 4 : 8;
 
+INLINE int64_t whole_vectors(int64_t n) { return (n + W - 1) / W * W; }
+
 // Tells the processor that n rows will be read.
-inline void fetch(const float *from, int64_t step, int64_t n, int64_t columns) {
+template <class Number>
+inline void fetch(const Number *from, int64_t step, int64_t n, int64_t columns) {
     for (int64_t r = 0; r < n; r++)
-        for (int64_t c = 0; c < columns; c += 16) __builtin_prefetch(from + r * step + c, 0, 2);
+        for (int64_t c = 0; c < columns; c += 64 / sizeof(Number))
+            __builtin_prefetch(from + r * step + c, 0, 2);
 }
 
 // A tile of W rows and columns, turned; rows from n on and columns from `columns` on are 0.
-template <bool whole>
-INLINE void load_turned(const float *from, int64_t step, int64_t n, int64_t columns, Floats *tile) {
+template <bool whole, class Number>
+INLINE void load_turned(const Number *from, int64_t step, int64_t n, int64_t columns, Floats *tile) {
     UNROLL for (int i = 0; i < W; i++) {
-        if (whole) tile[i] = load(from + i * step);
+        if (whole) tile[i] = load_some(from + i * step, W);
         else tile[i] = i < n ? load_some(from + i * step, columns) : Floats{};
     }
     transpose(tile);
 }
 
 // to[column][lane] = from[lane][column]; lanes without a row are 0.
-inline void pack(const float *from, int64_t step, int n, int64_t columns, int vectors, float *to) {
+template <class Number>
+inline void pack(const Number *from, int64_t step, int n, int64_t columns, int vectors, float *to) {
     for (int v = 0; v < vectors; v++) {
-        const float *rows = from + v * W * step;
+        const Number *rows = from + v * W * step;
         for (int64_t column = 0; column < columns; column += W) {
             Floats tile[W];
             float *turned = to + column * ROWS + v * W;
@@ -47,7 +52,8 @@ inline void pack(const float *from, int64_t step, int n, int64_t columns, int ve
 }
 
 // to[lane][column] = factor[lane] * from[column][lane], for the n lanes of one vector.
-inline void unpack(const float *from, Floats factor, int n, int64_t columns, float *to,
+template <class Number>
+inline void unpack(const float *from, Floats factor, int n, int64_t columns, Number *to,
                    int64_t step) {
     for (int64_t column = 0; column < columns; column += W) {
         Floats tile[W];
@@ -56,37 +62,37 @@ inline void unpack(const float *from, Floats factor, int n, int64_t columns, flo
         if (some >= W && n == W) {
             UNROLL for (int i = 0; i < W; i++) tile[i] = load(turned + i * ROWS) * factor;
             transpose(tile);
-            UNROLL for (int i = 0; i < W; i++) store(to + i * step + column, tile[i]);
+            UNROLL for (int i = 0; i < W; i++) store_some(to + i * step + column, tile[i], W);
         } else {
             some = some < W ? some : W;
             for (int i = 0; i < W; i++)
                 tile[i] = i < some ? load(turned + i * ROWS) * factor : Floats{};
             transpose(tile);
-            for (int i = 0; i < n; i++) memcpy(to + i * step + column, &tile[i], 4 * some);
+            for (int i = 0; i < n; i++) store_some(to + i * step + column, tile[i], some);
         }
     }
 }
 
 // s[key][lane] = scale * the product of R keys with the queries in N vectors. Scaling queries
 // instead would round each of their numbers: large logits would lose digits.
-template <int R, int N>
-INLINE void dot_tile(const float *k, int64_t step, int64_t D, const float *q, float scale,
+template <int R, int N, class Number>
+INLINE void dot_tile(const Number *k, int64_t step, int64_t D, const float *q, float scale,
                      float *s) {
     Floats found[R][N] = {};
     for (int64_t d = 0; d < D; d++) {
         Floats x[N];
         UNROLL for (int v = 0; v < N; v++) x[v] = load(q + d * ROWS + v * W);
         UNROLL for (int r = 0; r < R; r++) {
-            float key = k[r * step + d];
-            UNROLL for (int v = 0; v < N; v++) found[r][v] += key * x[v];
+            Number key = k[r * step + d];
+            UNROLL for (int v = 0; v < N; v++) add_product(found[r][v], key, x[v]);
         }
     }
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int v = 0; v < N; v++) store(s + r * ROWS + v * W, scale * found[r][v]);
 }
 
-template <int N>
-inline void dot(int n, const float *k, int64_t step, int64_t D, const float *q, float scale,
+template <int N, class Number>
+inline void dot(int n, const Number *k, int64_t step, int64_t D, const float *q, float scale,
                 float *s) {
     int r = 0;
     for (; r + DEEP <= n; r += DEEP)
@@ -97,21 +103,21 @@ inline void dot(int n, const float *k, int64_t step, int64_t D, const float *q, 
 
 // found[column][lane] += sum over n keys of v[key][column] * p[key][lane], for all vectors but
 // the first F.
-template <int R, int F, int N>
-INLINE void mix_keys(int n, const float *v, int64_t step, const float *p, Floats (*found)[N]) {
+template <int R, int F, int N, class Number>
+INLINE void mix_keys(int n, const Number *v, int64_t step, const float *p, Floats (*found)[N]) {
     for (int j = 0; j < n; j++) {
         Floats x[N];
         UNROLL for (int i = F; i < N; i++) x[i] = load(p + j * ROWS + i * W);
         UNROLL for (int r = 0; r < R; r++) {
-            float value = v[j * step + r];
-            UNROLL for (int i = F; i < N; i++) found[r][i] += value * x[i];
+            Number value = v[j * step + r];
+            UNROLL for (int i = F; i < N; i++) add_product(found[r][i], value, x[i]);
         }
     }
 }
 
 // o[column][lane] = o * factor + values mixed, for R columns. Vector i looks at rows[i] keys.
-template <int R, int N, int... F>
-INLINE void mix_tile(const int *rows, const float *v, int64_t step, const float *p,
+template <int R, int N, class Number, int... F>
+INLINE void mix_tile(const int *rows, const Number *v, int64_t step, const float *p,
                      const Floats *factor, bool fresh, float *o,
                      std::integer_sequence<int, F...>) {
     Floats found[R][N];
@@ -119,15 +125,15 @@ INLINE void mix_tile(const int *rows, const float *v, int64_t step, const float 
         found[r][i] = fresh ? Floats{} : load(o + r * ROWS + i * W) * factor[i];
     auto stretch = [&]<int first>() {
         int from = first ? rows[first - 1] : 0;
-        mix_keys<R, first, N>(rows[first] - from, v + from * step, step, p + from * ROWS, found);
+        mix_keys<R, first>(rows[first] - from, v + from * step, step, p + from * ROWS, found);
     };
     (stretch.template operator()<F>(), ...);
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int i = 0; i < N; i++) store(o + r * ROWS + i * W, found[r][i]);
 }
 
-template <int N>
-inline void mix(const int *rows, const float *v, int64_t step, int64_t Dv, const float *p,
+template <int N, class Number>
+inline void mix(const int *rows, const Number *v, int64_t step, int64_t Dv, const float *p,
                 const Floats *factor, bool fresh, float *o) {
     constexpr auto vectors = std::make_integer_sequence<int, N>{};
     int64_t d = 0;

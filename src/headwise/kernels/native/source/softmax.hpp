@@ -52,14 +52,14 @@ struct Softmax {
     }
 
     // Take in the logits of a block; what remains of them is their exponentials.
-    void add(const Block &k) {
+    template <class Number = float> void add(const Block &k) {
         moved = false;
         for (int v = 0; v < q.vectors; v++) raise(k, v);
         if (moved) scale_classes();
         if (a.N) pick(k);
         for (int v = 0; v < q.vectors; v++) {
-            if (a.entropy) exponentials<true>(k, v);
-            else exponentials<false>(k, v);
+            if (a.entropy) exponentials<true, Number>(k, v);
+            else exponentials<false, Number>(k, v);
             if (a.participation)
                 each(k, v, [&](Floats p, int) { squares[v] += p * p; });
             if (a.key_norms)
@@ -148,17 +148,26 @@ struct Softmax {
         });
     }
 
-    template <bool moments> void exponentials(const Block &k, int v) {
+    template <bool moments, class Number> void exponentials(const Block &k, int v) {
         // The sums of a block are added up apart, and what adding them rounds is kept (Kahan 1965),
         // so that many small terms are not lost.
         Floats top = peak[v] < NONE ? Floats{} : peak[v], sum = {}, bent = {};
         float *s = room.s + v * W;
-        for (int r = 0; r < k.rows[v]; r++) {
+        auto take = [&](int r) {
             Floats x = load(s + r * ROWS) - top;
             Floats p = exponential(x);
             sum += p;
             if (moments) bent += p * x;
             store(s + r * ROWS, p);
+            return p;
+        };
+        if constexpr (std::is_same_v<Number, Pair>) {
+            float *pairs = room.pairs + v * W;
+            int r = 0;
+            for (; r + 2 <= k.rows[v]; r += 2) store(pairs + r / 2 * ROWS, paired(take(r), take(r + 1)));
+            if (r < k.rows[v]) store(pairs + r / 2 * ROWS, paired(take(r), Floats{}));
+        } else {
+            for (int r = 0; r < k.rows[v]; r++) take(r);
         }
         add_exactly(total[v], total_lost[v], sum);
         if (moments) add_exactly(moment[v], moment_lost[v], bent);
@@ -265,9 +274,14 @@ struct Softmax {
     }
 
     void write_heads(int v, int n, const End &end) const {
-        float *to = a.heads + q.b * a.heads_step[0] + q.h * a.heads_step[1] +
-                    (q.first + v * W) * a.heads_step[2];
-        unpack(room.o + v * W, end.weight, n, a.Dv, to, a.heads_step[2]);
+        int64_t before = q.b * a.heads_step[0] + q.h * a.heads_step[1] +
+                         (q.first + v * W) * a.heads_step[2];
+        auto write = [&](auto *heads) {
+            unpack(room.o + v * W, end.weight, n, a.Dv, heads + before, a.heads_step[2]);
+        };
+        if (a.kind == BFLOAT16) write(static_cast<Brain *>(a.heads));
+        else if (a.kind == FLOAT16) write(static_cast<Half *>(a.heads));
+        else write(static_cast<float *>(a.heads));
     }
 
     void write_rows(int v, int n, const End &end) const {

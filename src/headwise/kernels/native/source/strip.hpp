@@ -9,11 +9,19 @@
 struct Room {
     float *q;         // [D][lane]
     float *s;         // [key][lane]: logits, and then their exponentials
+    float *pairs;     // [two keys][lane]: those, as pairs
+    float *laid;      // keys or values of a block, where they are not read in place
     float *o;         // [Dv][lane]
     float *picked;    // [N][lane]: the logits of single keys
     int32_t *key_at;  // [N][lane]: which keys those are
     float *classes;   // [4][C][lane]
     float *common;    // [C]: members that all queries have seen
+};
+
+// Keys or values as the products read them: so many numbers from one to the next.
+template <class Number> struct Rows {
+    const Number *at;
+    int64_t step;
 };
 
 // Up to KEYS keys, as a strip of queries sees them.
@@ -54,16 +62,49 @@ struct Strip {
         if (a.documents) read_documents();
     }
 
-    void turn_queries() const { pack(queries(), a.q_step[2], n, a.D, vectors, room.q); }
+    // Whether queries and keys are multiplied in pairs: these are then read in place.
+    static bool in_pairs(const Problem &a) {
+        return PAIRS && a.kind == BFLOAT16 && (a.D | a.q_step[2] | a.k_step[2]) % 2 == 0;
+    }
 
-    const float *queries() const {
-        return a.q + b * a.q_step[0] + h * a.q_step[1] + first * a.q_step[2];
+    template <class Number> void turn_queries() const {
+        if constexpr (std::is_same_v<Number, Pair>)
+            pack(queries<Pair>(), a.q_step[2] / 2, n, a.D / 2, vectors, room.q);
+        else if (a.kind == BFLOAT16) pack(queries<Brain>(), a.q_step[2], n, a.D, vectors, room.q);
+        else if (a.kind == FLOAT16) pack(queries<Half>(), a.q_step[2], n, a.D, vectors, room.q);
+        else pack(queries<float>(), a.q_step[2], n, a.D, vectors, room.q);
     }
-    const float *keys(int64_t from) const {
-        return a.k + b * a.k_step[0] + h / (a.H / a.Hkv) * a.k_step[1] + from * a.k_step[2];
+
+    template <class Number> const Number *queries() const {
+        return in<Number>(a.q, a.q_step, h, first);
     }
-    const float *values(int64_t from) const {
-        return a.v + b * a.v_step[0] + h / (a.H / a.Hkv) * a.v_step[1] + from * a.v_step[2];
+    template <class Number> const Number *keys(int64_t from) const {
+        return in<Number>(a.k, a.k_step, h / (a.H / a.Hkv), from);
+    }
+    template <class Number> const Number *values(int64_t from) const {
+        return in<Number>(a.v, a.v_step, h / (a.H / a.Hkv), from);
+    }
+    template <class Number> Rows<Number> keys(const Block &k) const {
+        if constexpr (std::is_same_v<Number, Pair>) return {keys<Pair>(k.start), a.k_step[2] / 2};
+        else if (a.kind == BFLOAT16) return widened(keys<Brain>(k.start), a.k_step[2], k.n, a.D);
+        else if (a.kind == FLOAT16) return widened(keys<Half>(k.start), a.k_step[2], k.n, a.D);
+        else return {keys<float>(k.start), a.k_step[2]};
+    }
+    template <class Number> Rows<Number> values(const Block &k) const {
+        if constexpr (std::is_same_v<Number, Pair>) return pairs_of_values(k);
+        else if (a.kind == BFLOAT16) return widened(values<Brain>(k.start), a.v_step[2], k.n, a.Dv);
+        else if (a.kind == FLOAT16) return widened(values<Half>(k.start), a.v_step[2], k.n, a.Dv);
+        else return {values<float>(k.start), a.v_step[2]};
+    }
+    // What is needed next is on its way from memory while something else is computed.
+    void fetch_values(const Block &k) const {
+        if (a.kind == FLOAT32) fetch(values<float>(k.start), a.v_step[2], k.n, a.Dv);
+        else fetch(values<Half>(k.start), a.v_step[2], k.n, a.Dv);
+    }
+    void fetch_keys(int64_t from) const {
+        int64_t n = std::min<int64_t>(KEYS, stop - from);
+        if (a.kind == FLOAT32) fetch(keys<float>(from), a.k_step[2], n, a.D);
+        else fetch(keys<Half>(from), a.k_step[2], n, a.D);
     }
     int64_t query(int lane) const { return low + offset[lane]; }
     // Where the mask or bias of a lane begins.
@@ -90,8 +131,8 @@ struct Strip {
     }
 
     // The logits of a block, without bias; HIDDEN where they may not be seen.
-    template <int N> void logits(const Block &k) const {
-        products<N>(k, std::make_integer_sequence<int, N>{});
+    template <int N, class Number = float> void logits(const Block &k) const {
+        products<N>(k, keys<Number>(k), std::make_integer_sequence<int, N>{});
         cap_and_hide(k);
     }
 
@@ -121,11 +162,43 @@ struct Strip {
     int64_t lowest(int v) const { return one_head ? at + v * W : at; }
     int64_t highest(int v) const { return one_head ? at + v * W + W - 1 : at + a.T - 1; }
 
-    template <int N, int... F>
-    void products(const Block &k, std::integer_sequence<int, F...>) const {
+    // A row of some head of this text. A pair is where the first of both is.
+    template <class Number>
+    const Number *in(const void *array, const int64_t *step, int64_t of_head, int64_t row) const {
+        int64_t before = b * step[0] + of_head * step[1] + row * step[2];
+        int64_t size = a.kind == FLOAT32 ? 4 : 2;
+        return reinterpret_cast<const Number *>(static_cast<const char *>(array) + before * size);
+    }
+
+    template <class Short>
+    Rows<float> widened(const Short *from, int64_t step, int n, int64_t columns) const {
+        int64_t wide = whole_vectors(columns);
+        for (int r = 0; r < n; r++)
+            for (int64_t c = 0; c < columns; c += W)
+                store(room.laid + r * wide + c, load_some(from + r * step + c, columns - c));
+        return {room.laid, wide};
+    }
+
+    // The values of two keys, one after the other, beside each other.
+    Rows<Pair> pairs_of_values(const Block &k) const {
+        int64_t wide = whole_vectors(a.Dv);
+        for (int r = 0; r < k.n; r += 2) {
+            const Brain *one = values<Brain>(k.start + r), *other = one + a.v_step[2];
+            for (int64_t c = 0; c < a.Dv; c += W) {
+                Words first = (Words)load_some(one + c, a.Dv - c), second = {};
+                if (r + 1 < k.n) second = (Words)load_some(other + c, a.Dv - c);
+                store(room.laid + r / 2 * wide + c, (Floats)(first >> 16 | second));
+            }
+        }
+        return {reinterpret_cast<const Pair *>(room.laid), wide};
+    }
+
+    template <int N, class Number, int... F>
+    void products(const Block &k, Rows<Number> keys, std::integer_sequence<int, F...>) const {
+        int64_t D = std::is_same_v<Number, Pair> ? a.D / 2 : a.D;
         auto stretch = [&]<int skip>() {
             int from = skip ? k.rows[skip - 1] : 0;
-            dot<N - skip>(k.rows[skip] - from, keys(k.start + from), a.k_step[2], a.D,
+            dot<N - skip>(k.rows[skip] - from, keys.at + from * keys.step, keys.step, D,
                           room.q + skip * W, a.scale, room.s + from * ROWS + skip * W);
         };
         (stretch.template operator()<F>(), ...);

@@ -17,6 +17,19 @@ constexpr int W = 4;
 
 using Floats = float __attribute__((vector_size(4 * W)));
 using Ints = int32_t __attribute__((vector_size(4 * W)));
+using Words = uint32_t __attribute__((vector_size(4 * W)));
+using Shorts = uint16_t __attribute__((vector_size(2 * W)));
+
+// What arrays are made of, besides floats. In a lane all are floats, but for pairs.
+enum Kind : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
+struct Brain { uint16_t bits; };       // bfloat16: the upper half of a float
+struct Half { uint16_t bits; };        // float16
+struct Pair { uint16_t first, second; };  // two of bfloat16, multiplied by two others at once
+#if defined(__AVX512BF16__)
+constexpr bool PAIRS = true;
+#else
+constexpr bool PAIRS = false;
+#endif
 
 #define INLINE inline __attribute__((always_inline))
 // Tiles stay in registers only where all their loops are unrolled.
@@ -37,12 +50,74 @@ INLINE Ints load(const int32_t *from) {
     return x;
 }
 INLINE void store(float *to, Floats x) { memcpy(to, &x, sizeof x); }
+
+INLINE Floats widen(Shorts x, Brain) { return (Floats)(__builtin_convertvector(x, Words) << 16); }
+INLINE Floats widen(Shorts x, Half) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps((__m256i)x);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_cvtph_ps((__m128i)x);
+#else
+    using Halves = _Float16 __attribute__((vector_size(2 * W)));
+    return __builtin_convertvector((Halves)x, Floats);
+#endif
+}
+// To the nearest; of two that are as near, to the even one.
+INLINE Shorts narrow(Floats x, Brain) {
+    Words bits = (Words)x, near = bits + 0x7fff + (bits >> 16 & 1);
+    return __builtin_convertvector((x == x ? near : bits | 0x400000) >> 16, Shorts);
+}
+INLINE Shorts narrow(Floats x, Half) {
+#if defined(__AVX512F__)
+    return (Shorts)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+    return (Shorts)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    using Halves = _Float16 __attribute__((vector_size(2 * W)));
+    return (Shorts)__builtin_convertvector(x, Halves);
+#endif
+}
+
+// Two numbers of each lane as a pair of bfloat16, and sums of products with such pairs.
+INLINE Floats paired(Floats first, Floats second) {
+#if defined(__AVX512BF16__)
+    Shorts low = (Shorts)_mm512_cvtneps_pbh((__m512)first);
+    Shorts high = (Shorts)_mm512_cvtneps_pbh((__m512)second);
+#else
+    Shorts low = narrow(first, Brain{}), high = narrow(second, Brain{});
+#endif
+    return (Floats)(__builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16);
+}
+INLINE void add_product(Floats &sum, float x, Floats y) { sum += x * y; }
+INLINE void add_product(Floats &sum, Pair x, Floats y) {
+#if defined(__AVX512BF16__)
+    int32_t both;
+    memcpy(&both, &x, 4);
+    sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)y, (__m512bh)_mm512_set1_epi32(both));
+#else
+    (void)sum, (void)x, (void)y;  // where there are no pairs
+#endif
+}
 // The first n of W, and zeros.
 INLINE Floats load_some(const float *from, int64_t n) {
     if (n >= W) return load(from);
     Floats x = {};
     memcpy(&x, from, 4 * n);
     return x;
+}
+INLINE Floats load_some(const Pair *from, int64_t n) {
+    return load_some(reinterpret_cast<const float *>(from), n);
+}
+template <class Short> INLINE Floats load_some(const Short *from, int64_t n) {
+    Shorts x = {};
+    if (n >= W) memcpy(&x, from, sizeof x);
+    else memcpy(&x, from, 2 * n);
+    return widen(x, Short{});
+}
+INLINE void store_some(float *to, Floats x, int64_t n) { memcpy(to, &x, 4 * n); }
+template <class Short> INLINE void store_some(Short *to, Floats x, int64_t n) {
+    Shorts narrowed = narrow(x, Short{});
+    memcpy(to, &narrowed, 2 * n);
 }
 INLINE Floats all(float x) { return x - Floats{}; }
 INLINE Ints all_ints(int32_t x) { return x - Ints{}; }
