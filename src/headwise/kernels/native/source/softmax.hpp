@@ -102,7 +102,9 @@ struct Softmax {
 
     template <class Take> void each(const Block &k, int v, Take f) const {
         const float *s = room.s + v * W;
-        for (int r = 0; r < k.rows[v]; r++) f(load(s + r * ROWS), r);
+        int r = 0;
+        for (; r + 4 <= k.rows[v]; r += 4) UNROLL for (int i = 0; i < 4; i++) f(load(s + (r + i) * ROWS), r + i);
+        for (; r < k.rows[v]; r++) f(load(s + r * ROWS), r);
     }
 
     Floats away(const Block &k, int v, int r) const {
@@ -110,8 +112,7 @@ struct Softmax {
     }
 
     void raise(const Block &k, int v) {
-        Floats highest = all(HIDDEN), before = peak[v];
-        each(k, v, [&](Floats s, int) { highest = larger(highest, s); });
+        Floats highest = largest_logit(k, v), before = peak[v];
         peak[v] = larger(before, highest);
         if ((a.argmax || a.key_top || a.class_top) && any(highest >= before)) find_largest(k, v, before);
         // Rows that have seen nothing yet have sums of 0, which any factor leaves.
@@ -125,6 +126,13 @@ struct Softmax {
         distance[v] *= factor[v];
         normed[v] *= factor[v];
         squares[v] *= factor[v] * factor[v];
+    }
+
+    // In four parts: one would wait for itself.
+    Floats largest_logit(const Block &k, int v) const {
+        Floats part[4] = {all(HIDDEN), all(HIDDEN), all(HIDDEN), all(HIDDEN)};
+        each(k, v, [&](Floats s, int r) { part[r % 4] = larger(part[r % 4], s); });
+        return larger(larger(part[0], part[1]), larger(part[2], part[3]));
     }
 
     void find_largest(const Block &k, int v, Floats before) {
@@ -287,8 +295,7 @@ struct Softmax {
     void write_rows(int v, int n, const End &end) const {
         int64_t row = q.row(v * W);
         Ints nothing = end.total == 0, no_number = end.total != end.total;
-        Floats log_total;
-        for (int i = 0; i < W; i++) log_total[i] = std::log(end.total[i]);
+        Floats log_total = logarithm(end.total);
         Floats top = a.bias || a.by_distance ? unbiased[v] : peak[v], none = all(-INFINITY);
         auto write = [&](float *to, Floats x) { if (to) memcpy(to + row, &x, 4 * n); };
         write(a.lse, nothing ? none : end.peak + log_total);

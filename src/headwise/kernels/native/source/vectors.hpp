@@ -150,31 +150,35 @@ INLINE bool any(Ints truth) {
 
 // 2^x for x <= 0, to 1e-7 of itself: 2^f by a minimax polynomial for f in [-1/2, 1/2].
 INLINE Floats power(Floats x) {
-#if defined(__AVX512F__)
-    // What `reduce` leaves of -inf is 0, where a difference would be NaN.
-    Floats f = (Floats)_mm512_reduce_ps((__m512)x, 0x08);
-#else
     Floats given = x;
     x = larger(all(-127.0f), x);
     Floats shifted = x + 12582912.0f;  // 1.5 * 2^23: the last bits are now the rounded x
-    Floats f = x - (shifted - 12582912.0f);
-#endif
+    Floats whole = shifted - 12582912.0f, f = x - whole;
     Floats p = all(1.3264637e-3f);
     p = p * f + 9.6714823e-3f;
     p = p * f + 5.5507336e-2f;
     p = p * f + 2.4022242e-1f;
     p = p * f + 6.9314700e-1f;
     p = p * f + 1.0f;
-#if defined(__AVX512F__)
-    return (Floats)_mm512_scalef_ps((__m512)p, _mm512_roundscale_ps((__m512)x, 0x08));
-#else
     p = (Floats)((Ints)p + ((Ints)shifted << 23));
     return given == given ? p : given;
-#endif
 }
 
 // e^x for x <= 0.
 INLINE Floats exponential(Floats x) { return power(x * LOG2E); }
+
+// The natural logarithm of x > 0, to 1e-7: that of the mantissa is a series in (m - 1) / (m + 1).
+INLINE Floats logarithm(Floats x) {
+    Ints power = (((Ints)x - 0x3f3504f3) >> 23);  // so that the mantissa is about 1: sqrt(1/2) to sqrt(2)
+    Floats k = __builtin_convertvector(power, Floats), f = (Floats)((Ints)x - (power << 23)) - 1.0f;
+    Floats s = f / (2.0f + f), z = s * s, half = 0.5f * f * f;
+    Floats series = all(0.24279078841f);
+    series = series * z + 0.28498786688f;
+    series = series * z + 0.40000972152f;
+    series = series * z + 0.66666662693f;
+    Floats found = s * (half + z * series) + k * 9.0580006145e-6f - half + f + k * 0.69313812256f;
+    return x == x ? found : x;
+}
 
 INLINE Floats tanh(Floats x) {
     Floats a = absolute(x), square = x * x;
