@@ -135,7 +135,7 @@ def native_statistics(
     """
     check_rule(rule, q)
     found = _describe(q, k, v if request.heads else v[..., :0], rule, request)
-    if found.heads is None or rule.visible is None or found.heads.sum().isfinite():
+    if found.heads is None or rule.visible is None or found.heads.sum(dtype=torch.float32).isfinite():
         return found
     # The kernel multiplies hidden values by 0, which does not help where they are no numbers.
     safe = guard(q, k, v, rule)
