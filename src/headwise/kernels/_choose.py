@@ -137,7 +137,8 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     Its call takes .07 ms longer, which must be gained. Over torch's kernel, full and causal: 12
     heads at 32, 64 and 128 tokens 1.35 1.27, 1.03 .84, 1.03 .74; of 8 texts .82 .85, .84 .71, and
     at 8 tokens 1.07 1.05; 16 queries on 1024 keys .80 .70. bfloat16 at those 1.06 1.27, .71 .77,
-    .59 .66, and .70 .66; float16 .62 .81, .95 .95, .92 .80, and .31 .31. Longer ones:
+    .59 .66, and .70 .66; float16 .62 .81, .95 .95, .92 .80, and .31 .31; trained, at 64, 128 and
+    512 tokens bfloat16 1.02 .90, .98 .74, .77 .53, float16 .88 1.11, .94 .70, .79 .57. Longer ones:
     `benchmarks/native.py`. A few queries leave lanes empty. With AMX half precision is unmeasured.
     """
     # An exported program is for other places, where the native kernel may not be.
@@ -147,7 +148,7 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     if HAS_AMX and not single:
         return False
     B, H, T, D = q.shape
-    least = 1 << (23 if single else 21)
+    least = 1 << (23 if single or is_trained(q, k) else 21)
     return T >= 8 and B * H * T * k.shape[2] * D >= _n_threads() * least
 
 

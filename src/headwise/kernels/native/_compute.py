@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # there is no public name
 
 from headwise._native import library
 from headwise.kernels._cells import Named
-from headwise.kernels._guard import guard
+from headwise.kernels._guard import guard, is_finite
 from headwise.kernels._rule import Rule, check_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels.native._check import dense_last, is_plain
@@ -135,7 +135,7 @@ def native_statistics(
     """
     check_rule(rule, q)
     found = _describe(q, k, v if request.heads else v[..., :0], rule, request)
-    if found.heads is None or rule.visible is None or found.heads.sum(dtype=torch.float32).isfinite():
+    if found.heads is None or rule.visible is None or is_finite(found.heads):
         return found
     # The kernel multiplies hidden values by 0, which does not help where they are no numbers.
     safe = guard(q, k, v, rule)

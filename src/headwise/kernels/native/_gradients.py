@@ -25,7 +25,7 @@ def attend_native(
     rule: Rule,
     entropy: bool = False,
 ) -> Named:
-    """The `heads`, their `lse` and with `entropy` that too; half precisions by way of float32.
+    """The `heads`, their `lse` and with `entropy` that too. Half precision is trained in float32.
 
     Gradients go to queries, keys, values and sinks, and to no bias. Those of gradients are left
     to PyTorch, which computes this again for them.
