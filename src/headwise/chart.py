@@ -19,6 +19,8 @@ _ELBOWS, _ROW = 446.0, 18.0
 # Told apart without red and green, and in print.
 _COLORS = ("#0b6e99", "#d9730d", "#6940a5", "#448361", "#ad1a72", "#64473a")
 _BAND = "#8a8a8a"
+# What stands on lines can be read all the same.
+_HALO = 'stroke="#ffffff" stroke-width="3" paint-order="stroke"'
 _ROUNDING = 1e-3  # of a step
 _DASHES, _DOTS = 'stroke-dasharray="6 3"', 'stroke-dasharray="2 3"'
 _UNITS = {"lm": "nats per token", "masked-lm": "nats per token", "embedding": "1 − cosine"}
@@ -59,13 +61,13 @@ def draw_curves(*curves: Curves, title: str = "", allowed: float | None = None) 
 
 
 class _Line:
-    """One name of some curves: its mean over orders, the interval about it, and its look."""
+    """One name of some curves: its mean over orders, their range, and its look."""
 
     def __init__(self, curves: Curves, name: str, color: str, *, dashed: bool) -> None:
         self._curves, self.name, self.removed = curves, name, curves.removed
         self.mean = curves.mean(name).mean(0)
-        self.low, self.high = curves.interval(name)
         self.several = len(curves.per_text[name]) > 1
+        self.low, self.high = curves.interval(name) if self.several else (self.mean, self.mean)
         self.color, self.dashes = color, _DASHES if dashed else ""
 
     @property
@@ -126,7 +128,7 @@ class _Plane:
     def bar(self, loss: float, allowed: float) -> str:
         """The line that a curve should stay below."""
         y = self.y(loss)
-        told = _mark(_RIGHT - 4, y - 4, "end", f"{allowed:.2g} more")
+        told = _mark(_RIGHT - 4, y - 4, "end", f"{allowed:.2g} more", _HALO)
         return f'<path d="M{_LEFT:g} {y:.1f} H{_RIGHT:g}" stroke="#333333" {_DOTS}/>{told}'
 
     def dot(self, line: _Line, allowed: float) -> str:
@@ -179,8 +181,9 @@ class _Plane:
         return f'<circle cx="{self.x(heads):.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>'
 
 
-def _mark(x: float, y: float, anchor: str, text: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+def _mark(x: float, y: float, anchor: str, text: str, look: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}'.rstrip()
+    return f"<text {place}>{escape(text)}</text>"
 
 
 def _marks(low: float, high: float) -> list[float]:

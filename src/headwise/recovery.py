@@ -52,7 +52,8 @@ def recover(
         teacher: The full model. It stays as it is.
         batches: Texts or batches, which are read in an order drawn anew in each round.
         steps: How many batches are read.
-        rate: The highest learning rate: it climbs for a tenth of the steps, then falls to 0.
+        rate: The highest learning rate: it climbs for a tenth of the steps, then falls to 0. Few
+            steps at a high one do harm: each moves every weight by about as much.
         tokenizer: That of the models, for texts.
         seed: Decides the order of the batches.
         on_step: Told after each step how many are done, of how many.
