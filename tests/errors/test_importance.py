@@ -160,6 +160,32 @@ def test_a_loss_of_another_shape_is_refused() -> None:
     _refused(ShapeError, r"loss whole: shape \(\) for 2 texts", loss=whole)
 
 
+def test_a_loss_that_is_no_tensor_is_refused() -> None:
+    _refused(ShapeError, "loss a_list: it gives a list", loss=a_list)
+
+
+def a_list(output: Any, batch: Any) -> Any:
+    return [1.0, 2.0]
+
+
+def test_unfinished_scores_of_another_loss_of_the_same_name(tmp_path: Path) -> None:
+    path = tmp_path / "scores.part"
+    with pytest.raises(RuntimeError, match="stop"):
+        importance(
+            zoo.make("Bert"), [BATCH], "ablation", resume=path, on_step=_stop,
+            loss=lambda output, batch: output[0].sum((1, 2)),
+        )  # fmt: skip
+    how = {"method": "ablation", "resume": path}
+    other = lambda output, batch: output[0].square().sum((1, 2))  # noqa: E731
+    _refused(InputError, "of loss='<lambda> [0-9a-f]{8}', not", loss=other, **how)
+
+
+def test_a_batch_without_tokens_predicts_none() -> None:
+    vectors = {"inputs_embeds": torch.randn(1, 3, 24)}
+    with pytest.raises(ArgumentError, match="loss lm: the batch has inputs_embeds, no input_ids"):
+        importance(zoo.make("Llama"), [vectors])
+
+
 def test_a_loss_that_is_no_number_is_refused() -> None:
     def log(output: Any, batch: Any) -> Tensor:
         return (output[0].sum((1, 2)) * torch.tensor([1.0, torch.inf])) * 0

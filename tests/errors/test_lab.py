@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from headwise import prune
 from headwise.corpora import Grammar
 from headwise.errors import ArgumentError, InputError, OutputError, ShapeError
 from headwise.lab import (
@@ -116,6 +117,13 @@ def test_a_truncated_checkpoint(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match=r"training\.safetensors is no whole safetensors"):
         train(SMALL, tmp_path)
+
+
+def test_a_model_that_is_not_what_its_sizes_say(model, tmp_path):
+    resized = prune(model, (0, 1))
+    with pytest.raises(ArgumentError, match=r"q_proj.weight is \(.*\), .*heads were cut out"):
+        save(resized, None, tmp_path / "cut")
+    assert not (tmp_path / "cut").exists()
 
 
 def test_a_folder_that_cannot_be_made(model, tmp_path):

@@ -259,8 +259,16 @@ def test_a_description_that_is_not_ours(saved: Path, spoil: Spoil, told: str) ->
 def test_weights_that_are_not_whole(saved: Path) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(InputError, match=r"small cannot be opened"):
+    with pytest.raises(
+        InputError, match=r"small has weights that are broken or cut short .*\. Copy or save it"
+    ):
         load(saved)
+
+
+def test_what_others_wrote_of_a_smaller_model(tmp_path: Path) -> None:
+    prune(zoo.make("Llama"), {0: [0, 1]}).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(InputError, match=r"weights have other sizes .* written by headwise\.save"):
+        load(tmp_path / "theirs")
 
 
 def test_a_description_that_is_no_json(saved: Path) -> None:

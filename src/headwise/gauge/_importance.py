@@ -1,6 +1,7 @@
 """`importance`: the front door of the methods."""
 
 from collections.abc import Callable
+from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
 from pathlib import Path
@@ -85,7 +86,12 @@ def importance(
     read = read_given(batches, model, tokenizer, max_tokens)
     found = find_loss(loss, model, read[0])
     mark = fingerprint(model)
-    about = {"model": mark, "texts": digest_of(read), "method": name, "loss": found.name}
+    about = {
+        "model": mark,
+        "texts": digest_of(read),
+        "method": name,
+        "loss": found.name + _code_of(loss),
+    }
     with held_still(model), torch.inference_mode(False), torch.enable_grad():
         attentions = find_attentions(model, read[0])
         kept = Kept(None if resume is None else Path(resume), about | {"rounds": str(rounds)})
@@ -103,6 +109,14 @@ def importance(
         model=mark,
         versions={part: version(part) for part in ("headwise", "torch")},
     )
+
+
+def _code_of(loss: Any) -> str:
+    """What tells a loss from another one of its name: two lambdas have the same."""
+    code = getattr(loss.of if isinstance(loss, Loss) else loss, "__code__", None)
+    if code is None:
+        return ""
+    return f" {blake2b(code.co_code + repr(code.co_consts).encode(), digest_size=4).hexdigest()}"
 
 
 def _method(method: str | Gates) -> tuple[str, Method]:

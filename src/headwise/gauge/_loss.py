@@ -48,6 +48,11 @@ class Loss:
             ShapeError: the loss is not one number for each text.
         """
         losses = self.of(output, batch)
+        if not isinstance(losses, Tensor):
+            raise ShapeError(
+                f"loss {self.name}: it gives a {type(losses).__name__}. Give a tensor of one "
+                f"number for each text."
+            )
         if full is not None:
             losses = 1 - (losses * full).sum(-1)
         if losses.shape != (texts_in(batch),):
@@ -127,6 +132,11 @@ def _name_for(model: nn.Module, batch: Inputs) -> str:
 
 def _lm(output: Any, batch: Inputs) -> Tensor:
     """Nats per predicted token, its mean over each text."""
+    if "input_ids" not in batch:
+        raise ArgumentError(
+            f"loss lm: the batch has {', '.join(batch)}, no input_ids to predict. Add them, or "
+            f"give another loss=."
+        )
     ids = batch["input_ids"]
     real = batch.get("attention_mask", torch.ones_like(ids)).bool()
     # What pads the left side predicts nothing.

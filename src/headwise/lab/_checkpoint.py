@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
-from headwise.errors import HeadwiseError, InputError, OutputError
+from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError
 from headwise.files import write_beside
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
@@ -41,16 +42,31 @@ def save(
         cut: What was cut out of the model of these sizes, for `read_model` to begin with.
     Raises:
         OutputError: the folder cannot be made or written.
+        ArgumentError: the weights are not of these sizes, and `cut` does not tell how.
     """
+    weights = {name: w.contiguous() for name, w in model.state_dict().items()}
+    if not cut:
+        _check_sizes(model, weights)
     folder = make_folder(folder)
     with write_beside(folder / _WEIGHTS) as path:
-        write_tensors({name: w.contiguous() for name, w in model.state_dict().items()}, path)
+        write_tensors(weights, path)
     if tokenizer is not None:
         with write_beside(folder / _TOKENIZER) as path:
             path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     about = {"format": FORMAT, "architecture": "MiniGPT", "config": asdict(model.config)}
     write_json(folder / _CONFIG, about | ({"cut": cut} if cut else {}))
     return folder
+
+
+def _check_sizes(model: MiniGPT, weights: Mapping[str, Tensor]) -> None:
+    with torch.device("meta"):
+        wanted = MiniGPT(model.config).state_dict()
+    for name, weight in weights.items():
+        if name not in wanted or weight.shape != wanted[name].shape:
+            raise ArgumentError(
+                f"save: {name} is {tuple(weight.shape)}, which is not what {model.config} makes "
+                f"it, as after heads were cut out. Write the model by headwise.save."
+            )
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[MiniGPT, Tokenizer]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from headwise.errors import HeadwiseError, InputError
@@ -120,12 +121,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
     except HeadwiseError:
         raise
     except Exception as error:  # transformers raises anything from OSError to KeyError here
-        where = (
-            "cannot be opened" if folder else "is neither a folder here nor a hub model in reach"
-        )
-        raise InputError(
-            f"load: {source} {where} ({_line(error)}). Give a model's folder or a hub name."
-        ) from error
+        raise InputError(f"load: {source} {_why_not(error, folder)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise InputError(
@@ -133,6 +129,20 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
             f"Give the whole checkpoint."
         )
     return model
+
+
+def _why_not(error: Exception, folder: Path | None) -> str:
+    """Why a model cannot be opened, and what to do."""
+    line = _line(error)
+    if isinstance(error, SafetensorError):
+        return f"has weights that are broken or cut short ({line}). Copy or save it again."
+    if "ignore_mismatched_sizes" in str(error):  # and which they are stands in a log
+        return (
+            "cannot be opened: its weights have other sizes than its configuration says. A model "
+            "that heads were cut out of is written by headwise.save."
+        )
+    where = "cannot be opened" if folder else "is neither a folder here nor a hub model in reach"
+    return f"{where} ({line}). Give a model's folder or a hub name."
 
 
 def _model_class(source: str) -> Any:

@@ -173,7 +173,7 @@ def _check_apart(attention: Attention, parts: Parts, wide: list[Reach]) -> None:
     for part in [part for part in parts if part != "out"] or ["out"]:
         if len(parts[part]) > 1 and not any(part in reach for reach in wide):
             raise UnsupportedError(
-                f"prune: the {words[part]} of the heads of {attention.site.name} depend on one "
+                f"heads: the {words[part]} of the heads of {attention.site.name} depend on one "
                 f"another, as under a norm over all of them, so that no head can be cut out "
                 f"exactly. Ablate its heads instead."
             )

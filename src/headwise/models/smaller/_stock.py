@@ -74,7 +74,8 @@ def _counts_of_all(model: nn.Module) -> tuple[Counts, int]:
         told = ", ".join(f"{one.heads} in {name}" for name, one in counts.items())
         raise UnsupportedError(
             f"save: stock Transformers wants as many heads in each layer, and there are {told}. "
-            f"Plan with uniform=True, or choose the format 'padded', 'remote-code' or 'headwise'."
+            f"Choose the format 'padded', 'remote-code' or 'headwise', or plan with uniform=True "
+            f"if a {type(model.config).__name__} can tell the width of a head."
         )
     first = attentions[0]
     return counts[first.site.name], first.output.per_head.shape[1]

@@ -54,7 +54,7 @@ def save(
         raise ArgumentError(
             f"save: format={format!r}. Choose one of {', '.join(get_args(Format))}."
         )
-    with folder_beside(Path(folder), force) as beside:
+    with folder_beside(Path(folder).absolute(), force) as beside:
         write_as(format, model, beside)
         if tokenizer is not None:
             _write_tokenizer(tokenizer, beside)
