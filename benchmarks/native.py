@@ -8,6 +8,7 @@ tensors, which gives the heads alone; with a 95 % interval for that median.
 """
 
 import argparse
+import ctypes
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
@@ -20,6 +21,10 @@ from torch import Tensor
 
 from headwise._native import library
 from headwise.kernels import RowRequest, Rule, attend, make_rule, row_statistics
+from headwise.kernels.native import attend_native
+from headwise.kernels.native._filling import Filling
+from headwise.kernels.native._operators import attention
+from headwise.kernels.native._rule import give_rule, words_of
 
 # Texts, heads, tokens, width.
 FORWARD = (
@@ -32,13 +37,16 @@ FORWARD = (
 # Where the native kernel begins to win.
 SMALL = ((1, 2, 64, 64), (1, 12, 64, 64), (1, 12, 128, 64), (2, 12, 128, 64), (1, 12, 256, 64))
 
+# Calls that are timed together, where one is too short for a clock.
+CALLS = 50
+
 
 def main() -> None:
     how = _arguments()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    rows = aloud(chain(forward(how), rules(how), small(how)))
+    rows = aloud(chain(forward(how), rules(how), small(how), calls(how)))
     text = "\n\n".join([f"Native kernel: {library().name}. {machine(how)}.", *tables(rows)])
     print(text)
     if how.into:
@@ -105,6 +113,39 @@ def small(how: argparse.Namespace) -> Iterator[Row]:
         }
         case = {"table": "Short calls of attend", "texts, heads, tokens, width": _told(size)}
         yield from rows_of(case, _time(works, how), "fused")
+
+
+def calls(how: argparse.Namespace) -> Iterator[Row]:
+    """What a call takes besides its sums: two queries and two keys of four heads."""
+    q, k, v = (torch.randn(1, 4, 2, 8) for _ in "qkv")
+    rule = make_rule(head_dim=8)
+    asked = RowRequest(heads=True, distance=True, keys=_neighbors(1, 2))
+    filling = Filling.of(q, k, v)
+    give_rule(filling, rule)
+    filling.ask("heads", (1, 4, 2, 8), steps=3)
+    filling.ask("lse", (1, 4, 2))
+    problem = ctypes.byref(filling.problem)
+    filling.solve()
+    works: dict[str, Work] = {
+        "torch's kernel": partial(F.scaled_dot_product_attention, q, k, v),
+        "the native kernel in C": partial(library().functions.headwise_forward, problem),
+        "the same, checked and filled in": partial(attend_native, q, k, v, rule),
+        "the same as an operator": partial(attention, q, k, v, False, *words_of(rule, 2, 2)),
+        "attend, native": partial(attend, q, k, v, backend="native"),
+        "attend, native and causal": partial(attend, q, k, v, causal=True, backend="native"),
+        "attend, fused": partial(attend, q, k, v, backend="fused"),
+        "row_statistics, as a watch asks": _described(q, k, v, rule, asked),
+    }
+    times = interleaved({name: partial(_often, work) for name, work in works.items()}, 100, "cpu")
+    for name in works:
+        micro = f"{1000 * times.median(name) / CALLS:.0f} µs"
+        case = {"table": "Call overhead", "call": name}
+        yield case | {"who": "time", "took": micro, "ratio": "1", "rounds": 100}
+
+
+def _often(work: Work) -> None:
+    for _ in range(CALLS):
+        work()
 
 
 def _inputs(B: int, H: int, T: int, D: int) -> list[Tensor]:

@@ -400,6 +400,39 @@ def test_there_is_one_pool_of_threads() -> None:
     assert (done.stderr, done.stdout) == ("", "1\n")
 
 
+FORKED = """
+import os, signal, torch
+from headwise.kernels import attend
+torch.set_num_threads(2)
+q = torch.randn(1, 4, 300, 32)
+heads = attend(q, q, q, backend="native")
+child = os.fork()
+if not child:
+    signal.alarm(20)  # who waits for lost threads is ended
+    found = attend(q, q, q, backend="native").numpy()  # torch itself would wait
+    os._exit(0 if (found == heads.numpy()).all() else 1)
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_computes_the_same() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True)
+    assert (done.stderr, done.stdout) == ("", "0\n")
+
+
+def test_python_threads_compute_at_once() -> None:
+    problems = [torch.randn(1, 3, 60 + n, 8 + n % 5) for n in range(24)]
+
+    def heads(q: Tensor) -> Tensor:
+        return attend(q, q, q, causal=True, backend="native")
+
+    alone = [heads(q) for q in problems]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(heads, problems * 4))
+    assert all(torch.equal(*pair) for pair in zip(together, alone * 4, strict=True))
+
+
 @pytest.mark.parametrize(
     ("switch", "why"),
     [("0", "switched off by HEADWISE_NATIVE=0"), ("sse", "HEADWISE_NATIVE=sse is none of 0")],

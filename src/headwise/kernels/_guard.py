@@ -113,5 +113,5 @@ def _all_small(*tensors: Tensor) -> bool:
 def is_finite(x: Tensor) -> bool:
     """Whether all numbers are, told by their sum: a look at each takes ten times as long."""
     # A sum of many float16 may itself be too large for one.
-    wide = torch.float32 if x.dtype == torch.float16 else x.dtype
-    return math.isfinite(x.detach().sum(dtype=wide))
+    wide = torch.float32 if x.dtype == torch.float16 else None
+    return math.isfinite(x.sum(dtype=wide).item())

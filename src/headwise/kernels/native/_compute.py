@@ -79,11 +79,13 @@ def compute_heads(
     """Heads, log-sum-exp, and with `entropy` that too, of tensors that are in memory."""
     filling = Filling.of(q, k, v)
     follow(filling, words)
-    heads = ask_by_token(filling, "heads", (*q.shape[:3], v.shape[3]))
-    names = ("lse", "entropy") if entropy else ("lse",)
-    rows = [filling.ask(name, q.shape[:3]) for name in names]
+    B, H, T, _ = q.shape
+    heads = ask_by_token(filling, "heads", (B, H, T, v.shape[3]))
+    found = [heads, filling.ask("lse", (B, H, T))]
+    if entropy:
+        found.append(filling.ask("entropy", (B, H, T)))
     filling.solve()
-    return heads, *rows
+    return tuple(found)
 
 
 def compute_gradients(

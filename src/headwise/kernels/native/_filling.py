@@ -1,6 +1,7 @@
 """A problem on its way to the kernel: filled in, checked, solved."""
 
 import ctypes
+import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -32,12 +33,28 @@ _NOWHERE = torch.zeros(64)
 _Steps = tuple[int, ...]
 
 
+class _Threads:
+    """How many threads compute: as many as torch's, of the same pool."""
+
+    most = 1 << 20
+
+    @classmethod
+    def stay_alone(cls) -> None:
+        """Use no pool: that of a forked process waits forever for threads that it has lost."""
+        cls.most = 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Threads.stay_alone)
+
+
 class _Layout(NamedTuple):
     """Sizes and steps that fit together, and how many bytes queries, keys and values span."""
 
     sizes: dict[str, int]
     problem: Problem
     lengths: tuple[tuple[str, int], ...]
+    dense: bool  # in their last axes, as the kernel takes them
 
 
 @lru_cache(maxsize=1024)  # the layers of a model, and its batches, are much alike
@@ -61,9 +78,9 @@ def _layout(
         kind=KINDS[dtype], **sizes, q_step=q_steps[:3], k_step=k_steps[:3], v_step=v_steps[:3]
     )
     told = (("q", q, q_steps), ("k", k, k_steps), ("v", v, v_steps))
-    return _Layout(
-        sizes, problem, tuple((name, dtype.itemsize * reach(*lies)) for name, *lies in told)
-    )
+    lengths = tuple((name, dtype.itemsize * reach(*lies)) for name, *lies in told)
+    dense = all(steps[-1] == 1 or shape[-1] <= 1 for _, shape, steps in told)
+    return _Layout(sizes, problem, lengths, dense)
 
 
 @dataclass
@@ -84,8 +101,9 @@ class Filling:
         v: Float[Tensor, "B Hkv S Dv"],
     ) -> "Filling":
         """Queries, keys and values of one dtype; nothing is asked for yet."""
-        q, k, v = dense_last((q, k, v))
         layout = _layout(q.dtype, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
+        if not layout.dense:
+            return cls.of(*dense_last((q, k, v)))
         filling = cls(layout.sizes, Problem.from_buffer_copy(layout.problem))
         for (name, length), x in zip(layout.lengths, (q, k, v), strict=True):
             start = check_kind(name, x, q.dtype)
@@ -138,7 +156,7 @@ class Filling:
         check_apart(self.spans, self.outputs)
         problem = self.problem
         pairs = problem.B * problem.H * problem.T * problem.S
-        problem.threads = torch.get_num_threads() if pairs > ALONE else 1
+        problem.threads = min(torch.get_num_threads(), _Threads.most) if pairs > ALONE else 1
         if getattr(library().functions, function)(ctypes.byref(problem)):
             raise MemoryError(f"native: there is no memory to compute in, for {self.sizes}.")
 

@@ -44,7 +44,7 @@ class Words(NamedTuple):
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [x for x in self if isinstance(x, Tensor)]
+        return [x for x in self[4:] if x is not None]
 
 
 def cannot_follow(rule: Rule, T: int, S: int) -> str | None:
