@@ -22,6 +22,11 @@ def test_no_model_of_a_null_that_is_wanted():
         Evidence(models=0)
 
 
+def test_a_seed_below_zero():
+    with pytest.raises(ArgumentError, match=r"Evidence: seed=-1\. Give 0 or more"):
+        Evidence(seed=-1)
+
+
 def test_a_null_that_there_is_not():
     with pytest.raises(ArgumentError, match=r"Evidence: no null 'reversed'\. Choose from permuted"):
         Evidence(("permuted", "reversed"))

@@ -180,9 +180,10 @@ class _Question:
         if split.unknown:
             notes.append(f"{split.unknown:.1%} of the tokens are unknown to the tokenizer")
         if split.cut_at_sentences or split.cut_within:
+            cut = split.cut_at_sentences + split.cut_within
             notes.append(
-                f"{split.cut_at_sentences} texts were longer than the model reads and cut between "
-                f"sentences, {split.cut_within} within one"
+                f"{cut} texts were longer than the model reads and cut between sentences, "
+                f"{split.cut_within} of them also within one"
             )
         if held < FEWEST_TEXTS:
             notes.append(f"no role of text can be found: {held} held-out texts, not {FEWEST_TEXTS}")

@@ -29,7 +29,7 @@ class Evidence:
         models: How many models of each kind, the best head of all of them being the null.
         seed: Decides the halves, the sequences, the other models and orders, and all draws.
     Raises:
-        ArgumentError: an unknown null, or fewer than one model.
+        ArgumentError: an unknown null, fewer than one model, or a seed below 0.
     """
 
     nulls: tuple[str, ...] | None = None
@@ -42,6 +42,8 @@ class Evidence:
             raise ArgumentError(f"Evidence: no null {unknown[0]!r}. Choose from {', '.join(READ)}.")
         if self.models < 1:
             raise ArgumentError(f"Evidence: models={self.models}. Give 1 or more, or nulls=().")
+        if self.seed < 0:
+            raise ArgumentError(f"Evidence: seed={self.seed}. Give 0 or more.")
 
     def wants(self, null: str) -> bool:
         return self.nulls is None or null in self.nulls

@@ -140,6 +140,8 @@ class Roles:
     def examples(self, head: HeadLike) -> pd.DataFrame:
         """Held-out texts where the roles of a head are strongest, and where they fail.
 
+        Roles of random sequences have none: those are no texts.
+
         Returns:
             A frame: role, score (per query, from 0 to 1), queries, text.
         Raises:
