@@ -164,9 +164,8 @@ def tell(how: argparse.Namespace) -> None:
     """Write the tables and the pictures of each folder, as far as their curves are kept."""
     for folder in how.keep:
         found = Found(folder)
-        titles = [f"What {found.plain.loss} loses as heads go"] * 2
-        for end, title, curves in zip(("", "-recovered"), titles, found.pictures(), strict=False):
-            picture = draw_curves(*curves, title=title, allowed=found.allowed)
+        for end, curves in zip(("", "-recovered"), found.pictures(), strict=False):
+            picture = draw_curves(*curves, title="What is lost as heads go", allowed=found.allowed)
             (how.into.parent / f"pruning-{folder.name}{end}.svg").write_text(picture, "utf-8")
         insert("\n\n".join(found.told()), how.into, folder.name)
 
@@ -184,10 +183,11 @@ class Found:
     def pictures(self) -> Iterator[list[Curves]]:
         """All without recovery; then what is recovered beside the same without."""
         yield [self.plain]
-        if self.recovered:
-            last = max(int(one.removed[-1]) for one in self.recovered.values())
-            names = [name for name in self.plain.per_text if f"{name}{RECOVERED}" in self.recovered]
-            yield [part_of(self.plain, names, last), *self.recovered.values()]
+        later = {name: f"{name}{RECOVERED}" for name in self.plain.per_text if name != RANDOM}
+        found = {name: self.recovered[x] for name, x in later.items() if x in self.recovered}
+        if found:
+            last = max(int(one.removed[-1]) for one in found.values())
+            yield [part_of(self.plain, list(found), last), *found.values()]
 
     def told(self) -> Iterator[str]:
         full = self.plain.mean(next(iter(self.plain.per_text)))[0, 0]
@@ -227,17 +227,15 @@ class Found:
 
     def _table(self, of: Callable[[Curves, str, int], str]) -> str:
         """A row for each order, a column for each point that is not close to the last one."""
-        points = [int(at) for at in self.plain.removed[1:]]
-        recovered = {int(at) for one in self.recovered.values() for at in one.removed[1:]}
-        shown = sorted(recovered)
-        for point in points:
+        shown = {int(at) for one in self.recovered.values() for at in one.removed[1:]}
+        for point in map(int, self.plain.removed[1:]):
             if not any(at * 6 / 7 < point < at * 7 / 6 for at in shown):
-                shown = sorted([*shown, point])
-        rows = []
+                shown.add(point)
+        points, rows = sorted(shown), []
         for name, one in (dict.fromkeys(self.plain.per_text, self.plain) | self.recovered).items():
             looked = {int(heads): at for at, heads in enumerate(one.removed)}
-            rows.append([name, *(of(one, name, looked[p]) if p in looked else "" for p in shown)])
-        return table([f"heads removed, of {self.plain.n_heads}", *map(str, shown)], rows)
+            rows.append([name, *(of(one, name, looked[p]) if p in looked else "" for p in points)])
+        return table([f"heads removed, of {self.plain.n_heads}", *map(str, points)], rows)
 
 
 def part_of(curves: Curves, names: list[str], last: int) -> Curves:
