@@ -9,10 +9,10 @@ from headwise import masks
 from headwise._native import SWITCH, library
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
+from headwise.kernels._words import Words
 from headwise.kernels.native._check import Span, check_apart, check_tensor
 from headwise.kernels.native._compute import compute_heads
 from headwise.kernels.native._operators import attention
-from headwise.kernels.native._rule import Words
 
 Q = torch.zeros(1, 2, 5, 4)
 

@@ -10,8 +10,8 @@ from headwise import _native
 from headwise._native import library
 from headwise.kernels import attend
 from headwise.kernels._rows import attend_rows
+from headwise.kernels._words import Words, rule_of, words_of
 from headwise.kernels.native._operators import attention
-from headwise.kernels.native._rule import Words, rule_of, words_of
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 

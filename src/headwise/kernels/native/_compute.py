@@ -14,9 +14,10 @@ from headwise.kernels._cells import Named
 from headwise.kernels._guard import guard, is_finite
 from headwise.kernels._rule import Rule, check_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
+from headwise.kernels._words import Words, cannot_follow
 from headwise.kernels.native._check import dense_last, is_plain
 from headwise.kernels.native._filling import KINDS, Filling
-from headwise.kernels.native._rule import Words, cannot_follow, follow, give_rule
+from headwise.kernels.native._rule import follow, give_rule
 from headwise.masks import Tile, Window, can_look, settled
 
 

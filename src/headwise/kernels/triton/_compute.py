@@ -11,7 +11,7 @@ from torch import Tensor
 from headwise.kernels._cells import Named
 from headwise.kernels._rule import Rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
-from headwise.kernels.native._rule import cannot_follow
+from headwise.kernels._words import cannot_follow
 from headwise.kernels.triton._task import (
     Fields,
     ask,

@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.kernels._cells import LOG2E, Named
 from headwise.kernels._rule import Rule, check_rule
 from headwise.kernels._statistics import RowRequest
-from headwise.kernels.native._rule import Words, words_of
+from headwise.kernels._words import Words, words_of
 
 Steps = tuple[int, ...]
 # The fields of a task, while they are filled in.
