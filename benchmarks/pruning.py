@@ -48,7 +48,7 @@ METHODS = {
 }
 SILENT = {"embedding": {"gradient"}, "lm": {"curvature"}}  # these say nothing there
 PLAIN, RANDOM, RECOVERED = "plain", "random", ", recovered"
-SHORTEST = 64  # tokens of a text: the loss of a shorter one is that of its beginning
+SHORTEST = 64  # tokens: the loss of a shorter text is that of its beginning
 
 
 @dataclass(frozen=True)
