@@ -67,7 +67,8 @@ class _Line:
         self._curves, self.name, self.removed = curves, name, curves.removed
         self.mean = curves.mean(name).mean(0)
         self.several = len(curves.per_text[name]) > 1
-        self.low, self.high = curves.interval(name) if self.several else (self.mean, self.mean)
+        band: tuple[np.ndarray, np.ndarray] = (self.mean, self.mean)
+        self.low, self.high = curves.interval(name) if self.several else band
         self.color, self.dashes = color, _DASHES if dashed else ""
 
     @property
