@@ -47,7 +47,8 @@ test-sanitized: .venv/dev $(NATIVE)
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 HEADWISE_NATIVE=$(CURDIR)/build/sanitized/avx2.so \
 	    OMP_NUM_THREADS=1 $(BIN)/pytest -m "not full" -k "not pool and not without" \
-	    tests/laws/test_native.py tests/laws/test_native_gradients.py
+	    tests/laws/test_native.py tests/laws/test_native_gradients.py \
+	    tests/laws/test_native_decoding.py
 
 # The native kernel alone, beside its sources; an installation builds it too, where it can.
 native: $(NATIVE)

@@ -34,6 +34,11 @@ FORWARD = (
     (1, 12, 8192, 64),
     (1, 32, 1024, 128),
 )
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TORCH, READING = "torch, enable_gqa", "reading keys and values"
+# Texts, heads, those of keys and values, cached keys, width.
+DECODING = ((1, 32, 8, 4096, 128), (1, 32, 8, 16384, 128), (4, 32, 8, 4096, 128))
+DECODING += ((1, 12, 12, 512, 64), (1, 12, 12, 4096, 64), (4, 12, 12, 4096, 64))
 # Where the native kernel begins to win.
 SMALL = ((1, 2, 64, 64), (1, 12, 64, 64), (1, 12, 128, 64), (2, 12, 128, 64), (1, 12, 256, 64))
 
@@ -46,7 +51,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    rows = aloud(chain(forward(how), rules(how), small(how), calls(how)))
+    rows = aloud(chain(forward(how), decoding(how), rules(how), small(how), calls(how)))
     text = "\n\n".join([f"Native kernel: {library().name}. {machine(how)}.", *tables(rows)])
     print(text)
     if how.into:
@@ -102,6 +107,32 @@ def rules(how: argparse.Namespace) -> Iterator[Row]:
         }
         case = {"table": f"Rules, {_told((B, H, T, D))}", "rule": name}
         yield from rows_of(case, _time(works, how), "torch")
+
+
+def decoding(how: argparse.Namespace) -> Iterator[Row]:
+    """One query on cached keys and values, and how long merely reading these takes."""
+    for size in how.decoding:
+        for dtype in DTYPES:
+            times = _time(_decoding_works(size, dtype), how)
+            case = {"texts, heads, heads of keys, keys, width": _told(size), "dtype": dtype}
+            for base in (TORCH, READING):
+                yield from rows_of({"table": f"Decoding, over {base}"} | case, times, base)
+
+
+def _decoding_works(size: tuple[int, ...], dtype: str) -> dict[str, Work]:
+    B, H, Hkv, S, D = size
+    q = torch.randn(B, H, 1, D).to(DTYPES[dtype])
+    k, v = (torch.randn(B, Hkv, S, D).to(DTYPES[dtype]) for _ in "kv")
+    bits = [x.view(torch.float32) for x in (k, v)]  # of half precision, sums take longer
+    rule = make_rule(head_dim=D)
+    request = RowRequest(heads=True, distance=True, keys=_neighbors(B, S)[:, -1:])
+    return {
+        TORCH: partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=Hkv != H),
+        READING: lambda: [x.sum() for x in bits],
+        "attend, torch's kernel": partial(attend, q, k, v, backend="fused"),
+        "attend, native": partial(attend, q, k, v, backend="native"),
+        "native, a watch": _described(q, k, v, rule, request),
+    }
 
 
 def small(how: argparse.Namespace) -> Iterator[Row]:
@@ -178,6 +209,7 @@ def _arguments() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=size, nargs="*", default=FORWARD, help="B,H,T,D")
+    parser.add_argument("--decoding", type=size, nargs="*", default=DECODING, help="B,H,Hkv,S,D")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each group of works")
     parser.add_argument("--into", help="a page whose tables are replaced by these")
     parser.set_defaults(device="cpu", clock="cpu", threads=1)

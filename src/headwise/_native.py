@@ -30,7 +30,7 @@ class Problem(ctypes.Structure):
         ("kind", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("q", "k", "v")),
         *((name, _Steps3) for name in ("q_step", "k_step", "v_step")),
-        *((name, ctypes.c_int64) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")),
+        *((name, ctypes.c_int64) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv", "packed")),
         *((name, ctypes.c_double) for name in ("scale", "softcap")),
         *((name, ctypes.c_int64) for name in ("left", "right")),
         *((name, ctypes.c_void_p) for name in ("key_range", "documents")),

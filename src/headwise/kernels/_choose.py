@@ -15,10 +15,11 @@ from headwise.errors import ArgumentError
 from headwise.kernels import triton
 from headwise.kernels._bias import Bias
 from headwise.kernels._rule import Rule
-from headwise.kernels.native import cannot
+from headwise.kernels.native import cannot, is_packed
 from headwise.masks import Tile, Window, in_func_gradient, is_trained, known, settled
 
 BACKENDS = ("auto", "fused", "rows", "native", "triton")
+_PACKED = "the heads of a group are packed, so that keys and values are read once"
 # Rows in one block, where blocks skip the keys that none of their rows may attend to.
 BLOCK = 128
 # Whether this CPU multiplies tiles of bfloat16. There is no public way to ask.
@@ -60,7 +61,9 @@ def choose(
     if backend in ("auto", "native"):
         why = _native(rule, (q, k, v), backend, dropout_p)
         if why is not None:
-            return Choice("native", form, False, wide=q.dtype != torch.float32, reason=why)
+            packed = q.shape[1] != k.shape[1] and is_packed(q.shape[2], q, k, v, rule.sinks)
+            why = f"{why}; {_PACKED}" if packed else why
+            return Choice("native", form, packed, wide=q.dtype != torch.float32, reason=why)
     if backend == "triton":
         if reason := _not_triton(rule, (q, k, v), dropout_p):
             raise _refusal(backend, reason)
@@ -74,7 +77,7 @@ def choose(
         return Choice(kernel, form, packed, wide, f"{why}; {what}")
     reasons = [why, what]
     if packed:
-        reasons.append("the heads of a group are packed, so that keys and values are read once")
+        reasons.append(_PACKED)
     if exceeds:
         reasons.append(f"its bias is too large for {q.dtype}")
     elif wide:
@@ -139,7 +142,10 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     at 8 tokens 1.07 1.05; 16 queries on 1024 keys .80 .70. bfloat16 at those 1.06 1.27, .71 .77,
     .59 .66, and .70 .66; float16 .62 .81, .95 .95, .92 .80, and .31 .31; trained, at 64, 128 and
     512 tokens bfloat16 1.02 .90, .98 .74, .77 .53, float16 .88 1.11, .94 .70, .79 .57. Longer ones:
-    `benchmarks/native.py`. A few queries leave lanes empty. With AMX half precision is unmeasured.
+    `benchmarks/native.py`. One query, over torch's kernel with packed heads: 32 heads on 8, width
+    128, at 64, 256, 1024 and 16384 keys .93 .76 .65 .41, bfloat16 .88 .52 at 64 and 256; 12 heads
+    at 128, 512 and 4096 keys 1.16 .96 .86, bfloat16 .60 .48 at 128 and 512; training is unmeasured.
+    With AMX half precision is unmeasured.
     """
     # An exported program is for other places, where the native kernel may not be.
     if torch.compiler.is_exporting() or q.dtype == torch.float64:
@@ -148,6 +154,8 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     if HAS_AMX and not single:
         return False
     B, H, T, D = q.shape
+    if is_packed(T, q, k):
+        return k.numel() >= (_n_threads() << 17)
     least = 1 << (23 if single or is_trained(q, k) else 21)
     return T >= 8 and B * H * T * k.shape[2] * D >= _n_threads() * least
 

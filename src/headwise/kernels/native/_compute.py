@@ -18,7 +18,10 @@ from headwise.kernels._words import Words, cannot_follow
 from headwise.kernels.native._check import dense_last, is_plain
 from headwise.kernels.native._filling import KINDS, Filling
 from headwise.kernels.native._rule import follow, give_rule
-from headwise.masks import Tile, Window, can_look, settled
+from headwise.masks import Tile, Window, can_look, is_recorded, is_trained, settled
+
+# Queries of a head up to which lanes are better filled with the heads of a group.
+FEW = 8
 
 
 class NativeStatistics(RowStatistics):
@@ -70,15 +73,29 @@ def _corner(rule: Rule, T: int, S: int) -> list[Tensor]:
     return [x for x in parts if x is not None]
 
 
+def is_packed(n_queries: int, *inputs: Tensor | None) -> bool:
+    """Whether a group reads its keys and values once, for the few queries of all its heads.
+
+    Not in training, whose way back has to meet the same logits to the last bit; nor while being
+    traced, since an operator does not know whether it is trained.
+    """
+    tensors = [x for x in inputs if x is not None]
+    if torch.compiler.is_compiling() or not 0 < n_queries <= FEW:
+        return False
+    return can_look(*tensors) and not (is_recorded() or is_trained(*tensors))
+
+
 def compute_heads(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
     words: Words,
     entropy: bool = False,
+    packed: bool = False,
 ) -> tuple[Tensor, ...]:
     """Heads, log-sum-exp, and with `entropy` that too, of tensors that are in memory."""
     filling = Filling.of(q, k, v)
+    filling.number("packed", packed)
     follow(filling, words)
     B, H, T, _ = q.shape
     heads = ask_by_token(filling, "heads", (B, H, T, v.shape[3]))
@@ -148,6 +165,7 @@ def native_statistics(
 
 def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) -> RowStatistics:
     filling = Filling.of(q, k, v)
+    filling.number("packed", is_packed(q.shape[2], q, k, v))
     give_rule(filling, rule)
     found = _ask_rows(filling, rule, request)
     if request.keys is not None:

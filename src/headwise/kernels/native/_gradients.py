@@ -12,7 +12,7 @@ from headwise.kernels._cells import Named
 from headwise.kernels._rows import attend_rows
 from headwise.kernels._rule import Rule
 from headwise.kernels._words import Words, words_of
-from headwise.kernels.native._compute import compute_gradients, compute_heads
+from headwise.kernels.native._compute import compute_gradients, compute_heads, is_packed
 from headwise.masks import can_look, is_recorded, is_trained
 
 _FOUND = ("heads", "lse", "entropy")
@@ -42,7 +42,7 @@ def attend_native(
         sinks = None if sinks is None else sinks.float()
         found = _Attend.apply(q, k, v, sinks, rule, words, entropy)  # type: ignore[no-untyped-call]
     else:
-        found = compute_heads(q, k, v, words, entropy)
+        found = compute_heads(q, k, v, words, entropy, is_packed(q.shape[2], q, k, v))
     heads = found[0] if found[0].dtype == dtype else found[0].to(dtype)
     return dict(zip(_FOUND, (heads, *found[1:]), strict=False))
 

@@ -14,6 +14,7 @@ struct Problem {
     const void *q, *k, *v;
     int64_t q_step[3], k_step[3], v_step[3];
     int64_t B, H, Hkv, T, S, D, Dv;
+    int64_t packed;             // 1: for a few queries of each head, on many keys
 
     // How logits become weights. Query i stands at key i + S - T.
     double scale, softcap;      // softcap 0: none

@@ -4,7 +4,7 @@
 // block of 64 keys at a time: logits, their exponentials in place, then mixed values. No task
 // depends on another, so the result is the same for any number of threads.
 #include "backward.hpp"
-#include "softmax.hpp"
+#include "decode.hpp"
 
 #include <atomic>
 #include <cstdlib>
@@ -19,13 +19,13 @@ struct Memory {
     explicit Memory(const Problem &a) {
         // Keys or values of a block that have to be widened, or paired, and weights in pairs.
         int64_t laid = a.kind == FLOAT32 ? 0 : KEYS * whole_vectors(std::max(a.D, a.Dv)) / ROWS + 1;
-        int64_t rows = a.D + KEYS + KEYS / 2 + laid + a.Dv + 2 * a.N + 5 * a.C;
+        int64_t rows = whole_vectors(a.D) + KEYS + KEYS / 2 + laid + a.Dv + 2 * a.N + 5 * a.C;
         int64_t bytes = (rows * ROWS * 4 + 63) / 64 * 64;
         whole = std::aligned_alloc(64, bytes);
         float *next = static_cast<float *>(whole);
         auto take = [&](int64_t n) { return std::exchange(next, next + n * ROWS); };
         if (!whole) return;
-        room.q = take(a.D);
+        room.q = take(whole_vectors(a.D));
         room.s = take(KEYS);
         room.pairs = take(KEYS / 2);
         room.laid = take(laid);
@@ -49,6 +49,18 @@ void mix_values(const Strip &q, const Block &k, const Floats *factor, bool fresh
            q.room.o);
 }
 
+void write_heads(const Strip &q, int v, int n, Floats weight) {
+    const Problem &a = q.a;
+    int64_t before = q.b * a.heads_step[0] + q.h * a.heads_step[1] +
+                     (q.first + v * W) * a.heads_step[2];
+    auto write = [&](auto *heads) {
+        unpack(q.room.o + v * W, weight, n, a.Dv, heads + before, a.heads_step[2]);
+    };
+    if (a.kind == BFLOAT16) write(static_cast<Brain *>(a.heads));
+    else if (a.kind == FLOAT16) write(static_cast<Half *>(a.heads));
+    else write(static_cast<float *>(a.heads));
+}
+
 template <int N, class Number> void attend(const Strip &q) {
     const Problem &a = q.a;
     q.turn_queries<Number>();
@@ -67,7 +79,7 @@ template <int N, class Number> void attend(const Strip &q) {
         fresh = false;
     }
     if (fresh) std::fill_n(q.room.o, a.Dv * ROWS, 0.0f);
-    softmax.finish();
+    softmax.finish([&](int v, int lanes, Floats weight) { write_heads(q, v, lanes, weight); });
 }
 
 // What the keys of one block receive from a strip, of whose rows the largest weights are known.
@@ -121,6 +133,15 @@ int64_t in_parallel(const Problem &a, int64_t tasks, Work work) {
     return failed;
 }
 
+template <class Number> int64_t decode(const Problem &a) {
+    Decoding<Number> all(a);
+    if (!all.memory) return 1;
+    auto look = [&](int64_t part, const Memory &memory) { all.look(part, memory.room); };
+    auto gather = [&](int64_t strip, const Memory &) { all.gather(strip); };
+    return in_parallel<Memory>(a, all.strips * all.chunks, look) ||
+           in_parallel<Memory>(a, all.strips, gather);
+}
+
 }  // namespace
 
 extern "C" {
@@ -145,6 +166,10 @@ int64_t headwise_runs_here() {
 
 int64_t headwise_forward(const Problem *problem) {
     const Problem &a = *problem;
+    if (a.packed)
+        return a.kind == BFLOAT16  ? decode<Brain>(a)
+               : a.kind == FLOAT16 ? decode<Half>(a)
+                                   : decode<float>(a);
     int64_t strips = (a.T + ROWS - 1) / ROWS;
     return in_parallel<Memory>(a, a.B * a.H * strips, [&](int64_t task, const Memory &memory) {
         // Under a causal mask the last strips have the most to do: they come first.

@@ -16,7 +16,7 @@ struct Softmax {
     Floats peak[V], total[V] = {}, moment[V] = {};  // sums of p and of p * ln(p / largest p)
     Floats total_lost[V] = {}, moment_lost[V] = {};  // what rounding has added to them
     Floats factor[V];                               // for what was summed before this block
-    bool moved;                                     // whether that is not 1 everywhere
+    bool moved = false;                             // whether that is not 1 everywhere
     Floats unbiased[V];                             // the largest logit without bias
     Floats squares[V] = {}, distance[V] = {}, even[V] = {}, normed[V] = {};
     Floats query_at[V] = {};
@@ -69,12 +69,43 @@ struct Softmax {
         if (a.C) add_classes(k);
     }
 
-    // Write down everything that was asked for.
-    void finish() const {
+    // Take in what the keys that come after these have given to the same rows.
+    void merge(Softmax &next) {
+        for (int v = 0; v < q.vectors; v++) {
+            Floats before = peak[v], after = next.peak[v], top = larger(before, after);
+            merge_largest(next, v, after > before, after >= before);
+            rise(v, top);
+            next.rise(v, top);
+            add_exactly(total[v], total_lost[v], next.total[v]);
+            add_exactly(moment[v], moment_lost[v], next.moment[v]);
+            squares[v] += next.squares[v];
+            distance[v] += next.distance[v];
+            even[v] += next.even[v];
+            normed[v] += next.normed[v];
+            n_keys[v] += next.n_keys[v];
+            unbiased[v] = larger(unbiased[v], next.unbiased[v]);
+            for (int64_t c = 0; c < a.N; c++) {
+                float *mine = room.picked + c * ROWS + v * W;
+                Floats theirs = load(next.room.picked + c * ROWS + v * W);
+                store(mine, visible(theirs) ? theirs : load(mine));
+            }
+        }
+        scale_classes();
+        next.scale_classes();
+        for (int64_t c = 0; c < a.C; c++) {
+            room.common[c] += next.room.common[c];
+            for (int v = 0; v < q.vectors; v++)
+                for (Measure m : {MASS, SHARE, SEEN})
+                    add_to(of_class(m, c, v), load(next.of_class(m, c, v)));
+        }
+    }
+
+    // Write down everything that was asked for; `write_heads` is told how their sums are weighted.
+    template <class Heads> void finish(Heads write_heads) const {
         for (int v = 0; v < q.vectors; v++) {
             int n = std::min(W, q.n - v * W);
             End end = last_of(v);
-            if (a.heads) write_heads(v, n, end);
+            if (a.heads) write_heads(v, n, end.weight);
             write_rows(v, n, end);
             if (a.N) write_keys(v, n, end);
             if (a.C) write_classes(v, n, end);
@@ -112,11 +143,17 @@ struct Softmax {
     }
 
     void raise(const Block &k, int v) {
-        Floats highest = largest_logit(k, v), before = peak[v];
-        peak[v] = larger(before, highest);
-        if ((a.argmax || a.key_top || a.class_top) && any(highest >= before)) find_largest(k, v, before);
+        Floats highest = largest_logit(k, v), top = larger(peak[v], highest);
+        if ((a.argmax || a.key_top || a.class_top) && any(highest >= peak[v]))
+            find_largest(k, v, top);
+        rise(v, top);
+    }
+
+    // What was summed relative to the largest logit so far is now relative to a larger one.
+    void rise(int v, Floats top) {
         // Rows that have seen nothing yet have sums of 0, which any factor leaves.
-        Floats down = before - peak[v];
+        Floats down = peak[v] - top;
+        peak[v] = top;
         factor[v] = exponential(down);
         moved |= any(down < 0);
         moment[v] = factor[v] * (moment[v] + down * total[v]);
@@ -135,25 +172,37 @@ struct Softmax {
         return larger(larger(part[0], part[1]), larger(part[2], part[3]));
     }
 
-    void find_largest(const Block &k, int v, Floats before) {
-        Ints risen = peak[v] > before;
+    void find_largest(const Block &k, int v, Floats top) {
+        Ints risen = top > peak[v];
         ties[v] = risen ? Ints{} : ties[v];
         largest[v] = risen ? all_ints(-1) : largest[v];
         each(k, v, [&](Floats s, int r) {
-            Ints same = s == peak[v];
+            Ints same = s == top;
             ties[v] -= same;
             largest[v] = (same & (largest[v] < 0)) ? all_ints(k.start + r) : largest[v];
         });
         if (!a.class_top) return;
         for (int64_t c = 0; c < a.C; c++) {
-            float *top = of_class(TOP, c, v);
-            store(top, risen ? Floats{} : load(top));
+            float *sum = of_class(TOP, c, v);
+            store(sum, risen ? Floats{} : load(sum));
         }
         each_member(k, [&](int r, int from, int64_t c, float share) {
             if (from > v) return;
-            Ints same = load(room.s + r * ROWS + v * W) == peak[v];
+            Ints same = load(room.s + r * ROWS + v * W) == top;
             add_to(of_class(TOP, c, v), same ? all(share) : Floats{});
         });
+    }
+
+    // Where the largest logits are: those of `next` count where they are larger, or as large.
+    void merge_largest(const Softmax &next, int v, Ints risen, Ints same) {
+        Ints more = same ? next.ties[v] : Ints{};
+        ties[v] = (risen ? Ints{} : ties[v]) + more;
+        largest[v] = risen ? next.largest[v] : largest[v];
+        for (int64_t c = 0; c < a.C && a.class_top; c++) {
+            float *sum = of_class(TOP, c, v);
+            Floats theirs = load(next.of_class(TOP, c, v));
+            store(sum, (risen ? Floats{} : load(sum)) + (same ? theirs : Floats{}));
+        }
     }
 
     template <bool moments, class Number> void exponentials(const Block &k, int v) {
@@ -279,17 +328,6 @@ struct Softmax {
         Ints nothing = end.total == 0;
         end.weight = nothing ? Floats{} : end.weight / end.total;
         return end;
-    }
-
-    void write_heads(int v, int n, const End &end) const {
-        int64_t before = q.b * a.heads_step[0] + q.h * a.heads_step[1] +
-                         (q.first + v * W) * a.heads_step[2];
-        auto write = [&](auto *heads) {
-            unpack(room.o + v * W, end.weight, n, a.Dv, heads + before, a.heads_step[2]);
-        };
-        if (a.kind == BFLOAT16) write(static_cast<Brain *>(a.heads));
-        else if (a.kind == FLOAT16) write(static_cast<Half *>(a.heads));
-        else write(static_cast<float *>(a.heads));
     }
 
     void write_rows(int v, int n, const End &end) const {

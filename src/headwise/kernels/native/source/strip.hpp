@@ -75,6 +75,14 @@ struct Strip {
         else pack(queries<float>(), a.q_step[2], n, a.D, vectors, room.q);
     }
 
+    // A row of some head of this text. A pair is where the first of both is.
+    template <class Number>
+    const Number *in(const void *array, const int64_t *step, int64_t of_head, int64_t row) const {
+        int64_t before = b * step[0] + of_head * step[1] + row * step[2];
+        int64_t size = a.kind == FLOAT32 ? 4 : 2;
+        return reinterpret_cast<const Number *>(static_cast<const char *>(array) + before * size);
+    }
+
     template <class Number> const Number *queries() const {
         return in<Number>(a.q, a.q_step, h, first);
     }
@@ -161,14 +169,6 @@ struct Strip {
     // Where the first and the last query of a vector stand among the keys.
     int64_t lowest(int v) const { return one_head ? at + v * W : at; }
     int64_t highest(int v) const { return one_head ? at + v * W + W - 1 : at + a.T - 1; }
-
-    // A row of some head of this text. A pair is where the first of both is.
-    template <class Number>
-    const Number *in(const void *array, const int64_t *step, int64_t of_head, int64_t row) const {
-        int64_t before = b * step[0] + of_head * step[1] + row * step[2];
-        int64_t size = a.kind == FLOAT32 ? 4 : 2;
-        return reinterpret_cast<const Number *>(static_cast<const char *>(array) + before * size);
-    }
 
     template <class Short>
     Rows<float> widened(const Short *from, int64_t step, int n, int64_t columns) const {

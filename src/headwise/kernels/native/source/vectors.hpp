@@ -58,7 +58,7 @@ INLINE Floats widen(Shorts x, Half) {
 #elif defined(__AVX2__)
     return (Floats)_mm256_cvtph_ps((__m128i)x);
 #else
-    using Halves = _Float16 __attribute__((vector_size(2 * W)));
+    using Halves = __fp16 __attribute__((vector_size(2 * W)));
     return __builtin_convertvector((Halves)x, Floats);
 #endif
 }
@@ -73,7 +73,7 @@ INLINE Shorts narrow(Floats x, Half) {
 #elif defined(__AVX2__)
     return (Shorts)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
 #else
-    using Halves = _Float16 __attribute__((vector_size(2 * W)));
+    using Halves = __fp16 __attribute__((vector_size(2 * W)));
     return (Shorts)__builtin_convertvector(x, Halves);
 #endif
 }

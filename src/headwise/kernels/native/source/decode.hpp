@@ -1,0 +1,267 @@
+// A few queries on many keys, as in decoding, where reading keys and values takes the time.
+//
+// No head has queries enough to fill a vector. So the lanes of one are rows of several heads, and
+// keys and values are read along their width, each once for all the rows of its group. What is
+// then said about the rows is said as everywhere (`softmax.hpp`).
+//
+// Keys are split into chunks, so that threads have something to share where there is but one text.
+// Each chunk gives sums relative to its own largest logits, and these are put together in the order
+// of the chunks: the result is the same for any number of threads.
+#pragma once
+#include <cstdlib>
+#include <new>
+
+#include "softmax.hpp"
+
+// Keys of a chunk; and how many keys ahead of the products they are asked for from memory.
+constexpr int CHUNK = 4 * KEYS, AHEAD = 16;
+// Rows in a tile of logits at most, and in one of heads, whose columns fill the other registers.
+constexpr int MOST = W < 8 ? W : 8, MIXED = 2, COLUMNS = W == 8 ? 4 : 8;
+// Keys whose values stay in the first cache while all rows of a group are mixed.
+constexpr int NEAR = 32;
+
+// Lane i of what comes back is the sum of x[i].
+template <int half = W / 2> INLINE Floats sums(Floats *x) {
+    if constexpr (half >= 1) {
+        UNROLL for (int i = 0; i < half; i++) {
+            exchange<half>(x[i], x[i + half], std::make_integer_sequence<int, W>{});
+            x[i] += x[i + half];
+        }
+        return sums<half / 2>(x);
+    }
+    return x[0];
+}
+
+// s[key][row] = scale * the product of n keys with R queries, which have zeros after the last of D
+// numbers, up to a whole vector.
+template <int R, class Number>
+inline void dot_rows(int n, const Number *k, int64_t step, int64_t D, const float *q,
+                     int64_t q_step, float scale, float *s) {
+    constexpr int K = W / R;  // keys in a tile: as many products as lanes
+    for (int j = 0; j < n; j += K) {
+        const Number *key[K];
+        UNROLL for (int i = 0; i < K; i++) key[i] = k + std::min(j + i, n - 1) * step;
+        // Where several keys are read side by side, the processor does not foresee the next.
+        fetch(k + (j + AHEAD) * step, step, K, D);
+        Floats found[W] = {};
+        auto add = [&](int64_t d, int64_t some) __attribute__((always_inline)) {
+            Floats x[K];
+            UNROLL for (int i = 0; i < K; i++) x[i] = load_some(key[i] + d, some);
+            UNROLL for (int r = 0; r < R; r++) {
+                Floats y = load(q + r * q_step + d);
+                UNROLL for (int i = 0; i < K; i++) found[i * R + r] += x[i] * y;
+            }
+        };
+        int64_t d = 0;
+        for (; d + W <= D; d += W) add(d, W);
+        if (d < D) add(d, D - d);
+        float products[W];
+        store(products, scale * sums(found));
+        for (int i = 0; i < K && j + i < n; i++)
+            memcpy(s + (j + i) * ROWS, products + i * R, 4 * R);
+    }
+}
+
+// o[row][column] += sum over n keys of p[key][row] * v[key][column], for R rows and C vectors of
+// columns; of the last vector there may be only some.
+template <int R, int C, class Number>
+INLINE void mix_rows(int n, const Number *v, int64_t step, int64_t columns, const float *p,
+                     float *o, int64_t o_step) {
+    Floats found[R][C];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) found[r][c] = load(o + r * o_step + c * W);
+    for (int j = 0; j < n; j++) {
+        Floats x[C];
+        UNROLL for (int c = 0; c < C; c++)
+            x[c] = load_some(v + j * step + c * W, C == 1 ? columns : W);
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int c = 0; c < C; c++) found[r][c] += p[j * ROWS + r] * x[c];
+    }
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int c = 0; c < C; c++) store(o + r * o_step + c * W, found[r][c]);
+}
+
+template <int R, int C, class Number>
+inline void mix_columns(int n, const Number *v, int64_t step, int64_t columns, const float *p,
+                        float *o, int64_t o_step) {
+    int64_t d = 0, least = C == 1 ? 1 : C * W;
+    for (; columns - d >= least; d += C * W)
+        mix_rows<R, C>(n, v + d, step, columns - d, p, o + d, o_step);
+    if constexpr (C > 1)
+        if (d < columns) mix_columns<R, C / 2>(n, v + d, step, columns - d, p, o + d, o_step);
+}
+
+// Rows on one chunk of keys: what is summed there, relative to its largest logits.
+template <class Number> class Part {
+    const Problem &a;
+    Room room;
+    Strip q;
+    Softmax softmax;
+    int64_t wide;  // of a row in `o`: whole vectors
+    float *o;      // [row][Dv]
+
+  public:
+    // So many numbers it needs besides.
+    static int64_t size(const Problem &a) {
+        return ROWS * (whole_vectors(a.Dv) + 2 * a.N + 5 * a.C);
+    }
+
+    Part(const Problem &a, float *memory, int64_t b, int64_t row, int n)
+        : a(a), room(split(a, memory)), q(a, room, b, row / a.T, row % a.T, n), softmax(q),
+          wide(whole_vectors(a.Dv)), o(memory) {
+        std::fill_n(o, n * wide, 0.0f);
+    }
+
+    // Look at some keys; queries and logits are kept in memory of the thread.
+    void look(const Room &own, int64_t from, int64_t to) {
+        room.q = own.q;
+        room.s = own.s;
+        copy_queries();
+        to = std::min(to, q.stop);
+        for (; from < to; from += KEYS) {
+            Block k = q.block(from, std::min(from + KEYS, to));
+            if (k.empty) continue;
+            logits(k);
+            q.cap_and_hide(k);
+            softmax.look(k);
+            q.add_bias(k);
+            softmax.add(k);
+            if (a.heads) mix(k);
+        }
+    }
+
+    // Take in what the keys after these have given.
+    void merge(Part &next) {
+        softmax.merge(next.softmax);
+        for (int i = 0; i < q.n; i++) {
+            float mine = factor(i), theirs = next.factor(i);
+            for (int64_t d = i * wide; d < (i + 1) * wide; d += W)
+                store(o + d, mine * load(o + d) + theirs * load(next.o + d));
+        }
+    }
+
+    void finish() const {
+        softmax.finish([&](int v, int n, Floats weight) {
+            for (int i = 0; i < n; i++) {
+                int lane = v * W + i;
+                const float *from = o + lane * wide;
+                Number *to = static_cast<Number *>(a.heads) + q.b * a.heads_step[0] +
+                             q.head[lane] * a.heads_step[1] + q.query(lane) * a.heads_step[2];
+                for (int64_t d = 0; d < a.Dv; d += W)
+                    store_some(to + d, load(from + d) * weight[i], std::min<int64_t>(W, a.Dv - d));
+            }
+        });
+    }
+
+  private:
+    static Room split(const Problem &a, float *memory) {
+        Room room = {};
+        memory += ROWS * whole_vectors(a.Dv);
+        auto take = [&](int64_t n) { return std::exchange(memory, memory + n * ROWS); };
+        room.picked = take(a.N);
+        room.key_at = reinterpret_cast<int32_t *>(take(a.N));
+        room.classes = take(4 * a.C);
+        room.common = take(a.C);
+        return room;
+    }
+
+    float factor(int lane) const { return softmax.factor[lane / W][lane % W]; }
+    int64_t query_step() const { return whole_vectors(a.D); }
+
+    void copy_queries() const {
+        for (int i = 0; i < q.n; i++) {
+            const Number *from = q.in<Number>(a.q, a.q_step, q.head[i], q.query(i));
+            float *to = room.q + i * query_step();
+            for (int64_t d = 0; d < a.D; d += W) store(to + d, load_some(from + d, a.D - d));
+        }
+    }
+
+    // Visits each group that keys are shared in, with its rows in this strip.
+    template <class Visit> void each_group(Visit f) const {
+        int64_t group = a.H / a.Hkv * a.T, first = q.h * a.T + q.first;
+        for (int row = 0; row < q.n;) {
+            int64_t shared = (first + row) / group;
+            int stop = std::min<int64_t>(q.n, (shared + 1) * group - first);
+            f(shared, row, stop);
+            row = stop;
+        }
+    }
+    // Visits rows, R at a time as long as there are so many. All of these are in one vector.
+    template <int R, class Visit> static void in_tiles(int row, int stop, Visit f) {
+        for (; row + R <= stop; row += R) f.template operator()<R>(row);
+        if constexpr (R > 1) in_tiles<R / 2>(row, stop, f);
+    }
+
+    void logits(const Block &k) const {
+        int last = (q.vectors - 1) * W;  // has lanes without a row
+        for (int r = 0; r < k.n && q.n % W; r++) store(room.s + r * ROWS + last, Floats{});
+        each_group([&](int64_t shared, int first, int stop) {
+            const Number *keys = q.in<Number>(a.k, a.k_step, shared, k.start);
+            in_tiles<MOST>(first, stop, [&]<int R>(int row) {
+                dot_rows<R>(k.rows[row / W], keys, a.k_step[2], a.D, room.q + row * query_step(),
+                            query_step(), a.scale, room.s + row);
+            });
+        });
+    }
+
+    void mix(const Block &k) const {
+        for (int i = 0; i < q.n && softmax.moved; i++)
+            for (int64_t d = i * wide; d < (i + 1) * wide; d += W)
+                store(o + d, load(o + d) * factor(i));
+        each_group([&](int64_t shared, int first, int stop) {
+            for (int from = 0; from < k.n; from += NEAR) {
+                const Number *values = q.in<Number>(a.v, a.v_step, shared, k.start + from);
+                in_tiles<MIXED>(first, stop, [&]<int R>(int row) {
+                    mix_columns<R, COLUMNS>(std::min(NEAR, k.rows[row / W] - from), values,
+                                            a.v_step[2], a.Dv, room.s + from * ROWS + row,
+                                            o + row * wide, wide);
+                });
+            }
+        });
+    }
+};
+
+// All parts of a problem: strip by strip, and in each of these chunk by chunk.
+template <class Number> struct Decoding {
+    const Problem &a;
+    int64_t group;     // rows that share keys
+    int64_t in_strip;  // rows of a strip: as many groups as fill a vector, or one, or some of one
+    int64_t in_group;  // strips of a group that has too many rows for one
+    int64_t of_text, strips;
+    int64_t start, chunks;  // the first key that any query sees, and chunks from there on
+    int64_t size;           // bytes of a part
+    char *memory;
+
+    explicit Decoding(const Problem &a) : a(a), group(a.H / a.Hkv * a.T) {
+        in_strip = group <= W ? W / group * group : std::min<int64_t>(group, ROWS);
+        in_group = (group + in_strip - 1) / in_strip;
+        of_text = in_group > 1 ? a.Hkv * in_group : (a.Hkv * group + in_strip - 1) / in_strip;
+        strips = a.B * of_text;
+        start = std::clamp<int64_t>(a.S - a.T - a.left, 0, a.S);
+        chunks = std::max<int64_t>(1, (a.S - start + CHUNK - 1) / CHUNK);
+        size = (sizeof(Part<Number>) + 4 * Part<Number>::size(a) + 63) / 64 * 64;
+        int64_t bytes = size * std::max<int64_t>(1, strips * chunks);
+        memory = static_cast<char *>(std::aligned_alloc(64, bytes));
+    }
+    Decoding(const Decoding &) = delete;
+    ~Decoding() { std::free(memory); }
+
+    void look(int64_t task, const Room &room) const {
+        int64_t strip = task / chunks, from = start + task % chunks * CHUNK;
+        int64_t b = strip / of_text, at = strip % of_text;
+        int64_t row = at / in_group * std::max(group, in_strip) + at % in_group * in_strip;
+        int64_t stop = in_group > 1 ? (at / in_group + 1) * group : a.Hkv * group;
+        char *own = memory + task * size;
+        auto *besides = reinterpret_cast<float *>(own + size) - Part<Number>::size(a);
+        auto *part = new (own) Part<Number>(a, besides, b, row, std::min(in_strip, stop - row));
+        part->look(room, from, from + CHUNK);
+    }
+
+    void gather(int64_t strip) const {
+        auto part = [&](int64_t chunk) {
+            return reinterpret_cast<Part<Number> *>(memory + (strip * chunks + chunk) * size);
+        };
+        for (int64_t chunk = 1; chunk < chunks; chunk++) part(0)->merge(*part(chunk));
+        part(0)->finish();
+    }
+};

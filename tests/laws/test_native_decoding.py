@@ -1,0 +1,203 @@
+"""A few queries on many keys: what the native kernel says of them is that of the weights."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwise import masks
+from headwise._native import library
+from headwise.kernels import RowRequest, RowStatistics, attend, make_rule, row_statistics
+from headwise.kernels.native._compute import FEW, is_packed
+
+pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
+
+# Texts, heads, heads of keys, queries, keys, width of keys and of values.
+Sizes = tuple[int, int, int, int, int, int, int]
+SIZES: dict[str, Sizes] = {
+    "one head": (1, 1, 1, 1, 300, 16, 16),
+    "groups of four": (2, 12, 3, 1, 515, 64, 40),
+    "no groups": (2, 13, 13, 1, 700, 19, 37),
+    "one group of many": (1, 71, 1, 1, 513, 16, 64),
+    "groups over two vectors": (1, 20, 1, 1, 260, 48, 48),
+    "three queries": (2, 6, 2, 3, 77, 19, 37),
+    "groups over three strips": (1, 17, 1, 8, 1030, 33, 1),
+    "eight queries of one head": (1, 1, 1, 8, 300, 5, 130),
+    "as many queries as keys": (1, 4, 2, 5, 5, 3, 3),
+    "one key": (3, 8, 2, 1, 1, 128, 128),
+    "more queries than keys": (1, 4, 2, 7, 3, 8, 8),
+}
+RULES: dict[str, Callable[[Sizes], dict[str, Any]]] = {
+    "full": lambda _: {},
+    "causal": lambda _: {"is_causal": True},
+    "window": lambda _: {"near": (270, 1)},
+    "lengths": lambda s: {"mask": masks.padding([s[4] // (1 + b) for b in range(s[0])], "left")},
+    "mask": lambda s: {"mask": torch.rand(s[0], s[1], s[3], s[4]) < 0.4},
+    "bias": lambda s: {"bias": torch.randn(1, s[1], s[3], s[4])},
+    "softcap": lambda _: {"softcap": 1.5},
+    "sinks": lambda s: {"sinks": torch.randn(s[1])},
+}
+# Of the heads: the others are float32 always.
+ROUNDING = {torch.float32: 5e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+def _inputs(sizes: Sizes, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """A query, and keys and values in a cache with room that nothing was written to."""
+    B, H, Hkv, T, S, D, Dv = sizes
+    room = [torch.full((B, Hkv, S + 9, n), torch.nan, dtype=dtype) for n in (D, Dv)]
+    k, v = (x[:, :, :S].copy_(torch.randn(B, Hkv, S, x.shape[3])) for x in room)
+    return torch.randn(B, H, T, D).to(dtype), k, v
+
+
+def _everything(sizes: Sizes, *, largest: bool) -> RowRequest:
+    B, H, _, T, S, _, _ = sizes
+    classes = torch.rand(B, S, 2)
+    return RowRequest(
+        distance=True,
+        participation=True,
+        received=torch.rand(B, T) < 0.7,
+        keys=torch.randint(-1, S, (B, T, 3)),
+        classes=classes.where(classes < 0.6, 0.0),
+        key_norms=torch.rand(B, H, S),
+        heads=True,
+        top=largest,
+        argmax=largest,
+    )
+
+
+def _wide(how: dict[str, Any]) -> dict[str, Any]:
+    return {
+        n: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+        for n, x in how.items()
+    }
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("dtype", "how"),
+    [
+        *((torch.float32, how) for how in RULES),
+        *((dtype, "causal") for dtype in (torch.bfloat16, torch.float16)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", SIZES)
+def test_every_statistic_is_that_of_the_weights(name: str, how: str, dtype: torch.dtype) -> None:
+    sizes = SIZES[name]
+    q, k, v = _inputs(sizes, dtype)
+    rule = RULES[how](sizes)
+    # Where a softcap is reached, float32 has ties that float64 has not.
+    request = _everything(sizes, largest=how != "softcap")
+    assert is_packed(sizes[3])
+    ours = row_statistics(q, k, v, make_rule(head_dim=sizes[5], **rule), request, backend="native")
+    wide = make_rule(head_dim=sizes[5], **_wide(rule))
+    exact = row_statistics(*(x.double() for x in (q, k, v)), wide, request, backend="rows")
+    for one in (one.name for one in fields(exact)):
+        mine, theirs = getattr(ours, one), getattr(exact, one)
+        if theirs is None or not theirs.is_floating_point():
+            assert mine is theirs or torch.equal(mine, theirs), one
+            continue
+        error = ROUNDING[dtype] if one == "heads" else ROUNDING[torch.float32]
+        close = {"rtol": 2 * error, "atol": 2 * error, "equal_nan": True}
+        torch.testing.assert_close(mine.double(), theirs, **close, msg=one)
+
+
+@pytest.mark.usefixtures("built")
+def test_threads_do_not_change_a_bit() -> None:
+    sizes = (1, 8, 1, 2, 1900, 32, 32)
+    q, k, v = _inputs(sizes)
+    rule, request = make_rule(head_dim=32, is_causal=True), _everything(sizes, largest=True)
+    found: list[RowStatistics] = []
+    for n in (1, 2, 3):
+        with _threads(n):
+            found.append(row_statistics(q, k, v, rule, request, backend="native"))
+    for one in (one.name for one in fields(found[0])):
+        mine, *others = (getattr(run, one) for run in found)
+        assert all(mine is other or torch.equal(mine, other) for other in others), one
+
+
+@pytest.mark.usefixtures("built")
+def test_ties_go_to_the_first_key_of_all_chunks() -> None:
+    q, (k, v) = torch.zeros(1, 4, 1, 8), torch.randn(2, 1, 2, 1000, 8)
+    request = RowRequest(argmax=True, top=True, keys=torch.tensor([0, 400, 999]).view(1, 1, 3))
+    for left in (999, 700, 3):
+        rule = make_rule(head_dim=8, near=(left, 0))
+        found = row_statistics(q, k, v, rule, request, backend="native")
+        assert (found.argmax == 999 - left).all()
+        assert (found.n_keys == left + 1).all()
+        seen = torch.tensor([0, 400, 999]) >= 999 - left
+        assert torch.equal(found.key_top, (seen / (left + 1)).expand(1, 4, 1, 3))
+
+
+@pytest.mark.usefixtures("built")
+def test_a_late_peak_hides_what_came_before() -> None:
+    q, k, v = torch.ones(1, 2, 1, 4), torch.zeros(1, 1, 900, 4), torch.zeros(1, 1, 900, 4)
+    k[0, 0, 800], v[0, 0, 800] = 1e4, 7.0
+    found = row_statistics(q, k, v, make_rule(head_dim=4), RowRequest(argmax=True, heads=True))
+    assert found.kernel == f"native ({library().name})"
+    assert (found.argmax == 800).all()
+    assert (found.heads == 7.0).all()
+    assert (found.entropy == 0.0).all()
+
+
+@pytest.mark.usefixtures("built")
+def test_what_is_hidden_reaches_nothing_and_what_is_no_number_its_own_group() -> None:
+    q, k, v = _inputs((2, 6, 3, 1, 600, 16, 16))
+    plain = attend(q, k, v, mask=masks.padding([600, 311]), backend="native")
+    k[1, :, 311:], v[1, :, 311:] = torch.nan, torch.inf
+    wild = attend(q, k, v, mask=masks.padding([600, 311]), backend="native")
+    assert torch.equal(wild, plain)
+    k[0, 1, 17] = torch.nan
+    spoilt = attend(q, k, v, mask=masks.padding([600, 311]), backend="native")
+    assert spoilt[0, 2:4].isnan().all()
+    spoilt[0, 2:4] = plain[0, 2:4]
+    assert torch.equal(spoilt, plain)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])  # logits up to ten thousand and more
+@pytest.mark.parametrize(("n_kv_heads", "D"), [(2, 128), (8, 61)])
+def test_errors_are_at_most_twice_those_of_torch(n_kv_heads: int, D: int, size: float) -> None:
+    q, k, v = _inputs((1, 8, n_kv_heads, 1, 4099, D, D))
+    q = q * size
+    wide = [x.double() for x in (q, k, v)]
+    rule, request = make_rule(head_dim=D), RowRequest(heads=True)
+    exact = row_statistics(*wide, rule, request, backend="rows")
+    ours = row_statistics(q, k, v, rule, request, backend="native")
+    plain = row_statistics(q, k, v, rule, request, backend="rows")
+    torchs = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    pairs = {"heads": (ours.heads, torchs)}
+    pairs |= {name: (getattr(ours, name), getattr(plain, name)) for name in ("lse", "entropy")}
+    for name, pair in pairs.items():
+        mine, theirs = ((x - getattr(exact, name)).square().mean().sqrt() for x in pair)
+        assert mine <= 2 * theirs + 1e-7, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attend_takes_it_where_keys_are_shared_and_says_so(dtype: torch.dtype) -> None:
+    q, k, v = _inputs((1, 8, 2, 1, 4096, 64, 64), dtype)
+    found = attend(q, k, v, causal=True, need_lse=True)
+    assert (found.backend, found.choice.packed) == ("native", True)
+    assert "keys and values are read once" in found.choice.reason
+    torch.testing.assert_close(found.heads, attend(q, k, v, backend="rows"))
+    short = attend(q, k[:, :, :9], v[:, :, :9], need_lse=True)
+    assert short.backend == "fused"
+    many = attend(q.expand(-1, -1, FEW + 1, -1), k, v, need_lse=True)
+    assert (many.backend, many.choice.packed) == ("native", False)
+    learned = attend(q, k.clone().requires_grad_(), v, need_lse=True, backend="native")
+    assert (learned.backend, learned.choice.packed) == ("native", False)

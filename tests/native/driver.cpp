@@ -1,0 +1,121 @@
+// A few problems of all kinds for the native kernel, without Python: what it gives is printed, a
+// number to a line, so that builds for other processors can be compared.
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "interface.h"
+
+namespace {
+
+uint32_t state = 1;
+float draw() {  // between -1 and 1, the same everywhere
+    state = state * 1664525 + 1013904223;
+    return (int32_t(state >> 8) - (1 << 23)) / float(1 << 23);
+}
+std::vector<float> drawn(int64_t n) {
+    std::vector<float> x(n);
+    for (float &one : x) one = draw();
+    return x;
+}
+
+// Inputs as the kernel reads them: float32, bfloat16, or float16 (of numbers that it holds exactly).
+std::vector<uint8_t> stored(int64_t n, int64_t kind) {
+    std::vector<uint8_t> bytes(n * (kind == 0 ? 4 : 2));
+    for (int64_t i = 0; i < n; i++) {
+        float x = draw();
+        uint32_t bits;
+        memcpy(&bits, &x, 4);
+        uint16_t upper = bits >> 16, half = (bits >> 16 & 0x8000) | (0x3000 + (bits >> 9 & 0xbff));
+        if (kind == 0) memcpy(&bytes[4 * i], &x, 4);
+        else memcpy(&bytes[2 * i], kind == 1 ? &upper : &half, 2);
+    }
+    return bytes;
+}
+
+void print(const char *name, const std::vector<float> &found) {
+    for (float x : found) printf("%s %.7g\n", name, x);
+}
+
+struct Sizes {
+    int64_t B, H, Hkv, T, S, D, Dv;
+};
+
+int64_t solve(Sizes n, int64_t kind, bool packed, bool causal) {
+    int64_t rows = n.B * n.H * n.T, N = 2, C = 2;
+    auto q = stored(rows * n.D, kind), k = stored(n.B * n.Hkv * n.S * n.D, kind);
+    auto v = stored(n.B * n.Hkv * n.S * n.Dv, kind);
+    auto bias = drawn(rows * n.S), sinks = drawn(n.H), norms = drawn(n.B * n.H * n.S);
+    auto query_at = drawn(n.B * n.T), key_at = drawn(n.B * n.S);
+    std::vector<uint8_t> mask(rows * n.S), heads(rows * n.Dv * (kind == 0 ? 4 : 2));
+    std::vector<uint8_t> seen(rows * N), counted(n.B * n.T, 1);
+    for (uint8_t &one : mask) one = draw() < 0.6f;
+    std::vector<int32_t> keys(n.B * n.T * N), class_of(n.B * n.S);
+    for (int32_t &one : keys) one = (draw() + 1) / 2 * n.S;
+    std::vector<int64_t> starts(n.B * n.S + 1), n_keys(rows), argmax(rows);
+    for (int64_t i = 0; i < n.B * n.S; i++) class_of[i] = i % C, starts[i + 1] = i + 1;
+    auto shares = drawn(n.B * n.S);
+    constexpr int STATISTICS = 10;
+    std::vector<float> row[STATISTICS], key_mass(rows * N), key_top(rows * N), key_share(rows * N);
+    for (auto &one : row) one.resize(rows);
+    std::vector<float> mass(rows * C), top(rows * C), share(rows * C), members(rows * C);
+    std::vector<float> received(n.B * n.H * n.S);
+
+    Problem p = {};
+    p.kind = kind;
+    p.B = n.B, p.H = n.H, p.Hkv = n.Hkv, p.T = n.T, p.S = n.S, p.D = n.D, p.Dv = n.Dv;
+    p.packed = packed;
+    p.q = q.data(), p.k = k.data(), p.v = v.data(), p.heads = heads.data();
+    auto step = [](int64_t *to, int64_t heads, int64_t tokens, int64_t width) {
+        to[0] = heads * tokens * width, to[1] = tokens * width, to[2] = width;
+    };
+    step(p.q_step, n.H, n.T, n.D), step(p.k_step, n.Hkv, n.S, n.D);
+    step(p.v_step, n.Hkv, n.S, n.Dv), step(p.heads_step, n.H, n.T, n.Dv);
+    p.scale = 3, p.softcap = causal ? 0 : 2, p.sinks = sinks.data(), p.threads = 2;
+    p.left = causal ? n.S - 3 : int64_t(1) << 40, p.right = causal ? 0 : int64_t(1) << 40;
+    if (!causal) {
+        p.mask = mask.data(), p.bias = bias.data();
+        step(p.mask_step, n.H, n.T, n.S), step(p.bias_step, n.H, n.T, n.S);
+    }
+    p.n_keys = n_keys.data(), p.argmax = argmax.data();
+    float **asked[STATISTICS] = {&p.lse, &p.max_logit, &p.max_weight, &p.entropy, &p.sink,
+                                 &p.participation, &p.distance, &p.even_distance, &p.peak,
+                                 &p.peak_weight};
+    for (int i = 0; i < STATISTICS; i++) *asked[i] = row[i].data();
+    p.query_at = query_at.data(), p.key_at = key_at.data(), p.key_norms = norms.data();
+    p.N = N, p.keys = keys.data(), p.key_mass = key_mass.data(), p.key_top = key_top.data();
+    p.key_share = key_share.data(), p.key_seen = seen.data();
+    p.C = C, p.class_start = starts.data(), p.class_of = class_of.data();
+    p.class_share_of = shares.data(), p.class_mass = mass.data(), p.class_top = top.data();
+    p.class_share = share.data(), p.class_keys = members.data();
+    p.counted = counted.data(), p.received = received.data();
+    if (headwise_forward(&p) || headwise_received(&p)) return 1;
+
+    for (int64_t i = 0; i < rows; i++) printf("key %d %d\n", int(n_keys[i]), int(argmax[i]));
+    for (int i = 0; i < STATISTICS; i++) print("row", row[i]);
+    for (const auto *one : {&key_mass, &key_top, &key_share}) print("single", *one);
+    for (const auto *one : {&mass, &top, &share, &members}) print("class", *one);
+    print("received", received);
+    for (size_t i = 0; i < heads.size(); i += kind == 0 ? 4 : 2) {
+        float x = 0;
+        uint16_t bits;
+        if (kind == 0) memcpy(&x, &heads[i], 4);
+        else memcpy(&bits, &heads[i], 2);
+        if (kind == 1) memcpy(reinterpret_cast<char *>(&x) + 2, &bits, 2);
+        if (kind == 2) printf("half %d\n", bits & 0x7fff);
+        else printf("%s %.7g\n", kind == 1 ? "brain" : "head", x);
+    }
+    return 0;
+}
+
+}  // namespace
+
+int main() {
+    if (!headwise_runs_here()) return 2;
+    for (int64_t kind = 0; kind < 3; kind++)
+        for (bool causal : {true, false}) {
+            if (solve({2, 4, 2, 37, 131, 13, 19}, kind, false, causal)) return 1;
+            if (solve({2, 6, 2, 1, 301, 13, 19}, kind, true, causal)) return 1;
+            if (solve({1, 5, 1, 6, 70, 34, 40}, kind, true, causal)) return 1;
+        }
+}

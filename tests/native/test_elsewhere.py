@@ -1,0 +1,70 @@
+"""The native kernel where the other tests cannot run it: on ARM, and with all memory watched."""
+
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src" / "headwise" / "kernels" / "native" / "source"
+# As CMakeLists.txt has them.
+FLAGS = ("-std=gnu++20", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+CROSS = "aarch64-linux-gnu-g++"
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not SOURCE.is_dir(), reason="the kernel's sources are not installed"),
+]
+
+
+def _needs(*tools: str) -> pytest.MarkDecorator:
+    missing = [tool for tool in tools if not shutil.which(tool)]
+    return pytest.mark.skipif(bool(missing), reason=f"there is no {', '.join(missing)}")
+
+
+def _build(into: Path, compiler: str, *flags: str) -> str:
+    files = [str(HERE / "driver.cpp"), str(SOURCE / "kernel.cpp"), "-o", str(into)]
+    command = [compiler, *FLAGS, "-fopenmp", f"-I{SOURCE}", *flags, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    return str(into)
+
+
+def _run(*command: str) -> list[tuple[str, np.ndarray]]:
+    """The numbers that a driver prints, by what they are of."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    found: list[tuple[str, np.ndarray]] = []
+    for block in re.findall(r"((?:^(\w+) .*\n)(?:^\2 .*\n)*)", done.stdout, re.MULTILINE):
+        lines, name = block
+        found.append((name, np.array(lines.replace(name, "").split(), dtype=float)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
+    flags = ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
+    return _build(tmp_path_factory.mktemp("plain") / "driver", "g++", *flags)
+
+
+@_needs("g++", CROSS, "qemu-aarch64")
+def test_arm_gives_the_same_numbers(plain: str, tmp_path: Path) -> None:
+    libraries = f"/usr/{CROSS.removesuffix('-g++')}"
+    emulated = ["qemu-aarch64", "-L", libraries, _build(tmp_path / "driver", CROSS)]
+    here, there = _run(plain), _run(*emulated)
+    assert [name for name, _ in here] == [name for name, _ in there]
+    # Shares are of sums that nearly vanish; halves are counted in units of their last place.
+    close = {"class": 1e-4, "brain": 2.0**-7}
+    for (name, mine), (_, theirs) in zip(here, there, strict=True):
+        absolute = 1.0 if name == "half" else 1e-5
+        np.testing.assert_allclose(theirs, mine, rtol=close.get(name, 1e-5), atol=absolute)
+
+
+@_needs("g++", "valgrind")
+def test_no_byte_is_read_before_it_was_written(plain: str) -> None:
+    watched = _run("valgrind", "--quiet", "--error-exitcode=9", plain)
+    for (name, mine), (_, theirs) in zip(_run(plain), watched, strict=True):
+        np.testing.assert_array_equal(theirs, mine, err_msg=name)
