@@ -11,7 +11,7 @@ import argparse
 import ctypes
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 
 import torch
 import torch.nn.functional as F
@@ -60,16 +60,17 @@ def main() -> None:
 
 def forward(how: argparse.Namespace) -> Iterator[Row]:
     """Heads, and more and more statistics of the same pass."""
-    for size in how.sizes:
+    for dtype, size in product((torch.float32, torch.bfloat16), how.sizes):
         for causal in (False, True):
-            case = {"table": "Forward", "texts, heads, tokens, width": _told(size)}
-            times = _time(_works(size, causal), how)
+            title = f"Forward, {str(dtype).removeprefix('torch.')}"
+            case = {"table": title, "texts, heads, tokens, width": _told(size)}
+            times = _time(_works(size, causal, dtype), how)
             yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "torch")
 
 
-def _works(size: tuple[int, ...], causal: bool) -> dict[str, Work]:
+def _works(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> dict[str, Work]:
     B, _, T, D = size
-    q, k, v = _inputs(*size)
+    q, k, v = (x.to(dtype) for x in _inputs(*size))
     rule = make_rule(head_dim=D, is_causal=causal).simplify(T, T)
     classes = torch.eye(8)[torch.randint(8, (B, T))]
     requests = {

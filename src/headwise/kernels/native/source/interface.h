@@ -74,6 +74,9 @@ struct Problem {
 EXPORTED int64_t headwise_forward(const Problem *);
 EXPORTED int64_t headwise_received(const Problem *);
 EXPORTED int64_t headwise_backward(const Problem *);
+// Multiplies and adds in registers alone, in pairs of bfloat16 if asked for: what no kernel exceeds.
+// Returns how many operations those were, or 0 where there are no pairs.
+EXPORTED int64_t headwise_peak(int64_t rounds, int64_t in_pairs);
 // Whether this processor has the instructions that this object is made of.
 EXPORTED int64_t headwise_runs_here();
 // A number that changes with this file: its version, and the size of a problem.
