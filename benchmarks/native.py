@@ -49,9 +49,10 @@ CALLS = 50
 def main() -> None:
     how = _arguments()
     torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    rows = aloud(chain(forward(how), decoding(how), rules(how), small(how), calls(how)))
+    with torch.no_grad():
+        rows = aloud(chain(forward(how), decoding(how), rules(how), small(how), calls(how)))
+    rows += aloud(training(how))
     text = "\n\n".join([f"Native kernel: {library().name}. {machine(how)}.", *tables(rows)])
     print(text)
     if how.into:
@@ -178,6 +179,36 @@ def calls(how: argparse.Namespace) -> Iterator[Row]:
 def _often(work: Work) -> None:
     for _ in range(CALLS):
         work()
+
+
+def training(how: argparse.Namespace) -> Iterator[Row]:
+    """Forward and backward, with gradients of heads alone and of entropies too."""
+    for size in (*SMALL, *how.sizes):
+        for causal in (False, True):
+            table = "Forward and backward"
+            case = {"table": table, "texts, heads, tokens, width": _told(size)}
+            times = _time(_trained(size, causal), how)
+            yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "torch")
+
+
+def _trained(size: tuple[int, ...], causal: bool) -> dict[str, Work]:
+    B, H, T, D = size
+    q, k, v = (x.requires_grad_() for x in _inputs(*size))
+    back, back_entropy = torch.randn(B, T, H, D).transpose(1, 2), torch.randn(B, H, T)
+
+    def plain() -> None:
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        torch.autograd.grad(heads, (q, k, v), back)
+
+    def native() -> None:
+        heads = attend(q, k, v, causal=causal, backend="native")
+        torch.autograd.grad(heads, (q, k, v), back)
+
+    def entropy() -> None:
+        found = attend(q, k, v, causal=causal, need_entropy=True, backend="native")
+        torch.autograd.grad((found.heads, found.entropy), (q, k, v), (back, back_entropy))
+
+    return {"torch": plain, "native": native, "native, with entropies": entropy}
 
 
 def _inputs(B: int, H: int, T: int, D: int) -> list[Tensor]:

@@ -94,10 +94,11 @@ inline void outer(int keys, const float *p, const float *x, int64_t width, int n
     if (column < width) outer_columns<1>(keys, p, x + column, width, n, sums + column);
 }
 
-inline float dot_rows(const float *x, const float *y, int64_t n) {
+// Sums of products of two rows, one in each lane.
+inline Floats products(const float *x, const float *y, int64_t n) {
     Floats found = {};
     for (int64_t i = 0; i < n; i += W) found += load_some(x + i, n - i) * load_some(y + i, n - i);
-    return sum(found);
+    return found;
 }
 
 // A strip of queries on its way back.
@@ -117,9 +118,10 @@ template <int N> struct Backward {
         pack(grads, a.grad_heads_step[2], q.n, a.Dv, N, desk.g);
         copy(q.queries<float>(), a.q_step[2], a.D, desk.q_rows);
         copy(grads, a.grad_heads_step[2], a.Dv, desk.g_rows);
-        const float *heads = static_cast<const float *>(a.heads) + q.b * a.heads_step[0] + q.h * a.heads_step[1] +
-                             q.first * a.heads_step[2];
-        for (int i = 0; i < N * W; i++) read_row(i, grads, heads);
+        const float *heads = static_cast<const float *>(a.heads) + q.b * a.heads_step[0] +
+                             q.h * a.heads_step[1] + q.first * a.heads_step[2];
+        for (int v = 0; v < N; v++)
+            read_rows(v, grads + v * W * a.grad_heads_step[2], heads + v * W * a.heads_step[2]);
     }
 
     // The keys of a block: adds to the sums of those, and of the queries.
@@ -130,11 +132,13 @@ template <int N> struct Backward {
         stretches(k, [&]<int skip>(int from, int to) {
             dot<N - skip>(to - from, q.values<float>(k.start + from), a.v_step[2], a.Dv,
                           desk.g + skip * W, 1.0f, desk.ds + from * ROWS + skip * W);
-            if (a.grad_entropy) differentiate<skip, true>(from, to);
-            else differentiate<skip, false>(from, to);
         });
         Floats ones[N];
-        for (int v = 0; v < N; v++) ones[v] = all(1.0f);
+        for (int v = 0; v < N; v++) {
+            ones[v] = all(1.0f);
+            if (a.grad_entropy) differentiate<true>(k, v);
+            else differentiate<false>(k, v);
+        }
         mix<N>(k.rows, q.keys<float>(k.start), a.k_step[2], a.D, desk.ds, ones, fresh, q.room.o);
         fresh = false;
         int64_t D = whole_vectors(a.D), Dv = whole_vectors(a.Dv);
@@ -167,22 +171,24 @@ template <int N> struct Backward {
                 store(to + i * width + c, load_some(from + i * step + c, columns - c));
     }
 
-    void read_row(int i, const float *grads, const float *heads) {
-        float sum = 1e30f, less = 0, entropy = 0;
-        if (i < q.n) {
-            int64_t row = q.row(i);
-            sum = a.lse[row] == -INFINITY ? 0.0f : a.lse[row];  // of no key: all are HIDDEN
-            less = dot_rows(grads + i * a.grad_heads_step[2], heads + i * a.heads_step[2], a.Dv);
-            if (a.grad_lse) less -= a.grad_lse[row];
-            if (a.grad_entropy) {
-                float sink = a.sinks ? std::exp(a.sinks[q.h] - sum) : 0.0f;
-                entropy = a.grad_entropy[row];
-                less += entropy * (a.entropy[row] + sink);
-            }
+    // What a vector of rows has, in its lanes.
+    void read_rows(int v, const float *grads, const float *heads) {
+        Floats dots[W] = {};
+        lse[v] = all(1e30f);  // of lanes without a row: no weight
+        due[v] = by_entropy[v] = Floats{};
+        for (int i = 0; i < W && v * W + i < q.n; i++) {
+            int64_t row = q.row(v * W + i);
+            // Of a row without keys it is -inf, and all its logits are HIDDEN.
+            float sum = lse[v][i] = a.lse[row] == -INFINITY ? 0.0f : a.lse[row];
+            dots[i] = products(grads + i * a.grad_heads_step[2], heads + i * a.heads_step[2], a.Dv);
+            if (a.grad_lse) due[v][i] = -a.grad_lse[row];
+            if (!a.grad_entropy) continue;
+            float sink = a.sinks ? std::exp(a.sinks[q.h] - sum) : 0.0f;
+            by_entropy[v][i] = a.grad_entropy[row];
+            due[v][i] += a.grad_entropy[row] * (a.entropy[row] + sink);
         }
-        lse[i / W][i % W] = sum;
-        due[i / W][i % W] = less;
-        by_entropy[i / W][i % W] = entropy;
+        transpose(dots);
+        for (Floats column : dots) due[v] += column;
     }
 
     // Calls f for the keys that the same vectors look at, all but the first `skip`.
@@ -203,18 +209,21 @@ template <int N> struct Backward {
     }
 
     // Logits become weights, and gradients of weights those of logits.
-    template <int skip, bool entropy> void differentiate(int from, int to) const {
-        for (int r = from; r < to; r++)
-            UNROLL for (int v = skip; v < N; v++) {
-                float *s = q.room.s + r * ROWS + v * W, *d = desk.ds + r * ROWS + v * W;
-                Floats x = larger(all(VANISHED), load(s) - lse[v]);
-                Floats p = exponential(x), grad = load(d) - due[v];
-                if (entropy) grad -= by_entropy[v] * x;
-                grad *= p;
-                if (a.softcap) grad *= load(desk.slope + r * ROWS + v * W);
-                store(s, p);
-                store(d, grad);
-            }
+    template <bool entropy> void differentiate(const Block &k, int v) const {
+        Floats total = lse[v], less = due[v], bend = by_entropy[v];
+        for (int r = 0; r < k.rows[v]; r++) {
+            float *s = q.room.s + r * ROWS + v * W, *d = desk.ds + r * ROWS + v * W;
+            Floats x = larger(all(VANISHED), load(s) - total);
+            Floats p = exponential(x), grad = load(d) - less;
+            if (entropy) grad -= bend * x;
+            store(s, p);
+            store(d, p * grad);
+        }
+        if (!a.softcap) return;
+        for (int r = 0; r < k.rows[v]; r++) {
+            float *d = desk.ds + r * ROWS + v * W;
+            store(d, load(d) * load(desk.slope + r * ROWS + v * W));
+        }
     }
 };
 
