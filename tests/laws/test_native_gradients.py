@@ -270,6 +270,19 @@ def test_it_is_chosen_for_training_where_it_can_be() -> None:
     assert chosen(*(x.double() for x in (q, k, learned))) == "fused"
 
 
+def test_gradients_come_in_batches_too() -> None:
+    q, k, v = (torch.randn(1, 4, 20, 8, requires_grad=True) for _ in "qkv")
+    heads = attend(q, k, v, causal=True, backend="native")
+    grads = torch.randn(3, *heads.shape)
+    together = torch.autograd.grad(
+        heads, (q, k, v), grads, is_grads_batched=True, retain_graph=True
+    )
+    for at, grad in enumerate(grads):
+        alone = torch.autograd.grad(heads, (q, k, v), grad, retain_graph=True)
+        for ours, theirs in zip(together, alone, strict=True):
+            torch.testing.assert_close(ours[at], theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_a_layer_trains_as_with_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def train(native: bool) -> list[Tensor]:
         monkeypatch.setattr(_choose, "_is_won", lambda *_: native)

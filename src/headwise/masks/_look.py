@@ -19,10 +19,15 @@ def can_look(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    # There is no public way to ask. A compiler cannot follow this one, and has left above.
-    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     # Asked at every call: a generator would take as long as the questions.
     return not [x for x in tensors if not x.is_cpu or isinstance(x, FakeTensor) or is_wrapped(x)]
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether a tensor stands for others: inside `torch.func`, or in batched gradients."""
+    # There is no public way to ask, and none that a compiler could follow.
+    transforms = torch._C._functorch
+    return transforms.is_functorch_wrapped_tensor(x) or transforms.is_legacy_batchedtensor(x)
 
 
 def is_recorded() -> bool:
@@ -33,7 +38,6 @@ def is_recorded() -> bool:
 
 def is_there(*tensors: Tensor) -> bool:
     """Whether the numbers of tensors lie in the memory of some device: not traced, not mapped."""
-    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     plain = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if torch.compiler.is_compiling() or is_recorded():
         return False

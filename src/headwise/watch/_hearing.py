@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics
+from headwise.masks import is_wrapped
 from headwise.models import Call, Inputs, Running, Site, Sites, Text, output_projection
 from headwise.watch._collect import Heard, collect
 from headwise.watch._ledger import Ledger, Sums
@@ -149,8 +150,7 @@ class Hearing:
 
 def _check_numbers(call: Call) -> None:
     """Refuse what a transform computes: it has no numbers to be told from, only a way to them."""
-    # There is no public way to ask.
-    if torch._C._functorch.is_functorch_wrapped_tensor(call.q):
+    if is_wrapped(call.q):
         raise UnsupportedError(
             "observe: the model runs inside a transform of torch.func (grad, vmap, jvp). "
             "Watch a call outside of it; per-text statistics come from Request(per_text=True)."

@@ -68,7 +68,8 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, *found = ctx.saved_tensors
-        if torch.is_grad_enabled():  # gradients of these will be asked for
+        # Gradients of these will be asked for, or many of them at once (is_grads_batched).
+        if torch.is_grad_enabled() or not can_look(*(x for x in grads if x is not None)):
             rule = replace(ctx.rule, sinks=sinks)
             some = {name: x for name, x in zip(_FOUND, grads, strict=False) if x is not None}
             given = _again((q, k, v, sinks), ctx.needs_input_grad[:4], rule, some)
@@ -103,12 +104,14 @@ def _again(
 ) -> list[Tensor | None]:
     """The same gradients from PyTorch, which knows theirs."""
     q, k, v, _ = inputs
-    found = attend_rows(q, k, v, rule, entropy="entropy" in grads)
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        found = attend_rows(q, k, v, rule, entropy="entropy" in grads)
     learned = [x for x, asked in zip(inputs, needed, strict=True) if asked and x is not None]
     outputs = [found[name] for name in grads]
     given = iter(
         torch.autograd.grad(
-            outputs, learned, [*grads.values()], create_graph=True, allow_unused=True
+            outputs, learned, [*grads.values()], create_graph=graph, allow_unused=True
         )
     )
     return [next(given) if asked else None for asked in needed]
