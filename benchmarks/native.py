@@ -1,10 +1,12 @@
 """The native kernel beside torch's: heads alone, and heads with what is said about the weights.
 
     python benchmarks/native.py --into docs/native.md
+    python benchmarks/native.py --cores --into docs/native.md
 
 Every number of one table comes from one run on one thread, its works interleaved, by the CPU time
-of the process. Ratios are medians of ratios of the same round to torch's kernel on the same
-tensors, which gives the heads alone; with a 95 % interval for that median.
+of the process; with `--cores` on all cores, by the clock on the wall. Ratios are medians of ratios
+of the same round to torch's kernel on the same tensors, which gives the heads alone; with a 95 %
+interval for that median.
 """
 
 import argparse
@@ -48,24 +50,41 @@ CALLS = 50
 
 def main() -> None:
     how = _arguments()
-    torch.set_num_threads(1)
+    if how.cores:
+        how.clock, how.threads = "wall", torch.get_num_threads()
+    torch.set_num_threads(how.threads)
     torch.manual_seed(0)
-    with torch.no_grad():
-        rows = aloud(chain(forward(how), decoding(how), rules(how), small(how), calls(how)))
-    rows += aloud(training(how))
+    rows = aloud(on_all_cores(how) if how.cores else on_one_thread(how))
     text = "\n\n".join([f"Native kernel: {library().name}. {machine(how)}.", *tables(rows)])
     print(text)
     if how.into:
-        insert(text, how.into)
+        insert(text, how.into, "all cores" if how.cores else "")
+
+
+def on_one_thread(how: argparse.Namespace) -> Iterator[Row]:
+    with torch.no_grad():
+        yield from chain(forward(how), decoding(how), rules(how), small(how), calls(how))
+    yield from training(how)
+
+
+@torch.no_grad()
+def on_all_cores(how: argparse.Namespace) -> Iterator[Row]:
+    """Heads, and what a watch asks beside them."""
+    for dtype, size in product(DTYPES, how.sizes):
+        for causal in (False, True):
+            works = _works(size, causal, DTYPES[dtype])
+            asked = {name: works[name] for name in ("torch", "heads alone", "a watch")}
+            case = {"table": "Forward, on all cores", "texts, heads, tokens, width": _told(size)}
+            case |= {"dtype": dtype, "mask": "causal" if causal else "none"}
+            yield from rows_of(case, _time(asked, how), "torch")
 
 
 def forward(how: argparse.Namespace) -> Iterator[Row]:
     """Heads, and more and more statistics of the same pass."""
-    for dtype, size in product((torch.float32, torch.bfloat16), how.sizes):
+    for dtype, size in product(DTYPES, how.sizes):
         for causal in (False, True):
-            title = f"Forward, {str(dtype).removeprefix('torch.')}"
-            case = {"table": title, "texts, heads, tokens, width": _told(size)}
-            times = _time(_works(size, causal, dtype), how)
+            case = {"table": f"Forward, {dtype}", "texts, heads, tokens, width": _told(size)}
+            times = _time(_works(size, causal, DTYPES[dtype]), how)
             yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "torch")
 
 
@@ -183,7 +202,7 @@ def _often(work: Work) -> None:
 
 def training(how: argparse.Namespace) -> Iterator[Row]:
     """Forward and backward, with gradients of heads alone and of entropies too."""
-    for size in (*SMALL, *how.sizes):
+    for size in (*SMALL, *(size for size in how.sizes if size[2] <= 2048)):
         for causal in (False, True):
             table = "Forward and backward"
             case = {"table": table, "texts, heads, tokens, width": _told(size)}
@@ -232,7 +251,7 @@ def _told(size: tuple[int, ...]) -> str:
 
 
 def _time(works: dict[str, Work], how: argparse.Namespace) -> Times:
-    return interleaved(works, rounds_for(works, how.seconds, least=7), "cpu")
+    return interleaved(works, rounds_for(works, how.seconds, least=7), how.clock)
 
 
 def _arguments() -> argparse.Namespace:
@@ -244,6 +263,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--decoding", type=size, nargs="*", default=DECODING, help="B,H,Hkv,S,D")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each group of works")
     parser.add_argument("--into", help="a page whose tables are replaced by these")
+    parser.add_argument("--cores", action="store_true", help="the clock on the wall, all cores")
     parser.set_defaults(device="cpu", clock="cpu", threads=1)
     return parser.parse_args()
 

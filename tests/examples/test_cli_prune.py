@@ -170,7 +170,7 @@ def test_plain_transformers_opens_it_when_asked(
             ("--force", "--text", "one.txt", "--beside", "two.parquet"),
             "two.parquet without --curve",
         ),
-        (("--force", "--format", "stock"), "choose the format 'padded'"),
+        (("--force", "--format", "stock"), "Choose the format 'padded'"),
         (("--force", "--remove", 0.99), "would empty a layer"),
         (("--force", "--by", "none.csv"), r"none.csv does not exist"),
         (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
