@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,14 @@ NAMED = os.environ.get(_native.SWITCH)
 RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_native.BUILT / f"{n}.so")]
 
 
-@pytest.fixture(params=[n for n in RUNS if n != "avx512" or "avx512bf16" not in RUNS])
+def _best_at_once(names: list[str]) -> list[Any]:
+    """The best one in the quick tier, the others in the long one."""
+    return [*names[:1], *(pytest.param(name, marks=pytest.mark.full) for name in names[1:])]
+
+
+@pytest.fixture(
+    params=_best_at_once([n for n in RUNS if n != "avx512" or "avx512bf16" not in RUNS])
+)
 def built(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each of the native kernel's shared objects that this processor runs.
 
@@ -39,7 +47,7 @@ def built(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from _picked(request.param)
 
 
-@pytest.fixture(params=RUNS)
+@pytest.fixture(params=_best_at_once(RUNS))
 def built_for_halves(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each of the native kernel's shared objects that this processor runs."""
     yield from _picked(request.param)
