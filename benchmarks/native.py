@@ -1,7 +1,7 @@
 """The native kernel beside torch's: heads alone, and heads with what is said about the weights.
 
     python benchmarks/native.py --into docs/native.md
-    python benchmarks/native.py --cores --into docs/native.md
+    python benchmarks/native.py --cores
 
 Every number of one table comes from one run on one thread, its works interleaved, by the CPU time
 of the process; with `--cores` on all cores, by the clock on the wall. Ratios are medians of ratios
@@ -58,7 +58,7 @@ def main() -> None:
     text = "\n\n".join([f"Native kernel: {library().name}. {machine(how)}.", *tables(rows)])
     print(text)
     if how.into:
-        insert(text, how.into, "all cores" if how.cores else "")
+        insert(text, how.into)
 
 
 def on_one_thread(how: argparse.Namespace) -> Iterator[Row]:
@@ -265,7 +265,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--into", help="a page whose tables are replaced by these")
     parser.add_argument("--cores", action="store_true", help="the clock on the wall, all cores")
     parser.set_defaults(device="cpu", clock="cpu", threads=1)
-    return parser.parse_args()
+    how = parser.parse_args()
+    if how.cores and how.into:
+        parser.error("--cores only prints: --into would replace the tables of one thread")
+    return how
 
 
 if __name__ == "__main__":
