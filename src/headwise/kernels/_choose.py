@@ -119,7 +119,7 @@ def _has_no(rule: Rule, inputs: tuple[Tensor, Tensor, Tensor], dropout_p: float)
     """What is asked of a kernel of ours that it does not have."""
     if dropout_p:
         return f"it has no dropout (dropout_p={dropout_p})"
-    if rule.bias is not None and is_trained(_corner(rule.bias, inputs[0], inputs[1])):
+    if rule.bias is not None and _is_learned(rule.bias, *inputs[:2]):
         return "it has no gradients of a bias"
     if forward_ad._current_level >= 0:  # there is no public way to ask
         return "it has no forward-mode gradients"
@@ -128,10 +128,8 @@ def _has_no(rule: Rule, inputs: tuple[Tensor, Tensor, Tensor], dropout_p: float)
     return None
 
 
-def _corner(bias: Bias, q: Tensor, k: Tensor) -> Tensor:
-    """A little of a bias, which tells as much of gradients as the whole."""
-    T, S = q.shape[2], k.shape[2]
-    return bias.tile(Tile(T, S, range(min(1, T)), range(min(1, S)), torch.device("cpu")))
+def _is_learned(bias: Bias, q: Tensor, k: Tensor) -> bool:
+    return is_trained(bias.tile(Tile.corner(q.shape[2], k.shape[2])))
 
 
 def _is_won(q: Tensor, k: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.kernels._bias import Bias, Given
-from headwise.masks import Mask, Tile, as_mask, can_look, causal, split_additive, window
+from headwise.masks import Mask, Tile, Window, as_mask, can_look, causal, split_additive, window
 
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
 BiasLike = Bias | Float[Tensor, "*bias"]
@@ -49,6 +49,14 @@ class Rule:
     ) -> Float[Tensor, "#B #H #R #n"] | None:
         """The bias of a tile, for some texts and heads."""
         return None if self.bias is None else _part(self.bias.tile(tile), texts, heads)
+
+    def corner(self, T: int, S: int, device: torch.device | str = "cpu") -> list[Tensor]:
+        """A little of all that it is made of, which tells of what kind its tensors are."""
+        parts = [self.sinks]
+        if self.bias is not None or not isinstance(self.visible, Window | None):
+            tile = Tile.corner(T, S, device)
+            parts += self.visible_in(tile), self.bias_in(tile)
+        return [x for x in parts if x is not None]
 
     def extent(self, rows: range, T: int, S: int) -> range:
         """The keys outside of which these queries see nothing."""

@@ -18,7 +18,7 @@ from headwise.kernels._words import Words, cannot_follow
 from headwise.kernels.native._check import dense_last, is_plain
 from headwise.kernels.native._filling import KINDS, Filling
 from headwise.kernels.native._rule import follow, give_rule
-from headwise.masks import Tile, Window, can_look, is_recorded, is_trained, settled
+from headwise.masks import can_look, is_recorded, is_trained, settled
 
 # Queries of a head up to which lanes are better filled with the heads of a group.
 FEW = 8
@@ -47,7 +47,7 @@ def cannot(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> str | None:
 def cannot_describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> str | None:
     """The same for statistics, for which there is no operator: numbers must be in memory."""
     why = cannot(q, k, v, rule)
-    if why is None and not can_look(q, k, v, *_corner(rule, q.shape[2], k.shape[2])):
+    if why is None and not can_look(q, k, v, *rule.corner(q.shape[2], k.shape[2])):
         return "queries, keys, a mask, bias or sink are mapped over, or traced"
     return why
 
@@ -62,15 +62,6 @@ def _takes(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or isinstance(x, FakeTensor):
         return x.device.type == "cpu"
     return x.is_cpu and is_plain(x)
-
-
-def _corner(rule: Rule, T: int, S: int) -> list[Tensor]:
-    """A little of all that a rule is made of, which tells of what kind its tensors are."""
-    parts = [rule.sinks]
-    if rule.bias is not None or not isinstance(rule.visible, Window | None):
-        tile = Tile(T, S, range(min(1, T)), range(min(1, S)), torch.device("cpu"))
-        parts += rule.visible_in(tile), rule.bias_in(tile)
-    return [x for x in parts if x is not None]
 
 
 def is_packed(n_queries: int, *inputs: Tensor | None) -> bool:

@@ -21,7 +21,7 @@ from headwise.kernels.triton._task import (
     ask_keys,
     task_of,
 )
-from headwise.masks import Tile, is_there
+from headwise.masks import is_there
 
 # Positions are 32-bit numbers.
 MOST_TOKENS = 2**31 - 2**10
@@ -56,19 +56,11 @@ def cannot(
         return f"these tensors are on {q.device}, and TRITON_INTERPRET is not 1"
     if q.device.type != "cuda" and q.dtype == torch.bfloat16:
         return "Triton's interpreter does not multiply bfloat16"
-    if not is_there(q, k, v, *_corner(rule, q, k)):
+    if not is_there(q, k, v, *rule.corner(T, S, q.device)):
         return "these are not plain tensors: some are mapped over, or traced"
     if widest > WIDEST or T + S > MOST_TOKENS:
         return f"it takes widths up to {WIDEST} and {MOST_TOKENS} tokens, not {widest} and {T + S}"
     return cannot_follow(rule, T, S) or (None if request is None else _cannot_tell(request))
-
-
-def _corner(rule: Rule, q: Tensor, k: Tensor) -> list[Tensor]:
-    """A little of all that a rule is made of, which tells of what kind its tensors are."""
-    T, S = q.shape[2], k.shape[2]
-    tile = Tile(T, S, range(min(1, T)), range(min(1, S)), q.device)
-    parts = rule.visible_in(tile), rule.bias_in(tile), rule.sinks
-    return [x for x in parts if x is not None]
 
 
 def _cannot_tell(request: RowRequest) -> str | None:
