@@ -3,14 +3,16 @@
 from dataclasses import fields
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
-from headwise.kernels import RowRequest, RowStatistics, make_rule, row_statistics
+from headwise.errors import ArgumentError
+from headwise.kernels import RowRequest, RowStatistics, attend, make_rule, row_statistics
 from strategies import Problem
 
 
-def cast(problem: Problem, dtype: torch.dtype, device: str) -> Problem:
+def cast(problem: Problem, dtype: torch.dtype, device: str = "cpu") -> Problem:
     """The problem in a dtype and on a device."""
 
     def moved(x: Any) -> Any:
@@ -19,6 +21,24 @@ def cast(problem: Problem, dtype: torch.dtype, device: str) -> Problem:
         return x.to(device, dtype) if x.is_floating_point() else x.to(device)
 
     return Problem(*map(moved, problem.qkv), {n: moved(x) for n, x in problem.how.items()})
+
+
+def everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
+    """A request of all that can be told, about keys and classes of this seed."""
+    B, H, T, _ = problem.q.shape
+    S, device = problem.k.shape[2], problem.q.device
+    rng = torch.Generator().manual_seed(seed)
+    classes = torch.rand(B, S, 2, generator=rng)
+    return RowRequest(
+        distance=True,
+        participation=True,
+        received=(torch.rand(B, T, generator=rng) < 0.7).to(device),
+        keys=torch.randint(-1, S + 1, (B, T, 3), generator=rng).to(device),
+        classes=classes.where(classes < 0.6, 0.0).to(device),
+        key_norms=torch.rand(B, H, S, generator=rng).to(device),
+        heads=True,
+        **more,
+    )
 
 
 def described(problem: Problem, request: RowRequest, backend: str) -> RowStatistics:
@@ -38,3 +58,11 @@ def assert_same(ours: RowStatistics, exact: RowStatistics, close: float) -> None
             continue
         mine, theirs = mine.double().cpu(), theirs.double().cpu()
         torch.testing.assert_close(mine, theirs, rtol=close, atol=close, equal_nan=True, msg=name)
+
+
+def assert_refused(backend: str, change: dict[str, Any], message: str) -> None:
+    """A small call is refused by name when this about it is changed; keys are the queries."""
+    given = {"q": torch.zeros(1, 2, 5, 4)} | change
+    q = given.pop("q")
+    with pytest.raises(ArgumentError, match=f"backend='{backend}' cannot.*{message}"):
+        attend(q, q, q, **given, backend=backend)

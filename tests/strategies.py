@@ -72,16 +72,6 @@ def problems(draw: st.DrawFn, *, extras: bool = True, most: int = 4) -> Problem:
     return Problem(q, k, v, how)
 
 
-def single(problem: Problem) -> Problem:
-    """The problem in float32, and so exactly in float64 too."""
-    how = {n: x.float() if _is_double(x) else x for n, x in problem.how.items()}
-    return Problem(*(x.float() for x in problem.qkv), how)
-
-
-def _is_double(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.float64
-
-
 @st.composite
 def tables(
     draw: st.DrawFn, n_heads: int = 3, texts: int | None = None, keep: bool = True

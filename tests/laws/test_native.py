@@ -6,7 +6,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,82 +15,41 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from describing import assert_same, cast, described, everything
 from headwise import _native, masks, reference
 from headwise._native import SETS, library, open_library
 from headwise.errors import ArgumentError
-from headwise.kernels import RowRequest, RowStatistics, Rule, attend, make_rule, row_statistics
+from headwise.kernels import RowRequest, Rule, attend, make_rule, row_statistics
 from headwise.kernels.native._check import MOST_TOKENS, check_apart, check_sizes, reach
 from headwise.layer import ALiBi
 from headwise.layer._biases import Placed
-from strategies import Problem, problems, seeds, single
+from strategies import Problem, problems, seeds
 
+CLOSE = 8e-5
 HALVES = pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 
 
-def _rule(problem: Problem, dtype: torch.dtype) -> Rule:
-    how = {
-        n: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
-        for n, x in problem.how.items()
-    }
-    return make_rule(
-        head_dim=problem.q.shape[-1],
-        is_causal=how.pop("causal", False),
-        near=how.pop("window", None),
-        **how,
-    )
-
-
-def _both(problem: Problem, request: RowRequest) -> tuple[RowStatistics, RowStatistics]:
+def _compare(problem: Problem, request: RowRequest) -> None:
     """What the native kernel says in float32, and plain PyTorch in float64."""
-    rules = _rule(problem, torch.float32), _rule(problem, torch.float64)
-    ours = row_statistics(*problem.qkv, rules[0], request, backend="native")
-    exact = row_statistics(*(x.double() for x in problem.qkv), rules[1], request, backend="rows")
-    return ours, exact
-
-
-def _everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
-    B, H, T, _ = problem.q.shape
-    S = problem.k.shape[2]
-    rng = torch.Generator().manual_seed(seed)
-    classes = torch.rand(B, S, 2, generator=rng)
-    return RowRequest(
-        distance=True,
-        participation=True,
-        received=torch.rand(B, T, generator=rng) < 0.7,
-        keys=torch.randint(-1, S, (B, T, 3), generator=rng),
-        classes=classes.where(classes < 0.6, 0.0),
-        key_norms=torch.rand(B, H, S, generator=rng),
-        heads=True,
-        **more,
-    )
-
-
-def _assert_same(ours: RowStatistics, exact: RowStatistics, size: float = 1.0) -> None:
-    for name in (one.name for one in fields(exact)):
-        mine, theirs = getattr(ours, name), getattr(exact, name)
-        if theirs is None or not theirs.is_floating_point():
-            assert mine is theirs or torch.equal(mine, theirs), name
-            continue
-        close = {"rtol": 2e-5 * size, "atol": 2e-5 * size, "equal_nan": True}
-        torch.testing.assert_close(mine.double(), theirs.double(), **close, msg=name)
+    ours = described(cast(problem, torch.float32), request, "native")
+    assert ours.kernel == f"native ({library().name})"
+    assert_same(ours, described(cast(problem, torch.float64), request, "rows"), CLOSE)
 
 
 @pytest.mark.usefixtures("built")
 @given(problem=problems(), seed=seeds)
 def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> None:
-    problem = single(problem)
+    problem = cast(problem, torch.float32)
     # Where a softcap is reached, float32 has ties that float64 has not.
     clear = "softcap" not in problem.how
-    ours, exact = _both(problem, _everything(problem, seed, top=clear, argmax=clear))
-    assert ours.kernel == f"native ({library().name})"
-    _assert_same(ours, exact, size=4.0)
+    _compare(problem, everything(problem, seed, top=clear, argmax=clear))
 
 
 @pytest.mark.usefixtures("built")
 @given(problem=problems())
 def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:
-    problem = single(problem)
+    problem = cast(problem, torch.float32)
     found = attend(*problem.qkv, **problem.how, backend="native", need_weights=True, need_lse=True)
     known = reference.attention(
         *(x.numpy() for x in problem.qkv), **problem.numpy(), need_weights=True, need_lse=True
@@ -145,16 +103,16 @@ def test_every_rule_holds_across_blocks(how: str, sizes: tuple[int, int]) -> Non
                 made["bias"] = made["bias"] + make_rule(head_dim=1, bias=values.to(dtype)).bias
         return make_rule(head_dim=19, **made)
 
-    request = _everything(Problem(q, k, v, {}), 0, top=how != "softcap", argmax=how != "softcap")
+    request = everything(Problem(q, k, v, {}), 0, top=how != "softcap", argmax=how != "softcap")
     ours = row_statistics(q, k, v, rule(torch.float32), request, backend="native")
     wide = (x.double() for x in (q, k, v))
-    _assert_same(ours, row_statistics(*wide, rule(torch.float64), request, backend="rows"), 4.0)
+    assert_same(ours, row_statistics(*wide, rule(torch.float64), request, backend="rows"), CLOSE)
 
 
 @pytest.mark.usefixtures("built")
 @given(data=st.data())
 def test_whatever_is_hidden_reaches_nothing(data: st.DataObject) -> None:
-    problem = single(data.draw(problems()))
+    problem = cast(data.draw(problems()), torch.float32)
     S = problem.k.shape[2]
     marked = data.draw(st.lists(st.booleans(), min_size=S, max_size=S))
     hidden = torch.tensor(marked)
@@ -185,7 +143,7 @@ def test_what_is_no_number_stays_in_its_row() -> None:
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_do_not_change_a_bit(threads: int) -> None:
     q, k, v = (torch.randn(2, 3, 211, 32) for _ in range(3))
-    request = _everything(Problem(q, k, v, {}), 0, top=True, argmax=True)
+    request = everything(Problem(q, k, v, {}), 0, top=True, argmax=True)
     rule = make_rule(head_dim=32, is_causal=True)
     before = torch.get_num_threads()
     try:
@@ -320,7 +278,7 @@ def test_errors_stay_small_in_a_long_text() -> None:
 
 def _halved(problem: Problem, half: torch.dtype) -> Problem:
     """Queries, keys and values that half precision holds, in float32."""
-    return Problem(*(x.to(half).float() for x in problem.qkv), single(problem).how)
+    return Problem(*(x.to(half).float() for x in problem.qkv), cast(problem, torch.float32).how)
 
 
 def _heads_near(ours: Tensor, exact: Tensor, half: torch.dtype) -> None:
@@ -338,13 +296,12 @@ def test_every_statistic_is_told_of_half_precision(
 ) -> None:
     problem = _halved(problem, half)
     clear = "softcap" not in problem.how
-    request = _everything(problem, seed, top=clear, argmax=clear)
-    rules = _rule(problem, torch.float32), _rule(problem, torch.float64)
-    ours = row_statistics(*(x.to(half) for x in problem.qkv), rules[0], request, backend="native")
-    exact = row_statistics(*(x.double() for x in problem.qkv), rules[1], request, backend="rows")
+    request = everything(problem, seed, top=clear, argmax=clear)
+    ours = described(Problem(*(x.to(half) for x in problem.qkv), problem.how), request, "native")
+    exact = described(cast(problem, torch.float64), request, "rows")
     assert ours.heads.dtype == half
     _heads_near(ours.heads, exact.heads, half)
-    _assert_same(replace(ours, heads=None), replace(exact, heads=None), size=4.0)
+    assert_same(replace(ours, heads=None), replace(exact, heads=None), CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch, in vmap

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from describing import assert_same, cast, described, everything
 from headwise import masks
 from headwise._native import library
 from headwise.kernels import RowRequest, RowStatistics, attend, make_rule, row_statistics
 from headwise.kernels.native._compute import FEW, is_packed
+from strategies import Problem
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 
@@ -54,29 +56,6 @@ def _inputs(sizes: Sizes, dtype: torch.dtype = torch.float32) -> tuple[Tensor, T
     return torch.randn(B, H, T, D).to(dtype), k, v
 
 
-def _everything(sizes: Sizes, *, largest: bool) -> RowRequest:
-    B, H, _, T, S, _, _ = sizes
-    classes = torch.rand(B, S, 2)
-    return RowRequest(
-        distance=True,
-        participation=True,
-        received=torch.rand(B, T) < 0.7,
-        keys=torch.randint(-1, S, (B, T, 3)),
-        classes=classes.where(classes < 0.6, 0.0),
-        key_norms=torch.rand(B, H, S),
-        heads=True,
-        top=largest,
-        argmax=largest,
-    )
-
-
-def _wide(how: dict[str, Any]) -> dict[str, Any]:
-    return {
-        n: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
-        for n, x in how.items()
-    }
-
-
 @contextmanager
 def _threads(n: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -100,28 +79,26 @@ def _threads(n: int) -> Iterator[None]:
 def test_every_statistic_is_that_of_the_weights(name: str, how: str, dtype: torch.dtype) -> None:
     sizes = SIZES[name]
     q, k, v = _inputs(sizes, dtype)
-    rule = RULES[how](sizes)
+    problem = Problem(q, k, v, RULES[how](sizes))
     # Where a softcap is reached, float32 has ties that float64 has not.
-    request = _everything(sizes, largest=how != "softcap")
+    clear = how != "softcap"
+    request = everything(problem, 0, top=clear, argmax=clear)
     assert is_packed(sizes[3])
-    ours = row_statistics(q, k, v, make_rule(head_dim=sizes[5], **rule), request, backend="native")
-    wide = make_rule(head_dim=sizes[5], **_wide(rule))
-    exact = row_statistics(*(x.double() for x in (q, k, v)), wide, request, backend="rows")
-    for one in (one.name for one in fields(exact)):
-        mine, theirs = getattr(ours, one), getattr(exact, one)
-        if theirs is None or not theirs.is_floating_point():
-            assert mine is theirs or torch.equal(mine, theirs), one
-            continue
-        error = ROUNDING[dtype] if one == "heads" else ROUNDING[torch.float32]
-        close = {"rtol": 2 * error, "atol": 2 * error, "equal_nan": True}
-        torch.testing.assert_close(mine.double(), theirs, **close, msg=one)
+    ours = described(problem, request, "native")
+    exact = described(cast(problem, torch.float64), request, "rows")
+    assert_same(replace(ours, heads=None), replace(exact, heads=None), 1e-4)
+    close = 2 * ROUNDING[dtype]
+    torch.testing.assert_close(ours.heads.double(), exact.heads, rtol=close, atol=close)
 
 
 @pytest.mark.usefixtures("built")
 def test_threads_do_not_change_a_bit() -> None:
     sizes = (1, 8, 1, 2, 1900, 32, 32)
     q, k, v = _inputs(sizes)
-    rule, request = make_rule(head_dim=32, is_causal=True), _everything(sizes, largest=True)
+    rule, request = (
+        make_rule(head_dim=32, is_causal=True),
+        everything(Problem(q, k, v, {}), 0, top=True, argmax=True),
+    )
     found: list[RowStatistics] = []
     for n in (1, 2, 3):
         with _threads(n):
