@@ -1,6 +1,7 @@
 """What benchmarks tell: rows, tables of them, on which machine, and peaks of memory."""
 
 import argparse
+import json
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -71,6 +72,16 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
     marks = [":--" if at < left else "--:" for at in range(len(titles))]
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
+
+
+def publish(rows: list[Row], where: str, page: str | None, file: str | None = None) -> None:
+    """Print the tables; put them into a page, and the rows into a file, where one is named."""
+    text = "\n\n".join([f"{where}.", *tables(rows)])
+    print(text)
+    if file:
+        Path(file).write_text(json.dumps({"machine": where, "rows": rows}, indent=1), "utf-8")
+    if page:
+        insert(text, page)
 
 
 def insert(text: str, page: str | Path, part: str = "") -> None:

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from _telling import Row, aloud, insert, machine, rows_of, tables
+from _telling import Row, aloud, machine, publish, rows_of
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -40,10 +40,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
     rows = aloud(forward(how))
-    text = "\n\n".join([f"{machine(how)}.", *tables(rows)])
-    print(text)
-    if how.into:
-        insert(text, how.into)
+    publish(rows, machine(how), how.into)
 
 
 def forward(how: argparse.Namespace) -> Iterator[Row]:

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from _peers import Peer, peers
-from _telling import Row, aloud, best_of, insert, machine, peak_of, rows_of, tables
+from _telling import Row, aloud, best_of, machine, peak_of, publish, rows_of
 from _timing import Times, Work, interleaved, rounds_for
 
 from headwise.kernels import attend
@@ -47,12 +47,7 @@ def main() -> None:
         rows, where = told["rows"], told["machine"]
     else:
         rows, where = aloud(chain(layers(how), decoding(how), memory(how))), machine(how)
-    text = "\n\n".join([f"{where}.", *tables(sorted(rows, key=itemgetter("table")))])
-    print(text)
-    if how.json:
-        Path(how.json).write_text(json.dumps({"machine": where, "rows": rows}, indent=1))
-    if how.into:
-        insert(text, how.into)
+    publish(sorted(rows, key=itemgetter("table")), where, how.into, file=how.json)
 
 
 def layers(how: argparse.Namespace) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """The native kernel beside torch's: heads alone, and heads with what is said about the weights.
 
     python benchmarks/native.py --into docs/native.md
-    python benchmarks/native.py --cores
+    python benchmarks/native.py --cores --into docs/native-cores.md
 
 Every number of one table comes from one run on one thread, its works interleaved, by the CPU time
 of the process; with `--cores` on all cores, by the clock on the wall. Ratios are medians of ratios
@@ -17,7 +17,7 @@ from itertools import chain, product
 
 import torch
 import torch.nn.functional as F
-from _telling import Row, aloud, insert, machine, rows_of, tables
+from _telling import Row, aloud, machine, publish, rows_of
 from _timing import Times, Work, interleaved, rounds_for
 from torch import Tensor
 
@@ -50,33 +50,18 @@ CALLS = 50
 
 def main() -> None:
     how = _arguments()
-    if how.cores:
-        how.clock, how.threads = "wall", torch.get_num_threads()
     torch.set_num_threads(how.threads)
     torch.manual_seed(0)
-    rows = aloud(on_all_cores(how) if how.cores else on_one_thread(how))
-    text = "\n\n".join([f"Native kernel: {library().name}. {machine(how)}.", *tables(rows)])
-    print(text)
-    if how.into:
-        insert(text, how.into)
+    rows = aloud(measured(how))
+    publish(rows, f"Native kernel: {library().name}. {machine(how)}", how.into)
 
 
-def on_one_thread(how: argparse.Namespace) -> Iterator[Row]:
+def measured(how: argparse.Namespace) -> Iterator[Row]:
     with torch.no_grad():
-        yield from chain(forward(how), decoding(how), rules(how), small(how), calls(how))
+        yield from chain(forward(how), decoding(how))
+        if not how.cores:
+            yield from chain(rules(how), small(how), calls(how))
     yield from training(how)
-
-
-@torch.no_grad()
-def on_all_cores(how: argparse.Namespace) -> Iterator[Row]:
-    """Heads, and what a watch asks beside them."""
-    for dtype, size in product(DTYPES, how.sizes):
-        for causal in (False, True):
-            works = _works(size, causal, DTYPES[dtype])
-            asked = {name: works[name] for name in ("torch", "heads alone", "a watch")}
-            case = {"table": "Forward, on all cores", "texts, heads, tokens, width": _told(size)}
-            case |= {"dtype": dtype, "mask": "causal" if causal else "none"}
-            yield from rows_of(case, _time(asked, how), "torch")
 
 
 def forward(how: argparse.Namespace) -> Iterator[Row]:
@@ -266,8 +251,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cores", action="store_true", help="the clock on the wall, all cores")
     parser.set_defaults(device="cpu", clock="cpu", threads=1)
     how = parser.parse_args()
-    if how.cores and how.into:
-        parser.error("--cores only prints: --into would replace the tables of one thread")
+    if how.cores:
+        how.clock, how.threads = "wall", torch.get_num_threads()
     return how
 
 

@@ -7,7 +7,6 @@ of the same round, with a 95 % interval for that median. `--long` adds texts of 
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _telling import Row, aloud, insert, machine, peak_of, rows_of, tables
+from _telling import Row, aloud, machine, peak_of, publish, rows_of
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor, nn
 
@@ -49,12 +48,7 @@ def main() -> None:
         print(memory_of(*how.memory_of))
         return
     rows = aloud(chain(kernel(how), models(how), memory(how)))
-    text = "\n\n".join([f"{machine(how)}.", *tables(rows)])
-    print(text)
-    if how.json:
-        Path(how.json).write_text(json.dumps({"machine": machine(how), "rows": rows}, indent=1))
-    if how.into:
-        insert(text, how.into)
+    publish(rows, machine(how), how.into, file=how.json)
 
 
 def kernel(how: argparse.Namespace) -> Iterator[Row]:

