@@ -6,6 +6,7 @@ No torch is imported here, so that it can be asked for at once.
 import ctypes
 import os
 import platform
+import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -74,29 +75,41 @@ class Library:
 def library() -> Library:
     """The best kernel that was built for this processor; looked for once."""
     wanted = os.environ.get(SWITCH, "")
+    asked = f"asked for by {SWITCH}={wanted}"
     if wanted == "0":
         return Library("none", f"switched off by {SWITCH}=0")
     if wanted.endswith(".so"):
-        return open_library(Path(wanted))
+        return open_library(Path(wanted).absolute(), asked)
     if wanted not in ("", *SETS):
-        return Library("none", f"{SWITCH}={wanted} is none of 0, {', '.join(SETS)}")
-    reason = "none was built with this installation"
-    for name in SETS if wanted == "" else (wanted,):
-        path = BUILT / f"{name}.so"
-        if path.is_file():
-            found = open_library(path)
+        known = ", ".join(("0", *SETS))
+        return Library("none", f"{SWITCH}={wanted} is none of {known}, nor the path of a .so")
+    if wanted:
+        return _built(wanted, asked)
+    none = Library("none", "none was built with this installation")
+    for name in SETS:
+        if (BUILT / f"{name}.so").is_file():
+            found = _built(name, "the best that was built for this processor")
             if found:
                 return found
-            reason = found.why
-    return Library("none", reason)
+            none = found
+    return none
 
 
-def open_library(path: Path) -> Library:
+def _built(name: str, why: str) -> Library:
+    path = BUILT / f"{name}.so"
+    if not path.is_file():
+        return Library("none", f"{name} was not built with this installation")
+    return open_library(path, why)
+
+
+def open_library(path: Path, why: str = "asked for by its path") -> Library:
     """The kernel in a file, if it fits this processor and this version of its interface."""
     try:
+        if _is_cut_off(path):
+            return Library("none", f"{path.name} is not whole; install headwise again")
         functions = ctypes.CDLL(str(path))
         interface, runs = functions.headwise_interface, functions.headwise_runs_here
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, ValueError) as error:  # the last: of a name that is no text
         return Library("none", f"{path.name} cannot be loaded: {error}")
     interface.restype = runs.restype = ctypes.c_int64
     if interface() != INTERFACE << 32 | ctypes.sizeof(Problem):
@@ -106,4 +119,18 @@ def open_library(path: Path) -> Library:
     for name in ("headwise_forward", "headwise_received", "headwise_backward"):
         function = getattr(functions, name)
         function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int64
-    return Library(path.stem, "the best that was built for this processor", functions)
+    return Library(path.stem, why, functions)
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether a file ends before its table of sections, which stands at its end.
+
+    To load it would not fail: it would end the process.
+    """
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head.startswith(b"\x7fELF\x02\x01") or len(head) < 64:
+        return False  # the loader says what is wrong with it, if anything is
+    (sections,) = struct.unpack_from("<Q", head, 40)
+    size, count = struct.unpack_from("<HH", head, 58)
+    return path.stat().st_size < sections + size * count

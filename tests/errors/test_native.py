@@ -9,7 +9,7 @@ from describing import assert_refused
 from headwise import masks
 from headwise._native import SWITCH, library
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
-from headwise.kernels import RowRequest, make_rule, row_statistics
+from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels._words import Words
 from headwise.kernels.native._check import Span, check_apart, check_tensor
 from headwise.kernels.native._compute import compute_heads
@@ -64,10 +64,33 @@ def test_an_array_of_another_kind(
 
 
 def test_an_array_that_is_not_aligned() -> None:
-    whole = bytearray(64)
-    x = torch.frombuffer(whole, dtype=torch.float32, count=10, offset=1).view(2, 5)
+    whole = bytearray(4 * Q.numel() + 1)
+    q = torch.frombuffer(whole, dtype=torch.float32, offset=1).view(Q.shape)
     with pytest.raises(ArgumentError, match="no multiple of 4"):
-        check_tensor("x", x, (2, 5), torch.float32)
+        check_tensor("x", q, tuple(Q.shape), torch.float32)
+    # Of queries, keys and values a copy is read.
+    assert torch.equal(attend(q, q, q, backend="native"), Q)
+
+
+@pytest.mark.parametrize("left", [0, 64])
+def test_memory_that_was_freed(left: int) -> None:
+    q = torch.randn(1, 2, 5, 4)
+    q.untyped_storage().resize_(left)
+    with pytest.raises(ArgumentError, match=rf"v of shape .* at byte 160 of {left}"):
+        attend(Q, Q, q, backend="native")
+    norms = torch.zeros(1, 2, 5)
+    norms.untyped_storage().resize_(left // 2)
+    with pytest.raises(ArgumentError, match=rf"norms of shape .* at byte 40 of {left // 2}"):
+        check_tensor("norms", norms, (1, 2, 5), torch.float32)
+    zeros = torch._efficientzerotensor(Q.shape)
+    with pytest.raises(ArgumentError, match=r"q of shape .* is not in memory"):
+        attend(zeros, Q, Q, backend="native")
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 4), (1, 2, 0, 4)], ids=["no texts", "no tokens"])
+def test_nothing_in_any_order(shape: tuple[int, ...]) -> None:
+    empty = torch.zeros(shape).as_strided(shape, (40, 20, 1, 5))
+    assert attend(empty, empty, empty, backend="native").shape == shape
 
 
 def test_memory_that_is_shared() -> None:
@@ -106,6 +129,22 @@ def test_words_that_do_not_fit(
 ) -> None:
     with pytest.raises(error, match=message):
         compute_heads(Q, Q, Q, Words(**words))
+
+
+def test_sinks_elsewhere() -> None:
+    with pytest.raises(ArgumentError, match="sinks on meta, queries on cpu"):
+        attend(Q, Q, Q, sinks=torch.zeros(2, device="meta"), backend="native")
+
+
+def test_an_operator_is_given_anything() -> None:
+    with pytest.raises(
+        ArgumentError, match=r"q is torch\.float64\. The kernel takes torch\.float32"
+    ):
+        attention(Q.double(), Q.double(), Q.double(), False, *Words())
+    with pytest.raises(ShapeError, match=r"shapes \(2, 5, 4\), .*Give batch, heads"):
+        attention(Q[0], Q[0], Q[0], False, *Words())
+    nowhere = torch.tensor([[torch.nan, 1e30]])
+    assert attention(Q, Q, Q + 1, False, *Words(key_range=nowhere))[0].isfinite().all()
 
 
 def test_sizes_that_do_not_fit_together() -> None:

@@ -415,8 +415,41 @@ def test_a_library_that_does_not_fit_is_left_alone(
     other = tmp_path / f"{SETS[0]}.so"
     other.write_text("no library")
     assert "cannot be loaded" in open_library(other).why
+    whole = Path(library().functions._name).read_bytes()
+    for length in (1000, len(whole) // 2, len(whole) - 1):  # loading these would end the process
+        other.write_bytes(whole[:length])
+        assert "is not whole" in open_library(other).why
     monkeypatch.setattr(_native, "INTERFACE", -1)
     assert "built from other sources" in open_library(Path(library().functions._name)).why
     monkeypatch.delenv(_native.SWITCH, raising=False)
     monkeypatch.setattr(_native, "BUILT", tmp_path / "nothing")
     assert "none was built" in library.__wrapped__().why
+    monkeypatch.setenv(_native.SWITCH, "neon")
+    assert "neon was not built" in library.__wrapped__().why
+    monkeypatch.setenv(_native.SWITCH, "\udcff.so")  # a byte that is no text
+    assert "cannot be loaded" in library.__wrapped__().why
+
+
+def test_it_is_told_who_chose_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(library().functions._name)
+    monkeypatch.chdir(path.parent)
+    monkeypatch.setenv(_native.SWITCH, path.name)
+    assert library.__wrapped__().why == f"asked for by HEADWISE_NATIVE={path.name}"
+    monkeypatch.delenv(_native.SWITCH)
+    if _native.BUILT.is_dir():
+        assert library.__wrapped__().why == "the best that was built for this processor"
+
+
+@pytest.mark.parametrize("lowest", [-1e28, -1e30, -0.7 * torch.finfo(torch.float32).max])
+@pytest.mark.parametrize("backend", ["native", "rows", "fused"])
+def test_what_is_added_may_be_as_low_as_numbers_go(backend: str, lowest: float) -> None:
+    """Such numbers stand in masks: a row of nothing else is even, whatever computes it."""
+    added = torch.zeros(5, 7)
+    added[:, 3:] = lowest
+    added[2] = lowest
+    q, k, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 7, 4), torch.randn(1, 2, 7, 3)
+    found = attend(q, k, v, mask=added, causal=True, need_lse=True, backend=backend)
+    seen = attend(q, k, v, mask=added == 0, causal=True, backend=backend)
+    torch.testing.assert_close(found.heads[:, :, [0, 1, 3, 4]], seen[:, :, [0, 1, 3, 4]])
+    torch.testing.assert_close(found.heads[:, :, 2], v[:, :, :5].mean(-2))
+    assert found.lse.isfinite().all()

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from describing import assert_same, cast, described, everything
 from headwise import reference
+from headwise._native import library
 from headwise.kernels import RowRequest, RowStatistics, _cells, make_rule, row_statistics
 from strategies import Problem, problems, seeds
 
@@ -210,6 +212,22 @@ def test_entropy_is_as_exact_as_that_of_float32_weights(size: float) -> None:
     logits = (q.float() @ k.float().transpose(-1, -2) / 8).masked_fill(hidden, -torch.inf)
     plain = torch.special.entr(logits.softmax(-1)).sum(-1)
     assert (ours - exact).abs().max() <= 2 * (plain - exact).abs().max()
+
+
+@pytest.mark.parametrize("backend", ["rows", "native"] if library() else ["rows"])
+@pytest.mark.parametrize("wild", [torch.nan, torch.inf, -torch.inf])
+@given(problem=problems(), seed=seeds)
+def test_what_is_hidden_is_in_no_statistic(
+    backend: str, wild: float, problem: Problem, seed: int
+) -> None:
+    problem = cast(problem, torch.float32)
+    T, S = problem.q.shape[2], problem.k.shape[2]
+    hidden = torch.rand(S) < 0.4
+    problem.how["mask"] = ~hidden[None].expand(T, S)
+    request = everything(problem, seed, top=True, argmax=True)
+    calm = described(problem, request, backend)
+    problem.k[:, :, hidden], problem.v[:, :, hidden] = wild, wild
+    assert_same(described(problem, request, backend), calm, 0.0)
 
 
 def test_no_array_grows_with_the_square_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:

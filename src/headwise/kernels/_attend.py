@@ -65,7 +65,8 @@ def attend(
     then one kernel computes all of them. Gradients go through each of them.
 
     Args:
-        mask: Booleans (True = may attend), floats (added to the logits), or a rule of
+        mask: Booleans (True = may attend), floats (added to the logits; −inf and the lowest of
+            their dtype hide, and what is below −1e29 counts as that), or a rule of
             `headwise.masks`. `[T, S]` or `[B, H, T, S]`, with 1 to broadcast.
         causal: Whether a query sees only its own position and earlier ones. With `T < S` the
             last query sees the last key.

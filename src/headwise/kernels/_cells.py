@@ -73,9 +73,9 @@ class Hidden:
         """How many keys each row may not attend to."""
         return sum(hidden.sum(-1) for _, hidden in self.edges)
 
-    def cover(self, logits: Float[Tensor, "b h R n"]) -> Tensor:
+    def cover(self, logits: Float[Tensor, "b h R n"], value: float = HIDDEN) -> Tensor:
         for at, hidden in self.edges:
-            _part(logits, at, hidden).masked_fill_(hidden, HIDDEN)
+            _part(logits, at, hidden).masked_fill_(hidden, value)
         return logits
 
     def press(self, logits: Float[Tensor, "b h R n"]) -> Tensor:

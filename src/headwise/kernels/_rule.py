@@ -136,10 +136,10 @@ def check_rule(rule: Rule, q: Tensor) -> None:
                     f"Give {size}, or 1 to broadcast."
                 )
     if rule.sinks is not None:
-        _check_sinks(rule.sinks, H)
+        _check_sinks(rule.sinks, H, q.device)
 
 
-def _check_sinks(sinks: Tensor, H: int) -> None:
+def _check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
     if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
         kind = sinks.dtype if isinstance(sinks, Tensor) else type(sinks).__name__
         raise ArgumentError(
@@ -148,6 +148,10 @@ def _check_sinks(sinks: Tensor, H: int) -> None:
     if sinks.shape != (H,):
         raise ShapeError(
             f"attend: sinks {tuple(sinks.shape)} for {H} heads. Give one logit for each head."
+        )
+    if sinks.device != device:
+        raise ArgumentError(
+            f"attend: sinks on {sinks.device}, queries on {device}. Bring them to one device."
         )
     if can_look(sinks) and not (highest := sinks.detach().amax().item()) < math.inf:
         raise ArgumentError(

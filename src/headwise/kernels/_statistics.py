@@ -142,7 +142,7 @@ def row_statistics(
             part = _received(soft, cell, request.received)
             whole.received[cell.texts, cell.heads, cell.keys] += part
         if request.entropy:  # last: it reuses the logits' memory
-            found["moment"] = soft.shifted.mul_(soft.powers).sum(-1)
+            found["moment"] = _moment(soft)
         return found
 
     rows = over_cells(q, k, rule, compute)
@@ -204,6 +204,15 @@ def _n_keys(soft: Powers) -> Int[Tensor, "b h R"]:
     return every.sub_(soft.hidden.number)
 
 
+def _moment(soft: Powers) -> Float[Tensor, "b h R"]:
+    """Σ p · ln p up to the total and the base. It takes the memory of `shifted`."""
+    parts = soft.shifted.mul_(soft.powers)
+    found = parts.sum(-1)
+    if found.isnan().any():  # perhaps 0 · −inf, of a key that is hidden
+        found = soft.hidden.cover(parts, 0.0).sum(-1)
+    return found
+
+
 def _participation(soft: Powers, rule: Rule) -> Float[Tensor, "b h R"]:
     # A sink far above all logits leaves powers that vanish when they are squared.
     relative, kept = soft.powers, soft.kept
@@ -211,8 +220,8 @@ def _participation(soft: Powers, rule: Rule) -> Float[Tensor, "b h R"]:
         relative = torch.exp2(soft.shifted - soft.highest.unsqueeze(-1))
         kept = relative.sum(-1)
     squares = torch.linalg.vector_norm(relative, dim=-1).square()
-    seen = soft.highest > HIDDEN / 2
-    return torch.where(seen, kept.square() / torch.where(seen, squares, 1.0), 0.0)
+    none = soft.highest <= HIDDEN / 2  # not of a row that is no number
+    return torch.where(none, 0.0, kept.square() / torch.where(none, 1.0, squares))
 
 
 def _argmax(soft: Powers, cell: Cell) -> Int[Tensor, "b h R"]:

@@ -14,6 +14,10 @@ from headwise.masks._look import can_look
 from headwise.masks._mask import Mask
 from headwise.masks._tile import Tile, cut
 
+# What is added to a logit counts as this much where it is less: kernels take logits below -1e30
+# for hidden ones, and a row of a mask that holds nothing else hides nothing from itself.
+LOWEST = -1e29
+
 
 @dataclass(frozen=True)
 class Dense(Mask):
@@ -138,7 +142,8 @@ def _parts(additive: Tensor, where: str) -> tuple[Tensor, Tensor]:
         )
     four = _four(additive, where)
     visible = four > torch.finfo(four.dtype).min
-    return visible, four.masked_fill(~visible, 0.0)
+    lowest = max(LOWEST, torch.finfo(four.dtype).min)
+    return visible, four.masked_fill(~visible, 0.0).clamp(min=lowest)
 
 
 def _four(mask: Tensor, where: str) -> Tensor:

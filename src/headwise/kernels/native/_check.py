@@ -19,6 +19,17 @@ MOST_TOKENS, MOST_BYTES = 2**31 - 2**10, 2**62
 Span = tuple[int, int, str]
 
 
+def check_axes(*shapes: tuple[int, ...]) -> None:
+    """Refuse queries, keys and values that do not have four axes each.
+
+    Raises:
+        ShapeError: it is so.
+    """
+    if any(len(shape) != 4 for shape in shapes):
+        told = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ShapeError(f"native: shapes {told}. Give batch, heads, tokens and width of each.")
+
+
 def check_heads(H: int, Hkv: int) -> None:
     """Refuse heads that cannot share keys and values evenly: the kernel divides one by the other.
 
@@ -72,20 +83,25 @@ def check_tensor(
         ArgumentError: the dtype, device, kind, layout or alignment is another.
         ShapeError: the shape is another.
     """
-    start = check_kind(name, x, dtype)
     if x.shape != shape:
-        raise ShapeError(f"native: {name} has shape {tuple(x.shape)} instead of {shape}.")
+        raise ShapeError(f"native: {name} has shape {tuple(x.shape)} instead of {tuple(shape)}.")
+    span = check_memory(name, x, dtype, reach(shape, x.stride()) * dtype.itemsize)
     if not (x.is_contiguous() or (steps and has_dense_rows(x))):
         raise ArgumentError(
             f"native: {name} has steps of {x.stride()}, but its "
             f"{'last axis is' if steps else 'axes are'} read as dense. "
             f"Give {name}.contiguous()."
         )
-    return start, start + reach(shape, x.stride()) * dtype.itemsize, name
+    if not is_aligned(span, dtype):
+        raise ArgumentError(
+            f"native: {name} begins at byte {span[0]}, no multiple of {dtype.itemsize}. "
+            f"Give an aligned copy: {name}.clone()."
+        )
+    return span
 
 
-def check_kind(name: str, x: Tensor, dtype: torch.dtype) -> int:
-    """Refuse what is no array of such numbers in memory; where it begins.
+def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> Span:
+    """Refuse what is no array of such numbers in memory, all of so many bytes.
 
     Raises:
         ArgumentError: it is so.
@@ -100,12 +116,19 @@ def check_kind(name: str, x: Tensor, dtype: torch.dtype) -> int:
             f"Give a plain tensor."
         )
     start = x.data_ptr()
-    if start % dtype.itemsize:
+    # A tensor keeps its shape when its memory is freed or made smaller, as sharding does.
+    stop = x.storage_offset() * dtype.itemsize + length
+    if length and (not start or stop > x.untyped_storage().nbytes()):
         raise ArgumentError(
-            f"native: {name} begins at byte {start}, no multiple of {dtype.itemsize}. "
-            f"Give an aligned copy: {name}.clone()."
+            f"native: {name} of shape {tuple(x.shape)} is not in memory: its numbers would end at "
+            f"byte {stop} of {x.untyped_storage().nbytes() if start else 0}. "
+            f"Give a tensor whose memory was not freed."
         )
-    return start
+    return start, start + length, name
+
+
+def is_aligned(span: Span, dtype: torch.dtype) -> bool:
+    return span[0] % dtype.itemsize == 0
 
 
 def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
@@ -143,7 +166,7 @@ def is_plain(x: Tensor) -> bool:
 
 def has_dense_rows(x: Tensor) -> bool:
     """Whether the last axis of a tensor is dense."""
-    return x.stride(-1) == 1 or x.shape[-1] <= 1
+    return x.stride(-1) == 1 or x.shape[-1] <= 1 or 0 in x.shape
 
 
 def dense_last(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:

@@ -11,16 +11,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._native import Problem, library
-from headwise.errors import ShapeError
+from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels.native._check import (
     Span,
     check_apart,
+    check_axes,
     check_heads,
-    check_kind,
+    check_memory,
     check_size,
     check_sizes,
     check_tensor,
     dense_last,
+    is_aligned,
     reach,
 )
 
@@ -28,6 +30,7 @@ from headwise.kernels.native._check import (
 ALONE = 1 << 15
 # What the kernel reads, and the number that names it there.
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_TAKEN = ", ".join(map(str, KINDS))
 # What pointers of empty tensors point to.
 _NOWHERE = torch.zeros(64)
 _Steps = tuple[int, ...]
@@ -67,6 +70,9 @@ def _layout(
     v: torch.Size,
     v_steps: _Steps,
 ) -> _Layout:
+    if dtype not in KINDS:
+        raise ArgumentError(f"native: q is {dtype}. The kernel takes {_TAKEN}.")
+    check_axes(q, k, v)
     (B, H, T, D), (_, Hkv, S, Dv) = q, v
     sizes = {"B": B, "H": H, "Hkv": Hkv, "T": T, "S": S, "D": D, "Dv": Dv}
     check_heads(H, Hkv)
@@ -79,7 +85,7 @@ def _layout(
     )
     told = (("q", q, q_steps), ("k", k, k_steps), ("v", v, v_steps))
     lengths = tuple((name, dtype.itemsize * reach(*lies)) for name, *lies in told)
-    dense = all(steps[-1] == 1 or shape[-1] <= 1 for _, shape, steps in told)
+    dense = all(steps[-1] == 1 or shape[-1] <= 1 or 0 in shape for _, shape, steps in told)
     return _Layout(sizes, problem, lengths, dense)
 
 
@@ -106,8 +112,10 @@ class Filling:
             return cls.of(*dense_last((q, k, v)))
         filling = cls(layout.sizes, Problem.from_buffer_copy(layout.problem))
         for (name, length), x in zip(layout.lengths, (q, k, v), strict=True):
-            start = check_kind(name, x, q.dtype)
-            filling._point(name, (start, start + length, name), x)
+            span = check_memory(name, x, q.dtype, length)
+            if not is_aligned(span, q.dtype):
+                return cls.of(q.clone(), k.clone(), v.clone())
+            filling._point(name, span, x)
             filling.inputs[name] = x
         return filling
 

@@ -45,7 +45,7 @@ def _give_hidden(filling: Filling, words: Words) -> None:
     problem = filling.problem
     B, H, T, S = problem.B, problem.H, problem.T, problem.S
     if words.key_range is not None:
-        inside = words.key_range.clamp(0, S).to(torch.int64)
+        inside = words.key_range.to(torch.int64).clamp(0, S)
         filling.give("key_range", _spread("key_range", inside, (B, 2)), (B, 2), torch.int64)
     if words.documents is not None:
         if T > S:

@@ -342,7 +342,7 @@ struct Softmax {
         write(a.peak, peak[v]);
         write(a.peak_weight, end.weight);
         write(a.sink, nothing ? all(1.0f) : 1.0f - end.kept / end.total);
-        write(a.participation, end.none ? Floats{} : total[v] * total[v] / squares[v]);
+        write(a.participation, total[v] == 0 ? Floats{} : total[v] * total[v] / squares[v]);
         Floats nats = (log_total * end.kept - end.moment) / end.total;
         // A row of one key has an entropy of 0; rounding must not make it negative.
         write(a.entropy, nothing | (nats < 0) ? Floats{} : nats);
