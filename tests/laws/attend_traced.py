@@ -59,6 +59,14 @@ def test_it_compiles_into_one_graph(rule: str) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("rule", ["plain", "boolean"])
+def test_it_compiles_where_every_size_is_open(rule: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(_Module(rule), fullgraph=True, backend="aot_eager", dynamic=True)
+    for inputs in (_inputs(), [_inputs()[0]] * 3):  # with shared keys, and without
+        torch.testing.assert_close(compiled(*inputs), _Module(rule)(*inputs))
+
+
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("plain", "sinks")])
 def test_compiled_too_what_is_hidden_reaches_nothing(rule: str) -> None:
     torch.compiler.reset()

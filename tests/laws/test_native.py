@@ -127,12 +127,14 @@ def test_whatever_is_hidden_reaches_nothing(data: st.DataObject) -> None:
 
 
 @pytest.mark.usefixtures("built")
-def test_what_is_no_number_stays_in_its_row() -> None:
+@pytest.mark.parametrize("backend", ["native", "rows"])
+def test_what_is_no_number_stays_in_its_row(backend: str) -> None:
     q, k, v = (torch.randn(1, 2, 70, 24) for _ in range(3))
-    calm = row_statistics(q, k, v, make_rule(head_dim=24), RowRequest(heads=True))
+    given_ = (make_rule(head_dim=24), RowRequest(participation=True, heads=True))
+    calm = row_statistics(q, k, v, *given_, backend=backend)
     q[0, 1, 33] = torch.nan
-    wild = row_statistics(q, k, v, make_rule(head_dim=24), RowRequest(heads=True))
-    for name in ("lse", "entropy", "max_logit", "max_weight", "heads"):
+    wild = row_statistics(q, k, v, *given_, backend=backend)
+    for name in ("lse", "entropy", "max_logit", "max_weight", "participation", "heads"):
         mine, theirs = getattr(wild, name), getattr(calm, name)
         assert mine[0, 1, 33].isnan().all(), name
         mine[0, 1, 33] = theirs[0, 1, 33]

@@ -284,6 +284,24 @@ def test_gradients_come_in_batches_too() -> None:
             torch.testing.assert_close(ours[at], theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_queries_that_are_values_too_and_give_the_keys_are_counted_once() -> None:
+    given_ = torch.randn(1, 2, 20, 8)
+    grads = torch.randn(3, *given_.shape)
+
+    def found(dtype: torch.dtype, backend: str) -> tuple[Tensor, Tensor]:
+        x = given_.to(dtype).requires_grad_()
+        heads = attend(x, 2 * x, x, causal=True, backend=backend)
+        (first,) = torch.autograd.grad(heads.square().sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, retain_graph=True)
+        (batched,) = torch.autograd.grad(heads, x, grads.to(dtype), is_grads_batched=True)
+        return second.double(), batched.double()
+
+    for ours, known in zip(
+        found(torch.float32, "native"), found(torch.float64, "rows"), strict=True
+    ):
+        torch.testing.assert_close(ours, known, rtol=1e-4, atol=1e-4 * known.abs().max())
+
+
 def test_a_layer_trains_as_with_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def train(native: bool) -> list[Tensor]:
         monkeypatch.setattr(_choose, "_is_won", lambda *_: native)

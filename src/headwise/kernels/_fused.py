@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 from headwise.kernels._cells import Named
 from headwise.kernels._choose import Choice, blocks_of
 from headwise.kernels._rule import Rule
-from headwise.masks import Tile, can_look, is_trained
+from headwise.masks import Tile, can_look, is_trained, known
 
 
 def attend_fused(
@@ -78,7 +78,7 @@ class _Part:
         return found
 
     def _call(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Named:
-        grouped = q.shape[1] != k.shape[1]
+        grouped = not known(q.shape[1] == k.shape[1])
         how: dict[str, Any] = {
             "is_causal": self.choice.form == "causal",
             "scale": self.rule.scale,

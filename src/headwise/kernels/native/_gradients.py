@@ -70,9 +70,8 @@ class _Attend(torch.autograd.Function):
         q, k, v, sinks, *found = ctx.saved_tensors
         # Gradients of these will be asked for, or many of them at once (is_grads_batched).
         if torch.is_grad_enabled() or not can_look(*(x for x in grads if x is not None)):
-            rule = replace(ctx.rule, sinks=sinks)
             some = {name: x for name, x in zip(_FOUND, grads, strict=False) if x is not None}
-            given = _again((q, k, v, sinks), ctx.needs_input_grad[:4], rule, some)
+            given = _again((q, k, v, sinks), ctx.needs_input_grad[:4], ctx.rule, some)
         else:
             given = [*compute_gradients(q, k, v, ctx.words, found, grads), None]
             if ctx.needs_input_grad[3]:
@@ -103,11 +102,14 @@ def _again(
     grads: Named,
 ) -> list[Tensor | None]:
     """The same gradients from PyTorch, which knows theirs."""
-    q, k, v, _ = inputs
     graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        found = attend_rows(q, k, v, rule, entropy="entropy" in grads)
-    learned = [x for x, asked in zip(inputs, needed, strict=True) if asked and x is not None]
+        # Each for itself, even where one of them is another, or was computed from it.
+        q, k, v = (x.view_as(x) for x in inputs[:3])
+        sinks = None if inputs[3] is None else inputs[3].view_as(inputs[3])
+        found = attend_rows(q, k, v, replace(rule, sinks=sinks), entropy="entropy" in grads)
+    alone = zip((q, k, v, sinks), needed, strict=True)
+    learned = [x for x, asked in alone if asked and x is not None]
     outputs = [found[name] for name in grads]
     given = iter(
         torch.autograd.grad(
