@@ -187,18 +187,18 @@ def _often(work: Work) -> None:
 
 def training(how: argparse.Namespace) -> Iterator[Row]:
     """Forward and backward, with gradients of heads alone and of entropies too."""
-    for size in (*SMALL, *(size for size in how.sizes if size[2] <= 2048)):
-        for causal in (False, True):
-            table = "Forward and backward"
-            case = {"table": table, "texts, heads, tokens, width": _told(size)}
-            times = _time(_trained(size, causal), how)
-            yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "torch")
+    sizes = (*SMALL, *(size for size in how.sizes if size[2] <= 2048))
+    for dtype, size, causal in product(DTYPES, sizes, (False, True)):
+        table = f"Forward and backward, {dtype}"
+        case = {"table": table, "texts, heads, tokens, width": _told(size)}
+        times = _time(_trained(size, causal, DTYPES[dtype]), how)
+        yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "torch")
 
 
-def _trained(size: tuple[int, ...], causal: bool) -> dict[str, Work]:
+def _trained(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> dict[str, Work]:
     B, H, T, D = size
-    q, k, v = (x.requires_grad_() for x in _inputs(*size))
-    back, back_entropy = torch.randn(B, T, H, D).transpose(1, 2), torch.randn(B, H, T)
+    q, k, v = (x.to(dtype).requires_grad_() for x in _inputs(*size))
+    back, back_entropy = torch.randn(B, T, H, D, dtype=dtype).transpose(1, 2), torch.randn(B, H, T)
 
     def plain() -> None:
         heads = F.scaled_dot_product_attention(q, k, v, is_causal=causal)

@@ -16,7 +16,7 @@ BUILT = Path(__file__).parent / "kernels" / "native" / "lib"
 SETS = ("avx512bf16", "avx512", "avx2", "neon")
 # The switch: 0 for no native kernel, the name of one of them, or the path of another build.
 SWITCH = "HEADWISE_NATIVE"
-INTERFACE = 2
+INTERFACE = 3
 
 _Steps2, _Steps3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
 

@@ -19,6 +19,11 @@ from strategies import Problem, problems, seeds
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 OUTPUTS = ("heads", "lse", "entropy")
+# How far from the exact ones gradients may be, relative to the largest: half precision rounds what
+# came and what it gives, and its heads; pairs of bfloat16 also weights and their gradients.
+CLOSE = {torch.float32: 2e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+HALVES = [torch.bfloat16, torch.float16]
+dtypes = pytest.mark.parametrize("dtype", CLOSE, ids=["f32", "bf16", "f16"])
 
 
 def _gradients(
@@ -29,9 +34,10 @@ def _gradients(
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """Of a random sum over some outputs, and of the rows that have a number there."""
-    how = {n: x.to(dtype) if _is_float(x) else x for n, x in problem.how.items()}
+    problem = cast(problem, dtype)
+    how = dict(problem.how)
     given_ = zip("qkv", problem.qkv, strict=True)
-    learned = {name: x.to(dtype).detach().requires_grad_() for name, x in given_}
+    learned = {name: x.detach().requires_grad_() for name, x in given_}
     if "sinks" in how:
         learned["sinks"] = how["sinks"] = how["sinks"].clone().requires_grad_()
     q, k, v = (learned[n] for n in "qkv")
@@ -42,40 +48,39 @@ def _gradients(
     return dict(zip(learned, grads, strict=True))
 
 
-def _is_float(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
 def _sum(found: AttendOutput, through: tuple[str, ...], seed: int) -> Tensor:
     rng = torch.Generator().manual_seed(seed)
     total = found.heads.new_zeros(())
     for name in OUTPUTS:
         rows = getattr(found, name)
-        factors = torch.randn(rows.shape, generator=rng).to(rows.dtype)
+        factors = torch.randn(rows.shape, generator=rng).bfloat16().to(rows.dtype)
         if name in through:
             total = total + (factors * rows.where(rows.isfinite(), 0.0)).sum()
     return total
 
 
-def _assert_close(problem: Problem, size: float = 1.0, **how: Any) -> None:
-    ours = _gradients(problem, torch.float32, "native", **how)
+def _assert_close(problem: Problem, dtype: torch.dtype, size: float = 1.0, **how: Any) -> None:
+    problem = cast(problem, dtype)
+    ours = _gradients(problem, dtype, "native", **how)
     exact = _gradients(problem, torch.float64, "rows", **how)
     for name, grad in ours.items():
-        assert grad.dtype == torch.float32
-        close = {"rtol": 2e-5 * size, "atol": 2e-5 * size}
+        assert grad.dtype == dtype
+        most = exact[name].abs().amax().item() if dtype != torch.float32 else 1.0
+        close = {"rtol": CLOSE[dtype] * size, "atol": CLOSE[dtype] * size * max(1.0, most)}
         torch.testing.assert_close(grad.double(), exact[name], **close, msg=name)
 
 
-@pytest.mark.usefixtures("built")
+@dtypes
+@pytest.mark.usefixtures("built_for_halves")
 @given(
     problem=problems(),
     through=st.sets(st.sampled_from(OUTPUTS), min_size=1).map(lambda names: tuple(sorted(names))),
     seed=seeds,
 )
 def test_gradients_are_those_of_the_weights(
-    problem: Problem, through: tuple[str, ...], seed: int
+    dtype: torch.dtype, problem: Problem, through: tuple[str, ...], seed: int
 ) -> None:
-    _assert_close(cast(problem, torch.float32), size=4.0, through=through, seed=seed)
+    _assert_close(problem, dtype, size=4.0, through=through, seed=seed)
 
 
 def _alibi(T: int, S: int) -> dict[str, Any]:
@@ -99,28 +104,41 @@ RULES: dict[str, Any] = {
 }
 
 
-@pytest.mark.usefixtures("built")
+# Of half precision pairs are read where both widths are even, and else none.
+@pytest.mark.parametrize(
+    ("dtype", "widths"),
+    [(torch.float32, (19, 37))]
+    + [(half, widths) for half in HALVES for widths in ((18, 38), (20, 37), (19, 40))],
+    ids=str,
+)
+@pytest.mark.usefixtures("built_for_halves")
 @pytest.mark.parametrize("sizes", [(150, 150), (53, 300), (131, 67), (1, 70)])
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_holds_across_shares_of_keys(rule: str, sizes: tuple[int, int]) -> None:
-    T, S = sizes
+def test_every_rule_holds_across_shares_of_keys(
+    rule: str, sizes: tuple[int, int], dtype: torch.dtype, widths: tuple[int, int]
+) -> None:
+    (T, S), (D, Dv) = sizes, widths
     if rule == "documents" and T > S:
         return
     torch.manual_seed(0)
-    q, k, v = torch.randn(2, 4, T, 19), torch.randn(2, 2, S, 19), torch.randn(2, 2, S, 37)
-    _assert_close(Problem(q, k, v, RULES[rule](T, S)), size=2.0)
+    q, k, v = torch.randn(2, 4, T, D), torch.randn(2, 2, S, D), torch.randn(2, 2, S, Dv)
+    _assert_close(Problem(q, k, v, RULES[rule](T, S)), dtype, size=2.0)
 
 
-@pytest.mark.usefixtures("built")
+@dtypes
+@pytest.mark.usefixtures("built_for_halves")
 @pytest.mark.parametrize("size", [1.0, 30.0])
 @pytest.mark.parametrize(("T", "D"), [(1, 64), (7, 5), (129, 64), (509, 61), (700, 128)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_errors_are_at_most_twice_those_of_torch(T: int, D: int, size: float, causal: bool) -> None:
+def test_errors_are_at_most_twice_those_of_torch(
+    T: int, D: int, size: float, causal: bool, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
-    q, k, v, grad = (torch.randn(1, 8, T, D) for _ in range(4))
+    scaled = zip((size, 1, 1, 1), torch.randn(4, 1, 8, T, D), strict=True)
+    q, k, v, grad = ((n * x).to(dtype) for n, x in scaled)
 
     def gradients(dtype: torch.dtype, backend: str) -> list[Tensor]:
-        inputs = [x.to(dtype).requires_grad_() for x in (q * size, k, v)]
+        inputs = [x.to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
         if backend == "torch":
             heads = F.scaled_dot_product_attention(*inputs, is_causal=causal)
         else:
@@ -130,26 +148,27 @@ def test_errors_are_at_most_twice_those_of_torch(T: int, D: int, size: float, ca
     exact = gradients(torch.float64, "rows")
 
     def errors(backend: str) -> list[Tensor]:
-        pairs = zip(gradients(torch.float32, backend), exact, strict=True)
+        pairs = zip(gradients(dtype, backend), exact, strict=True)
         return [(found - known).square().mean().sqrt() for found, known in pairs]
 
     for name, ours, torchs in zip("qkv", errors("native"), errors("torch"), strict=True):
         assert ours <= 2 * torchs + 1e-7, name
 
 
-@pytest.mark.usefixtures("built")
+@dtypes
+@pytest.mark.usefixtures("built_for_halves")
 @pytest.mark.parametrize("kv_heads", [1, 3])
 @pytest.mark.parametrize("threads", [2, 3, 8])
-def test_threads_do_not_change_a_bit(threads: int, kv_heads: int) -> None:
+def test_threads_do_not_change_a_bit(threads: int, kv_heads: int, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 3, 500, 24), *torch.randn(2, 1, kv_heads, 500, 24)
     problem = Problem(q, k, v, {"causal": True, "sinks": torch.zeros(3)})
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = _gradients(problem, torch.float32, "native")
+        alone = _gradients(problem, dtype, "native")
         torch.set_num_threads(threads)
-        together = [_gradients(problem, torch.float32, "native") for _ in range(3)]
+        together = [_gradients(problem, dtype, "native") for _ in range(3)]
     finally:
         torch.set_num_threads(before)
     for one in together:
@@ -157,13 +176,14 @@ def test_threads_do_not_change_a_bit(threads: int, kv_heads: int) -> None:
             assert torch.equal(one[name], grad), name
 
 
-@pytest.mark.usefixtures("built")
-def test_nothing_comes_back_from_rows_that_see_no_key() -> None:
+@dtypes
+@pytest.mark.usefixtures("built_for_halves")
+def test_nothing_comes_back_from_rows_that_see_no_key(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(2, 2, 70, 8) for _ in range(3))
     mask = torch.ones(70, 70, dtype=torch.bool).tril(-1)[None, None] & torch.tensor(
         [True, False]
     ).view(2, 1, 1, 1)
-    grads = _gradients(Problem(q, k, v, {"mask": mask}), torch.float32, "native")
+    grads = _gradients(Problem(q, k, v, {"mask": mask}), dtype, "native")
     assert not grads["q"][:, :, 0].any()
     assert not grads["k"][:, :, -1].any()
     for name in "qkv":
@@ -172,10 +192,11 @@ def test_nothing_comes_back_from_rows_that_see_no_key() -> None:
         assert not grads[name][1].any()
 
 
-@pytest.mark.usefixtures("built")
+@dtypes
+@pytest.mark.usefixtures("built_for_halves")
 @given(data=st.data())
-def test_whatever_is_hidden_reaches_no_gradient(data: st.DataObject) -> None:
-    problem = cast(data.draw(problems()), torch.float32)
+def test_whatever_is_hidden_reaches_no_gradient(dtype: torch.dtype, data: st.DataObject) -> None:
+    problem = cast(data.draw(problems()), dtype)
     S = problem.k.shape[2]
     hidden = torch.tensor(data.draw(st.lists(st.booleans(), min_size=S, max_size=S)))
     mask = masks.as_mask(~hidden[None].expand(problem.q.shape[2], S))
@@ -183,8 +204,8 @@ def test_whatever_is_hidden_reaches_no_gradient(data: st.DataObject) -> None:
     calm_k, calm_v = (x.masked_fill(hidden[:, None], 0.0) for x in (problem.k, problem.v))
     wild_k = problem.k.masked_fill(hidden[:, None], torch.nan)
     wild_v = problem.v.masked_fill(hidden[:, None], torch.inf)
-    calm = _gradients(Problem(problem.q, calm_k, calm_v, how), torch.float32, "native")
-    wild = _gradients(Problem(problem.q, wild_k, wild_v, how), torch.float32, "native")
+    calm = _gradients(Problem(problem.q, calm_k, calm_v, how), dtype, "native")
+    wild = _gradients(Problem(problem.q, wild_k, wild_v, how), dtype, "native")
     for name, grad in calm.items():
         assert torch.equal(wild[name], grad), name
 
@@ -207,12 +228,24 @@ def test_strides_of_any_kind_are_read() -> None:
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
-def test_half_precisions_train_in_float32() -> None:
-    q, k, v = (torch.randn(1, 2, 33, 16).bfloat16() for _ in range(3))
-    half = _gradients(Problem(q, k, v, {}), torch.bfloat16, "native", ("lse", "entropy"))
-    full = _gradients(Problem(q, k, v, {}), torch.float32, "native", ("lse", "entropy"))
-    for name, grad in half.items():
-        assert torch.equal(grad, full[name].bfloat16())
+@pytest.mark.usefixtures("built_for_halves")
+@pytest.mark.parametrize("half", HALVES, ids=["bf16", "f16"])
+@pytest.mark.parametrize("step", [18, 19, 20])  # pairs need a whole number of them in a row
+def test_half_precision_comes_back_through_any_strides(half: torch.dtype, step: int) -> None:
+    plain = [torch.randn(2, 3, 70, 18).to(half) for _ in range(4)]
+    wide = [torch.full((2, 71, 3, step), torch.nan, dtype=half) for _ in plain]
+    strided = [x[:, 1:, :, step - 18 :].transpose(1, 2) for x in wide]
+    for x, y in zip(strided, plain, strict=True):
+        x.copy_(y)
+
+    def gradients(q: Tensor, k: Tensor, v: Tensor, back: Tensor) -> list[Tensor]:
+        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
+        heads = attend(*inputs, causal=True, backend="native")
+        return [x.float() for x in torch.autograd.grad(heads, inputs, back)]
+
+    for ours, known in zip(gradients(*strided), gradients(*plain), strict=True):
+        close = 2 * CLOSE[half]
+        torch.testing.assert_close(ours, known, rtol=close, atol=close * known.abs().max().item())
 
 
 def test_gradients_have_gradients_of_their_own() -> None:

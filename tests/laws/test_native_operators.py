@@ -11,7 +11,7 @@ from headwise._native import library
 from headwise.kernels import attend
 from headwise.kernels._rows import attend_rows
 from headwise.kernels._words import Words, rule_of, words_of
-from headwise.kernels.native._operators import attention
+from headwise.kernels.native._operators import attention, attention_backward
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 
@@ -84,6 +84,41 @@ def test_gradients_come_back_through_vmap() -> None:
         for x in (found, torch.stack(each))
     )
     torch.testing.assert_close(ours, theirs)
+
+
+@each
+@pytest.mark.parametrize("mapped", ["gradients", "all"])
+def test_the_way_back_maps_too(words: Words, mapped: str) -> None:
+    inputs = _inputs()
+    found = attention(*inputs, True, *words)
+    given = [*inputs, *found, *(torch.randn_like(x) for x in found), *words]
+    chosen = range(6, 9) if mapped == "gradients" else range(len(given))
+    at = {i: i % 2 for i in chosen if isinstance(given[i], Tensor)}  # which axis is mapped over
+    stacked = [torch.stack([x, x], dim=at[i]) if i in at else x for i, x in enumerate(given)]
+    for i in range(6, 9):
+        stacked[i].select(at[i], 1).neg_()
+    dims = tuple(at.get(i) for i in range(len(given)))
+    gradients = torch.func.vmap(attention_backward, in_dims=dims)(*stacked)
+    for one, both in zip(attention_backward(*given), gradients, strict=True):
+        torch.testing.assert_close(both, torch.stack([one, -one]))
+
+
+def test_half_precision_comes_back_as_by_attend() -> None:
+    inputs = [x.bfloat16().requires_grad_() for x in _inputs()]
+    sinks = torch.randn(H, dtype=torch.bfloat16, requires_grad=True)
+    found = attention(*inputs, True, *Words(scale=0.3, sinks=sinks))
+    known = attend(
+        *inputs, scale=0.3, sinks=sinks, need_lse=True, need_entropy=True, backend="native"
+    )
+    theirs = (known.heads, known.lse, known.entropy)
+    weights = [torch.randn_like(x) for x in found]
+    for ours, other in zip(
+        torch.autograd.grad(found, [*inputs, sinks], weights),
+        torch.autograd.grad(theirs, [*inputs, sinks], weights),
+        strict=True,
+    ):
+        assert ours.dtype == torch.bfloat16
+        assert torch.equal(ours, other)
 
 
 def test_torch_func_differentiates_what_pytorch_computes() -> None:

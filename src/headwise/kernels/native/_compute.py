@@ -107,29 +107,31 @@ def compute_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values, from those of what `compute_heads` found.
 
-    All in float32. What no gradient came back of has none in `grads`.
+    Each is in the dtype of what it belongs to. What no gradient came back of has none in `grads`.
     """
     filling = Filling.of(q, k, v)
     follow(filling, words)
     back = torch.zeros_like(found[0]) if grads[0] is None else grads[0]
     heads, back = dense_last((found[0], back))
-    filling.give("heads", heads, heads.shape, steps=3)
-    filling.give("grad_heads", back, heads.shape, steps=3)
+    filling.give("heads", heads, heads.shape, q.dtype, steps=3)
+    filling.give("grad_heads", back, heads.shape, q.dtype, steps=3)
     for name, rows, grad in zip(("lse", "entropy"), found[1:], grads[1:], strict=False):
         filling.give(name, rows.contiguous(), q.shape[:3])
         if grad is not None:
             filling.give(f"grad_{name}", grad.contiguous(), q.shape[:3])
-    dq, dk, dv = (
-        ask_by_token(filling, name, x.shape) for name, x in (("dq", q), ("dk", k), ("dv", v))
-    )
+    # What a query gets is a sum of several tasks, and rounded only at its end.
+    dq = ask_by_token(filling, "dq", q.shape, torch.float32)
+    dk, dv = (ask_by_token(filling, name, x.shape) for name, x in (("dk", k), ("dv", v)))
     filling.solve("headwise_backward")
-    return dq, dk, dv
+    return dq.to(q.dtype), dk, dv
 
 
-def ask_by_token(filling: Filling, name: str, shape: tuple[int, ...]) -> Float[Tensor, "B H T _"]:
+def ask_by_token(
+    filling: Filling, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+) -> Float[Tensor, "B H T _"]:
     """A new tensor as torch's kernel leaves it: the heads of a token side by side."""
     _, H, T, D = shape
-    dtype = filling.inputs["q"].dtype
+    dtype = dtype or filling.inputs["q"].dtype
     return filling.ask(name, shape, dtype, strides=(T * H * D, D, H * D, 1), steps=3)
 
 

@@ -25,16 +25,13 @@ def attend_native(
     rule: Rule,
     entropy: bool = False,
 ) -> Named:
-    """The `heads`, their `lse` and with `entropy` that too. Half precision is trained in float32.
+    """The `heads`, their `lse` and with `entropy` that too, these in float32.
 
     Gradients go to queries, keys, values and sinks, and to no bias. Those of gradients are left
     to PyTorch, which computes this again for them.
     """
-    dtype, words = q.dtype, words_of(rule, q.shape[2], k.shape[2])
-    sinks = rule.sinks
+    words, sinks = words_of(rule, q.shape[2], k.shape[2]), rule.sinks
     trained = is_trained(q, k, v) or (sinks is not None and is_trained(sinks))
-    if trained and dtype != torch.float32:
-        q, k, v = q.float(), k.float(), v.float()
     # Looking is allowed where numbers are in memory: not inside vmap, and not while being traced.
     if not can_look(q, k, v, *words.tensors) or is_recorded():
         found = torch.ops.headwise.attention(q, k, v, entropy, *words)[: 2 + entropy]
@@ -43,8 +40,7 @@ def attend_native(
         found = _Attend.apply(q, k, v, sinks, rule, words, entropy)  # type: ignore[no-untyped-call]
     else:
         found = compute_heads(q, k, v, words, entropy, is_packed(q.shape[2], q, k, v))
-    heads = found[0] if found[0].dtype == dtype else found[0].to(dtype)
-    return dict(zip(_FOUND, (heads, *found[1:]), strict=False))
+    return dict(zip(_FOUND, found, strict=False))
 
 
 class _Attend(torch.autograd.Function):
@@ -68,14 +64,19 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, *found = ctx.saved_tensors
-        # Gradients of these will be asked for, or many of them at once (is_grads_batched).
-        if torch.is_grad_enabled() or not can_look(*(x for x in grads if x is not None)):
+        given: Sequence[Tensor | None]
+        if torch.is_grad_enabled():  # gradients of these will be asked for
             some = {name: x for name, x in zip(_FOUND, grads, strict=False) if x is not None}
             given = _again((q, k, v, sinks), ctx.needs_input_grad[:4], ctx.rule, some)
-        else:
+        elif can_look(*(x for x in grads if x is not None)):
             given = [*compute_gradients(q, k, v, ctx.words, found, grads), None]
             if ctx.needs_input_grad[3]:
                 given[3] = sinks_gradient(sinks, found, grads)
+        else:  # many of them at once (is_grads_batched)
+            words = ctx.words._replace(sinks=sinks)
+            told = (x for some in (found, grads) for x in [*some, None][:3])
+            *given, of_sinks = torch.ops.headwise.attention_backward(q, k, v, *told, *words)
+            given = [*given, None if sinks is None else of_sinks]
         return *given, None, None, None
 
 
@@ -87,7 +88,7 @@ def sinks_gradient(
     mass = (sinks[:, None] - lse).exp().nan_to_num(0.0)  # of -inf, in a row without keys
     rise = torch.zeros_like(lse)
     if grads[0] is not None:
-        rise = rise - (grads[0] * heads).sum(-1)
+        rise = rise - (grads[0].float() * heads.float()).sum(-1)
     if grads[1] is not None:
         rise = rise + grads[1]
     if len(found) > 2 and grads[2] is not None:
@@ -102,18 +103,16 @@ def _again(
     grads: Named,
 ) -> list[Tensor | None]:
     """The same gradients from PyTorch, which knows theirs."""
-    graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        # Each for itself, even where one of them is another, or was computed from it.
-        q, k, v = (x.view_as(x) for x in inputs[:3])
-        sinks = None if inputs[3] is None else inputs[3].view_as(inputs[3])
-        found = attend_rows(q, k, v, replace(rule, sinks=sinks), entropy="entropy" in grads)
+    # Each for itself, even where one of them is another, or was computed from it.
+    q, k, v = (x.view_as(x) for x in inputs[:3])
+    sinks = None if inputs[3] is None else inputs[3].view_as(inputs[3])
+    found = attend_rows(q, k, v, replace(rule, sinks=sinks), entropy="entropy" in grads)
     alone = zip((q, k, v, sinks), needed, strict=True)
     learned = [x for x, asked in alone if asked and x is not None]
     outputs = [found[name] for name in grads]
     given = iter(
         torch.autograd.grad(
-            outputs, learned, [*grads.values()], create_graph=graph, allow_unused=True
+            outputs, learned, [*grads.values()], create_graph=True, allow_unused=True
         )
     )
     return [next(given) if asked else None for asked in needed]

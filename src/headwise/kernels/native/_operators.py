@@ -3,7 +3,8 @@
 Eager calls of plain tensors go past them: an operator costs more than the rest of a short call.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _WORDS = (
     "Tensor? documents, Tensor? mask, Tensor? bias, Tensor? by_distance, Tensor? sinks"
 )
 Dims = Sequence[int | None]
+Operator = Callable[..., tuple[Tensor, ...]]
 
 
 @custom_op(
@@ -60,12 +62,18 @@ def _like_attention(
     "headwise::attention_backward",
     mutates_args=(),
     device_types="cpu",
-    schema="(Tensor q, Tensor k, Tensor v, Tensor heads, Tensor lse, Tensor entropies, "
+    schema="(Tensor q, Tensor k, Tensor v, Tensor heads, Tensor lse, Tensor? entropies, "
     f"Tensor? d_heads, Tensor? d_lse, Tensor? d_entropies, {_WORDS}) "
     "-> (Tensor d_q, Tensor d_k, Tensor d_v, Tensor d_sinks)",
 )
 def attention_backward(
-    q: Tensor, k: Tensor, v: Tensor, heads: Tensor, lse: Tensor, entropies: Tensor, *rest: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    heads: Tensor,
+    lse: Tensor,
+    entropies: Tensor | None,
+    *rest: Any,
 ) -> tuple[Tensor, ...]:
     """Gradients of queries, keys, values and sinks; no gradient of sinks that are not there."""
     if not library():
@@ -73,23 +81,21 @@ def attention_backward(
             f"native: there is no kernel to go back by ({library().why}). "
             f"Train where headwise was built with one, or with backend='fused'."
         )
-    n = 2 if entropies.shape != lse.shape else 3
-    found = [heads.float(), lse, entropies][:n]
-    grads = [None if x is None else x.float() for x in rest[:n]]
-    words = Words(*rest[3:])
-    given = compute_gradients(q.float(), k.float(), v.float(), words, found, grads)
+    found = [heads, lse] if entropies is None else [heads, lse, entropies]
+    grads, words = rest[: len(found)], Words(*rest[3:])
+    given = compute_gradients(q, k, v, words, found, grads)
     if words.sinks is None:
-        of_sinks = q.new_empty(0)
+        of_sinks = q.new_empty(q.shape[0], 0)
     else:
         of_sinks = sinks_gradient(words.sinks.float(), found, grads).to(words.sinks.dtype)
-    return *(x.to(q.dtype) for x in given), of_sinks
+    return *given, of_sinks
 
 
 @attention_backward.register_fake
 def _like_backward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     sinks = rest[-1]
     given = (_by_token(x, x.shape[3]) for x in (q, k, v))
-    return *given, q.new_empty(0) if sinks is None else torch.empty_like(sinks)
+    return *given, q.new_empty(q.shape[0], 0) if sinks is None else torch.empty_like(sinks)
 
 
 def _by_token(x: Tensor, width: int | torch.SymInt) -> Tensor:
@@ -99,7 +105,7 @@ def _by_token(x: Tensor, width: int | torch.SymInt) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, _, *words = inputs
+    q, k, v, entropy, *words = inputs
     told = Words(*words)
     for name in ("bias", "by_distance"):
         x = getattr(told, name)
@@ -109,7 +115,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
                 f"Give {name}.detach(), or use backend='fused'."
             )
     ctx.numbers = words[:4]
-    ctx.save_for_backward(q, k, v, *output, *words[4:])
+    heads, lse, entropies = output
+    ctx.save_for_backward(q, k, v, heads, lse, entropies if entropy else None, *words[4:])
     ctx.set_materialize_grads(False)
 
 
@@ -123,21 +130,27 @@ def _go_back(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 attention.register_autograd(_go_back, setup_context=_keep)
 
 
-@attention.register_vmap
-def _map(info: Any, in_dims: Dims, *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """One more axis becomes part of the batch. Sinks have none: each of theirs is a call."""
-    N = info.batch_size
-    if in_dims[-1] is not None:
-        each = [attention(*_one(inputs, in_dims, n)) for n in range(N)]
-        return tuple(torch.stack(found) for found in zip(*each, strict=True)), (0, 0, 0)
-    q, at = inputs[0], in_dims[0]
-    B = q.shape[0] if at is None else q.movedim(at, 0).shape[1]
-    folded = [
-        _fold(x, at, N, B) if isinstance(x, Tensor) else x
-        for x, at in zip(inputs[:-1], in_dims, strict=False)
-    ]
-    found = attention(*folded, inputs[-1])
-    return tuple(x.unflatten(0, (N, B)) for x in found), (0, 0, 0)
+def _map(
+    operator: Operator, info: Any, in_dims: Dims, *inputs: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """One more axis becomes part of the batch. Sinks, and gradients of them, have none there."""
+    N, sinks = info.batch_size, inputs[-1]
+    if in_dims[-1] is not None or (operator is attention_backward and sinks is not None):
+        each = [operator(*_one(inputs, in_dims, n)) for n in range(N)]
+        found = tuple(torch.stack(x) for x in zip(*each, strict=True))
+    else:
+        q, at = inputs[0], in_dims[0]
+        B = q.shape[0] if at is None else q.movedim(at, 0).shape[1]
+        folded = [
+            _fold(x, at, N, B) if isinstance(x, Tensor) else x
+            for x, at in zip(inputs[:-1], in_dims, strict=False)
+        ]
+        found = tuple(x.reshape(N, B, *x.shape[1:]) for x in operator(*folded, sinks))
+    return found, (0,) * len(found)
+
+
+attention.register_vmap(partial(_map, attention))
+attention_backward.register_vmap(partial(_map, attention_backward))
 
 
 def _one(inputs: Sequence[Any], in_dims: Dims, n: int) -> list[Any]:

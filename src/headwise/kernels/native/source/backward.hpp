@@ -27,47 +27,43 @@ inline int64_t keys_in_share(const Problem &a) {
 // Memory of one thread, in one piece.
 struct Desk {
     void *whole;
-    Room room;             // `o` is the gradient of the queries: [D][lane]
+    Room room = {};        // `o`: heads [Dv][lane], then the gradient of the queries [D][lane]
     float *g;              // [Dv][lane]: the gradient of the heads
     float *ds;             // [key][lane]: the gradient of the weights, and then of the logits
     float *slope;          // [key][lane]: of the softcap
-    float *q_rows, *g_rows;  // [lane][D], [lane][Dv]: as they lie, in whole vectors
+    float *q_rows, *g_rows;  // [lane][D], [lane][Dv]: as they lie, or pairs of two rows
     float *dk, *dv;        // [key][D], [key][Dv]: of the keys of a share
 
     explicit Desk(const Problem &a) {
-        int64_t D = whole_vectors(a.D), Dv = whole_vectors(a.Dv);
-        int64_t lanes = ROWS * (2 * a.D + a.Dv + 3 * KEYS + D + Dv);
-        int64_t bytes = (lanes + keys_in_share(a) * (D + Dv)) * 4;
-        whole = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-        float *next = static_cast<float *>(whole);
-        auto take = [&](int64_t n) { return std::exchange(next, next + n); };
-        if (!whole) return;
-        room = {};
-        room.q = take(a.D * ROWS);
-        room.s = take(KEYS * ROWS);
-        room.o = take(a.D * ROWS);
-        g = take(a.Dv * ROWS);
-        ds = take(KEYS * ROWS);
-        slope = take(KEYS * ROWS);
-        q_rows = take(D * ROWS);
-        g_rows = take(Dv * ROWS);
-        dk = take(keys_in_share(a) * D);
-        dv = take(keys_in_share(a) * Dv);
+        int64_t D = whole_vectors(a.D), Dv = whole_vectors(a.Dv), keys = keys_in_share(a);
+        whole = in_one_piece({{&room.q, a.D * ROWS},
+                              {&room.s, KEYS * ROWS},
+                              {&room.pairs, KEYS / 2 * ROWS},
+                              {&room.laid, size_of_laid(a)},
+                              {&room.o, std::max(a.D, a.Dv) * ROWS},
+                              {&g, a.Dv * ROWS},
+                              {&ds, KEYS * ROWS},
+                              {&slope, KEYS * ROWS},
+                              {&q_rows, D * ROWS},
+                              {&g_rows, Dv * ROWS},
+                              {&dk, keys * D},
+                              {&dv, keys * Dv}});
     }
     Desk(const Desk &) = delete;
     ~Desk() { std::free(whole); }
 };
 
-// sums[key][column] += sum over n lanes of p[key][lane] * x[lane][column]: R keys, C vectors.
-template <int R, int C>
-INLINE void outer_tile(const float *p, const float *x, int64_t width, int n, float *sums) {
+// sums[key][column] += sum over n lanes of p[key][lane] * x[lane][column]: R keys, C vectors. In
+// pairs these are of two lanes.
+template <int R, int C, class Number>
+INLINE void outer_tile(const Number *p, const float *x, int64_t width, int n, float *sums) {
     Floats found[R][C] = {};
     for (int i = 0; i < n; i++) {
         Floats row[C];
         UNROLL for (int c = 0; c < C; c++) row[c] = load(x + i * width + c * W);
         UNROLL for (int r = 0; r < R; r++) {
-            float weight = p[r * ROWS + i];
-            UNROLL for (int c = 0; c < C; c++) found[r][c] += weight * row[c];
+            Number weight = p[r * ROWS + i];
+            UNROLL for (int c = 0; c < C; c++) add_product(found[r][c], weight, row[c]);
         }
     }
     // The queries of a strip are added up apart, so that rounding grows with the strips alone.
@@ -77,8 +73,8 @@ INLINE void outer_tile(const float *p, const float *x, int64_t width, int n, flo
     }
 }
 
-template <int C>
-inline void outer_columns(int keys, const float *p, const float *x, int64_t width, int n,
+template <int C, class Number>
+inline void outer_columns(int keys, const Number *p, const float *x, int64_t width, int n,
                           float *sums) {
     int r = 0;
     for (; r + TALL <= keys; r += TALL)
@@ -87,22 +83,16 @@ inline void outer_columns(int keys, const float *p, const float *x, int64_t widt
     for (; r < keys; r++) outer_tile<1, C>(p + r * ROWS, x, width, n, sums + r * width);
 }
 
-inline void outer(int keys, const float *p, const float *x, int64_t width, int n, float *sums) {
+template <class Number>
+inline void outer(int keys, const Number *p, const float *x, int64_t width, int n, float *sums) {
     int64_t column = 0;
     for (; column + 2 * W <= width; column += 2 * W)
         outer_columns<2>(keys, p, x + column, width, n, sums + column);
     if (column < width) outer_columns<1>(keys, p, x + column, width, n, sums + column);
 }
 
-// Sums of products of two rows, one in each lane.
-inline Floats products(const float *x, const float *y, int64_t n) {
-    Floats found = {};
-    for (int64_t i = 0; i < n; i += W) found += load_some(x + i, n - i) * load_some(y + i, n - i);
-    return found;
-}
-
 // A strip of queries on its way back.
-template <int N> struct Backward {
+template <int N, class Number> struct Backward {
     const Strip &q;
     const Problem &a;
     const Desk &desk;
@@ -112,90 +102,83 @@ template <int N> struct Backward {
     Floats lse[N], due[N], by_entropy[N];
 
     Backward(const Strip &q, const Desk &desk) : q(q), a(q.a), desk(desk) {
-        const float *grads = a.grad_heads + q.b * a.grad_heads_step[0] +
-                             q.h * a.grad_heads_step[1] + q.first * a.grad_heads_step[2];
-        q.turn_queries<float>();
-        pack(grads, a.grad_heads_step[2], q.n, a.Dv, N, desk.g);
-        copy(q.queries<float>(), a.q_step[2], a.D, desk.q_rows);
-        copy(grads, a.grad_heads_step[2], a.Dv, desk.g_rows);
-        const float *heads = static_cast<const float *>(a.heads) + q.b * a.heads_step[0] +
-                             q.h * a.heads_step[1] + q.first * a.heads_step[2];
-        for (int v = 0; v < N; v++)
-            read_rows(v, grads + v * W * a.grad_heads_step[2], heads + v * W * a.heads_step[2]);
+        q.turn_queries<Number>();
+        q.turn<Number>(a.grad_heads, a.grad_heads_step, a.Dv, desk.g);
+        of_kind(a, [&]<class Stored>() {
+            const Stored *queries = q.in<Stored>(a.q, a.q_step, q.h, q.first);
+            const Stored *grads = q.in<Stored>(a.grad_heads, a.grad_heads_step, q.h, q.first);
+            lay<Number>(queries, a.q_step[2], q.n, a.D, desk.q_rows);
+            lay<Number>(grads, a.grad_heads_step[2], q.n, a.Dv, desk.g_rows);
+        });
+        q.turn<Number>(a.heads, a.heads_step, a.Dv, q.room.o);
+        for (int v = 0; v < N; v++) read_rows(v);
     }
 
     // The keys of a block: adds to the sums of those, and of the queries.
     void add(const Block &k, float *dk, float *dv) {
-        q.template logits<N>(k);
+        q.template logits<N, Number>(k);
         if (a.softcap) keep_slopes(k);
         q.add_bias(k);
-        stretches(k, [&]<int skip>(int from, int to) {
-            dot<N - skip>(to - from, q.values<float>(k.start + from), a.v_step[2], a.Dv,
-                          desk.g + skip * W, 1.0f, desk.ds + from * ROWS + skip * W);
-        });
+        Rows<Number> values = q.template across<Number>(k, a.v, a.v_step, a.Dv);
+        q.template dots<N>(k, values, a.Dv, desk.g, 1.0f, desk.ds);
         Floats ones[N];
         for (int v = 0; v < N; v++) {
             ones[v] = all(1.0f);
             if (a.grad_entropy) differentiate<true>(k, v);
             else differentiate<false>(k, v);
         }
-        mix<N>(k.rows, q.keys<float>(k.start), a.k_step[2], a.D, desk.ds, ones, fresh, q.room.o);
+        mix<N>(k.rows, q.template down<Number>(k, a.k, a.k_step, a.D), a.D,
+               UNIT<Number> == 2 ? q.room.pairs : desk.ds, ones, fresh, q.room.o);
         fresh = false;
-        int64_t D = whole_vectors(a.D), Dv = whole_vectors(a.Dv);
-        stretches(k, [&]<int skip>(int from, int to) {
-            int at = from * ROWS + skip * W, n = q.n - skip * W;
-            outer(to - from, q.room.s + at, desk.g_rows + skip * W * Dv, Dv, n, dv + from * Dv);
-            outer(to - from, desk.ds + at, desk.q_rows + skip * W * D, D, n, dk + from * D);
-        });
+        add_outer(k, q.room.s, desk.g_rows, whole_vectors(a.Dv), dv);
+        add_outer(k, desk.ds, desk.q_rows, whole_vectors(a.D), dk);
     }
 
     // Writes what the queries get from these keys, or adds it to what they got from earlier ones.
     void finish(bool first) const {
         int64_t D = whole_vectors(a.D);
         float *to = a.dq + q.b * a.dq_step[0] + q.h * a.dq_step[1] + q.first * a.dq_step[2];
-        for (int v = 0; v < N && !fresh; v++)
+        if (fresh) std::fill_n(q.room.o, a.D * ROWS, 0.0f);
+        for (int v = 0; v < N; v++)
             unpack(q.room.o + v * W, all(a.scale), std::min(W, q.n - v * W), a.D,
                    desk.q_rows + v * W * D, D);
-        for (int i = 0; i < q.n; i++, to += a.dq_step[2]) {
-            const float *found = desk.q_rows + i * D;
+        for (int i = 0; i < q.n; i++, to += a.dq_step[2])
             for (int64_t d = 0; d < a.D; d++)
-                to[d] = (first ? 0.0f : to[d]) + (fresh ? 0.0f : found[d]);
-        }
+                to[d] = desk.q_rows[i * D + d] + (first ? 0.0f : to[d]);
     }
 
   private:
-    void copy(const float *from, int64_t step, int64_t columns, float *to) const {
-        int64_t width = whole_vectors(columns);
-        for (int i = 0; i < q.n; i++)
-            for (int64_t c = 0; c < width; c += W)
-                store(to + i * width + c, load_some(from + i * step + c, columns - c));
-    }
-
     // What a vector of rows has, in its lanes.
-    void read_rows(int v, const float *grads, const float *heads) {
-        Floats dots[W] = {};
+    void read_rows(int v) {
         lse[v] = all(1e30f);  // of lanes without a row: no weight
         due[v] = by_entropy[v] = Floats{};
+        // Heads are summed as values will be. Of a row with one key both are the same, to the last
+        // bit, and nothing is left.
+        for (int64_t c = 0; c < a.Dv / UNIT<Number>; c++) {
+            Floats g = load(desk.g + c * ROWS + v * W), head = load(q.room.o + c * ROWS + v * W);
+            if (UNIT<Number> == 2) add_pairs(due[v], head, g);
+            else due[v] += head * g;
+        }
         for (int i = 0; i < W && v * W + i < q.n; i++) {
             int64_t row = q.row(v * W + i);
             // Of a row without keys it is -inf, and all its logits are HIDDEN.
             float sum = lse[v][i] = a.lse[row] == -INFINITY ? 0.0f : a.lse[row];
-            dots[i] = products(grads + i * a.grad_heads_step[2], heads + i * a.heads_step[2], a.Dv);
-            if (a.grad_lse) due[v][i] = -a.grad_lse[row];
+            if (a.grad_lse) due[v][i] -= a.grad_lse[row];
             if (!a.grad_entropy) continue;
             float sink = a.sinks ? std::exp(a.sinks[q.h] - sum) : 0.0f;
             by_entropy[v][i] = a.grad_entropy[row];
             due[v][i] += a.grad_entropy[row] * (a.entropy[row] + sink);
         }
-        transpose(dots);
-        for (Floats column : dots) due[v] += column;
     }
 
-    // Calls f for the keys that the same vectors look at, all but the first `skip`.
-    template <class Visit, int skip = 0> void stretches(const Block &k, Visit f) const {
-        int from = skip ? k.rows[skip - 1] : 0;
-        if (k.rows[skip] > from) f.template operator()<skip>(from, k.rows[skip]);
-        if constexpr (skip + 1 < N) stretches<Visit, skip + 1>(k, f);
+    // Adds to the sums of keys what these have from the rows of queries: p[key][lane] * x[lane].
+    void add_outer(const Block &k, const float *p, const float *x, int64_t width, float *sums) {
+        constexpr int U = UNIT<Number>;
+        k.stretches<N>([&]<int skip>(int from, int to) {
+            const auto *own = reinterpret_cast<const Number *>(p + from * ROWS) + skip * W / U;
+            outer(to - from, own, x + skip * W / U * width, width, (q.n - skip * W + U - 1) / U,
+                  sums + from * width);
+        });
     }
 
     void keep_slopes(const Block &k) const {
@@ -208,21 +191,29 @@ template <int N> struct Backward {
             });
     }
 
-    // Logits become weights, and gradients of weights those of logits.
+    // Logits become weights, and gradients of weights those of logits. In pairs both take the front
+    // half of their row, which no vector of queries reads any more.
     template <bool entropy> void differentiate(const Block &k, int v) const {
-        Floats total = lse[v], less = due[v], bend = by_entropy[v];
-        for (int r = 0; r < k.rows[v]; r++) {
-            float *s = q.room.s + r * ROWS + v * W, *d = desk.ds + r * ROWS + v * W;
-            Floats x = larger(all(VANISHED), load(s) - total);
-            Floats p = exponential(x), grad = load(d) - less;
+        Floats total = lse[v], less = due[v], bend = by_entropy[v], last = {};
+        float *s = q.room.s, *d = desk.ds, *pairs = q.room.pairs + v * W;
+        const float *slope = a.softcap ? desk.slope + v * W : nullptr;
+        for (int r = 0; r < k.rows[v]; r++, s += ROWS, d += ROWS) {
+            Floats x = larger(all(VANISHED), load(s + v * W) - total);
+            Floats p = exponential(x), grad = load(d + v * W) - less;
             if (entropy) grad -= bend * x;
-            store(s, p);
-            store(d, p * grad);
-        }
-        if (!a.softcap) return;
-        for (int r = 0; r < k.rows[v]; r++) {
-            float *d = desk.ds + r * ROWS + v * W;
-            store(d, load(d) * load(desk.slope + r * ROWS + v * W));
+            if (slope) grad *= load(slope + r * ROWS);
+            grad *= p;
+            if constexpr (UNIT<Number> == 1) {
+                store(s + v * W, p);
+                store(d + v * W, grad);
+            } else {
+                store_some(reinterpret_cast<Brain *>(s) + v * W, p, W);
+                store_some(reinterpret_cast<Brain *>(d) + v * W, grad, W);
+                // The first of two keys may be the last of all, with nothing beside it.
+                Floats two = r % 2 ? paired(last, grad) : paired(grad, Floats{});
+                store(pairs + r / 2 * ROWS, two);
+                last = grad;
+            }
         }
     }
 };
@@ -240,8 +231,10 @@ struct Share {
         std::fill_n(desk.dv, (stop - start) * Dv, 0.0f);
         for (int64_t h = kv * group; h < (kv + 1) * group; h++)
             for (int64_t strip = (a.T + ROWS - 1) / ROWS; strip-- > 0;) visit(h, strip);
-        write(desk.dk, D, a.D, a.scale, a.dk, a.dk_step);
-        write(desk.dv, Dv, a.Dv, 1.0f, a.dv, a.dv_step);
+        of_kind(a, [&]<class Stored>() {
+            write<Stored>(desk.dk, a.D, a.scale, a.dk, a.dk_step);
+            write<Stored>(desk.dv, a.Dv, 1.0f, a.dv, a.dv_step);
+        });
     }
 
   private:
@@ -252,13 +245,12 @@ struct Share {
         int64_t first = q.start < q.stop ? q.start / size : 0, own = start / size;
         if (own != first && (start >= q.stop || stop <= q.start)) return;
         std::atomic<int32_t> &turn = turns[(b * a.H + h) * ((a.T + ROWS - 1) / ROWS) + strip];
-        if (q.vectors == 3) add<3>(q, turn, own - first);
-        else if (q.vectors == 2) add<2>(q, turn, own - first);
-        else add<1>(q, turn, own - first);
+        specialized(q, [&]<int N, class Number>() { add<N, Number>(q, turn, own - first); });
     }
 
-    template <int N> void add(const Strip &q, std::atomic<int32_t> &turn, int32_t own) const {
-        Backward<N> way(q, desk);
+    template <int N, class Number>
+    void add(const Strip &q, std::atomic<int32_t> &turn, int32_t own) const {
+        Backward<N, Number> way(q, desk);
         for (int64_t from = start; from < stop; from += KEYS) {
             Block k = q.block(from, std::min(from + KEYS, stop));
             int64_t at = k.start - start;
@@ -270,10 +262,13 @@ struct Share {
         turn.store(own + 1, std::memory_order_release);
     }
 
-    void write(const float *from, int64_t width, int64_t columns, float factor, float *to,
+    template <class Stored>
+    void write(const float *from, int64_t columns, float factor, void *whole,
                const int64_t *step) const {
-        to += b * step[0] + kv * step[1] + start * step[2];
-        for (int64_t r = start; r < stop; r++, from += width, to += step[2])
-            for (int64_t c = 0; c < columns; c++) to[c] = factor * from[c];
+        Stored *to = static_cast<Stored *>(whole) + b * step[0] + kv * step[1] + start * step[2];
+        int64_t wide = whole_vectors(columns);
+        for (int64_t r = start; r < stop; r++, from += wide, to += step[2])
+            for (int64_t c = 0; c < columns; c += W)
+                store_some(to + c, factor * load(from + c), columns - c);
     }
 };

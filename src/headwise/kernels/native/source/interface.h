@@ -61,9 +61,11 @@ struct Problem {
 
     // Gradients: of what was found (heads, lse and entropy are then read), and of what was given.
     // All but the gradients of heads [B,H,T,Dv] may be null: [B,H,T].
-    const float *grad_heads, *grad_lse, *grad_entropy;
+    const void *grad_heads;
+    const float *grad_lse, *grad_entropy;
     int64_t grad_heads_step[3];
-    float *dq, *dk, *dv;
+    float *dq;                  // in float32: of several keys' tasks a sum
+    void *dk, *dv;
     int64_t dq_step[3], dk_step[3], dv_step[3];
 
     int64_t threads;
@@ -83,4 +85,4 @@ EXPORTED int64_t headwise_runs_here();
 EXPORTED int64_t headwise_interface();
 }
 
-constexpr int64_t INTERFACE = 2;
+constexpr int64_t INTERFACE = 3;

@@ -17,37 +17,21 @@ struct Memory {
     Room room;
 
     explicit Memory(const Problem &a) {
-        // Keys or values of a block that have to be widened, or paired, and weights in pairs.
-        int64_t laid = a.kind == FLOAT32 ? 0 : KEYS * whole_vectors(std::max(a.D, a.Dv)) / ROWS + 1;
-        int64_t rows = whole_vectors(a.D) + KEYS + KEYS / 2 + laid + a.Dv + 2 * a.N + 5 * a.C;
-        int64_t bytes = (rows * ROWS * 4 + 63) / 64 * 64;
-        whole = std::aligned_alloc(64, bytes);
-        float *next = static_cast<float *>(whole);
-        auto take = [&](int64_t n) { return std::exchange(next, next + n * ROWS); };
-        if (!whole) return;
-        room.q = take(whole_vectors(a.D));
-        room.s = take(KEYS);
-        room.pairs = take(KEYS / 2);
-        room.laid = take(laid);
-        room.o = take(a.Dv);
-        room.picked = take(a.N);
-        room.key_at = reinterpret_cast<int32_t *>(take(a.N));
-        room.classes = take(4 * a.C);
-        room.common = take(a.C);
+        float *key_at = nullptr;
+        whole = in_one_piece({{&room.q, whole_vectors(a.D) * ROWS},
+                              {&room.s, KEYS * ROWS},
+                              {&room.pairs, KEYS / 2 * ROWS},
+                              {&room.laid, size_of_laid(a)},
+                              {&room.o, a.Dv * ROWS},
+                              {&room.picked, a.N * ROWS},
+                              {&key_at, a.N * ROWS},
+                              {&room.classes, 4 * a.C * ROWS},
+                              {&room.common, a.C * ROWS}});
+        room.key_at = reinterpret_cast<int32_t *>(key_at);
     }
     Memory(const Memory &) = delete;
     ~Memory() { std::free(whole); }
 };
-
-template <int N, class Number>
-void mix_values(const Strip &q, const Block &k, const Floats *factor, bool fresh) {
-    constexpr bool paired = std::is_same_v<Number, Pair>;
-    int rows[N];
-    for (int v = 0; v < N; v++) rows[v] = paired ? (k.rows[v] + 1) / 2 : k.rows[v];
-    Rows<Number> values = q.values<Number>(k);
-    mix<N>(rows, values.at, values.step, q.a.Dv, paired ? q.room.pairs : q.room.s, factor, fresh,
-           q.room.o);
-}
 
 void write_heads(const Strip &q, int v, int n, Floats weight) {
     const Problem &a = q.a;
@@ -75,7 +59,10 @@ template <int N, class Number> void attend(const Strip &q) {
         q.add_bias(k);
         softmax.add<Number>(k);
         q.fetch_keys(from + KEYS);
-        if (a.heads) mix_values<N, Number>(q, k, softmax.factor, fresh);
+        const float *weights = UNIT<Number> == 2 ? q.room.pairs : q.room.s;
+        if (a.heads)
+            mix<N>(k.rows, q.down<Number>(k, a.v, a.v_step, a.Dv), a.Dv, weights, softmax.factor,
+                   fresh, q.room.o);
         fresh = false;
     }
     if (fresh) std::fill_n(q.room.o, a.Dv * ROWS, 0.0f);
@@ -105,18 +92,6 @@ template <int N, class Number> void receive(const Strip &q, int64_t from, float 
             received[r] += sum(seen ? exponential(s - peak) * weight : Floats{});
         }
     }
-}
-
-// Calls a function that is compiled for each count of vectors, and for pairs.
-template <class Call> void specialized(const Strip &q, Call call) {
-    auto with = [&]<class Number>() {
-        if (q.vectors == 3) call.template operator()<3, Number>();
-        else if (q.vectors == 2) call.template operator()<2, Number>();
-        else call.template operator()<1, Number>();
-    };
-    if constexpr (PAIRS)
-        if (Strip::in_pairs(q.a)) return with.template operator()<Pair>();
-    with.template operator()<float>();
 }
 
 template <class Memory, class Work>
@@ -192,10 +167,7 @@ int64_t headwise_runs_here() {
 
 int64_t headwise_forward(const Problem *problem) {
     const Problem &a = *problem;
-    if (a.packed)
-        return a.kind == BFLOAT16  ? decode<Brain>(a)
-               : a.kind == FLOAT16 ? decode<Half>(a)
-                                   : decode<float>(a);
+    if (a.packed) return of_kind(a, [&]<class Stored>() { return decode<Stored>(a); });
     int64_t strips = (a.T + ROWS - 1) / ROWS;
     return in_parallel<Memory>(a, a.B * a.H * strips, [&](int64_t task, const Memory &memory) {
         // Under a causal mask the last strips have the most to do: they come first.

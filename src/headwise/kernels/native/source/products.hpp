@@ -11,7 +11,32 @@ constexpr int V = 3, ROWS = V * W, KEYS = 64;
 // Keys (or columns of values) in a tile: with V vectors each, what the registers hold.
 constexpr int DEEP = W == 8 ? 4 : 8;
 
+// Numbers of an array in one of a product.
+template <class Number> constexpr int UNIT = std::is_same_v<Number, Pair> ? 2 : 1;
+
 INLINE int64_t whole_vectors(int64_t n) { return (n + W - 1) / W * W; }
+
+// Rows as products read them: so many numbers from one to the next.
+template <class Number> struct Rows {
+    const Number *at;
+    int64_t step;
+};
+
+// n rows widened, in whole vectors; or as pairs, each of two rows one after the other.
+template <class Number, class Stored>
+inline Rows<Number> lay(const Stored *from, int64_t step, int n, int64_t columns, float *to) {
+    int64_t wide = whole_vectors(columns);
+    for (int r = 0; r < n; r += UNIT<Number>, from += UNIT<Number> * step)
+        for (int64_t c = 0; c < columns; c += W) {
+            Floats x = load_some(from + c, columns - c);
+            if constexpr (UNIT<Number> == 2) {
+                Floats next = r + 1 < n ? load_some(from + step + c, columns - c) : Floats{};
+                x = (Floats)((Words)x >> 16 | (Words)next);
+            }
+            store(to + r / UNIT<Number> * wide + c, x);
+        }
+    return {reinterpret_cast<const Number *>(to), wide};
+}
 
 // Tells the processor that n rows will be read.
 template <class Number>
@@ -133,14 +158,16 @@ INLINE void mix_tile(const int *rows, const Number *v, int64_t step, const float
 }
 
 template <int N, class Number>
-inline void mix(const int *rows, const Number *v, int64_t step, int64_t Dv, const float *p,
-                const Floats *factor, bool fresh, float *o) {
+inline void mix(const int *keys, Rows<Number> v, int64_t Dv, const float *p, const Floats *factor,
+                bool fresh, float *o) {
     constexpr auto vectors = std::make_integer_sequence<int, N>{};
+    int rows[N];
+    for (int i = 0; i < N; i++) rows[i] = (keys[i] + UNIT<Number> - 1) / UNIT<Number>;
     int64_t d = 0;
     for (; d + DEEP <= Dv; d += DEEP)
-        mix_tile<DEEP, N>(rows, v + d, step, p, factor, fresh, o + d * ROWS, vectors);
+        mix_tile<DEEP, N>(rows, v.at + d, v.step, p, factor, fresh, o + d * ROWS, vectors);
     for (; d + 4 <= Dv; d += 4)
-        mix_tile<4, N>(rows, v + d, step, p, factor, fresh, o + d * ROWS, vectors);
+        mix_tile<4, N>(rows, v.at + d, v.step, p, factor, fresh, o + d * ROWS, vectors);
     for (; d < Dv; d++)
-        mix_tile<1, N>(rows, v + d, step, p, factor, fresh, o + d * ROWS, vectors);
+        mix_tile<1, N>(rows, v.at + d, v.step, p, factor, fresh, o + d * ROWS, vectors);
 }

@@ -1,6 +1,8 @@
 // Some queries against a block of keys: their logits, and what is hidden from them.
 #pragma once
 #include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
 
 #include "interface.h"
 #include "products.hpp"
@@ -18,11 +20,28 @@ struct Room {
     float *common;    // [C]: members that all queries have seen
 };
 
-// Keys or values as the products read them: so many numbers from one to the next.
-template <class Number> struct Rows {
-    const Number *at;
-    int64_t step;
-};
+// Memory for some arrays, in one piece; null where there is not so much.
+inline void *in_one_piece(std::initializer_list<std::pair<float **, int64_t>> arrays) {
+    int64_t n = 0;
+    for (auto [array, length] : arrays) n += length;
+    void *whole = std::aligned_alloc(64, (4 * n + 63) / 64 * 64);
+    float *next = static_cast<float *>(whole);
+    for (auto [array, length] : arrays)
+        if (whole) *array = std::exchange(next, next + length);
+    return whole;
+}
+
+// Of keys or values of a block that are not read in place.
+inline int64_t size_of_laid(const Problem &a) {
+    return a.kind == FLOAT32 ? 0 : KEYS * whole_vectors(std::max(a.D, a.Dv));
+}
+
+// Calls f for the kind of numbers that arrays are of.
+template <class Call> INLINE auto of_kind(const Problem &a, Call f) {
+    if (a.kind == BFLOAT16) return f.template operator()<Brain>();
+    if (a.kind == FLOAT16) return f.template operator()<Half>();
+    return f.template operator()<float>();
+}
 
 // Up to KEYS keys, as a strip of queries sees them.
 struct Block {
@@ -32,6 +51,13 @@ struct Block {
     int rows[V];
     bool edge;   // something among those is hidden from some query
     bool empty;  // everything is
+
+    // Calls f for the keys that the same of N vectors look at: all but the first `skip`.
+    template <int N, int skip = 0, class Visit> void stretches(Visit f) const {
+        int from = skip ? rows[skip - 1] : 0;
+        if (rows[skip] > from) f.template operator()<skip>(from, rows[skip]);
+        if constexpr (skip + 1 < N) stretches<N, skip + 1>(f);
+    }
 };
 
 // Rows that are computed together, one in each lane: queries of one head, or, where each head has
@@ -62,18 +88,24 @@ struct Strip {
         if (a.documents) read_documents();
     }
 
-    // Whether queries and keys are multiplied in pairs: these are then read in place.
+    // Whether products are of pairs. Where these are of columns they are read in place.
     static bool in_pairs(const Problem &a) {
-        return PAIRS && a.kind == BFLOAT16 && (a.D | a.q_step[2] | a.k_step[2]) % 2 == 0;
+        int64_t even = a.D | a.q_step[2] | a.k_step[2];
+        if (a.grad_heads)
+            even |= a.Dv | a.v_step[2] | a.heads_step[2] | a.grad_heads_step[2];
+        return PAIRS && a.kind == BFLOAT16 && even % 2 == 0;
     }
 
-    template <class Number> void turn_queries() const {
-        if constexpr (std::is_same_v<Number, Pair>)
-            pack(queries<Pair>(), a.q_step[2] / 2, n, a.D / 2, vectors, room.q);
-        else if (a.kind == BFLOAT16) pack(queries<Brain>(), a.q_step[2], n, a.D, vectors, room.q);
-        else if (a.kind == FLOAT16) pack(queries<Half>(), a.q_step[2], n, a.D, vectors, room.q);
-        else pack(queries<float>(), a.q_step[2], n, a.D, vectors, room.q);
+    // What an array has of these rows, turned: to[column][lane].
+    template <class Number>
+    void turn(const void *array, const int64_t *step, int64_t columns, float *to) const {
+        if constexpr (UNIT<Number> == 2)
+            pack(in<Pair>(array, step, h, first), step[2] / 2, n, columns / 2, vectors, to);
+        else of_kind(a, [&]<class Stored>() {
+            pack(in<Stored>(array, step, h, first), step[2], n, columns, vectors, to);
+        });
     }
+    template <class Number> void turn_queries() const { turn<Number>(a.q, a.q_step, a.D, room.q); }
 
     // A row of some head of this text. A pair is where the first of both is.
     template <class Number>
@@ -83,36 +115,40 @@ struct Strip {
         return reinterpret_cast<const Number *>(static_cast<const char *>(array) + before * size);
     }
 
-    template <class Number> const Number *queries() const {
-        return in<Number>(a.q, a.q_step, h, first);
+    // A key or value.
+    template <class Number>
+    const Number *shared(const void *array, const int64_t *step, int64_t key) const {
+        return in<Number>(array, step, h / (a.H / a.Hkv), key);
     }
-    template <class Number> const Number *keys(int64_t from) const {
-        return in<Number>(a.k, a.k_step, h / (a.H / a.Hkv), from);
+    // Keys or values of a block, for sums over columns.
+    template <class Number>
+    Rows<Number> across(const Block &k, const void *array, const int64_t *step,
+                        int64_t columns) const {
+        if constexpr (UNIT<Number> == 2)
+            return {shared<Pair>(array, step, k.start), step[2] / 2};
+        else return down<Number>(k, array, step, columns);
     }
-    template <class Number> const Number *values(int64_t from) const {
-        return in<Number>(a.v, a.v_step, h / (a.H / a.Hkv), from);
-    }
-    template <class Number> Rows<Number> keys(const Block &k) const {
-        if constexpr (std::is_same_v<Number, Pair>) return {keys<Pair>(k.start), a.k_step[2] / 2};
-        else if (a.kind == BFLOAT16) return widened(keys<Brain>(k.start), a.k_step[2], k.n, a.D);
-        else if (a.kind == FLOAT16) return widened(keys<Half>(k.start), a.k_step[2], k.n, a.D);
-        else return {keys<float>(k.start), a.k_step[2]};
-    }
-    template <class Number> Rows<Number> values(const Block &k) const {
-        if constexpr (std::is_same_v<Number, Pair>) return pairs_of_values(k);
-        else if (a.kind == BFLOAT16) return widened(values<Brain>(k.start), a.v_step[2], k.n, a.Dv);
-        else if (a.kind == FLOAT16) return widened(values<Half>(k.start), a.v_step[2], k.n, a.Dv);
-        else return {values<float>(k.start), a.v_step[2]};
+    // The same for sums over keys.
+    template <class Number>
+    Rows<Number> down(const Block &k, const void *array, const int64_t *step,
+                      int64_t columns) const {
+        return of_kind(a, [&]<class Stored>() -> Rows<Number> {
+            const Stored *from = shared<Stored>(array, step, k.start);
+            if constexpr (std::is_same_v<Stored, Number>) return {from, step[2]};
+            else return lay<Number>(from, step[2], k.n, columns, room.laid);
+        });
     }
     // What is needed next is on its way from memory while something else is computed.
     void fetch_values(const Block &k) const {
-        if (a.kind == FLOAT32) fetch(values<float>(k.start), a.v_step[2], k.n, a.Dv);
-        else fetch(values<Half>(k.start), a.v_step[2], k.n, a.Dv);
+        of_kind(a, [&]<class Stored>() {
+            fetch(shared<Stored>(a.v, a.v_step, k.start), a.v_step[2], k.n, a.Dv);
+        });
     }
     void fetch_keys(int64_t from) const {
         int64_t n = std::min<int64_t>(KEYS, stop - from);
-        if (a.kind == FLOAT32) fetch(keys<float>(from), a.k_step[2], n, a.D);
-        else fetch(keys<Half>(from), a.k_step[2], n, a.D);
+        of_kind(a, [&]<class Stored>() {
+            fetch(shared<Stored>(a.k, a.k_step, from), a.k_step[2], n, a.D);
+        });
     }
     int64_t query(int lane) const { return low + offset[lane]; }
     // Where the mask or bias of a lane begins.
@@ -140,8 +176,18 @@ struct Strip {
 
     // The logits of a block, without bias; HIDDEN where they may not be seen.
     template <int N, class Number = float> void logits(const Block &k) const {
-        products<N>(k, keys<Number>(k), std::make_integer_sequence<int, N>{});
+        dots<N>(k, across<Number>(k, a.k, a.k_step, a.D), a.D, room.q, a.scale, room.s);
         cap_and_hide(k);
+    }
+
+    // Keys or values of a block, times what was turned.
+    template <int N, class Number>
+    void dots(const Block &k, Rows<Number> x, int64_t columns, const float *turned, float scale,
+              float *to) const {
+        k.stretches<N>([&]<int skip>(int from, int stop) {
+            dot<N - skip>(stop - from, x.at + from * x.step, x.step, columns / UNIT<Number>,
+                          turned + skip * W, scale, to + from * ROWS + skip * W);
+        });
     }
 
     void cap_and_hide(const Block &k) const {
@@ -169,40 +215,6 @@ struct Strip {
     // Where the first and the last query of a vector stand among the keys.
     int64_t lowest(int v) const { return one_head ? at + v * W : at; }
     int64_t highest(int v) const { return one_head ? at + v * W + W - 1 : at + a.T - 1; }
-
-    template <class Short>
-    Rows<float> widened(const Short *from, int64_t step, int n, int64_t columns) const {
-        int64_t wide = whole_vectors(columns);
-        for (int r = 0; r < n; r++)
-            for (int64_t c = 0; c < columns; c += W)
-                store(room.laid + r * wide + c, load_some(from + r * step + c, columns - c));
-        return {room.laid, wide};
-    }
-
-    // The values of two keys, one after the other, beside each other.
-    Rows<Pair> pairs_of_values(const Block &k) const {
-        int64_t wide = whole_vectors(a.Dv);
-        for (int r = 0; r < k.n; r += 2) {
-            const Brain *one = values<Brain>(k.start + r), *other = one + a.v_step[2];
-            for (int64_t c = 0; c < a.Dv; c += W) {
-                Words first = (Words)load_some(one + c, a.Dv - c), second = {};
-                if (r + 1 < k.n) second = (Words)load_some(other + c, a.Dv - c);
-                store(room.laid + r / 2 * wide + c, (Floats)(first >> 16 | second));
-            }
-        }
-        return {reinterpret_cast<const Pair *>(room.laid), wide};
-    }
-
-    template <int N, class Number, int... F>
-    void products(const Block &k, Rows<Number> keys, std::integer_sequence<int, F...>) const {
-        int64_t D = std::is_same_v<Number, Pair> ? a.D / 2 : a.D;
-        auto stretch = [&]<int skip>() {
-            int from = skip ? k.rows[skip - 1] : 0;
-            dot<N - skip>(k.rows[skip] - from, keys.at + from * keys.step, keys.step, D,
-                          room.q + skip * W, a.scale, room.s + from * ROWS + skip * W);
-        };
-        (stretch.template operator()<F>(), ...);
-    }
 
     void cap(const Block &k) const {
         float inner = 1 / a.softcap, outer = a.softcap;
@@ -314,4 +326,16 @@ struct Strip {
 // The queries of one head from `first` on: as many as there are lanes.
 inline Strip strip_at(const Problem &a, const Room &room, int64_t head, int64_t first) {
     return Strip(a, room, head / a.H, head % a.H, first, std::min<int64_t>(ROWS, a.T - first));
+}
+
+// Calls a function that is compiled for each count of vectors, and for pairs.
+template <class Call> void specialized(const Strip &q, Call call) {
+    auto with = [&]<class Number>() {
+        if (q.vectors == 3) call.template operator()<3, Number>();
+        else if (q.vectors == 2) call.template operator()<2, Number>();
+        else call.template operator()<1, Number>();
+    };
+    if constexpr (PAIRS)
+        if (Strip::in_pairs(q.a)) return with.template operator()<Pair>();
+    with.template operator()<float>();
 }

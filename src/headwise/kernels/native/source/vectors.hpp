@@ -64,6 +64,9 @@ INLINE Floats widen(Shorts x, Half) {
 }
 // To the nearest; of two that are as near, to the even one.
 INLINE Shorts narrow(Floats x, Brain) {
+#if defined(__AVX512BF16__)
+    return (Shorts)_mm512_cvtneps_pbh((__m512)x);
+#endif
     Words bits = (Words)x, near = bits + 0x7fff + (bits >> 16 & 1);
     return __builtin_convertvector((x == x ? near : bits | 0x400000) >> 16, Shorts);
 }
@@ -80,23 +83,21 @@ INLINE Shorts narrow(Floats x, Half) {
 
 // Two numbers of each lane as a pair of bfloat16, and sums of products with such pairs.
 INLINE Floats paired(Floats first, Floats second) {
-#if defined(__AVX512BF16__)
-    Shorts low = (Shorts)_mm512_cvtneps_pbh((__m512)first);
-    Shorts high = (Shorts)_mm512_cvtneps_pbh((__m512)second);
-#else
     Shorts low = narrow(first, Brain{}), high = narrow(second, Brain{});
-#endif
     return (Floats)(__builtin_convertvector(low, Words) | __builtin_convertvector(high, Words) << 16);
 }
 INLINE void add_product(Floats &sum, float x, Floats y) { sum += x * y; }
-INLINE void add_product(Floats &sum, Pair x, Floats y) {
+INLINE void add_pairs(Floats &sum, Floats x, Floats y) {
 #if defined(__AVX512BF16__)
-    int32_t both;
-    memcpy(&both, &x, 4);
-    sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)y, (__m512bh)_mm512_set1_epi32(both));
+    sum = (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)y, (__m512bh)x);
 #else
     (void)sum, (void)x, (void)y;  // where there are no pairs
 #endif
+}
+INLINE void add_product(Floats &sum, Pair x, Floats y) {
+    int32_t both;
+    memcpy(&both, &x, 4);
+    add_pairs(sum, (Floats)(both - Ints{}), y);
 }
 // The first n of W, and zeros.
 INLINE Floats load_some(const float *from, int64_t n) {
@@ -114,10 +115,15 @@ template <class Short> INLINE Floats load_some(const Short *from, int64_t n) {
     else memcpy(&x, from, 2 * n);
     return widen(x, Short{});
 }
-INLINE void store_some(float *to, Floats x, int64_t n) { memcpy(to, &x, 4 * n); }
+// The first n of W, or all.
+INLINE void store_some(float *to, Floats x, int64_t n) {
+    if (n >= W) store(to, x);
+    else memcpy(to, &x, 4 * n);
+}
 template <class Short> INLINE void store_some(Short *to, Floats x, int64_t n) {
     Shorts narrowed = narrow(x, Short{});
-    memcpy(to, &narrowed, 2 * n);
+    if (n >= W) memcpy(to, &narrowed, sizeof narrowed);
+    else memcpy(to, &narrowed, 2 * n);
 }
 INLINE Floats all(float x) { return x - Floats{}; }
 INLINE Ints all_ints(int32_t x) { return x - Ints{}; }
