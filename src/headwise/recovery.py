@@ -14,7 +14,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.gauge import Given, Inputs, read_given
 from headwise.heads import Head
 from headwise.lab import MiniGPT
-from headwise.models import in_evaluation
+from headwise.models import check_model, in_evaluation
 from headwise.surgery import prune
 
 __all__ = ["recover", "recovering"]
@@ -121,6 +121,8 @@ def recovering(
 
 
 def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> None:
+    for one in (model, teacher):
+        check_model("recover", one)
     if steps < 1 or not rate > 0:
         raise ArgumentError(f"recover: {steps=}, {rate=}. Give numbers above 0.")
     theirs = {weight.data_ptr() for weight in teacher.parameters()}

@@ -86,6 +86,7 @@ def test_attend_refuses(
         (lambda: masks.padding([1.5, 2]), ArgumentError, r"\[1.5, 2.0\]"),
         (lambda: masks.padding([True, False]), ArgumentError, r"\[True, False\]"),
         (lambda: masks.padding([3], side="up"), ArgumentError, "side='up'"),
+        (lambda: masks.documents([0, 0, 1]), ShapeError, r"ids of shape \(3,\).*\[batch, keys\]"),
         (lambda: masks.window(-2), ArgumentError, r"\(-2, -2\)"),
         (lambda: masks.causal() & torch.ones(2, 2).bool(), MaskError, "with a Tensor"),
         (lambda: masks.padding([1]) | torch.ones(2, 2).bool(), MaskError, "with a Tensor"),

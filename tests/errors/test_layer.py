@@ -87,6 +87,12 @@ def test_sizes_are_whole_numbers() -> None:
         MultiHeadAttention(12.0, 4)
 
 
+def test_what_is_no_tensor_is_refused() -> None:
+    layer = MultiHeadAttention(12, 4)
+    with pytest.raises(ArgumentError, match=r"query is a ndarray\. Give"):
+        layer(torch.zeros(1, 3, 12).numpy())
+
+
 def test_mixed_dtypes_and_devices_are_refused() -> None:
     layer, x = MultiHeadAttention(12, 4), torch.zeros(2, 3, 12)
     with pytest.raises(ArgumentError, match=r"query torch.float64.*weights torch.float32"):

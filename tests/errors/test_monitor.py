@@ -20,8 +20,15 @@ def _layer() -> MultiHeadAttention:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"every": 0}, "every=0"),
-        ({"statistics": []}, "no statistics"),
+        ({"every": 0}, "HeadMonitor: every=0"),
+        ({"every": 1.5}, r"HeadMonitor: every=1\.5"),
+        ({"layers": 3}, "HeadMonitor: layers=3"),
+        ({"statistics": []}, r"statistics=\[\]. Give a list of names"),
+        ({"statistics": "entropy"}, "statistics='entropy'. Give a list of names"),
+        ({"rules": ["entropy < 0.1"]}, r"rules=\['entropy < 0.1'\].*Above\(...\) and Below"),
+        ({"rules": Above("entropy", 1.0)}, r"rules=Above\(statistic='entropy'"),
+        ({"log": "runs"}, "log='runs'.*SummaryWriter, or a function"),
+        ({"on_alarm": "print"}, "on_alarm='print'"),
         ({"statistics": ["entropie"]}, "'entropie'.*Choose from entropy"),
         ({"statistics": ["first"] * 2}, "'first' is asked for twice"),
         ({"rules": [Above("sink", 0.5)]}, r"'sink', which is not watched.*'entropy', 'max_logit'"),

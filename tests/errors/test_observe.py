@@ -78,6 +78,23 @@ def test_a_call_that_was_misread_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     del transformers.AttentionMaskInterface._global_mapping["doubled"]
 
 
+def test_numbers_that_the_model_spoils_are_not_laid_to_our_reading() -> None:
+    """Transformers' eager attention makes NaN of padding on the left in float64, and spreads it."""
+    model = transformers.LlamaModel(
+        transformers.LlamaConfig(
+            hidden_size=12, num_hidden_layers=2, num_attention_heads=3, vocab_size=13,
+            intermediate_size=16, attn_implementation="eager",
+        )
+    ).double().eval()  # fmt: skip
+    texts = padded([[1, 2, 3], [4]], "left")
+    assert model(**texts).last_hidden_state.isnan().any()
+    with (
+        pytest.raises(UnsupportedError, match=r"layers.1.self_attn \(eager\) gives NaN where all"),
+        observe(model),
+    ):
+        model(**texts)
+
+
 def test_a_mask_of_another_kind_is_refused() -> None:
     """Flash kernels take a row of padding for each text, which says not who sees whom."""
 

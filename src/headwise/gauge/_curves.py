@@ -16,7 +16,7 @@ from headwise.gauge._loss import Loss, find_loss
 from headwise.gauge._run import Run
 from headwise.gauge._score import Inputs
 from headwise.heads import Head, HeadsLike, resolve_heads
-from headwise.models import find_attentions, in_evaluation
+from headwise.models import check_model, find_attentions, in_evaluation
 from headwise.scores import random_orders, removable
 
 Tell = Callable[[int, int], None]
@@ -63,6 +63,7 @@ def prune_curves(
         HeadError: an order names a head that does not exist, or one twice.
         ArgumentError: no order is given, or `cut` together with a reference.
     """
+    check_model("prune_curves", model)
     if not orders or (cut is not None and reference is not None):
         raise ArgumentError(
             f"prune_curves: {len(orders)} orders, {cut=}, a reference: {reference is not None}. "

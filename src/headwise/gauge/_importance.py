@@ -20,7 +20,7 @@ from headwise.gauge._run import Run
 from headwise.gauge._score import Inputs
 from headwise.gauge._still import held_still
 from headwise.gauge.methods import METHODS, RESUMABLE, Gates, Method
-from headwise.models import find_attentions, fingerprint
+from headwise.models import check_model, find_attentions, fingerprint
 from headwise.scores import Scores
 
 Tell = Callable[[int, int], None]
@@ -77,6 +77,7 @@ def importance(
         InputError: the file to resume is of another model, other texts or another method.
         UnsupportedError: the heads of the model cannot be gated exactly.
     """
+    check_model("importance", model)
     name, how = _method(method)
     if resume is not None and name not in RESUMABLE:
         raise ArgumentError(

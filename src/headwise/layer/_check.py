@@ -101,6 +101,10 @@ def check_parts(
 def check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.Module) -> None:
     """Refuse inputs of another width, dtype or device than the layer's."""
     for (name, x), width in zip(inputs.items(), widths, strict=True):
+        if not isinstance(x, Tensor):
+            raise ArgumentError(
+                f"MultiHeadAttention: {name} is a {type(x).__name__}. Give a tensor of floats."
+            )
         if x.ndim != 3 or x.shape[-1] != width:
             raise ShapeError(
                 f"MultiHeadAttention: {name} {tuple(x.shape)}. "

@@ -66,13 +66,21 @@ def padding(
     return _Padding(counts, side)
 
 
-def documents(ids: Int[Tensor, "B S"]) -> Mask:
+def documents(ids: Int[Tensor, "B S"] | Sequence[Sequence[int]]) -> Mask:
     """Texts packed into one row are kept apart: a query sees the keys of its own document.
 
     Args:
         ids: For each key the number of its document; queries are the last `T` of them. There can
             be no more queries than keys.
+    Raises:
+        ShapeError: they are not a row for each text.
     """
+    ids = torch.as_tensor(ids)
+    if ids.ndim != 2:
+        raise ShapeError(
+            f"documents: ids of shape {tuple(ids.shape)}. Give [batch, keys]: a row of numbers for "
+            f"each text."
+        )
     return _Documents(ids)
 
 

@@ -1,7 +1,9 @@
 """Other people's models: open them, find their heads, listen to their attention."""
 
 from headwise.models._fingerprint import fingerprint
+from headwise.models._given import check_model
 from headwise.models._open import load, load_tokenizer
+from headwise.models._passing import Passing
 from headwise.models._tokens import (
     Batch,
     batches,
@@ -68,6 +70,7 @@ __all__ = [
     "OutputProjection",
     "OwnHeads",
     "Parts",
+    "Passing",
     "Reader",
     "Running",
     "Share",
@@ -82,6 +85,7 @@ __all__ = [
     "batches_of",
     "by_attention",
     "call_with",
+    "check_model",
     "context_of",
     "count_heads",
     "describe_smaller",

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site, trainer_callback
 from headwise.monitor._alarms import Alarm, Alarms, Rule
-from headwise.monitor._log import Log, write
+from headwise.monitor._log import Log, ScalarWriter, write
 from headwise.monitor._reading import Reading, read
 from headwise.monitor._window import Window, unwrapped
-from headwise.watch import Request, Watch
+from headwise.watch import Request, Watch, check_asked
 
 
 class HeadMonitor:
@@ -49,8 +49,8 @@ class HeadMonitor:
         on_alarm: Called with each `Alarm` when it goes off; `print` will do.
         group: The ranks that train on different texts. None is all of them.
     Raises:
-        ArgumentError: `every` is below 1, there is no such statistic, or a rule is on one that
-            is not watched.
+        ArgumentError: the model is none, `every` is below 1, layers, rules, `log` or `on_alarm`
+            are none, there is no such statistic, or a rule is on one that is not watched.
 
     Example:
         >>> from headwise.layer import MultiHeadAttention
@@ -74,7 +74,9 @@ class HeadMonitor:
         on_alarm: Callable[[Alarm], object] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        _check(every, statistics, rules)
+        check_asked("HeadMonitor", model, layers, every)
+        _check_rules(rules, statistics)
+        _check_tells(log, on_alarm)
         self._model, self._every, self._layers = unwrapped(model), every, layers
         self._log, self._on_alarm, self._group = log, on_alarm, group
         self._watch = Watch(self._model, Request(tuple(statistics)), layers, every=1)
@@ -236,14 +238,27 @@ class HeadMonitor:
             raise ArgumentError(f"HeadMonitor.{what}: the monitor is closed. Make another.")
 
 
-def _check(every: int, statistics: Sequence[str], rules: Sequence[Rule]) -> None:
-    if every < 1:
-        raise ArgumentError(f"HeadMonitor: every={every}. Give 1 or more.")
-    if not statistics:
-        raise ArgumentError("HeadMonitor: no statistics. Name one or more.")
+def _check_rules(rules: Any, statistics: Any) -> None:
+    if isinstance(statistics, str) or not statistics:
+        raise ArgumentError(f"HeadMonitor: statistics={statistics!r}. Give a list of names.")
+    if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
+        raise ArgumentError(
+            f"HeadMonitor: rules={rules!r}. Give a list of Above(...) and Below(...)."
+        )
     for rule in rules:
         if rule.statistic not in statistics:
             raise ArgumentError(
                 f"HeadMonitor: a rule is on {rule.statistic!r}, which is not watched. "
                 f"Add it to statistics={tuple(statistics)}."
             )
+
+
+def _check_tells(log: Any, on_alarm: Any) -> None:
+    """Refuse what nothing can be told, before it is told anything in the middle of a run."""
+    if not isinstance(log, ScalarWriter | None) and not callable(log):
+        raise ArgumentError(
+            f"HeadMonitor: log={log!r}. Give a SummaryWriter, or a function of the numbers and "
+            f"the step."
+        )
+    if on_alarm is not None and not callable(on_alarm):
+        raise ArgumentError(f"HeadMonitor: on_alarm={on_alarm!r}. Give a function of an alarm.")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headwise.models import Call, listen
+from headwise.models import Call, Passing, listen
 from headwise.watch import Watch
 
 
@@ -31,19 +31,15 @@ class Window:
     afterwards the code that it had compiled runs on as it was.
     """
 
-    def __init__(self, model: nn.Module | None = None, watch: Watch | None = None) -> None:
+    def __init__(self, model: nn.Module, watch: Watch) -> None:
         self._model, self._watch = model, watch
         self._step, self._pass = ExitStack(), ExitStack()
         self.is_open = self._in_pass = self._counts = False
 
-    def __reduce__(self) -> tuple[type["Window"], tuple[()]]:
-        # A copy of the model comes with a copy of its hooks: those see nothing.
-        return Window, ()
-
     def open(self) -> None:
-        if self._model is not None and not self.is_open:
+        if not self.is_open:
             self._step.enter_context(torch.compiler.set_stance("force_eager"))
-            hook = self._model.register_forward_pre_hook(self._begin, with_kwargs=True)
+            hook = self._model.register_forward_pre_hook(Passing(self._begin), with_kwargs=True)
             self._step.callback(hook.remove)
             self.is_open = True
 
@@ -53,8 +49,6 @@ class Window:
         self.is_open = False
 
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._watch is None:
-            return
         self._counts = model.training and torch.is_grad_enabled()
         if not self._counts or self._in_pass:
             return  # hooks that an interruption from the keyboard left serve this pass, too
@@ -62,7 +56,7 @@ class Window:
         with ExitStack() as stack:
             stack.enter_context(self._watch.hearing.inputs.follow())
             self._watch.hearing.running = stack.enter_context(listen(model, self._hear))
-            end = model.register_forward_hook(self._end, always_call=True)
+            end = model.register_forward_hook(Passing(self._end), always_call=True)
             stack.callback(end.remove)
             # This pass has begun: it would not call the hooks that have just been hung up.
             for number, hook in list(model._forward_pre_hooks.items()):
@@ -73,7 +67,7 @@ class Window:
             self._pass, self._in_pass = stack.pop_all(), True
 
     def _hear(self, call: Call) -> None:
-        if self._counts and self._watch is not None:
+        if self._counts:
             self._watch.hearing.hear(call)
 
     def _end(self, *_: Any) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from headwise.corpora import EOS, RELATIONS, Grammar, annotate, choices, relations
 from headwise.lab import Trained
-from headwise.models import batches, encode, token_classes, token_strings
+from headwise.models import batches, check_model, encode, token_classes, token_strings
 from headwise.report._study import Sample, Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
 from headwise.table import HeadTable
@@ -73,6 +73,7 @@ def study(
         InputError: the texts hold no token.
         UnsupportedError: the model cannot be watched exactly.
     """
+    check_model("study", model)
     about = about or About()
     meanings = dict(about.meanings)
     if request is None:

@@ -13,7 +13,7 @@ from torch import nn
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError, InputError
 from headwise.heads import Head
-from headwise.models import context_of, fingerprint
+from headwise.models import check_model, context_of, fingerprint
 from headwise.roles._evidence import FEWEST_TEXTS, Verdict, halves, judge, lift
 from headwise.roles._families import Contrast, Family, Rival, Split, make_family, rival
 from headwise.roles._nulls import Evidence, shuffled
@@ -81,6 +81,7 @@ def find_roles(
         UnsupportedError: the model cannot be watched exactly, the tokenizer does not say where
             its tokens stand, or a null was asked for that cannot be had.
     """
+    check_model("find_roles", model)
     evidence = evidence or Evidence()
     given, texts = texts_of("find_roles", corpus)
     limit = context_of(model, tokenizer)

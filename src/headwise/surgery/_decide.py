@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from typing import Any
 
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadsLike, resolve_heads
@@ -47,9 +48,10 @@ def plan(
         uniform: Whether all layers lose equally many, so that stock Transformers may load what
             is left. Heads by name that leave other numbers are refused.
     Raises:
-        ArgumentError: not exactly one of `remove`, `heads` and `budget` is given; none or more
-            can go; the costs are of another model, missing or do not know the name; the budget
-            is no number by name; heads by name are not as many in each layer under `uniform`.
+        ArgumentError: the scores are none; not exactly one of `remove`, `heads` and `budget` is
+            given; none or more can go; the costs are of another model, missing or do not know the
+            name; the budget is no number by name; heads by name are not as many in each layer
+            under `uniform`.
         HeadError: a head of `heads` does not exist, is named twice or is the last of its layer.
 
     Example:
@@ -62,6 +64,10 @@ def plan(
     if sum(one is not None for one in (remove, heads, budget)) != 1:
         raise ArgumentError(
             f"plan: remove={remove}, heads={heads}, budget={budget}. Give exactly one of them."
+        )
+    if not isinstance(scores, Scores):
+        raise ArgumentError(
+            f"plan: the scores are a {type(scores).__name__}. Give what headwise.importance gives."
         )
     _check_costs(costs, scores)
     if heads is not None:
@@ -144,9 +150,12 @@ def _uniform(scores: Scores) -> list[Step]:
     return list(zip(*layers.values(), strict=False))
 
 
-def _share(going: list[Step], remove: float, heads: int) -> list[Head]:
-    if not 0 < remove < 1:
-        raise ArgumentError(f"plan: remove={remove}. Give a share between 0 and 1, such as 0.3.")
+def _share(going: list[Step], remove: Any, heads: int) -> list[Head]:
+    if not isinstance(remove, float | int) or not 0 < remove < 1:
+        raise ArgumentError(
+            f"plan: remove={remove!r}. Give a share between 0 and 1, such as 0.3; heads by name "
+            f"are given as heads=."
+        )
     chosen: list[Head] = []
     for step in going:
         new = [head for unit in step for head in unit.heads]

@@ -14,6 +14,7 @@ from headwise.heads import HeadsLike
 from headwise.models import (
     Attention,
     batches_of,
+    check_model,
     edit_heads,
     example_of,
     find_attentions,
@@ -134,8 +135,10 @@ def refuse_packed(model: nn.Module, who: str) -> None:
     """Refuse weights that are not there as they are: packed, sharded or under adapters.
 
     Raises:
+        ArgumentError: the model is none.
         UnsupportedError: some are not.
     """
+    check_model(who, model)
     if hasattr(model, "peft_config"):
         raise UnsupportedError(
             f"{who}: {type(model).__name__} holds adapters. Call merge_and_unload() first."

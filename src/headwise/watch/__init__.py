@@ -2,6 +2,6 @@
 
 from headwise.watch._looks import Layer, TopKeys
 from headwise.watch._request import DEFAULT, Relation, Request
-from headwise.watch._watch import Watch, observe
+from headwise.watch._watch import Watch, check_asked, observe
 
-__all__ = ["DEFAULT", "Layer", "Relation", "Request", "TopKeys", "Watch", "observe"]
+__all__ = ["DEFAULT", "Layer", "Relation", "Request", "TopKeys", "Watch", "check_asked", "observe"]

@@ -172,6 +172,12 @@ def _compare(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, places: Plac
         size = _largest(torch.where(real, ours, 0.0).nan_to_num(0.0, 0.0, 0.0))
         if gap <= (_TOLERANCE.get(theirs.dtype, 1e-4) + rounding) * max(size, 1e-6):
             return
+        if gap != gap:
+            raise UnsupportedError(
+                f"observe: {site.name} ({site.kernel}) gives NaN where all that its queries may "
+                f"attend to are numbers: NaN of padding reaches them. Find where it comes from "
+                f"(eager attention in float64 makes it), or leave the layer out with layers=."
+            )
         found = f"differ by {gap:.2g} at a size of {size:.2g}"
     else:
         found = f"have shapes {tuple(theirs.shape)} and {tuple(ours.shape)}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike
-from headwise.models import Site, fingerprint, listen
+from headwise.models import Site, check_model, fingerprint, listen
 from headwise.table import HeadTable, Totals
 from headwise.watch._hearing import Hearing
 from headwise.watch._ledger import Ledger
@@ -43,7 +43,7 @@ def observe(
     under `torch.inference_mode()`. `nn.MultiheadAttention` and
     `nn.TransformerEncoder` are kept out of their private fast path (evaluation without gradients)
     and give what they give outside it; `sites()` says so. Modules are left as they were, also
-    after an exception.
+    after an exception; a copy that is made or saved meanwhile is not watched.
 
     Args:
         model: Any model with such layers.
@@ -60,7 +60,8 @@ def observe(
     Yields:
         The watch; its table can be read during the block and after it.
     Raises:
-        ArgumentError: `every` is below 1, or `layers` are not numbers from 0 on.
+        ArgumentError: the model is none, `every` is below 1, or `layers` are not numbers from 0
+            on.
         UnsupportedError: a call cannot be read exactly.
 
     Example:
@@ -72,10 +73,7 @@ def observe(
         >>> [str(head) for head in watch.table().heads]
         ['L0.H0', 'L0.H1']
     """
-    if not isinstance(every, int) or every < 1:
-        raise ArgumentError(f"observe: every={every!r}. Give a whole number, 1 or more.")
-    if layers is not None and not _are_numbers(layers):
-        raise ArgumentError(f"observe: layers={layers!r}. Give a list of numbers, from 0 on.")
+    check_asked("observe", model, layers, every)
     if not isinstance(request, Request | None):
         raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
     watch = Watch(model, request or Request(), layers, every)
@@ -83,6 +81,19 @@ def observe(
     answer = None if exact else hearing.answer
     with hearing.inputs.follow(), listen(model, hearing.hear, answer) as hearing.running:
         yield watch
+
+
+def check_asked(who: str, model: Any, layers: Any, every: Any) -> None:
+    """Refuse to watch what is no model, layers that are no numbers, and not every n-th pass.
+
+    Raises:
+        ArgumentError: one of them is so.
+    """
+    check_model(who, model)
+    if not isinstance(every, int) or every < 1:
+        raise ArgumentError(f"{who}: every={every!r}. Give a whole number, 1 or more.")
+    if layers is not None and not _are_numbers(layers):
+        raise ArgumentError(f"{who}: layers={layers!r}. Give a list of numbers, from 0 on.")
 
 
 def _are_numbers(layers: Any) -> bool:
@@ -99,6 +110,10 @@ class Watch:
         self._model, self._request = model, request
         self._layers = layers
         self.hearing = Hearing(model, request, layers, every)
+
+    def __repr__(self) -> str:
+        heard = len(self.hearing.found.all())
+        return f"Watch of {type(self._model).__name__}: {heard} layers heard"
 
     def sites(self) -> list[Site]:
         """Where heads attend, in the order of the calls; then where none were heard, and why.

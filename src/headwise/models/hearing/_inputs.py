@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from headwise.models._passing import Passing
+
 
 @dataclass(frozen=True)
 class Text:
@@ -96,8 +98,9 @@ class Inputs:
         with ExitStack() as hooks:
             for name, module in self._modules.items():
                 begin = partial(self._begin, name, inspect.signature(module.forward))
-                before = module.register_forward_pre_hook(begin, with_kwargs=True)
-                after = module.register_forward_hook(partial(self._end, name), always_call=True)
+                before = module.register_forward_pre_hook(Passing(begin), with_kwargs=True)
+                end = Passing(partial(self._end, name))
+                after = module.register_forward_hook(end, always_call=True)
                 hooks.callback(before.remove)
                 hooks.callback(after.remove)
             yield self

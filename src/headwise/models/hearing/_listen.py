@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
+from headwise.models._passing import Passing
 from headwise.models.hearing._call import Answer, Call, Hear, uncompiled
 from headwise.models.hearing._running import Running
 from headwise.models.hearing._softmax import Softmaxes
@@ -38,14 +39,15 @@ def listen(model: nn.Module, hear: Hear, answer: Answer | None = None) -> Iterat
     }
     with ExitStack() as stack:
         for module, tell in _of_kinds(model, told):
-            stack.callback(module.register_forward_hook(tell, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(Passing(tell), with_kwargs=True).remove)
         # A model of Hugging Face has imported transformers already; nobody else pays for it.
         if "transformers" in sys.modules:
             from headwise.models.hearing.huggingface import listen_to_interface
 
             stack.enter_context(listen_to_interface(model, hear, running))
         stack.enter_context(running.follow(model, tuple(told)))
-        over = model.register_forward_hook(lambda *_: softmaxes.forget(), always_call=True)
+        forget = Passing(lambda *_: softmaxes.forget())
+        over = model.register_forward_hook(forget, always_call=True)
         stack.callback(over.remove)
         stack.enter_context(ordinary_path(model))
         stack.enter_context(listen_to_functions(hear, running, softmaxes))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
+from headwise.models._passing import Passing
 from headwise.models.hearing._call import Answer
 
 # What modules call the number of their heads.
@@ -114,8 +115,8 @@ class Running:
         with ExitStack() as stack:
             for module in model.modules():
                 enter = partial(self._enter, isinstance(module, elsewhere))
-                before = module.register_forward_pre_hook(enter, with_kwargs=True)
-                after = module.register_forward_hook(self._leave, always_call=True)
+                before = module.register_forward_pre_hook(Passing(enter), with_kwargs=True)
+                after = module.register_forward_hook(Passing(self._leave), always_call=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             yield

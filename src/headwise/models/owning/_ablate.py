@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.heads import Head, HeadsLike
+from headwise.models._given import check_model
 from headwise.models.hearing import Inputs
 from headwise.models.owning._attention import Attention, by_attention, find_attentions
 from headwise.models.owning._edit import Edit, edit_heads
@@ -90,8 +91,8 @@ def ablate(
         What is taken away, and over what the mean is taken.
     Raises:
         HeadError: a head does not exist or is named twice.
-        ArgumentError: `mode` is unknown, or `reference` is empty, holds texts or is given for
-            zeros.
+        ArgumentError: the model is none, `mode` is unknown, or `reference` is empty, holds texts
+            or is given for zeros.
         UnsupportedError: the heads of the model cannot be told apart where they are mixed.
 
     Example:
@@ -102,6 +103,7 @@ def ablate(
         >>> [str(head) for head in taken.heads], torch.equal(without, layer(x))
         (['L0.H1'], False)
     """
+    check_model("ablate", model)
     batches = _checked(mode, reference)
     attentions = find_attentions(model, batches[0] if batches else None)
     chosen = by_attention(heads, attentions)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.errors import UnsupportedError
+from headwise.models._passing import Passing
 from headwise.models.hearing import Inputs
 from headwise.models.hearing._stacks import Stacks
 from headwise.models.hearing._torch import ordinary_path
@@ -74,7 +75,7 @@ def _before_projection(first: Attention, turns: _Turns, edit: Edit) -> Iterator[
         edited = edit(turns.take(), heads)
         return args if edited is heads else (edited.flatten(-2), *args[1:])
 
-    hook = first.output.module.register_forward_pre_hook(enter)
+    hook = first.output.module.register_forward_pre_hook(Passing(enter))
     try:
         yield
     finally:
@@ -113,8 +114,8 @@ def _around_torch_layer(first: Attention, turns: _Turns, edit: Edit) -> Iterator
         return out, *output[1:]
 
     hooks = (
-        layer.register_forward_pre_hook(enter),
-        layer.register_forward_hook(leave, always_call=True),
+        layer.register_forward_pre_hook(Passing(enter)),
+        layer.register_forward_hook(Passing(leave), always_call=True),
     )
     try:
         yield

@@ -24,6 +24,7 @@ from headwise.models import (
     Counts,
     Share,
     call_with,
+    check_model,
     count_heads,
     example_of,
     find_attentions,
@@ -71,6 +72,9 @@ class Costs:
         whole = {name: self.after((), name) for name in self.names}
         told = (f"{name} {amount(x)}" for name, x in whole.items())
         return f"{len(self.heads)} heads: {', '.join(told)}"
+
+    def __repr__(self) -> str:
+        return f"Costs of {self}"
 
     def save(self, path: str | Path) -> Path:
         """Write what was counted and measured as JSON.
@@ -175,6 +179,7 @@ def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
         UnsupportedError: which weight belongs to which head cannot be found, or `timed` and
             heads of the model cannot be cut out.
     """
+    check_model("costs", model)
     batch = example_of(model) if batch is None else batch
     attentions = find_attentions(model, batch)
     # Torch's own layers show nobody their heads; ours in their place cost the same.

@@ -21,6 +21,14 @@ from headwise.models.hearing.huggingface._rule import keys_read, rule_of
 
 Listener = tuple[Hear, Running]
 
+
+class _Listeners(tuple[Listener, ...]):
+    """They listen to one model: a copy of it, and what is pickled of it, has none."""
+
+    def __reduce__(self) -> tuple[type["_Listeners"], tuple[()]]:
+        return _Listeners, ()
+
+
 # On each module that is listened to, those who listen. A plain attribute: torch.compile
 # follows it, a look-up elsewhere by identity it would not.
 _LISTENERS = "_headwise_listeners"
@@ -41,7 +49,7 @@ def listen_to_interface(model: nn.Module, hear: Hear, running: Running) -> Itera
     try:
         for module in modules:
             listeners = module.__dict__.get(_LISTENERS, ())
-            module.__dict__[_LISTENERS] = (*listeners, listener)
+            module.__dict__[_LISTENERS] = _Listeners((*listeners, listener))
         yield
     finally:
         for module in modules:
@@ -50,7 +58,7 @@ def listen_to_interface(model: nn.Module, hear: Hear, running: Running) -> Itera
 
 
 def _forget(module: nn.Module, listener: Listener) -> None:
-    left = tuple(one for one in module.__dict__.get(_LISTENERS, ()) if one is not listener)
+    left = _Listeners(one for one in module.__dict__.get(_LISTENERS, ()) if one is not listener)
     if left:
         module.__dict__[_LISTENERS] = left
     else:
