@@ -3,8 +3,10 @@
 Build it (`attend`, `MultiHeadAttention` with `RoPE`, `ALiBi`, `T5Bias` and `KVCache`, `masks`,
 and the definition in `reference`), watch
 every head of a model while it runs (`observe`, `Request`, `HeadTable`) or trains
-(`HeadMonitor`), find out what each one does (`find_roles`), and look at what was
-seen (`study`). `load` opens a model, `load_tokenizer` the tokenizer beside it.
+(`HeadMonitor`), find out what each one looks at (`find_roles`) and what it is worth
+(`importance`, `ablate`, `prune_curves`), make the model smaller (`plan`, `costs`, `prune`,
+`group_heads`, `recover`, `save`), and look at what was seen (`study`). `load` opens a model,
+`load_tokenizer` the tokenizer beside it.
 
 Importing this package imports nothing else: each name is fetched when it is first used.
 """

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
+from headwise._shown import at_prompt
 from headwise.errors import ArgumentError, ShapeError
 from headwise.scores import bootstrap_means
 
@@ -82,6 +83,11 @@ class Curves:
                 f"Curves: points at {self.removed.tolist()} heads and curves of {sorted(points)}. "
                 f"Begin with 0 heads, rise, and give each curve a value at each point."
             )
+
+    def __repr__(self) -> str:
+        shown = self.frame()[["order", "removed", "loss", "low", "high"]]
+        title = f"Curves of the loss {self.loss}, as some of {self.n_heads} heads go"
+        return at_prompt(title, shown.rename(columns={"order": "name"}))
 
     def mean(self, order: str) -> Float64[np.ndarray, "orders K"]:
         """The mean over texts at each point, of each order of that name."""

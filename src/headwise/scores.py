@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
+from headwise._shown import at_prompt
 from headwise._tablefile import read_saved, write_table_file
 from headwise.errors import ArgumentError, ShapeError
 from headwise.heads import Head, HeadLike, resolve_heads
@@ -212,6 +213,17 @@ class Scores:
             InputError: the file is missing, or holds no scores of this schema.
         """
         return read_saved("Scores", path, ("headwise_scores", SCHEMA), _from_frame)
+
+    def __str__(self) -> str:
+        """Of how many heads these are, and how they came about."""
+        return (
+            f"{len(self.heads)} heads by {self.method} of the loss {self.loss}, over "
+            f"{len(self.per_text)} {self.over}"
+        )
+
+    def __repr__(self) -> str:
+        shown = self.frame().drop(columns=["stack", "layer", "head", "method", "loss"])
+        return at_prompt(f"Scores of {self}", shown)
 
     def _repr_html_(self) -> str:
         return self.frame().to_html(index=False, float_format="{:.4g}".format, escape=True)

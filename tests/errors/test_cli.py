@@ -90,7 +90,6 @@ def test_an_output_is_tried_before_the_work(
             ("report", "./any", "--text", "good.txt", "--lab-folder", "lab"),
             "--lab-folder lab is for the Mini-GPT, not for ./any",
         ),
-        (("observe", "./any", "--text", "good.txt"), "nowhere to put the table"),
         (
             ("observe", "./any", "--text", "good.txt", "--json", "--device", "abacus"),
             "--device: 'abacus' cannot be used here",

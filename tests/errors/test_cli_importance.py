@@ -14,7 +14,6 @@ from headwise.errors import InputError
     [
         (("-o", "scores.csv"), "give either --text or --pairs"),
         (("--text", "a", "--pairs", "b", "-o", "scores.csv"), "give either --text or --pairs"),
-        (("--text", "a"), "nowhere to put the scores"),
         (("--text", "a", "-o", "scores.txt"), r"scores.txt does not end in .parquet"),
         (("--text", "a", "--json"), "a cannot be read"),
         (("--pairs", "a", "--json"), "a cannot be read"),

@@ -99,6 +99,16 @@ def test_json_has_the_rows_of_the_frame(folder: Path, text: Path, tmp_path: Path
     assert rows[0]["next"] is None  # nothing in a decoder attends to the next token
 
 
+def test_without_a_place_the_rows_are_printed(folder: Path, text: Path) -> None:
+    rows = json.loads(headwise("observe", folder, "--text", text, "--json").out)
+    done = headwise("observe", folder, "--text", text)
+    header, *lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
+    at = header.split().index("entropy")
+    assert [line.split()[1 + at] for line in lines] == [f"{row['entropy']:.3g}" for row in rows]
+    assert "sink" not in header  # which this model does not have
+
+
 def test_statistics_are_asked_for_by_name(folder: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "table.csv"
     asked = "entropy, participation,top(first)"
@@ -149,6 +159,7 @@ def test_help_lists_the_commands(arguments: tuple[str, ...]) -> None:
     done = headwise(*arguments)
     assert done.code == 0
     assert all(f"\n  {name} " in done.out for name in ("report", "train", "observe", "explain"))
+    assert "...\n" not in done.out.partition("Commands:")[2]  # a line is enough for each
 
 
 @pytest.mark.parametrize("command", ["report", "train", "observe", "explain"])

@@ -53,6 +53,16 @@ def test_the_scores_are_those_of_the_library(folder: Path, text: Path, method: s
     assert f"The first to go are {', '.join(map(str, expected.order()))}: {out}" in done.err
 
 
+def test_without_a_place_the_scores_are_printed_as_they_go(folder: Path, text: Path) -> None:
+    done = headwise("importance", folder, "--text", text)
+    assert done.code == 0, done.err
+    model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
+    expected = hw.importance(model, TEXT.splitlines(), tokenizer=tokenizer)
+    header, *rows = done.out.splitlines()
+    assert header.split() == ["importance", "ci_low", "ci_high"]
+    assert [row.split()[0] for row in rows] == [str(head) for head in expected.order()]
+
+
 def test_what_is_there_is_overwritten_when_forced(folder: Path, text: Path) -> None:
     out = text.parent / "scores.csv"
     out.write_text("mine")

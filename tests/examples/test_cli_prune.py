@@ -98,7 +98,7 @@ def test_on_a_text_the_means_stay_and_curves_are_drawn(place: Path) -> None:
 
 @pytest.mark.full
 def test_what_is_left_recovers(place: Path) -> None:
-    more = ("--text", place / "some.txt", "--recover", 5, "--curve")
+    more = ("--text", place / "some.txt", "--recover", 5, "--rate", 3e-4, "--curve")
     code, out, err = _prune(place, "recovered", *more)
     assert code == 0, err
     curves = pd.read_csv(place / "recovered" / "curves.csv")
@@ -112,7 +112,8 @@ def test_what_is_left_recovers(place: Path) -> None:
     ids = [{"input_ids": torch.tensor([tokenizer(line)["input_ids"]])} for line in lines]
     plan = hw.plan(hw.Scores.load(place / "scores.parquet"), remove=0.5)
     small = hw.prune(model, plan, fold="mean", reference=ids)
-    hw.recover(small, model, lines, steps=5, tokenizer=tokenizer)
+    lost = hw.recover(small, model, lines, steps=5, rate=3e-4, tokenizer=tokenizer)
+    assert f"{lost[0]:.3g} from the full model at the first step, {lost[-1]:.3g} at the last" in err
     saved = hw.load(place / "recovered")
     with torch.no_grad():
         torch.testing.assert_close(saved(**ids[0]).logits, small(**ids[0]).logits)
@@ -164,6 +165,8 @@ def test_plain_transformers_opens_it_when_asked(
         ((), "taken is there already. Add --force"),
         (("--force", "--curve"), "--curve without a text"),
         (("--force", "--recover", 3), "--recover without a text"),
+        (("--force", "--rate", 0.1), "--rate 0.1 with --recover 0"),
+        (("--force", "--rate", 0, "--recover", 3), "--rate 0 with --recover 3"),
         (("--force", "--text", "a", "--pairs", "b"), "--text and --pairs"),
         (("--force", "--text", "one.txt", "--curve"), "--curve with 1 texts or pairs"),
         (

@@ -11,6 +11,7 @@ from command import headwise
 from headwise.corpora import Grammar, annotate
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
 from headwise.roles import Roles
+from studies import make_roles, make_study
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +63,31 @@ def test_nulls_are_left_out_and_aligned_texts_are_read(place: Path) -> None:
     assert "translation" in set(Roles.load(out).frame()["role"])
 
 
+def test_without_a_place_the_roles_are_printed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = make_roles(make_study(), found=(0, 3))
+    monkeypatch.setattr("headwise.cli._roles._find", lambda *_: found)
+    done = headwise("roles", place / "model", "--text", place / "texts.txt")
+    assert done.code == 0
+    assert f"{found}\n" in done.err
+    header, *rows = done.out.splitlines()
+    assert header.split() == ["role", "effect", "baseline", "null", "lift", "p_adj"]
+    assert [row.split()[0] for row in rows] == found.found()["name"].tolist()
+
+
+def test_where_no_head_has_a_role_nothing_else_is_printed(place: Path) -> None:
+    (place / "few.txt").write_text("I sing\n", "utf-8")
+    arguments = ("roles", place / "model", "--text", place / "few.txt", "--nulls", "none")
+    done = headwise(*arguments)
+    assert (done.code, done.out) == (0, "none\n")
+    assert "0 heads have 0 roles" in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "tells"),
     [
         (("-o", "roles.csv"), "roles: no texts. Give --text, --conllu, --coref, --spans or"),
-        (("--text", "texts.txt"), "roles: nowhere to put the table"),
         (("--text", "texts.txt", "-o", "roles.txt"), "does not end in .parquet"),
         (("--conllu", "texts.txt", "--json"), "line 1: 1 columns"),
         (("--text", "texts.txt", "--json", "--nulls", "permuted,none"), "no null 'none'"),

@@ -6,7 +6,7 @@ from house.source import Source, sources
 
 FLOORS = (
     ("errors", "shapes", "_native"),
-    ("heads", "files", "totals"),
+    ("heads", "files", "totals", "_shown"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example", "curves"),
     ("layer", "counts", "chart"),

@@ -28,10 +28,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 app.command()(spread(report))
 app.command()(train)
 app.command()(spread(observe))
+app.command()(spread(roles))
 app.command()(spread(importance))
 app.command()(spread(prune))
 app.command()(spread(group))
-app.command()(spread(roles))
 app.command()(count)
 
 

@@ -60,7 +60,7 @@ def count(
     ] = "bfloat16",
     as_json: Json = False,
 ) -> None:
-    """Count the parameters, multiply-adds and cache bytes of a model's attention.
+    """Count parameters, multiply-adds and cache bytes of attention.
 
     Without MODEL and sizes, the known models are listed.
     """

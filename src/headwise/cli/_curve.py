@@ -85,7 +85,10 @@ def orders_of(chosen: Scores, beside: Sequence[Scores]) -> dict[str, list[Head]]
 
 
 def curves_of(
-    model: nn.Module, orders: Mapping[str, list[Head]], material: Material, recover: int, seed: int
+    model: nn.Module,
+    orders: Mapping[str, list[Head]],
+    material: Material,
+    recovery: Mapping[str, Any],
 ) -> list[Curves]:
     """What goes in these orders loses beside random ones, by the first after recovery if asked."""
     with progress("Drawing curves") as tell:
@@ -95,9 +98,9 @@ def curves_of(
                 reference=material.learn, loss=material.loss, on_step=tell,
             )
         ]  # fmt: skip
-    if recover:
+    if recovery["steps"]:
         name, order = next(iter(orders.items()))
-        cut = recovering(model, material.learn, steps=recover, seed=seed)
+        cut = recovering(model, material.learn, **recovery)
         every = max(1, len(order) // _POINTS)
         with progress(f"Recovering {_POINTS} smaller models") as tell:
             drawn += [

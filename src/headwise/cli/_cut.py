@@ -1,6 +1,6 @@
 """The long part of `headwise prune`: plan, tell, cut, measure, save."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,11 @@ _TEXTS, _TOKENS = 8, 128
 
 @dataclass(frozen=True)
 class Order:
-    """What is asked for: where the scores are, how much goes, and what is done and told besides."""
+    """What is asked for: where the scores are, how much goes, and what is done and told besides.
+
+    Attributes:
+        recovery: What `recover` is given; it is called where there are steps.
+    """
 
     by: Path
     beside: Sequence[Path]
@@ -33,7 +37,7 @@ class Order:
     uniform: bool
     timed: bool
     curve: bool
-    recover: int
+    recovery: Mapping[str, Any]
     format: Format
 
 
@@ -64,13 +68,13 @@ def cut(
     read = [] if not given else _read(texts, opened, tokenizer, shared)
     material = material_of(given, scores.loss, opened, tokenizer, shared) if order.curve else None
     small = prune(opened, planned, fold="mean" if read else None, reference=read)
-    lost = _recover(small, opened, texts, tokenizer, order.recover, shared)
+    lost = _recover(small, opened, texts, tokenizer, order.recovery, shared)
     told["parameters"] = count_weights(opened), count_weights(small)
     if order.timed:
         told |= _times(opened, small)
     curves = (
         None if material is None
-        else curves_of(opened, orders, material, order.recover, shared.seed or 0)
+        else curves_of(opened, orders, material, order.recovery)
     )  # fmt: skip
     save(small, out, format=order.format, tokenizer=tokenizer, force=force)
     note("Opened again in a fresh process, it answers the same")
@@ -91,14 +95,20 @@ def _read(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) ->
 
 
 def _recover(
-    small: nn.Module, full: nn.Module, texts: list[str], tokenizer: Any, steps: int, shared: Shared
+    small: nn.Module,
+    full: nn.Module,
+    texts: list[str],
+    tokenizer: Any,
+    how: Mapping[str, Any],
+    shared: Shared,
 ) -> list[float]:
     """Recover a smaller model; how far it was from the full one at each step."""
-    if not steps:
+    if not how["steps"]:
         return []
     read = read_given(texts, full, tokenizer, shared.max_tokens)
     with progress("Recovering the smaller model") as tell:
-        lost = recover(small, full, read, steps=steps, seed=shared.seed or 0, on_step=tell)
+        lost = recover(small, full, read, on_step=tell, **how)
+    note(f"It was {lost[0]:.3g} from the full model at the first step, {lost[-1]:.3g} at the last")
     return [float(one) for one in lost]
 
 

@@ -33,7 +33,7 @@ def group(
     *,
     shared: Shared,
 ) -> None:
-    """Let the heads of a model share keys and values, and write what comes of it."""
+    """Let the heads of a model share keys and values."""
     check_there(out, force)
     from headwise.cli import _regroup
 

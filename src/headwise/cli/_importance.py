@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from headwise.cli._options import Force, Json, Model, Shared, check_output
-from headwise.cli._show import note, say_json
+from headwise.cli._show import note, say_json, say_table
 from headwise.errors import ArgumentError
 
 MethodName = Literal["half-gate", "gradient", "curvature", "ablation", "zero-ablation", "gates"]
@@ -54,7 +54,9 @@ def importance(
     *,
     shared: Drawn,
 ) -> None:
-    """Weigh every head of a model: how much worse it would be without.
+    """Weigh every head of a model: how much worse it is without.
+
+    The scores are printed, unless -o or --json says where else they go; the first to go come first.
 
     An ablation that is interrupted leaves what it found in OUT.part; the same command goes on
     from there.
@@ -62,21 +64,17 @@ def importance(
     given = [path for path in (text, pairs) if path is not None]
     if len(given) != 1:
         raise ArgumentError("importance: give either --text or --pairs, what the model reads.")
-    if out is None and not as_json:
-        raise ArgumentError(
-            "importance: nowhere to put the scores. Add -o scores.parquet, or --json."
-        )
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json", force=force)
     from headwise.cli import _work
 
     how = {"method": method, "loss": loss, "rounds": rounds}
     scores = _work.score_model(model, given[0], shared, pairs=text is None, out=out, **how)
-    note(
-        f"{len(scores.heads)} heads by {scores.method} of the loss {scores.loss}, over "
-        f"{len(scores.per_text)} {scores.over}"
-    )
+    note(str(scores))
     if out is not None:
         note(f"The first to go are {', '.join(map(str, scores.order()[:5]))}: {scores.save(out)}")
     if as_json:
         say_json(scores.frame().to_dict("records"))
+    if out is None and not as_json:
+        rows = scores.frame().iloc[[scores.row(head) for head in scores.order()]]
+        say_table(rows[["name", "importance", "ci_low", "ci_high"]])

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from headwise.cli._options import Json, Model, Shared, check_output
-from headwise.cli._show import note, say_json
-from headwise.errors import ArgumentError
+from headwise.cli._show import note, say_json, say_table
 
 
 def observe(
@@ -31,9 +30,10 @@ def observe(
     *,
     shared: Shared,
 ) -> None:
-    """Watch every head of a model while it reads, and write a row of statistics for each."""
-    if out is None and not as_json:
-        raise ArgumentError("observe: nowhere to put the table. Add -o table.parquet, or --json.")
+    """Watch every head of a model: a row of statistics for each.
+
+    The rows are printed, unless -o or --json says where else they go.
+    """
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
     from headwise.cli import _work
@@ -46,3 +46,6 @@ def observe(
         note(f"{len(table.heads)} heads: {table.save(out)}")
     if as_json:
         say_json(table.frame().to_dict("records"))
+    if out is None and not as_json:
+        known = table.frame().dropna(axis="columns", how="all")  # no sink, and the like
+        say_table(known.drop(columns=["stack", "layer", "head"]))

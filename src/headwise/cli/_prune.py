@@ -1,7 +1,9 @@
 """`headwise prune`: a smaller model, without the heads that matter least."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +36,26 @@ Recover = Annotated[
     int,
     typer.Option(min=0, help="Train the smaller model towards the full one for so many steps."),
 ]
+Rate = Annotated[
+    float | None,
+    typer.Option(help="With --recover: the highest learning rate.", show_default="0.0001"),
+]
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How the smaller model is trained, if it is."""
+
+    recover: Recover = 0
+    rate: Rate = None
+
+    def check(self) -> None:
+        """Refuse a rate that nothing is trained at, or that trains nothing."""
+        if self.rate is not None and not (self.recover and self.rate > 0):
+            raise ArgumentError(
+                f"prune: --rate {self.rate:g} with --recover {self.recover}. Give numbers above 0."
+            )
+
 
 As = Annotated[
     Literal["headwise", "stock", "padded", "remote-code"],
@@ -56,37 +78,46 @@ def prune(
     timed: Timed = False,
     curve: Curve = False,
     beside: Beside = None,
-    recover: Recover = 0,
     format: As = "headwise",
     force: Force = False,
     as_json: Json = False,
     *,
+    recovery: Recovery,
     shared: Shared,
 ) -> None:
-    """Cut the least important heads out of a model, and write what is left."""
+    """Cut the least important heads out of a model."""
     check_there(out, force)
     if text is not None and pairs is not None:
         raise ArgumentError("prune: --text and --pairs. Give one of them.")
-    if (curve or recover) and text is None and pairs is None:
+    recovery.check()
+    if (curve or recovery.recover) and text is None and pairs is None:
         what = "--curve" if curve else "--recover"
         raise ArgumentError(f"prune: {what} without a text. Add --text FILE or --pairs FILE.")
     if beside and not curve:
         raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
     from headwise.cli import _cut, _work
-    from headwise.curves import Elbow
-    from headwise.surgery import amount
 
-    order = _cut.Order(by, beside or [], remove, uniform, timed, curve, recover, format)
+    trained = {"rate": recovery.rate} if recovery.rate else {}
+    how = trained | {"steps": recovery.recover, "seed": shared.seed or 0}
+    order = _cut.Order(by, beside or [], remove, uniform, timed, curve, how, format)
     told = _cut.cut(model, order, _work.given_in(text, pairs, shared), shared, out, force)
     if as_json:
         say_json(told)
         return
+    _tell(told)
+    if curve:
+        say(f"Intervals hold 95 % of draws of texts. Curves are in {out}: curves.svg, curves.csv")
+    say(f"The smaller model is in {out}")
+
+
+def _tell(told: Mapping[str, Any]) -> None:
+    """What the smaller model costs, and how many heads may go."""
+    from headwise.curves import Elbow
+    from headwise.surgery import amount
+
     for name, (before, after) in told["costs"].items():
         if not name.endswith(" of heads"):  # which were told before
             change = f"{after / before - 1:+.1%}"
             say(f"{name}: {amount(before)} before, {amount(after)} after ({change})")
     for name, allowed, *elbow in (row.values() for row in told["elbows"]):
         say(f"{name}: {Elbow(*elbow)} heads go before {allowed:.4g} more is lost")
-    if curve:
-        say(f"Intervals hold 95 % of draws of texts. Curves are in {out}: curves.svg, curves.csv")
-    say(f"The smaller model is in {out}")

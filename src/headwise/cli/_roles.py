@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headwise.cli._options import Json, Model, Shared, check_output
-from headwise.cli._show import note, progress, say_json
+from headwise.cli._show import note, progress, say_json, say_table
 from headwise.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -75,24 +75,28 @@ def roles(
     nulls: Nulls = None,
     as_json: Json = False,
 ) -> None:
-    """Find out what each head looks at, held against every null on texts set aside for it."""
+    """Find out what each head looks at, against every null.
+
+    Judged is on texts that nothing was chosen on. The roles are printed, unless -o or --json says
+    where else they go.
+    """
     if files == Files():
         raise ArgumentError(
             "roles: no texts. Give --text, --conllu, --coref, --spans or --aligned, or several "
             "of them."
         )
-    if out is None and not as_json:
-        raise ArgumentError("roles: nowhere to put the table. Add -o roles.parquet, or --json.")
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
     found = _find(model, files, shared, nulls)
     for line in found.notes:
         note(line)
     if out is not None:
-        rows = found.found()
-        note(f"{rows['name'].nunique()} heads have {len(rows)} roles: {found.save(out)}")
+        note(f"{found}: {found.save(out)}")
     if as_json:
         say_json(found.found().to_dict("records"))
+    if out is None and not as_json:
+        note(str(found))
+        say_table(found.found()[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
 
 
 def _find(model: str, files: Files, shared: Shared, nulls: str | None) -> "Roles":

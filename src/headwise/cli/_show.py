@@ -4,7 +4,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 USAGE = 2
 """The exit code of a command that was given something it cannot work with."""
@@ -29,6 +33,15 @@ def complain(message: str) -> int:
 def say_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print JSON that any program can read: what is not a number is null."""
     print(json.dumps(_finite(content), indent=1, allow_nan=False))
+
+
+def say_table(frame: "pd.DataFrame") -> None:
+    """Print the rows of a table: as wide as a terminal, or a line each where a program reads."""
+    from headwise._shown import in_columns
+
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in in_columns(frame, width=width).split("\n"):
+        say(line)
 
 
 @contextmanager

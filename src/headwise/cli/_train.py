@@ -37,8 +37,9 @@ def train(
     repeat_share: Annotated[_Share, _flag("--repeat-share", 0.5, "Lines that repeat.")] = None,
     adverb_share: Annotated[_Share, _flag("--adverb-share", 0.5, "Clauses with adverbs.")] = None,
 ) -> None:
-    """Train a Mini-GPT on a generated grammar of English and Spanish verbs, and judge it.
+    """Train a Mini-GPT on a generated grammar, and judge it.
 
+    The grammar is of English and Spanish verbs, with verbs held out for each person.
     A run that was interrupted goes on from its last checkpoint; one that has ended is not run
     again, so --prompt can be used as often as you like.
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
+from headwise._shown import printable
 from headwise.errors import ArgumentError
 from headwise.heads import Head
 from headwise.report._findings import nothing_found, telling
@@ -53,6 +54,11 @@ class Study:
     samples: tuple[Sample, ...]
     training: Mapping[str, str | int | float] | None
     roles: Roles | None = None
+
+    def __repr__(self) -> str:
+        """What was studied, and what came out; the page holds the rest."""
+        told = [f"Study of {self.title}: {len(self.table.heads)} heads", *self.findings()]
+        return "\n  ".join(map(printable, told))
 
     def with_roles(self, roles: Roles) -> "Study":
         """The same study with what each head does, as `find_roles` found it.

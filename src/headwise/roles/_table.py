@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
+from headwise._shown import at_prompt, printable
 from headwise._tablefile import read_saved, write_table_file
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
@@ -85,8 +86,10 @@ class Roles:
         if len(lines) == 1:
             lines.append("  no role found")
         short = mine[~mine["found"] & mine["effect"].notna()].head(_NEAREST)
-        lines += [f"  not {_shown(row['role'])}: {_short(row)}" for row in short.to_dict("records")]
-        lines += [f"  {_shown(line)}" for line in self.effects.lines(name)]
+        lines += [
+            f"  not {printable(row['role'])}: {_short(row)}" for row in short.to_dict("records")
+        ]
+        lines += [f"  {printable(line)}" for line in self.effects.lines(name)]
         return "\n".join(lines)
 
     def matter(
@@ -172,13 +175,13 @@ class Roles:
             if row[f"null.{null}"] == row[f"null.{null}"]
         ]
         return [
-            f"  {_shown(row['role'])}, {strong}: {_shown(self.meanings[row['role']])}",
+            f"  {printable(row['role'])}, {strong}: {printable(self.meanings[row['role']])}",
             f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
             f"{row['n']:.0f} queries of {row['texts']:.0f} held-out texts "
             f"({row['chosen_half']:.3f} on the other half)",
             f"    attention {_or_unknown(row['mass'])}, by the size of what it reads "
             f"{_or_unknown(row['value'])}",
-            f"    nulls: {', '.join(nulls)}; the strongest is {_shown(row['null'])}",
+            f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}",
             f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}",
         ]
 
@@ -209,6 +212,15 @@ class Roles:
         """
         return read_saved("Roles", path, ("headwise_roles", SCHEMA), _from_frame)
 
+    def __str__(self) -> str:
+        """How many heads have how many roles."""
+        found = self.found()
+        return f"{found['name'].nunique()} heads have {len(found)} roles"
+
+    def __repr__(self) -> str:
+        shown = self.found()[list(_COLUMNS)].drop(columns="found")
+        return at_prompt(f"Roles: {self}", shown)
+
     def _repr_html_(self) -> str:
         found = self.found()[list(_COLUMNS)]
         return found.to_html(index=False, float_format="{:.3f}".format, escape=True)
@@ -238,9 +250,8 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
 
 def _short(row: Mapping[Any, Any]) -> str:
     """Why a head does not have a role."""
-    said = (
-        f"{row['effect']:.3f} against {row['baseline']:.3f} of {_shown(row['null'] or 'no null')}"
-    )
+    null = printable(row["null"] or "no null")
+    said = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
     if row["p_adj"] != row["p_adj"]:
         return f"{said}, but only {row['n']:.0f} queries in {row['texts']:.0f} texts"
     return (
@@ -251,8 +262,3 @@ def _short(row: Mapping[Any, Any]) -> str:
 
 def _or_unknown(share: float) -> str:
     return "unknown" if share != share else f"{share:.3f}"
-
-
-def _shown(text: str) -> str:
-    """Text of a corpus or a user, without what would rearrange a terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
