@@ -16,7 +16,7 @@ function drawHeatmap() {
 }
 
 function describe({ says, unit }) {
-  const scale = unit === "share" ? "share, 0 … 1" : unit;
+  const scale = unit === "share" ? "share, 0\u00a0…\u00a01" : unit;
   return says[0].toUpperCase() + says.slice(1) + (scale && ` (${scale})`) + ".";
 }
 
