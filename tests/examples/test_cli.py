@@ -62,6 +62,7 @@ def test_a_prompt_is_gone_on_from(folder: Path) -> None:
     assert done.out.count("\n") == 1
 
 
+@pytest.mark.full
 def test_the_report_of_the_mini_gpt(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     done = headwise("report", "--lab-folder", folder, "--out", page)

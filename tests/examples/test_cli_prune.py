@@ -192,6 +192,7 @@ def test_what_is_refused_leaves_what_was_there(
     assert (place / "taken" / "mine").read_text() == "mine"
 
 
+@pytest.mark.full
 def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
     model = hw.load(place / "model")
     lines, tokenizer = TEXT.splitlines(), hw.load_tokenizer(place / "model")

@@ -226,6 +226,7 @@ def test_checkpointed_layers_are_counted_once() -> None:
     assert table.count("lse").tolist() == [14.0] * 8
 
 
+@pytest.mark.full
 def test_a_compiled_model_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     # The compiler cannot trace through the checks of annotations.
     monkeypatch.setattr(config, "jaxtyping_disable", True)
