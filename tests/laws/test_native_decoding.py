@@ -149,8 +149,11 @@ def test_what_is_hidden_reaches_nothing_and_what_is_no_number_its_own_group() ->
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("size", [1.0, 30.0, 3000.0])  # logits up to ten thousand and more
 @pytest.mark.parametrize(("n_kv_heads", "D"), [(2, 128), (8, 61)])
-def test_errors_are_at_most_twice_those_of_torch(n_kv_heads: int, D: int, size: float) -> None:
-    q, k, v = _inputs((1, 8, n_kv_heads, 1, 4099, D, D))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_errors_are_at_most_twice_those_of_torch(
+    n_kv_heads: int, D: int, size: float, dtype: torch.dtype
+) -> None:
+    q, k, v = _inputs((1, 8, n_kv_heads, 1, 4099, D, D), dtype)
     q = q * size
     wide = [x.double() for x in (q, k, v)]
     rule, request = make_rule(head_dim=D), RowRequest(heads=True)

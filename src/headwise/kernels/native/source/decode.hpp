@@ -13,12 +13,11 @@
 
 #include "softmax.hpp"
 
-// Keys of a chunk; and how many keys ahead of the products they are asked for from memory.
-constexpr int CHUNK = 4 * KEYS, AHEAD = 16;
-// Rows in a tile of logits at most, and in one of heads, whose columns fill the other registers.
-constexpr int MOST = W < 8 ? W : 8, MIXED = 2, COLUMNS = W == 8 ? 4 : 8;
-// Keys whose values stay in the first cache while all rows of a group are mixed.
-constexpr int NEAR = 32;
+// Keys of a chunk; and how many keys ahead of the products they are asked for from memory: the
+// processor does not foresee that several keys are read side by side.
+constexpr int CHUNK = 4 * KEYS, AHEAD = 32;
+// Rows in a tile of logits at most, and in one of heads, with so many vectors of columns.
+constexpr int MOST = W < 8 ? W : 8, MIXED = 4, COLUMNS = W == 8 ? 2 : 4;
 
 // Lane i of what comes back is the sum of x[i].
 template <int half = W / 2> INLINE Floats sums(Floats *x) {
@@ -41,15 +40,19 @@ inline void dot_rows(int n, const Number *k, int64_t step, int64_t D, const floa
     for (int j = 0; j < n; j += K) {
         const Number *key[K];
         UNROLL for (int i = 0; i < K; i++) key[i] = k + std::min(j + i, n - 1) * step;
-        // Where several keys are read side by side, the processor does not foresee the next.
-        fetch(k + (j + AHEAD) * step, step, K, D);
         Floats found[W] = {};
         auto add = [&](int64_t d, int64_t some) __attribute__((always_inline)) {
             Floats x[K];
-            UNROLL for (int i = 0; i < K; i++) x[i] = load_some(key[i] + d, some);
+            UNROLL for (int i = 0; i < K; i++) {
+                __builtin_prefetch(key[i] + AHEAD * step + d, 0, 2);
+                x[i] = load_some(key[i] + d, some);
+            }
             UNROLL for (int r = 0; r < R; r++) {
                 Floats y = load(q + r * q_step + d);
-                UNROLL for (int i = 0; i < K; i++) found[i * R + r] += x[i] * y;
+                UNROLL for (int i = 0; i < K; i++) {
+                    if constexpr (UNIT<Number> == 2) add_pairs(found[i * R + r], x[i], y);
+                    else found[i * R + r] += x[i] * y;
+                }
             }
         };
         int64_t d = 0;
@@ -57,8 +60,7 @@ inline void dot_rows(int n, const Number *k, int64_t step, int64_t D, const floa
         if (d < D) add(d, D - d);
         float products[W];
         store(products, scale * sums(found));
-        for (int i = 0; i < K && j + i < n; i++)
-            memcpy(s + (j + i) * ROWS, products + i * R, 4 * R);
+        UNROLL for (int i = 0; i < K; i++) memcpy(s + (j + i) * ROWS, products + i * R, 4 * R);
     }
 }
 
@@ -70,12 +72,14 @@ INLINE void mix_rows(int n, const Number *v, int64_t step, int64_t columns, cons
     Floats found[R][C];
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++) found[r][c] = load(o + r * o_step + c * W);
-    for (int j = 0; j < n; j++) {
+    for (int j = 0; j < n; j++, v += step, p += ROWS) {
         Floats x[C];
-        UNROLL for (int c = 0; c < C; c++)
-            x[c] = load_some(v + j * step + c * W, C == 1 ? columns : W);
+        UNROLL for (int c = 0; c < C; c++) {
+            __builtin_prefetch(v + AHEAD * step + c * W, 0, 2);
+            x[c] = load_some(v + c * W, C == 1 ? columns : W);
+        }
         UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int c = 0; c < C; c++) found[r][c] += p[j * ROWS + r] * x[c];
+            UNROLL for (int c = 0; c < C; c++) found[r][c] += p[r] * x[c];
     }
     UNROLL for (int r = 0; r < R; r++)
         UNROLL for (int c = 0; c < C; c++) store(o + r * o_step + c * W, found[r][c]);
@@ -93,6 +97,9 @@ inline void mix_columns(int n, const Number *v, int64_t step, int64_t columns, c
 
 // Rows on one chunk of keys: what is summed there, relative to its largest logits.
 template <class Number> class Part {
+    // Values are no pairs, also where queries and keys are multiplied in pairs.
+    using Value = std::conditional_t<UNIT<Number> == 2, Brain, Number>;
+
     const Problem &a;
     Room room;
     Strip q;
@@ -145,7 +152,7 @@ template <class Number> class Part {
             for (int i = 0; i < n; i++) {
                 int lane = v * W + i;
                 const float *from = o + lane * wide;
-                Number *to = static_cast<Number *>(a.heads) + q.b * a.heads_step[0] +
+                Value *to = static_cast<Value *>(a.heads) + q.b * a.heads_step[0] +
                              q.head[lane] * a.heads_step[1] + q.query(lane) * a.heads_step[2];
                 for (int64_t d = 0; d < a.Dv; d += W)
                     store_some(to + d, load(from + d) * weight[i], std::min<int64_t>(W, a.Dv - d));
@@ -166,13 +173,14 @@ template <class Number> class Part {
     }
 
     float factor(int lane) const { return softmax.factor[lane / W][lane % W]; }
-    int64_t query_step() const { return whole_vectors(a.D); }
+    int64_t width() const { return a.D / UNIT<Number>; }
+    int64_t query_step() const { return whole_vectors(width()); }
 
     void copy_queries() const {
         for (int i = 0; i < q.n; i++) {
             const Number *from = q.in<Number>(a.q, a.q_step, q.head[i], q.query(i));
             float *to = room.q + i * query_step();
-            for (int64_t d = 0; d < a.D; d += W) store(to + d, load_some(from + d, a.D - d));
+            for (int64_t d = 0; d < width(); d += W) store(to + d, load_some(from + d, width() - d));
         }
     }
 
@@ -197,8 +205,9 @@ template <class Number> class Part {
         for (int r = 0; r < k.n && q.n % W; r++) store(room.s + r * ROWS + last, Floats{});
         each_group([&](int64_t shared, int first, int stop) {
             const Number *keys = q.in<Number>(a.k, a.k_step, shared, k.start);
+            int64_t step = a.k_step[2] / UNIT<Number>;
             in_tiles<MOST>(first, stop, [&]<int R>(int row) {
-                dot_rows<R>(k.rows[row / W], keys, a.k_step[2], a.D, room.q + row * query_step(),
+                dot_rows<R>(k.rows[row / W], keys, step, width(), room.q + row * query_step(),
                             query_step(), a.scale, room.s + row);
             });
         });
@@ -209,14 +218,11 @@ template <class Number> class Part {
             for (int64_t d = i * wide; d < (i + 1) * wide; d += W)
                 store(o + d, load(o + d) * factor(i));
         each_group([&](int64_t shared, int first, int stop) {
-            for (int from = 0; from < k.n; from += NEAR) {
-                const Number *values = q.in<Number>(a.v, a.v_step, shared, k.start + from);
-                in_tiles<MIXED>(first, stop, [&]<int R>(int row) {
-                    mix_columns<R, COLUMNS>(std::min(NEAR, k.rows[row / W] - from), values,
-                                            a.v_step[2], a.Dv, room.s + from * ROWS + row,
-                                            o + row * wide, wide);
-                });
-            }
+            const Value *values = q.in<Value>(a.v, a.v_step, shared, k.start);
+            in_tiles<MIXED>(first, stop, [&]<int R>(int row) {
+                mix_columns<R, COLUMNS>(k.rows[row / W], values, a.v_step[2], a.Dv, room.s + row,
+                                        o + row * wide, wide);
+            });
         });
     }
 };

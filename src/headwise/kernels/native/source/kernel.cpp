@@ -167,6 +167,8 @@ int64_t headwise_runs_here() {
 
 int64_t headwise_forward(const Problem *problem) {
     const Problem &a = *problem;
+    if constexpr (PAIRS)
+        if (a.packed && Strip::in_pairs(a)) return decode<Pair>(a);
     if (a.packed) return of_kind(a, [&]<class Stored>() { return decode<Stored>(a); });
     int64_t strips = (a.T + ROWS - 1) / ROWS;
     return in_parallel<Memory>(a, a.B * a.H * strips, [&](int64_t task, const Memory &memory) {
