@@ -16,6 +16,10 @@ BUILT = Path(__file__).parent / "kernels" / "native" / "lib"
 SETS = ("avx512bf16", "avx512", "avx2", "neon")
 # The switch: 0 for no native kernel, the name of one of them, or the path of another build.
 SWITCH = "HEADWISE_NATIVE"
+NOT_BUILT = (
+    "none was built with this installation, for want of a C++ compiler or because it failed: "
+    "`pip install --verbose` says which"
+)
 INTERFACE = 3
 
 _Steps2, _Steps3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
@@ -85,7 +89,7 @@ def library() -> Library:
         return Library("none", f"{SWITCH}={wanted} is none of {known}, nor the path of a .so")
     if wanted:
         return _built(wanted, asked)
-    none = Library("none", "none was built with this installation")
+    none = Library("none", NOT_BUILT)
     for name in SETS:
         if (BUILT / f"{name}.so").is_file():
             found = _built(name, "the best that was built for this processor")

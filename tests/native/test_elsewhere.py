@@ -67,3 +67,21 @@ def test_no_byte_is_read_before_it_was_written(plain: str) -> None:
     watched = _run("valgrind", "--quiet", "--error-exitcode=9", plain)
     for (name, mine), (_, theirs) in zip(_run(plain), watched, strict=True):
         np.testing.assert_array_equal(theirs, mine, err_msg=name)
+
+
+@_needs("g++", "cmake")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere there is but one build")
+def test_what_a_compiler_is_too_old_for_is_left_out(tmp_path: Path) -> None:
+    old = tmp_path / "old-c++"
+    old.write_text('#!/bin/sh\ncase "$*" in *avx512bf16*) exit 1;; esac\nexec g++ "$@"\n')
+    old.chmod(0o755)
+    command = ["cmake", "-S", str(HERE.parents[1]), "-B", str(tmp_path / "build")]
+    command.append(f"-DCMAKE_CXX_COMPILER={old}")
+    subprocess.run(command, check=True, capture_output=True)
+    made = subprocess.run(
+        ["cmake", "--build", str(tmp_path / "build"), "--target", "help"],
+        check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    assert "avx2" in made
+    assert "avx512\n" in made
+    assert "avx512bf16" not in made
