@@ -139,12 +139,11 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     heads at 32, 64 and 128 tokens 1.35 1.27, 1.03 .84, 1.03 .74; of 8 texts .82 .85, .84 .71, and
     at 8 tokens 1.07 1.05; 16 queries on 1024 keys .80 .70. bfloat16 at those 1.06 1.27, .71 .77,
     .59 .66, and .70 .66; float16 .62 .81, .95 .95, .92 .80, and .31 .31; trained, at 64, 128 and
-    512 tokens bfloat16 1.02 .90, .98 .74, .77 .53, float16 .88 1.11, .94 .70, .79 .57,
-    float32 1.15 1.07, .97 .74, .82 .47. Longer ones: `benchmarks/native.py`. One query, over
-    torch's kernel with packed heads: 32 heads on 8, width
-    128, at 64, 256, 1024 and 16384 keys .93 .76 .65 .41, bfloat16 .88 .52 at 64 and 256; 12 heads
-    at 128, 512 and 4096 keys 1.16 .96 .86, bfloat16 .60 .48 at 128 and 512; training is unmeasured.
-    With AMX half precision is unmeasured.
+    512 tokens bfloat16 .79 .66, .57 .38, .47 .33, float16 1.02 .61, .82 .71, .71 .49, float32 1.15
+    1.07, .97 .74, .82 .47. Longer ones: `benchmarks/native.py`. One query, over torch's kernel with
+    packed heads: 32 heads on 8, width 128, at 64, 256, 1024 and 16384 keys .93 .76 .65 .41,
+    bfloat16 .88 .52 at 64 and 256; 12 heads at 128, 512 and 4096 keys 1.16 .96 .86, bfloat16 .60
+    .48 at 128 and 512; training is unmeasured. With AMX half precision is unmeasured.
     """
     # An exported program is for other places, where the native kernel may not be.
     if torch.compiler.is_exporting() or q.dtype == torch.float64:
@@ -155,7 +154,7 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     B, H, T, D = q.shape
     if is_packed(T, q, k):
         return k.numel() >= (_n_threads() << 17)
-    least = 1 << (23 if single or is_trained(q, k) else 21)
+    least = 1 << (23 if single else 21)
     return T >= 8 and B * H * T * k.shape[2] * D >= _n_threads() * least
 
 
