@@ -77,6 +77,14 @@ def test_the_command_prints_what_is_counted():
     assert "3,072 bytes a token and layer, 36,864 a token, 18,874,368 in all." in out
 
 
+def test_no_number_is_cut_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch):
+    wide = headwise("count", "llama-2-70b", "--tokens", 100_000).out
+    monkeypatch.setenv("COLUMNS", "40")
+    assert headwise("count", "llama-2-70b", "--tokens", 100_000).out == wide
+    assert "…" not in wide
+    assert max(map(len, wide.splitlines())) < 120
+
+
 def test_a_layer_is_counted_without_a_model():
     out = headwise("count", "--d-model", 512, "--heads", 8, "--no-out-proj").out
     assert out.startswith("layers 1, d_model 512, heads 8, each of width 64\n")

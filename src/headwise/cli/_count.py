@@ -122,9 +122,6 @@ def _options(given: Iterable[str]) -> str:
 
 def _show(facts: Mapping[str, Any]) -> None:
     """One model: what it holds, what it does, what it keeps."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
     sizes, model, text = facts["sizes"], facts["model"], facts["text"]
     shared = sizes["n_kv_heads"] != sizes["n_heads"]
     on = f" on {sizes['n_kv_heads']} of keys and values" if shared else ""
@@ -135,11 +132,11 @@ def _show(facts: Mapping[str, Any]) -> None:
     )
     if facts["source"]:
         say(f"Sizes: {facts['source']}")
-    console.print(_parameters(facts))
+    _print(_parameters(facts))
     whole = model["all_parameters"]
     part = "" if whole is None else f", {model['share']:.1%} of the model's {whole:,}"
     say(f"{model['parameters']:,} parameters together{part}.")
-    console.print(_work(facts))
+    _print(_work(facts))
     cached = f", {text['cached']:,} of them cached" if text["cached"] else ""
     say(f"Queries {text['queries']:,}, keys {text['keys']:,}{cached}.")
     say(f"{model['flops']:.3g} FLOPs together: a multiply-add is two.")
@@ -184,8 +181,6 @@ def _by(n_layers: int) -> str:
 
 def _list(models: Sequence[Mapping[str, Any]]) -> None:
     """The known models, a line each."""
-    from rich.console import Console
-
     names = ("d_model", "n_heads", "n_kv_heads")
     table = _table("model", "layers", "d_model", "heads", "kv", "weights", "share", "cache")
     for facts in models:
@@ -193,8 +188,15 @@ def _list(models: Sequence[Mapping[str, Any]]) -> None:
         numbers = (model["layers"], *(sizes[name] for name in names))
         weights, cache = f"{model['weights'] / 1e6:,.1f} M", f"{model['cache_bytes'] / 1e3:,.0f} kB"
         table.add_row(facts["name"], *map(str, numbers), weights, f"{model['share']:.0%}", cache)
-    Console(highlight=False).print(table)
+    _print(table)
     say("Weights of attention, their share of the model; cache a token, in the type of --dtype.")
+
+
+def _print(table: "Table") -> None:
+    """Print a table whole: a terminal that is narrower breaks its lines, and no number is cut."""
+    from rich.console import Console
+
+    Console(highlight=False, width=1000).print(table)
 
 
 def _table(first: str, *others: str) -> "Table":
