@@ -50,7 +50,7 @@ def test_the_grouped_model_is_the_library_s(place: Path, method: str) -> None:
     assert "cache_bytes of heads: 384 before, 192 after (-50.0%)" in out
     # Of 4 kv heads two go in each of 2 layers: 6 keys and 6 values of 24 weights.
     weights = sum(x.numel() for x in model.parameters())
-    assert f"parameters: {weights:g} before, {weights - 2 * 2 * 12 * 24:g} after" in out
+    assert f"parameters: {weights:,} before, {weights - 2 * 2 * 12 * 24:,} after" in out
     assert f"The grouped model is in {place / method}" in out
 
 

@@ -192,6 +192,14 @@ def test_what_is_refused_leaves_what_was_there(
     assert (place / "taken" / "mine").read_text() == "mine"
 
 
+def test_what_cannot_be_written_is_said_before_it_is_trained(place: Path) -> None:
+    more = ("--text", place / "some.txt", "--recover", 3, "--format", "stock")
+    code, _, err = _prune(place, "never", *more)
+    assert code == 2
+    assert "Choose the format 'padded'" in err
+    assert "Recovering" not in err
+
+
 @pytest.mark.full
 def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
     model = hw.load(place / "model")

@@ -17,7 +17,7 @@ from headwise.gauge import read_given
 from headwise.models import batches, encode
 from headwise.recovery import recover
 from headwise.scores import Scores
-from headwise.surgery import Format, costs, plan, prune, save, time_passes
+from headwise.surgery import Format, costs, form_of, plan, prune, save, time_passes
 
 _SIZE = 16
 _TEXTS, _TOKENS = 8, 128
@@ -68,6 +68,7 @@ def cut(
     read = [] if not given else _read(texts, opened, tokenizer, shared)
     material = material_of(given, scores.loss, opened, tokenizer, shared) if order.curve else None
     small = prune(opened, planned, fold="mean" if read else None, reference=read)
+    form_of(order.format, small)  # what cannot be written is said before it takes long
     lost = _recover(small, opened, texts, tokenizer, order.recovery, shared)
     told["parameters"] = count_weights(opened), count_weights(small)
     if order.timed:

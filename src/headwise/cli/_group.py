@@ -36,11 +36,13 @@ def group(
     """Let the heads of a model share keys and values."""
     check_there(out, force)
     from headwise.cli import _regroup
+    from headwise.surgery import amount
 
     told = _regroup.regroup(model, kv_heads, method, text, shared, out, force)
     if as_json:
         say_json(told)
         return
     for name, (before, after) in told["costs"].items():
-        say(f"{name}: {before:g} before, {after:g} after ({after / before - 1:+.1%})")
+        change = f"{after / before - 1:+.1%}"
+        say(f"{name}: {amount(before)} before, {amount(after)} after ({change})")
     say(f"The grouped model is in {out}")

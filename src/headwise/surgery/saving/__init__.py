@@ -1,6 +1,6 @@
 """Writing smaller models down, in the form that their readers want, and proving it."""
 
-from headwise.surgery.saving._forms import Format
+from headwise.surgery.saving._forms import Format, form_of
 from headwise.surgery.saving._save import save
 
-__all__ = ["Format", "save"]
+__all__ = ["Format", "form_of", "save"]

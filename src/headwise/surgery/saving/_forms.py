@@ -16,27 +16,43 @@ from headwise.surgery.saving._padded import as_padded
 Format = Literal["headwise", "stock", "padded", "remote-code"]
 
 
+def form_of(format: Format, model: nn.Module) -> nn.Module:
+    """A model as it is written: itself, or one of stock Transformers that computes the same.
+
+    Raises:
+        UnsupportedError: its class is not one of transformers or ours, or it has no such form.
+    """
+    if isinstance(model, MiniGPT | MultiHeadAttention):
+        if format != "headwise":
+            raise UnsupportedError(
+                f"save: Transformers knows no {type(model).__name__}, so there is none for "
+                f"format={format!r}. Choose 'headwise'."
+            )
+        return model
+    if describe_smaller(model) is None or format not in ("stock", "padded"):
+        return model
+    return as_stock(model) if format == "stock" else as_padded(model)
+
+
 def write_as(format: Format, model: nn.Module, folder: Path) -> None:
     """Write a model into a folder; one that its configuration describes is written as it is.
 
     Raises:
         UnsupportedError: its class is not one of transformers, or it has no such form.
     """
-    if isinstance(model, MiniGPT | MultiHeadAttention):
-        _write_ours(format, model, folder)
+    form = form_of(format, model)
+    if isinstance(model, MiniGPT):
+        save_lab(model, None, folder, cut=differences_of(model))
+        return
+    if isinstance(model, MultiHeadAttention):
+        write_layer(model, folder)
         return
     about = describe_smaller(model)
-    if about is None:
-        _write(model, model, folder)
-    elif format == "stock":
-        _write(as_stock(model), model, folder)
-    elif format == "padded":
-        _write(as_padded(model), model, folder)
+    if about is not None and format == "remote-code":
+        write_remote(model, about, folder)
     else:
-        if format == "headwise":
-            _write(model, model, folder)
-        else:
-            write_remote(model, about, folder)
+        _write(form, model, folder)
+    if about is not None and format in ("headwise", "remote-code"):
         (folder / "headwise.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
 
 
@@ -45,15 +61,3 @@ def _write(form: Any, model: Any, folder: Path) -> None:
     if hasattr(model, "generation_config"):
         form.generation_config = model.generation_config
     form.save_pretrained(folder)
-
-
-def _write_ours(format: Format, model: MiniGPT | MultiHeadAttention, folder: Path) -> None:
-    if format != "headwise":
-        raise UnsupportedError(
-            f"save: Transformers knows no {type(model).__name__}, so there is none for "
-            f"format={format!r}. Choose 'headwise'."
-        )
-    if isinstance(model, MiniGPT):
-        save_lab(model, None, folder, cut=differences_of(model))
-    else:
-        write_layer(model, folder)
