@@ -107,8 +107,12 @@ RULES: dict[str, Any] = {
 # Of half precision pairs are read where both widths are even, and else none.
 @pytest.mark.parametrize(
     ("dtype", "widths"),
-    [(torch.float32, (19, 37))]
-    + [(half, widths) for half in HALVES for widths in ((18, 38), (20, 37), (19, 40))],
+    [
+        (torch.float32, (19, 37)),
+        (torch.bfloat16, (18, 38)),
+        (torch.bfloat16, (20, 37)),
+        (torch.float16, (19, 40)),
+    ],
     ids=str,
 )
 @pytest.mark.usefixtures("built_for_halves")
