@@ -155,7 +155,7 @@ template <class Number> class Part {
                 Value *to = static_cast<Value *>(a.heads) + q.b * a.heads_step[0] +
                              q.head[lane] * a.heads_step[1] + q.query(lane) * a.heads_step[2];
                 for (int64_t d = 0; d < a.Dv; d += W)
-                    store_some(to + d, load(from + d) * weight[i], std::min<int64_t>(W, a.Dv - d));
+                    store_some(to + d, load(from + d) * weight[i], a.Dv - d);
             }
         });
     }
@@ -184,32 +184,30 @@ template <class Number> class Part {
         }
     }
 
-    // Visits each group that keys are shared in, with its rows in this strip.
-    template <class Visit> void each_group(Visit f) const {
+    // Calls f for R rows, or for half as many as long as that is more than n. Returns for how many.
+    template <int R, class Call> static int widest(int64_t n, Call f) {
+        if constexpr (R > 1)
+            if (n < R) return widest<R / 2>(n, f);
+        f.template operator()<R>();
+        return R;
+    }
+    // Visits rows that share keys, R at a time or fewer. All of these are in one vector.
+    template <int R, class Visit> void each_tile(Visit f) const {
         int64_t group = a.H / a.Hkv * a.T, first = q.h * a.T + q.first;
         for (int row = 0; row < q.n;) {
             int64_t shared = (first + row) / group;
-            int stop = std::min<int64_t>(q.n, (shared + 1) * group - first);
-            f(shared, row, stop);
-            row = stop;
+            int64_t stop = std::min<int64_t>(q.n, (shared + 1) * group - first);
+            row += widest<R>(stop - row, [&]<int r>() { f.template operator()<r>(shared, row); });
         }
-    }
-    // Visits rows, R at a time as long as there are so many. All of these are in one vector.
-    template <int R, class Visit> static void in_tiles(int row, int stop, Visit f) {
-        for (; row + R <= stop; row += R) f.template operator()<R>(row);
-        if constexpr (R > 1) in_tiles<R / 2>(row, stop, f);
     }
 
     void logits(const Block &k) const {
         int last = (q.vectors - 1) * W;  // has lanes without a row
         for (int r = 0; r < k.n && q.n % W; r++) store(room.s + r * ROWS + last, Floats{});
-        each_group([&](int64_t shared, int first, int stop) {
-            const Number *keys = q.in<Number>(a.k, a.k_step, shared, k.start);
-            int64_t step = a.k_step[2] / UNIT<Number>;
-            in_tiles<MOST>(first, stop, [&]<int R>(int row) {
-                dot_rows<R>(k.rows[row / W], keys, step, width(), room.q + row * query_step(),
-                            query_step(), a.scale, room.s + row);
-            });
+        each_tile<MOST>([&]<int R>(int64_t shared, int row) {
+            dot_rows<R>(k.rows[row / W], q.in<Number>(a.k, a.k_step, shared, k.start),
+                        a.k_step[2] / UNIT<Number>, width(), room.q + row * query_step(),
+                        query_step(), a.scale, room.s + row);
         });
     }
 
@@ -217,12 +215,9 @@ template <class Number> class Part {
         for (int i = 0; i < q.n && softmax.moved; i++)
             for (int64_t d = i * wide; d < (i + 1) * wide; d += W)
                 store(o + d, load(o + d) * factor(i));
-        each_group([&](int64_t shared, int first, int stop) {
-            const Value *values = q.in<Value>(a.v, a.v_step, shared, k.start);
-            in_tiles<MIXED>(first, stop, [&]<int R>(int row) {
-                mix_columns<R, COLUMNS>(k.rows[row / W], values, a.v_step[2], a.Dv, room.s + row,
-                                        o + row * wide, wide);
-            });
+        each_tile<MIXED>([&]<int R>(int64_t shared, int row) {
+            mix_columns<R, COLUMNS>(k.rows[row / W], q.in<Value>(a.v, a.v_step, shared, k.start),
+                                    a.v_step[2], a.Dv, room.s + row, o + row * wide, wide);
         });
     }
 };

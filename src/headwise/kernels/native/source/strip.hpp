@@ -77,7 +77,7 @@ struct Strip {
     Strip(const Problem &a, const Room &room, int64_t b, int64_t h, int64_t first, int n)
         : a(a), room(room), b(b), h(h), first(first), n(n), vectors((n + W - 1) / W),
           one_head(first + n <= a.T), low(one_head ? first : 0), at(low + a.S - a.T) {
-        for (int i = 0; i < ROWS; i++) {
+        for (int i = 0; i < vectors * W; i++) {
             head[i] = one_head ? h : h + (first + i) / a.T;
             offset[i] = one_head ? i : (first + i) % a.T;
         }
