@@ -177,6 +177,9 @@ def test_attend_takes_it_where_keys_are_shared_and_says_so(dtype: torch.dtype) -
     torch.testing.assert_close(found.heads, attend(q, k, v, backend="rows"))
     short = attend(q, k[:, :, :9], v[:, :, :9], need_lse=True)
     assert short.backend == "fused"
+    with _threads(1):  # where no keys are shared, torch's kernel is as fast up to some length
+        apart = attend(q[:, :2], k[:, :, :512], v[:, :, :512], need_lse=True)
+    assert apart.backend == ("fused" if dtype == torch.float32 else "native")
     many = attend(q.expand(-1, -1, FEW + 1, -1), k, v, need_lse=True)
     assert (many.backend, many.choice.packed) == ("native", False)
     learned = attend(q, k.clone().requires_grad_(), v, need_lse=True, backend="native")

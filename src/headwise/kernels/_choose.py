@@ -140,10 +140,11 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     at 8 tokens 1.07 1.05; 16 queries on 1024 keys .80 .70. bfloat16 at those 1.06 1.27, .71 .77,
     .59 .66, and .70 .66; float16 .62 .81, .95 .95, .92 .80, and .31 .31; trained, at 64, 128 and
     512 tokens bfloat16 .79 .66, .57 .38, .47 .33, float16 1.02 .61, .82 .71, .71 .49, float32 1.15
-    1.07, .97 .74, .82 .47. Longer ones: `benchmarks/native.py`. One query, over torch's kernel with
-    packed heads: 32 heads on 8, width 128, at 64, 256, 1024 and 16384 keys .93 .76 .65 .41,
-    bfloat16 .88 .52 at 64 and 256; 12 heads at 128, 512 and 4096 keys 1.16 .96 .86, bfloat16 .60
-    .48 at 128 and 512; training is unmeasured. With AMX half precision is unmeasured.
+    1.07, .97 .74, .82 .47. Longer ones: `benchmarks/native.py`. One query from memory, over torch's
+    kernel with packed heads: 32 heads on 8, width 128, at 16, 32, 64 and 128 keys 1.03 .94 .79 .72
+    (1.17 1.11 .97 .89 from a cache), bfloat16 at 16 and 64 .97 .75; 12 heads at 128, 256, 512 and
+    4096 keys 1.07 1.00 .95 .96, bfloat16 at 16, 32 and 64 1.02 .81 .60, float16 at 16 .72; training
+    is unmeasured. With AMX half precision is unmeasured.
     """
     # An exported program is for other places, where the native kernel may not be.
     if torch.compiler.is_exporting() or q.dtype == torch.float64:
@@ -153,7 +154,8 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
         return False
     B, H, T, D = q.shape
     if is_packed(T, q, k):
-        return k.numel() >= (_n_threads() << 17)
+        least = (18 if k.shape[1] == H else 16) if single else 14
+        return k.numel() >= _n_threads() << least
     least = 1 << (23 if single else 21)
     return T >= 8 and B * H * T * k.shape[2] * D >= _n_threads() * least
 
