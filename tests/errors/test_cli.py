@@ -98,6 +98,10 @@ def test_an_output_is_tried_before_the_work(
             ("observe", "./any", "--text", "good.txt", "--json", "--device", "cuda:99"),
             "--device: 'cuda:99' cannot be used here",
         ),
+        (
+            ("observe", "./any", "--text", "good.txt", "--statistics", "entropie"),
+            "no statistic 'entropie'",
+        ),
         (("observe", "./any"), "'--text'"),
         (("observe",), "'MODEL'"),
         (("observe", "./any", "--text", "good.txt", "--max-tokens", "1"), "equal to 2"),

@@ -124,6 +124,19 @@ def test_statistics_are_asked_for_by_name(folder: Path, text: Path, tmp_path: Pa
     assert (table.mean("participation") <= high).all()
 
 
+def test_what_a_table_names_can_be_asked_for(folder: Path, text: Path, tmp_path: Path) -> None:
+    arguments = ("observe", folder, "--text", text, "--json")
+    everything = json.loads(headwise(*arguments).out)
+    names = [name for name in everything[0] if name not in ("name", "stack", "layer", "head")]
+    assert "punctuation" in names
+    asked = json.loads(headwise(*arguments, "--statistics", ",".join(names)).out)
+    assert asked == everything
+    assert json.loads(headwise(*arguments, "--per-text").out) == everything
+    top = json.loads(headwise(*arguments, "--statistics", "top(punctuation)").out)
+    assert top[0]["punctuation"] == everything[0]["punctuation"]
+    assert 0 <= top[0]["top(punctuation)"] <= 1
+
+
 def test_a_seed_draws_texts_the_same_way(folder: Path, text: Path) -> None:
     drawn = [
         headwise("observe", folder, "--text", text, "--json", "--max-texts", 1, "--seed", seed).out

@@ -19,7 +19,7 @@ def observe(
     statistics: Annotated[
         str | None,
         typer.Option(
-            help="Names with commas between, such as entropy,participation,top(first).",
+            help="Names with commas between, such as entropy,special,top(first).",
             show_default="all that are cheap",
         ),
     ] = None,
@@ -37,11 +37,11 @@ def observe(
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
     from headwise.cli import _work
-    from headwise.watch import DEFAULT, Request
 
-    names = DEFAULT if statistics is None else [one.strip() for one in statistics.split(",")]
-    request = Request.of(names, per_text) if statistics or per_text else None
-    table = _work.study_model(model, text, shared, request).table
+    names = None if statistics is None else [one.strip() for one in statistics.split(",")]
+    asked = _work.Asked(names, per_text)
+    asked.check()
+    table = _work.study_model(model, text, shared, asked).table
     if out is not None:
         note(f"{len(table.heads)} heads: {table.save(out)}")
     if as_json:

@@ -6,7 +6,7 @@ Everything heavy is imported here, so commands import this file when they run.
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,14 +19,15 @@ from headwise.corpora import SentencePair, read_pairs, read_texts
 from headwise.errors import ArgumentError, HeadwiseError, InputError
 from headwise.gauge import RESUMABLE, importance
 from headwise.lab import Trained, TrainSettings, sample, train
-from headwise.models import load, load_tokenizer
+from headwise.models import TOKEN_CLASSES, load, load_tokenizer, token_classes
 from headwise.report import About, Study, study, study_lab
 from headwise.roles import Evidence, find_roles
 from headwise.scores import Scores
-from headwise.watch import Request
+from headwise.watch import DEFAULT, Request
 
 __all__ = [
     "SETTINGS",
+    "Asked",
     "Texts",
     "given_in",
     "open_model",
@@ -49,8 +50,29 @@ SETTINGS = {field.name for field in fields(TrainSettings)}
 _CHECKPOINT, _FACTS = "training.safetensors", "training.json"
 
 
+@dataclass(frozen=True)
+class Asked:
+    """The statistics that are asked for by name; None is all that are cheap."""
+
+    names: list[str] | None = None
+    per_text: bool = False
+
+    def check(self) -> None:
+        """Refuse a name that no model has, before one is opened."""
+        if self.names is not None:
+            Request.of(self.names, classes=dict.fromkeys(TOKEN_CLASSES, ()))
+
+    def of(self, tokenizer: Any) -> Request | None:
+        """What to find out, the classes of tokens that a vocabulary has among it."""
+        if self == Asked():
+            return None
+        classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
+        names = (*DEFAULT, *classes) if self.names is None else self.names
+        return Request.of(names, self.per_text, classes)
+
+
 def study_model(
-    model: str, text: Path, shared: Shared, request: Request | None = None, roles: bool = False
+    model: str, text: Path, shared: Shared, asked: Asked | None = None, roles: bool = False
 ) -> Study:
     """Watch a model on the texts of a file, and look for what its heads do there."""
     # The text first: it is read in no time, a model is not.
@@ -62,7 +84,7 @@ def study_model(
             opened,
             tokenizer,
             texts,
-            request=request,
+            request=(asked or Asked()).of(tokenizer),
             about=about,
             max_tokens=shared.max_tokens,
             on_batch=tell,

@@ -5,6 +5,7 @@ from headwise.models._given import check_model
 from headwise.models._open import load, load_tokenizer
 from headwise.models._passing import Passing
 from headwise.models._tokens import (
+    TOKEN_CLASSES,
     Batch,
     batches,
     context_of,
@@ -59,6 +60,7 @@ from headwise.models.smaller import (
 
 __all__ = [
     "TABLE",
+    "TOKEN_CLASSES",
     "Ablation",
     "Attention",
     "Batch",

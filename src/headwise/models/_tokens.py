@@ -104,13 +104,17 @@ def _readable(tokenizer: Any, one: int) -> str:
     return str(tokenizer.convert_ids_to_tokens(one))
 
 
+# The classes of `token_classes`, in its order.
+TOKEN_CLASSES = ("special", "punctuation")
+
+
 def token_classes(tokenizer: Any) -> dict[str, tuple[frozenset[int], str]]:
     """Classes of tokens that most vocabularies have: ids and what they are, by name."""
-    classes = {
-        "special": (_special(tokenizer), "special tokens of the tokenizer"),
-        "punctuation": (_punctuation(tokenizer), "tokens of punctuation alone"),
-    }
-    return {name: found for name, found in classes.items() if found[0]}
+    classes = (
+        (_special(tokenizer), "special tokens of the tokenizer"),
+        (_punctuation(tokenizer), "tokens of punctuation alone"),
+    )
+    return {name: found for name, found in zip(TOKEN_CLASSES, classes, strict=True) if found[0]}
 
 
 def _special(tokenizer: Any) -> frozenset[int]:

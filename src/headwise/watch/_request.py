@@ -90,9 +90,17 @@ class Request:
                     )
 
     @classmethod
-    def of(cls, names: Sequence[str], per_text: bool = False) -> "Request":
+    def of(
+        cls,
+        names: Sequence[str],
+        per_text: bool = False,
+        classes: Mapping[str, Collection[int]] | None = None,
+    ) -> "Request":
         """The statistics and nothing else, by the names that a table gives them.
 
+        Args:
+            classes: Token ids by name; those are asked for whose name, `top(...)` or `value(...)`
+                is among the names.
         Raises:
             ArgumentError: an unknown name.
         """
@@ -100,8 +108,11 @@ class Request:
         for name in names:
             found = _OF_MASS.fullmatch(name)
             asked[found[1] if found else ""].append(found[2] if found else name)
+        named = {name for some in asked.values() for name in some}
+        known = {name: ids for name, ids in (classes or {}).items() if name in named}
+        statistics = tuple(name for name in asked[""] if name not in known)
         top, value = tuple(asked["top"]), tuple(asked["value"])
-        return cls(tuple(asked[""]), top=top, value=value, per_text=per_text)
+        return cls(statistics, classes=known, top=top, value=value, per_text=per_text)
 
     @property
     def names(self) -> tuple[str, ...]:
