@@ -133,18 +133,31 @@ def _decoding_works(size: tuple[int, ...], dtype: str) -> dict[str, Work]:
     q = torch.randn(B, H, 1, D).to(DTYPES[dtype])
     one = [torch.randn(B, Hkv, S, D).to(DTYPES[dtype]) for _ in "kv"]
     layers = max(2, BETWEEN // sum(x.nbytes for x in one))
-    caches = cycle([[x.clone() for x in one] for _ in range(layers)])
+    caches = [[x.clone() for x in one] for _ in range(layers)]
     rule = make_rule(head_dim=D)
+    filled = {k: _filled(q, k, v, rule, packed=True) for k, v in caches}
     request = RowRequest(heads=True, distance=True, keys=_neighbors(B, S)[:, -1:])
     kernels: dict[str, Callable[[Tensor, Tensor], object]] = {
         TORCH: partial(F.scaled_dot_product_attention, q, enable_gqa=Hkv != H),
         # Of half precision, sums would take longer.
         READING: lambda k, v: [x.view(torch.float32).sum() for x in (k, v)],
+        "the native kernel alone": lambda k, _: filled[k].solve(),
         "attend, torch's kernel": partial(attend, q, backend="fused"),
         "attend, native": partial(attend, q, backend="native"),
         "native, a watch": lambda k, v: row_statistics(q, k, v, rule, request, backend="native"),
     }
-    return {name: lambda kernel=kernel: kernel(*next(caches)) for name, kernel in kernels.items()}
+    turns = cycle(caches)
+    return {name: lambda kernel=kernel: kernel(*next(turns)) for name, kernel in kernels.items()}
+
+
+def _filled(q: Tensor, k: Tensor, v: Tensor, rule: Rule, packed: bool = False) -> Filling:
+    """What `attend` fills in and checks at every call."""
+    filling = Filling.of(q, k, v)
+    filling.number("packed", packed)
+    give_rule(filling, rule)
+    filling.ask("heads", (*q.shape[:3], v.shape[3]), q.dtype, steps=3)
+    filling.ask("lse", q.shape[:3])
+    return filling
 
 
 def small(how: argparse.Namespace) -> Iterator[Row]:
@@ -163,10 +176,7 @@ def calls(how: argparse.Namespace) -> Iterator[Row]:
     q, k, v = (torch.randn(1, 4, 2, 8) for _ in "qkv")
     rule = make_rule(head_dim=8)
     asked = RowRequest(heads=True, distance=True, keys=_neighbors(1, 2))
-    filling = Filling.of(q, k, v)
-    give_rule(filling, rule)
-    filling.ask("heads", (1, 4, 2, 8), steps=3)
-    filling.ask("lse", (1, 4, 2))
+    filling = _filled(q, k, v, rule)
     problem = ctypes.byref(filling.problem)
     filling.solve()
     works: dict[str, Work] = {
