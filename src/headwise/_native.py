@@ -20,7 +20,7 @@ NOT_BUILT = (
     "none was built with this installation, for want of a C++ compiler or because it failed: "
     "`pip install --verbose` says which"
 )
-INTERFACE = 3
+INTERFACE = 4
 
 _Steps2, _Steps3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
 
@@ -50,11 +50,10 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("query_at", "key_at")),
         *(("N", ctypes.c_int64), ("keys", ctypes.c_void_p)),
         *((name, ctypes.c_void_p) for name in ("key_mass", "key_top", "key_share", "key_seen")),
-        ("C", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("class_start", "class_of", "class_share_of")),
+        *(("C", ctypes.c_int64), ("classes", ctypes.c_void_p)),
         *((name, ctypes.c_void_p) for name in ("class_mass", "class_top", "class_share")),
         *((name, ctypes.c_void_p) for name in ("class_keys", "key_norms")),
-        *((name, ctypes.c_void_p) for name in ("peak", "peak_weight", "counted", "received")),
+        *((name, ctypes.c_void_p) for name in ("counted", "received")),
         *((name, ctypes.c_void_p) for name in ("grad_heads", "grad_lse", "grad_entropy")),
         ("grad_heads_step", _Steps3),
         *((name, ctypes.c_void_p) for name in ("dq", "dk", "dv")),
@@ -120,7 +119,7 @@ def open_library(path: Path, why: str = "asked for by its path") -> Library:
         return Library("none", f"{path.name} was built from other sources; build it again")
     if not runs():
         return Library("none", f"{path.name} is not for this processor ({platform.machine()})")
-    for name in ("headwise_forward", "headwise_received", "headwise_backward"):
+    for name in ("headwise_forward", "headwise_backward"):
         function = getattr(functions, name)
         function.argtypes, function.restype = [ctypes.POINTER(Problem)], ctypes.c_int64
     return Library(path.stem, why, functions)

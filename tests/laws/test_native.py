@@ -169,6 +169,41 @@ def test_ties_go_to_the_first_key() -> None:
     assert torch.equal(found.argmax[0, 0], (at - 9).clamp(min=0))
 
 
+TIED = {
+    "full": masks.window((None, None)),
+    "causal": masks.causal(),
+    "window": masks.window((130, 9)),
+    "lengths": masks.causal() & masks.padding([300, 170], side="left"),
+    "mask": masks.as_mask(torch.rand(2, 3, 150, 300) < 0.2),
+}
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("how", TIED)
+@pytest.mark.parametrize("few", [1, 3, 150])
+def test_ties_are_shared_by_all_keys_and_their_classes(how: str, few: int) -> None:
+    B, H, S, D = 2, 3, 300, 4
+    # Small whole numbers: many products are the same, and none is rounded.
+    q, k = (torch.randint(-1, 2, (B, H, n, D)).float() for n in (few, S))
+    classes = torch.rand(B, S, 5)  # a key is in several, or in none
+    classes = classes.where(classes < 0.4, 0.0)
+    keys = torch.randint(0, S, (B, few, 7))
+    visible = TIED[how].dense(150, S)[:, :, -few:]
+    rule = make_rule(head_dim=D, mask=visible if how == "mask" else TIED[how])
+    request = RowRequest(argmax=True, top=True, classes=classes, keys=keys)
+    found = row_statistics(q, k, k, rule, request, backend="native")
+
+    logits = (q @ k.mT).masked_fill(~visible, -torch.inf)
+    largest = logits == logits.amax(-1, keepdim=True)
+    shares = largest / largest.sum(-1, keepdim=True)
+    assert (largest.sum(-1) > 1).any()
+    assert torch.equal(found.argmax, largest.int().argmax(-1))
+    torch.testing.assert_close(found.key_top, shares.gather(-1, keys[:, None].expand(B, H, few, 7)))
+    torch.testing.assert_close(found.class_top, shares @ classes[:, None])
+    seen = visible.float().expand(B, H, few, S)
+    torch.testing.assert_close(found.class_keys, seen @ classes[:, None])
+
+
 @pytest.mark.usefixtures("built")
 def test_strides_of_any_kind_are_read() -> None:
     wide = torch.randn(2, 40, 3, 4, 50)

@@ -66,12 +66,12 @@ int64_t solve(Sizes n, int64_t kind, bool packed, bool causal) {
     std::vector<uint8_t> mask(rows * n.S), heads(rows * n.Dv * (kind == 0 ? 4 : 2));
     std::vector<uint8_t> seen(rows * N), counted(n.B * n.T, 1);
     for (uint8_t &one : mask) one = draw() < 0.6f;
-    std::vector<int32_t> keys(n.B * n.T * N), class_of(n.B * n.S);
+    std::vector<int32_t> keys(n.B * n.T * N);
     for (int32_t &one : keys) one = (draw() + 1) / 2 * n.S;
-    std::vector<int64_t> starts(n.B * n.S + 1), n_keys(rows), argmax(rows);
-    for (int64_t i = 0; i < n.B * n.S; i++) class_of[i] = i % C, starts[i + 1] = i + 1;
-    auto shares = drawn(n.B * n.S);
-    constexpr int STATISTICS = 10;
+    std::vector<int64_t> n_keys(rows), argmax(rows);
+    auto classes = drawn(n.B * n.S * C);
+    for (int64_t i = 0; i < n.B * n.S; i++) classes[i * C + i % C] = 0;
+    constexpr int STATISTICS = 8;
     std::vector<float> row[STATISTICS], key_mass(rows * N), key_top(rows * N), key_share(rows * N);
     for (auto &one : row) one.resize(rows);
     std::vector<float> mass(rows * C), top(rows * C), share(rows * C), members(rows * C);
@@ -95,17 +95,16 @@ int64_t solve(Sizes n, int64_t kind, bool packed, bool causal) {
     }
     p.n_keys = n_keys.data(), p.argmax = argmax.data();
     float **asked[STATISTICS] = {&p.lse, &p.max_logit, &p.max_weight, &p.entropy, &p.sink,
-                                 &p.participation, &p.distance, &p.even_distance, &p.peak,
-                                 &p.peak_weight};
+                                 &p.participation, &p.distance, &p.even_distance};
     for (int i = 0; i < STATISTICS; i++) *asked[i] = row[i].data();
     p.query_at = query_at.data(), p.key_at = key_at.data(), p.key_norms = norms.data();
     p.N = N, p.keys = keys.data(), p.key_mass = key_mass.data(), p.key_top = key_top.data();
     p.key_share = key_share.data(), p.key_seen = seen.data();
-    p.C = C, p.class_start = starts.data(), p.class_of = class_of.data();
-    p.class_share_of = shares.data(), p.class_mass = mass.data(), p.class_top = top.data();
+    p.C = C, p.classes = classes.data(), p.class_mass = mass.data(), p.class_top = top.data();
     p.class_share = share.data(), p.class_keys = members.data();
-    p.counted = counted.data(), p.received = received.data();
-    if (headwise_forward(&p) || headwise_received(&p)) return 1;
+    p.counted = counted.data();
+    if (!packed) p.received = received.data();
+    if (headwise_forward(&p)) return 1;
 
     for (int64_t i = 0; i < rows; i++) printf("key %d %d\n", int(n_keys[i]), int(argmax[i]));
     for (int i = 0; i < STATISTICS; i++) print("row", row[i]);

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor  # there is no public name
 
@@ -142,10 +142,7 @@ def native_statistics(
     rule: Rule,
     request: RowRequest,
 ) -> RowStatistics:
-    """Statistics of the weights of every row, from one pass over the keys.
-
-    Another pass gives what keys receive.
-    """
+    """Statistics of the weights of every row, from one pass over the keys."""
     check_rule(rule, q)
     found = _describe(q, k, v if request.heads else v[..., :0], rule, request)
     if found.heads is None or rule.visible is None or is_finite(found.heads):
@@ -158,7 +155,8 @@ def native_statistics(
 
 def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) -> RowStatistics:
     filling = Filling.of(q, k, v)
-    filling.number("packed", is_packed(q.shape[2], q, k, v))
+    # What keys receive is summed over strips of queries.
+    filling.number("packed", request.received is None and is_packed(q.shape[2], q, k, v))
     give_rule(filling, rule)
     found = _ask_rows(filling, rule, request)
     if request.keys is not None:
@@ -168,11 +166,8 @@ def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) 
     if request.heads:
         found["heads"] = ask_by_token(filling, "heads", (*q.shape[:3], v.shape[3]))
     if request.received is not None:
-        for name in ("peak", "peak_weight"):
-            filling.ask(name, q.shape[:3])
+        found["received"] = _ask_received(filling, request.received)
     filling.solve()
-    if request.received is not None:
-        found["received"] = _receive(filling, request.received)
     if "key_seen" in found:
         found["key_seen"] = found["key_seen"].view(torch.bool)
     return NativeStatistics(**found)
@@ -231,13 +226,8 @@ def _ask_classes(filling: Filling, request: RowRequest, classes: Float[Tensor, "
     B, H, T, S = (filling.sizes[name] for name in "BHTS")
     C = classes.shape[-1]
     filling.number("C", C)
-    classes = classes.to(torch.float32).expand(B, S, C)
-    member = classes != 0
-    starts = torch.nn.functional.pad(member.sum(-1).flatten().cumsum(0), (1, 0))
-    texts, at, of = member.nonzero(as_tuple=True)
-    filling.give("class_start", starts, (B * S + 1,), torch.int64)
-    filling.give("class_of", of.to(torch.int32), (len(of),), torch.int32)
-    filling.give("class_share_of", classes[texts, at, of], (len(of),))
+    classes = classes.to(torch.float32).expand(B, S, C).contiguous()
+    filling.give("classes", classes, (B, S, C))
     names = ("keys", *_measures(filling, request))
     return {f"class_{name}": filling.ask(f"class_{name}", (B, H, T, C)) for name in names}
 
@@ -257,10 +247,8 @@ def _measures(filling: Filling, request: RowRequest) -> list[str]:
     return wanted
 
 
-def _receive(filling: Filling, counted: Tensor) -> Float[Tensor, "B H S"]:
+def _ask_received(filling: Filling, counted: Bool[Tensor, "B T"]) -> Float[Tensor, "B H S"]:
     B, H, T, S = (filling.sizes[name] for name in "BHTS")
     bytes_ = counted.expand(B, T).to(torch.uint8).contiguous()
     filling.give("counted", bytes_, (B, T), torch.uint8)
-    received = filling.ask("received", (B, H, S))
-    filling.solve("headwise_received")
-    return received
+    return filling.ask("received", (B, H, S)).zero_()  # to which the kernel adds

@@ -7,11 +7,8 @@
 // Queries are gone through from the last to the first. Under a causal mask the last one is seen
 // by all shares, so that all begin at once, and hardly ever wait.
 #pragma once
-#include <sched.h>
-
-#include <atomic>
-
 #include "softmax.hpp"
+#include "threads.hpp"
 
 // Keys in a tile of gradients, with two vectors of columns each.
 constexpr int TALL = W == 8 ? 6 : 12;
@@ -222,7 +219,7 @@ template <int N, class Number> struct Backward {
 struct Share {
     const Problem &a;
     const Desk &desk;
-    std::atomic<int32_t> *turns;  // how many shares have added to each strip
+    Turn *turns;  // of strips, which shares add to
     int64_t b, kv, start, stop;
 
     void differentiate() const {
@@ -244,12 +241,11 @@ struct Share {
         int64_t size = keys_in_share(a);
         int64_t first = q.start < q.stop ? q.start / size : 0, own = start / size;
         if (own != first && (start >= q.stop || stop <= q.start)) return;
-        std::atomic<int32_t> &turn = turns[(b * a.H + h) * ((a.T + ROWS - 1) / ROWS) + strip];
+        Turn &turn = turns[(b * a.H + h) * ((a.T + ROWS - 1) / ROWS) + strip];
         specialized(q, [&]<int N, class Number>() { add<N, Number>(q, turn, own - first); });
     }
 
-    template <int N, class Number>
-    void add(const Strip &q, std::atomic<int32_t> &turn, int32_t own) const {
+    template <int N, class Number> void add(const Strip &q, Turn &turn, int32_t own) const {
         Backward<N, Number> way(q, desk);
         for (int64_t from = start; from < stop; from += KEYS) {
             Block k = q.block(from, std::min(from + KEYS, stop));
@@ -257,9 +253,7 @@ struct Share {
             if (!k.empty)
                 way.add(k, desk.dk + at * whole_vectors(a.D), desk.dv + at * whole_vectors(a.Dv));
         }
-        while (turn.load(std::memory_order_acquire) != own) sched_yield();
-        way.finish(own == 0);
-        turn.store(own + 1, std::memory_order_release);
+        turn.take(own, [&] { way.finish(own == 0); });
     }
 
     template <class Stored>

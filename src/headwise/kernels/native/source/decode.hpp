@@ -123,6 +123,7 @@ template <class Number> class Part {
     void look(const Room &own, int64_t from, int64_t to) {
         room.q = own.q;
         room.s = own.s;
+        room.members = own.members;
         copy_queries();
         to = std::min(to, q.stop);
         for (; from < to; from += KEYS) {
@@ -238,7 +239,7 @@ template <class Number> struct Decoding {
         in_group = (group + in_strip - 1) / in_strip;
         of_text = in_group > 1 ? a.Hkv * in_group : (a.Hkv * group + in_strip - 1) / in_strip;
         strips = a.B * of_text;
-        start = std::clamp<int64_t>(a.S - a.T - a.left, 0, a.S);
+        start = std::clamp<int64_t>(a.S - a.T - a.left, 0, a.S) / KEYS * KEYS;
         chunks = std::max<int64_t>(1, (a.S - start + CHUNK - 1) / CHUNK);
         size = (sizeof(Part<Number>) + 4 * Part<Number>::size(a) + 63) / 64 * 64;
         int64_t bytes = size * std::max<int64_t>(1, strips * chunks);

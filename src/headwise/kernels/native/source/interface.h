@@ -43,19 +43,15 @@ struct Problem {
     float *key_mass, *key_top, *key_share;
     uint8_t *key_seen;
 
-    // Classes of keys, as the entries of a sparse matrix: those of key s of text b are
-    // class_start[b * S + s] up to the next. [B,H,T,C] out.
+    // Classes of keys: how much of each a key is, [B,S,C] in, mostly 0. [B,H,T,C] out.
     int64_t C;
-    const int64_t *class_start;
-    const int32_t *class_of;
-    const float *class_share_of;
+    const float *classes;
     float *class_mass, *class_top, *class_share, *class_keys;
 
     const float *key_norms;     // [B,H,S]: what a key's weight counts for in shares
 
-    // The largest logit of each row, bias included, and the weight of a key that has it: [B,H,T].
-    float *peak, *peak_weight;
-    // With those, a second pass: the weights that each key receives from some queries.
+    // The weights that each key receives from some queries are added to what is there. Not where
+    // heads are packed.
     const uint8_t *counted;     // [B,T]
     float *received;            // [B,H,S]
 
@@ -74,7 +70,6 @@ struct Problem {
 #define EXPORTED __attribute__((visibility("default")))
 // 0, or 1 where there was no memory.
 EXPORTED int64_t headwise_forward(const Problem *);
-EXPORTED int64_t headwise_received(const Problem *);
 EXPORTED int64_t headwise_backward(const Problem *);
 // Multiplies and adds in registers alone, in pairs of bfloat16 if asked for: what no kernel exceeds.
 // Returns how many operations those were, or 0 where there are no pairs.
@@ -85,4 +80,4 @@ EXPORTED int64_t headwise_runs_here();
 EXPORTED int64_t headwise_interface();
 }
 
-constexpr int64_t INTERFACE = 3;
+constexpr int64_t INTERFACE = 4;

@@ -2,14 +2,17 @@
 //
 // A task is a strip of 48 queries of one head (on AVX-512) against all keys that they may see, a
 // block of 64 keys at a time: logits, their exponentials in place, then mixed values. No task
-// depends on another, so the result is the same for any number of threads.
+// depends on another, but that strips add to what keys receive in turns; so the result is the same
+// for any number of threads.
 #include "backward.hpp"
 #include "decode.hpp"
-
-#include <atomic>
-#include <cstdlib>
+#include "threads.hpp"
 
 namespace {
+
+// What is kept of a block, for what its keys receive: exponentials, and the largest logits that
+// they were taken relative to.
+constexpr int KEPT = (KEYS + 1) * ROWS;
 
 // What one thread computes in, in one piece.
 struct Memory {
@@ -17,9 +20,10 @@ struct Memory {
     Room room;
 
     explicit Memory(const Problem &a) {
+        int64_t kept = a.received ? (a.S / KEYS + 1) * KEPT : KEYS * ROWS;
         float *key_at = nullptr;
         whole = in_one_piece({{&room.q, whole_vectors(a.D) * ROWS},
-                              {&room.s, KEYS * ROWS},
+                              {&room.s, kept},
                               {&room.pairs, KEYS / 2 * ROWS},
                               {&room.laid, size_of_laid(a)},
                               {&room.o, a.Dv * ROWS},
@@ -45,12 +49,43 @@ void write_heads(const Strip &q, int v, int n, Floats weight) {
     else write(static_cast<float *>(a.heads));
 }
 
-template <int N, class Number> void attend(const Strip &q) {
+// Adds what keys receive from a strip, of which all exponentials were kept.
+template <int N> void give(const Strip &q, const Softmax &softmax, const float *s) {
+    const Problem &a = q.a;
+    Floats weight[N], factor[N];
+    Ints counted[N] = {};
+    for (int v = 0; v < N; v++) {
+        weight[v] = softmax.last_of(v).weight;
+        for (int i = 0; i < W && v * W + i < q.n; i++)
+            counted[v][i] = -a.counted[q.b * a.T + q.query(v * W + i)];
+    }
+    for (int64_t from = q.start / KEYS * KEYS; from < q.stop; from += KEYS) {
+        Block k = q.block(from, from + KEYS);
+        if (k.empty) continue;
+        for (int v = 0; v < N; v++)
+            factor[v] = weight[v] * exponential(load(s + KEYS * ROWS + v * W) - softmax.peak[v]);
+        float *received = a.received + (q.b * a.H + q.h) * a.S + k.start;
+        for (int first = 0; first < k.n; first += W) {
+            Floats parts[W] = {};
+            for (int v = 0; v < N; v++)
+                for (int r = first; r < std::min(first + W, k.rows[v]); r++) {
+                    Floats p = load(s + r * ROWS + v * W) * factor[v];
+                    parts[r - first] += (Floats)((Ints)p & counted[v]);
+                }
+            int some = std::min(W, k.n - first);
+            store_some(received + first, load_some(received + first, some) + sums(parts), some);
+        }
+        s += KEPT;
+    }
+}
+
+template <int N, class Number> void attend(const Strip &q, Room &room, Turn *turn) {
     const Problem &a = q.a;
     q.turn_queries<Number>();
     Softmax softmax(q);
+    const float *kept = room.s;
     bool fresh = true;
-    for (int64_t from = q.start; from < q.stop; from += KEYS) {
+    for (int64_t from = q.start / KEYS * KEYS; from < q.stop; from += KEYS) {
         Block k = q.block(from, from + KEYS);
         if (k.empty) continue;
         if (a.heads) q.fetch_values(k);
@@ -64,54 +99,24 @@ template <int N, class Number> void attend(const Strip &q) {
             mix<N>(k.rows, q.down<Number>(k, a.v, a.v_step, a.Dv), a.Dv, weights, softmax.factor,
                    fresh, q.room.o);
         fresh = false;
+        if (!turn) continue;
+        for (int v = 0; v < N; v++) store(room.s + KEYS * ROWS + v * W, softmax.peak[v]);
+        room.s += KEPT;
     }
-    if (fresh) std::fill_n(q.room.o, a.Dv * ROWS, 0.0f);
+    if (fresh) std::fill_n(room.o, a.Dv * ROWS, 0.0f);
     softmax.finish([&](int v, int lanes, Floats weight) { write_heads(q, v, lanes, weight); });
+    // The last strip is the first of its head.
+    if (turn) turn->take((a.T - 1 - q.first) / ROWS, [&] { give<N>(q, softmax, kept); });
 }
 
-// What the keys of one block receive from a strip, of whose rows the largest weights are known.
-template <int N, class Number> void receive(const Strip &q, int64_t from, float *received) {
-    const Problem &a = q.a;
-    Block k = q.block(from, from + KEYS);
-    if (k.empty) return;
-    q.turn_queries<Number>();
-    received += k.start - from;
-    q.logits<N, Number>(k);
-    q.add_bias(k);
-    for (int v = 0; v < N; v++) {
-        Floats peak = {}, weight = {};
-        Ints counted = {};
-        for (int i = 0; i < W && v * W + i < q.n; i++) {
-            peak[i] = a.peak[q.row(v * W + i)];
-            weight[i] = a.peak_weight[q.row(v * W + i)];
-            counted[i] = -a.counted[q.b * a.T + q.first + v * W + i];
-        }
-        for (int r = 0; r < k.rows[v]; r++) {
-            Floats s = load(q.room.s + r * ROWS + v * W);
-            Ints seen = counted & ~(s <= NONE);
-            received[r] += sum(seen ? exponential(s - peak) * weight : Floats{});
-        }
-    }
-}
-
-template <class Memory, class Work>
-int64_t in_parallel(const Problem &a, int64_t tasks, Work work) {
-    std::atomic<int64_t> next{0};
-    std::atomic<bool> failed{false};
-#pragma omp parallel num_threads(a.threads)
-    {
-        Memory memory(a);
-        if (!memory.whole) failed = true;
-        else
-            for (int64_t task; (task = next++) < tasks;) work(task, memory);
-    }
-    return failed;
-}
-
-template <class Number> int64_t decode(const Problem &a) {
+template <class Number> int64_t decode(const Problem &a, const Members &members) {
     Decoding<Number> all(a);
     if (!all.memory) return 1;
-    auto look = [&](int64_t part, const Memory &memory) { all.look(part, memory.room); };
+    auto look = [&](int64_t part, const Memory &memory) {
+        Room room = memory.room;
+        room.members = &members;
+        all.look(part, room);
+    };
     auto gather = [&](int64_t strip, const Memory &) { all.gather(strip); };
     return in_parallel<Memory>(a, all.strips * all.chunks, look) ||
            in_parallel<Memory>(a, all.strips, gather);
@@ -167,46 +172,34 @@ int64_t headwise_runs_here() {
 
 int64_t headwise_forward(const Problem *problem) {
     const Problem &a = *problem;
+    Members members(a);
+    if (!members.starts) return 1;
     if constexpr (PAIRS)
-        if (a.packed && Strip::in_pairs(a)) return decode<Pair>(a);
-    if (a.packed) return of_kind(a, [&]<class Stored>() { return decode<Stored>(a); });
+        if (a.packed && Strip::in_pairs(a)) return decode<Pair>(a, members);
+    if (a.packed) return of_kind(a, [&]<class Stored>() { return decode<Stored>(a, members); });
     int64_t strips = (a.T + ROWS - 1) / ROWS;
+    Turns turns(a.received ? a.B * a.H : 0);
+    if (!turns.of) return 1;
     return in_parallel<Memory>(a, a.B * a.H * strips, [&](int64_t task, const Memory &memory) {
         // Under a causal mask the last strips have the most to do: they come first.
         int64_t head = task / strips, strip = strips - 1 - task % strips;
-        Strip q = strip_at(a, memory.room, head, strip * ROWS);
-        specialized(q, [&]<int N, class Number>() { attend<N, Number>(q); });
-    });
-}
-
-int64_t headwise_received(const Problem *problem) {
-    const Problem &a = *problem;
-    int64_t blocks = (a.S + KEYS - 1) / KEYS;
-    return in_parallel<Memory>(a, a.B * a.H * blocks, [&](int64_t task, const Memory &memory) {
-        int64_t head = task / blocks, from = task % blocks * KEYS;
-        float *received = a.received + head * a.S + from;
-        std::fill_n(received, std::min<int64_t>(KEYS, a.S - from), 0.0f);
-        for (int64_t first = 0; first < a.T; first += ROWS) {
-            Strip q = strip_at(a, memory.room, head, first);
-            specialized(q, [&]<int N, class Number>() { receive<N, Number>(q, from, received); });
-        }
+        Room room = memory.room;
+        room.members = &members;
+        Strip q = strip_at(a, room, head, strip * ROWS);
+        Turn *turn = a.received ? &turns.of[head] : nullptr;
+        specialized(q, [&]<int N, class Number>() { attend<N, Number>(q, room, turn); });
     });
 }
 
 int64_t headwise_backward(const Problem *problem) {
     const Problem &a = *problem;
     int64_t size = keys_in_share(a), shares = std::max<int64_t>(1, (a.S + size - 1) / size);
-    int64_t strips = a.B * a.H * ((a.T + ROWS - 1) / ROWS);
-    void *turns = std::calloc(strips + 1, sizeof(std::atomic<int32_t>));
-    if (!turns) return 1;
-    // Shares of one head come in their order: none waits for one that was not begun.
-    int64_t tasks = a.B * a.Hkv * shares;
-    int64_t failed = in_parallel<Desk>(a, tasks, [&](int64_t task, const Desk &desk) {
+    Turns turns(a.B * a.H * ((a.T + ROWS - 1) / ROWS));  // of strips of queries
+    if (!turns.of) return 1;
+    return in_parallel<Desk>(a, a.B * a.Hkv * shares, [&](int64_t task, const Desk &desk) {
         int64_t head = task / shares, start = task % shares * size;
-        Share{a, desk, static_cast<std::atomic<int32_t> *>(turns), head / a.Hkv, head % a.Hkv,
-              start, std::min(start + size, a.S)}.differentiate();
+        Share{a, desk, turns.of, head / a.Hkv, head % a.Hkv, start, std::min(start + size, a.S)}
+            .differentiate();
     });
-    std::free(turns);
-    return failed;
 }
 }

@@ -99,6 +99,16 @@ inline void unpack(const float *from, Floats factor, int n, int64_t columns, Num
     }
 }
 
+// to[lane][column] = column(column)[lane], for the n lanes of one vector and few columns.
+template <class Number, class Column>
+inline void write_columns(int n, int64_t columns, Number *to, Column column) {
+    for (int64_t c = 0; c < columns; c++) {
+        float found[W];
+        store(found, column(c));
+        for (int i = 0; i < n; i++) to[i * columns + c] = found[i];
+    }
+}
+
 // s[key][lane] = scale * the product of R keys with the queries in N vectors. Scaling queries
 // instead would round each of their numbers: large logits would lose digits.
 template <int R, int N, class Number>

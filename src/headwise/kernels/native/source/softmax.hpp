@@ -5,9 +5,7 @@
 #pragma once
 #include <cmath>
 
-#include "strip.hpp"
-
-constexpr float NONE = HIDDEN / 2;  // what is below is hidden
+#include "classes.hpp"
 
 struct Softmax {
     const Strip &q;
@@ -20,19 +18,24 @@ struct Softmax {
     Floats unbiased[V];                             // the largest logit without bias
     Floats squares[V] = {}, distance[V] = {}, even[V] = {}, normed[V] = {};
     Floats query_at[V] = {};
-    Ints n_keys[V] = {}, ties[V] = {}, largest[V] = {};
+    float first_at[V], last_at[V];  // the lowest and the highest of those
+    Ints n_keys[V] = {}, largest[V] = {};  // the first key that has the largest logit
+    Floats ties[V] = {};                   // and how many have
+    Classes classes;
 
-    explicit Softmax(const Strip &q) : q(q), a(q.a), room(q.room) {
-        for (int v = 0; v < V; v++) peak[v] = unbiased[v] = all(HIDDEN);
+    explicit Softmax(const Strip &q) : q(q), a(q.a), room(q.room), classes(q) {
+        for (int v = 0; v < V; v++) {
+            peak[v] = unbiased[v] = all(HIDDEN);
+            first_at[v] = INFINITY, last_at[v] = -INFINITY;
+        }
         std::fill_n(room.picked, a.N * ROWS, HIDDEN);
-        std::fill_n(room.classes, 4 * a.C * ROWS, 0.0f);
-        std::fill_n(room.common, a.C, 0.0f);
-        for (int i = 0; i < q.vectors * W; i++) {
-            bool real = i < q.n;
-            int64_t row = q.b * a.T + q.query(i);
-            for (int64_t c = 0; c < a.N; c++)
-                room.key_at[c * ROWS + i] = real ? a.keys[row * a.N + c] : -1;
-            if (a.query_at) query_at[i / W][i % W] = real ? a.query_at[row] : 0;
+        for (int64_t c = 0; c < a.N; c++)
+            for (int i = 0; i < q.vectors * W; i++)
+                room.key_at[c * ROWS + i] = i < q.n ? a.keys[at(i) * a.N + c] : -1;
+        for (int i = 0; i < q.n && a.query_at; i++) {
+            float here = query_at[i / W][i % W] = a.query_at[at(i)];
+            first_at[i / W] = std::min(first_at[i / W], here);
+            last_at[i / W] = std::max(last_at[i / W], here);
         }
     }
 
@@ -43,30 +46,29 @@ struct Softmax {
             else each(k, v, [&](Floats s, int) { n_keys[v] -= visible(s); });
             if (a.bias || a.by_distance)
                 each(k, v, [&](Floats s, int) { unbiased[v] = larger(unbiased[v], s); });
-            if (a.even_distance && k.edge)
-                each(k, v, [&](Floats s, int r) {
-                    even[v] += visible(s) ? away(k, v, r) : Floats{};
-                });
         }
-        if (a.class_keys) count_members(k);
+        if (a.even_distance) measure_steps(k);
+        if (k.edge && a.class_keys) classes.count(k);
     }
 
     // Take in the logits of a block; what remains of them is their exponentials.
     template <class Number = float> void add(const Block &k) {
         moved = false;
-        for (int v = 0; v < q.vectors; v++) raise(k, v);
-        if (moved) scale_classes();
+        Floats kept[V];  // 0 where the largest logits before do not count
+        for (int v = 0; v < q.vectors; v++) kept[v] = raise(k, v);
+        if (a.class_top) classes.find_top(k, peak, kept);
         if (a.N) pick(k);
         for (int v = 0; v < q.vectors; v++) {
             if (a.entropy) exponentials<true, Number>(k, v);
             else exponentials<false, Number>(k, v);
             if (a.participation)
-                each(k, v, [&](Floats p, int) { squares[v] += p * p; });
+                squares[v] += over(k, v, [&](Floats p, int) { return p * p; });
             if (a.key_norms)
-                each(k, v, [&](Floats p, int r) { normed[v] += p * norms(v, k.start + r); });
-            if (a.distance) measure_distance(k, v);
+                normed[v] += over(k, v, [&](Floats p, int r) { return p * norms(v, k.start + r); });
+            if (a.distance)
+                distance[v] += over(k, v, [&](Floats p, int r) { return p * away(k, v, r); });
         }
-        if (a.C) add_classes(k);
+        classes.add(k, factor, [&](int v, int64_t key) { return norms(v, key); });
     }
 
     // Take in what the keys that come after these have given to the same rows.
@@ -84,20 +86,42 @@ struct Softmax {
             normed[v] += next.normed[v];
             n_keys[v] += next.n_keys[v];
             unbiased[v] = larger(unbiased[v], next.unbiased[v]);
+            classes.merge(Classes::SEEN, next.classes, v, all(1.0f), all(1.0f));
+            for (auto sum : {Classes::MASS, Classes::NORMED})
+                classes.merge(sum, next.classes, v, factor[v], next.factor[v]);
             for (int64_t c = 0; c < a.N; c++) {
                 float *mine = room.picked + c * ROWS + v * W;
                 Floats theirs = load(next.room.picked + c * ROWS + v * W);
                 store(mine, visible(theirs) ? theirs : load(mine));
             }
         }
-        scale_classes();
-        next.scale_classes();
-        for (int64_t c = 0; c < a.C; c++) {
-            room.common[c] += next.room.common[c];
-            for (int v = 0; v < q.vectors; v++)
-                for (Measure m : {MASS, SHARE, SEEN})
-                    add_to(of_class(m, c, v), load(next.of_class(m, c, v)));
+        for (int64_t c = 0; c < a.C; c++) room.common[c] += next.room.common[c];
+    }
+
+    // A row at its end: sums of exponentials relative to its peak, with the part of a sink.
+    struct End {
+        Floats peak, kept, moment, total, weight;  // weight: of a key that has the largest logit
+        Ints none;                                 // rows that see no key
+    };
+
+    End last_of(int v) const {
+        End end = {peak[v], total[v], moment[v], total[v], {}, {}};
+        end.none = peak[v] < NONE;
+        if (a.sinks) {
+            Floats sink = {}, real = peak[v];
+            for (int i = 0; i < W && v * W + i < q.n; i++) sink[i] = a.sinks[q.head[v * W + i]];
+            end.peak = larger(sink, real);
+            Floats down = real - end.peak, less = exponential(down);
+            end.moment = less * (end.moment + down * end.kept);
+            end.kept *= less;
+            end.total = end.kept + exponential(sink - end.peak);
+            end.weight = less;
+        } else {
+            end.weight = all(1.0f);
         }
+        Ints nothing = end.total == 0;
+        end.weight = nothing ? Floats{} : end.weight / end.total;
+        return end;
     }
 
     // Write down everything that was asked for; `write_heads` is told how their sums are weighted.
@@ -108,19 +132,13 @@ struct Softmax {
             if (a.heads) write_heads(v, n, end.weight);
             write_rows(v, n, end);
             if (a.N) write_keys(v, n, end);
-            if (a.C) write_classes(v, n, end);
+            if (a.C) classes.write(v, n, end.weight, normed[v], end.none ? Floats{} : ties[v]);
         }
     }
 
   private:
-    // A row at its end: sums of exponentials relative to its peak, with the part of a sink.
-    struct End {
-        Floats peak, kept, moment, total, weight;  // weight: of a key that has the largest logit
-        Ints none;                                 // rows that see no key
-    };
-
-    static Ints visible(Floats s) { return ~(s <= NONE); }
-
+    // A query in arrays of [B,T].
+    int64_t at(int lane) const { return q.b * a.T + q.query(lane); }
     float norm(int lane, int64_t key) const {
         return a.key_norms[(q.b * a.H + q.head[lane]) * a.S + key];
     }
@@ -131,22 +149,37 @@ struct Softmax {
         return found;
     }
 
-    template <class Take> void each(const Block &k, int v, Take f) const {
+    template <class Take> void each(const Block &k, int v, Take take) const {
+        for (int r = 0; r < k.rows[v]; r++) take(load(room.s + r * ROWS + v * W), r);
+    }
+    // In four parts: one would wait for itself.
+    template <class Join, class Term>
+    Floats joined(const Block &k, int v, Floats none, Join join, Term term) const {
         const float *s = room.s + v * W;
+        Floats part[4] = {none, none, none, none};
         int r = 0;
-        for (; r + 4 <= k.rows[v]; r += 4) UNROLL for (int i = 0; i < 4; i++) f(load(s + (r + i) * ROWS), r + i);
-        for (; r < k.rows[v]; r++) f(load(s + r * ROWS), r);
+        for (; r + 4 <= k.rows[v]; r += 4)
+            UNROLL for (int i = 0; i < 4; i++)
+                part[i] = join(part[i], term(load(s + (r + i) * ROWS), r + i));
+        for (; r < k.rows[v]; r++) part[0] = join(part[0], term(load(s + r * ROWS), r));
+        return join(join(part[0], part[1]), join(part[2], part[3]));
+    }
+    template <class Term> Floats over(const Block &k, int v, Term term) const {
+        return joined(k, v, Floats{}, [](Floats x, Floats y) { return x + y; }, term);
     }
 
     Floats away(const Block &k, int v, int r) const {
         return absolute(query_at[v] - a.key_at[q.b * a.S + k.start + r]);
     }
 
-    void raise(const Block &k, int v) {
+    Floats raise(const Block &k, int v) {
         Floats highest = largest_logit(k, v), top = larger(peak[v], highest);
-        if ((a.argmax || a.key_top || a.class_top) && any(highest >= peak[v]))
-            find_largest(k, v, top);
+        bool counted = a.key_top || a.class_top;
+        if (counted && any(highest >= peak[v])) find_largest<true>(k, v, top);
+        else if (a.argmax && any(highest > peak[v])) find_largest<false>(k, v, top);
+        Floats kept = top > peak[v] ? Floats{} : all(1.0f);
         rise(v, top);
+        return kept;
     }
 
     // What was summed relative to the largest logit so far is now relative to a larger one.
@@ -165,44 +198,33 @@ struct Softmax {
         squares[v] *= factor[v] * factor[v];
     }
 
-    // In four parts: one would wait for itself.
     Floats largest_logit(const Block &k, int v) const {
-        Floats part[4] = {all(HIDDEN), all(HIDDEN), all(HIDDEN), all(HIDDEN)};
-        each(k, v, [&](Floats s, int r) { part[r % 4] = larger(part[r % 4], s); });
-        return larger(larger(part[0], part[1]), larger(part[2], part[3]));
+        auto join = [](Floats x, Floats s) { return larger(x, s); };
+        return joined(k, v, all(HIDDEN), join, [](Floats s, int) { return s; });
     }
 
-    void find_largest(const Block &k, int v, Floats top) {
-        Ints risen = top > peak[v];
-        ties[v] = risen ? Ints{} : ties[v];
-        largest[v] = risen ? all_ints(-1) : largest[v];
-        each(k, v, [&](Floats s, int r) {
-            Ints same = s == top;
-            ties[v] -= same;
-            largest[v] = (same & (largest[v] < 0)) ? all_ints(k.start + r) : largest[v];
-        });
-        if (!a.class_top) return;
-        for (int64_t c = 0; c < a.C; c++) {
-            float *sum = of_class(TOP, c, v);
-            store(sum, risen ? Floats{} : load(sum));
+    template <bool counted> void find_largest(const Block &k, int v, Floats top) {
+        Ints risen = top > peak[v], at = all_ints(k.start + k.rows[v]), first = at;
+        Floats found = {};
+        const float *s = room.s + v * W;
+        // From the last to the first, which so remains.
+        for (int r = k.rows[v]; r-- > 0;) {
+            Ints same = load(s + r * ROWS) == top;
+            at -= 1;
+            first = same ? at : first;
+            if (counted) found += same ? all(1.0f) : Floats{};
         }
-        each_member(k, [&](int r, int from, int64_t c, float share) {
-            if (from > v) return;
-            Ints same = load(room.s + r * ROWS + v * W) == top;
-            add_to(of_class(TOP, c, v), same ? all(share) : Floats{});
-        });
+        largest[v] = risen ? first : largest[v];
+        if (!counted) return;
+        ties[v] = (risen ? Floats{} : ties[v]) + found;
     }
 
     // Where the largest logits are: those of `next` count where they are larger, or as large.
     void merge_largest(const Softmax &next, int v, Ints risen, Ints same) {
-        Ints more = same ? next.ties[v] : Ints{};
-        ties[v] = (risen ? Ints{} : ties[v]) + more;
+        Floats mine = risen ? Floats{} : all(1.0f), theirs = same ? all(1.0f) : Floats{};
+        classes.merge(Classes::TOP, next.classes, v, mine, theirs);
+        ties[v] = ties[v] * mine + next.ties[v] * theirs;
         largest[v] = risen ? next.largest[v] : largest[v];
-        for (int64_t c = 0; c < a.C && a.class_top; c++) {
-            float *sum = of_class(TOP, c, v);
-            Floats theirs = load(next.of_class(TOP, c, v));
-            store(sum, (risen ? Floats{} : load(sum)) + (same ? theirs : Floats{}));
-        }
     }
 
     template <bool moments, class Number> void exponentials(const Block &k, int v) {
@@ -236,98 +258,40 @@ struct Softmax {
         sum = next;
     }
 
-    void measure_distance(const Block &k, int v) {
-        Floats some = {}, steps = {};
-        each(k, v, [&](Floats p, int r) {
-            Floats d = away(k, v, r);
-            some += p * d;
-            steps += d;
-        });
-        distance[v] += some;
-        if (!k.edge) even[v] += steps;
+    // Sums of distances, whatever the weights.
+    void measure_steps(const Block &k) {
+        const float *at = a.key_at + q.b * a.S + k.start;
+        // Keys that all stand on one side of all queries do not need to be looked at one by one.
+        Floats low = all(at[0]), high = low, sums = {};
+        for (int r = 0; r + W <= k.n; r += W) {
+            Floats x = load(at + r);
+            low = -larger(-low, -x), high = larger(high, x);
+            sums += x - at[0];
+        }
+        bool whole = !k.edge && k.n % W == 0;
+        float steps = whole ? sum(sums) : 0;
+        for (int v = 0; v < q.vectors; v++) {
+            Floats far = float(k.n) * (query_at[v] - at[0]) - steps;
+            bool behind = !any(high > first_at[v]), ahead = !any(low < last_at[v]);
+            if (whole && (behind || ahead)) even[v] += absolute(far);
+            else even[v] += over(k, v, [&](Floats s, int r) {
+                return visible(s) ? away(k, v, r) : Floats{};
+            });
+        }
     }
 
     void pick(const Block &k) {
         for (int64_t c = 0; c < a.N; c++) {
             for (int v = 0; v < q.vectors; v++) {
                 const int32_t *keys = room.key_at + c * ROWS + v * W;
-                Ints at = load(keys) - int32_t(k.start);
-                if (!any((at >= 0) & (at < k.rows[v]))) continue;
-                for (int i = 0; i < W; i++) {
-                    int64_t r = keys[i] - k.start;
-                    if (r < 0 || r >= k.rows[v]) continue;
-                    room.picked[c * ROWS + v * W + i] = room.s[r * ROWS + v * W + i];
+                Ints r = load(keys) - int32_t(k.start);
+                if (!any((r >= 0) & (r < k.rows[v]))) continue;
+                for (int i = v * W; i < v * W + W; i++) {
+                    int64_t at = room.key_at[c * ROWS + i] - k.start;
+                    if (at >= 0 && at < k.rows[v]) room.picked[c * ROWS + i] = room.s[at * ROWS + i];
                 }
             }
         }
-    }
-
-    enum Measure { MASS, TOP, SHARE, SEEN };
-
-    float *of_class(Measure m, int64_t c, int v) const {
-        return room.classes + (m * a.C + c) * ROWS + v * W;
-    }
-    static void add_to(float *sum, Floats x) { store(sum, load(sum) + x); }
-
-    // Visits each key of a class, with the first vector of queries that looks at it.
-    template <class Visit> void each_member(const Block &k, Visit f) const {
-        const int64_t *entry = a.class_start + q.b * a.S + k.start;
-        for (int r = 0, v = 0; r < k.n; r++) {
-            while (v < q.vectors && k.rows[v] <= r) v++;
-            for (int64_t e = entry[r]; e < entry[r + 1]; e++)
-                f(r, v, a.class_of[e], a.class_share_of[e]);
-        }
-    }
-
-    void count_members(const Block &k) const {
-        if (!k.edge) return each_member(k, [&](int, int, int64_t c, float share) {
-            room.common[c] += share;
-        });
-        each_member(k, [&](int r, int v, int64_t c, float share) {
-            for (; v < q.vectors; v++) {
-                Ints seen = visible(load(room.s + r * ROWS + v * W));
-                add_to(of_class(SEEN, c, v), seen ? all(share) : Floats{});
-            }
-        });
-    }
-
-    void scale_classes() const {
-        for (int64_t c = 0; c < a.C; c++)
-            for (int v = 0; v < q.vectors; v++)
-                for (Measure m : {MASS, SHARE}) {
-                    float *sum = of_class(m, c, v);
-                    store(sum, load(sum) * factor[v]);
-                }
-    }
-
-    void add_classes(const Block &k) const {
-        each_member(k, [&](int r, int v, int64_t c, float share) {
-            for (; v < q.vectors; v++) {
-                Floats p = load(room.s + r * ROWS + v * W) * share;
-                add_to(of_class(MASS, c, v), p);
-                if (a.key_norms) add_to(of_class(SHARE, c, v), p * norms(v, k.start + r));
-            }
-        });
-    }
-
-    End last_of(int v) const {
-        End end = {peak[v], total[v], moment[v], total[v], {}, {}};
-        end.none = peak[v] < NONE;
-        if (a.sinks) {
-            Floats sink = {}, real = peak[v];
-            for (int i = 0; i < W && v * W + i < q.n; i++) sink[i] = a.sinks[q.head[v * W + i]];
-            end.peak = larger(sink, real);
-            Floats down = real - end.peak, less = exponential(down);
-            end.moment = less * (end.moment + down * end.kept);
-            end.kept *= less;
-            end.total = end.kept + exponential(sink - end.peak);
-            end.weight = less;
-        } else {
-            end.weight = all(1.0f);
-        }
-        Ints nothing = end.total == 0;
-        end.weight = nothing ? Floats{} : end.weight / end.total;
-        return end;
     }
 
     void write_rows(int v, int n, const End &end) const {
@@ -335,12 +299,10 @@ struct Softmax {
         Ints nothing = end.total == 0, no_number = end.total != end.total;
         Floats log_total = logarithm(end.total);
         Floats top = a.bias || a.by_distance ? unbiased[v] : peak[v], none = all(-INFINITY);
-        auto write = [&](float *to, Floats x) { if (to) memcpy(to + row, &x, 4 * n); };
+        auto write = [&](float *to, Floats x) { if (to) store_some(to + row, x, n); };
         write(a.lse, nothing ? none : end.peak + log_total);
         write(a.max_logit, no_number ? end.total : top < NONE ? none : top);
         write(a.max_weight, end.weight);
-        write(a.peak, peak[v]);
-        write(a.peak_weight, end.weight);
         write(a.sink, nothing ? all(1.0f) : 1.0f - end.kept / end.total);
         write(a.participation, total[v] == 0 ? Floats{} : total[v] * total[v] / squares[v]);
         Floats nats = (log_total * end.kept - end.moment) / end.total;
@@ -356,33 +318,26 @@ struct Softmax {
     }
 
     void write_keys(int v, int n, const End &end) const {
-        for (int64_t c = 0; c < a.N; c++) {
-            Floats z = load(room.picked + c * ROWS + v * W);
-            Ints seen = visible(z), same = (z == peak[v]) & seen;
-            Floats p = seen ? exponential(z - peak[v]) : Floats{};
-            for (int i = 0; i < n; i++) {
-                int64_t to = q.row(v * W + i) * a.N + c;
-                if (a.key_mass) a.key_mass[to] = p[i] * end.weight[i];
-                if (a.key_seen) a.key_seen[to] = seen[i] != 0;
-                if (a.key_top) a.key_top[to] = same[i] ? 1.0f / ties[v][i] : 0;
-                if (!a.key_share) continue;
-                int lane = v * W + i;
-                float size = seen[i] ? norm(lane, room.key_at[c * ROWS + lane]) : 0;
-                a.key_share[to] = p[i] * size / normed[v][i];
-            }
-        }
-    }
-
-    void write_classes(int v, int n, const End &end) const {
-        for (int64_t c = 0; c < a.C; c++)
-            for (int i = 0; i < n; i++) {
-                int64_t to = q.row(v * W + i) * a.C + c;
-                bool none = end.none[i];
-                auto found = [&](Measure m) { return of_class(m, c, v)[i]; };
-                if (a.class_mass) a.class_mass[to] = found(MASS) * end.weight[i];
-                if (a.class_top) a.class_top[to] = none ? 0 : found(TOP) / ties[v][i];
-                if (a.class_share) a.class_share[to] = found(SHARE) / normed[v][i];
-                if (a.class_keys) a.class_keys[to] = found(SEEN) + room.common[c];
-            }
+        int64_t to = q.row(v * W) * a.N;
+        const float *picked = room.picked + v * W;
+        auto put = [&](auto *found, auto of) {
+            if (found) write_columns(n, a.N, found + to, [&](int64_t c) {
+                return of(c, load(picked + c * ROWS));
+            });
+        };
+        auto weight = [&](Floats z) { return visible(z) ? exponential(z - peak[v]) : Floats{}; };
+        Floats share = 1.0f / ties[v];
+        put(a.key_seen, [](int64_t, Floats z) { return visible(z) ? all(1.0f) : Floats{}; });
+        put(a.key_mass, [&](int64_t, Floats z) { return weight(z) * end.weight; });
+        put(a.key_top, [&](int64_t, Floats z) {
+            return visible(z) & (z == peak[v]) ? share : Floats{};
+        });
+        put(a.key_share, [&](int64_t c, Floats z) {
+            Ints seen = visible(z);
+            Floats size = {};
+            for (int i = 0; i < n; i++)
+                if (seen[i]) size[i] = norm(v * W + i, room.key_at[c * ROWS + v * W + i]);
+            return weight(z) * size / normed[v];
+        });
     }
 };

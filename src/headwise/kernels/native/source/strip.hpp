@@ -18,7 +18,11 @@ struct Room {
     int32_t *key_at;  // [N][lane]: which keys those are
     float *classes;   // [4][C][lane]
     float *common;    // [C]: members that all queries have seen
+    const struct Members *members;
 };
+
+constexpr float NONE = HIDDEN / 2;  // what is below is hidden
+INLINE Ints visible(Floats s) { return ~(s <= NONE); }
 
 // Memory for some arrays, in one piece; null where there is not so much.
 inline void *in_one_piece(std::initializer_list<std::pair<float **, int64_t>> arrays) {

@@ -127,7 +127,11 @@ template <class Short> INLINE Floats load_some(const Short *from, int64_t n) {
 // The first n of W, or all.
 INLINE void store_some(float *to, Floats x, int64_t n) {
     if (n >= W) store(to, x);
+#if defined(__AVX512F__)
+    else _mm512_mask_storeu_ps(to, (1u << n) - 1, (__m512)x);
+#else
     else memcpy(to, &x, 4 * n);
+#endif
 }
 template <class Short> INLINE void store_some(Short *to, Floats x, int64_t n) {
     Shorts narrowed = narrow(x, Short{});
