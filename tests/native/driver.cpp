@@ -69,6 +69,7 @@ int64_t solve(Sizes n, int64_t kind, bool packed, bool causal) {
     std::vector<int32_t> keys(n.B * n.T * N);
     for (int32_t &one : keys) one = (draw() + 1) / 2 * n.S;
     std::vector<int64_t> n_keys(rows), argmax(rows);
+    for (float &one : norms) one = one < 0 ? -one : one;  // lengths: their sums do not vanish
     auto classes = drawn(n.B * n.S * C);
     for (int64_t i = 0; i < n.B * n.S; i++) classes[i * C + i % C] = 0;
     constexpr int STATISTICS = 8;
