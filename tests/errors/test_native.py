@@ -1,5 +1,6 @@
 """What the native kernel refuses: by name, with the values, before a pointer leaves Python."""
 
+import re
 from typing import Any
 
 import pytest
@@ -43,6 +44,25 @@ def test_row_statistics_refuse_by_name() -> None:
         row_statistics(Q, Q, Q, rule, RowRequest(), backend="eager")
     with pytest.raises(ArgumentError, match=r"does not compute in torch\.float64"):
         row_statistics(Q.double(), Q.double(), Q.double(), rule, RowRequest(), backend="native")
+
+
+@pytest.mark.parametrize("backend", ["native", "rows"])
+@pytest.mark.parametrize(
+    ("name", "x", "fitting"),
+    [
+        ("received", torch.ones(1, 4).bool(), r"\(1, 5\)"),
+        ("keys", torch.zeros(1, 4, 3).long(), r"\(1, 5, 3\)"),
+        ("classes", torch.zeros(2, 5, 3), r"\(1, 5, 3\)"),
+        ("classes", torch.zeros(1, 5), r"\(1, 5, 5\)"),
+        ("key_norms", torch.zeros(1, 3, 5), r"\(1, 2, 5\)"),
+        ("query_at", torch.zeros(5).long(), r"\(1, 5\)"),
+        ("key_at", torch.zeros(1, 6).long(), r"\(1, 5\)"),
+    ],
+)
+def test_a_request_of_another_size(name: str, x: Any, fitting: str, backend: str) -> None:
+    told = re.escape(f"{name} of shape {tuple(x.shape)} for 1 texts, 2 heads, 5 queries")
+    with pytest.raises(ShapeError, match=f"{told}.*Give {fitting}"):
+        row_statistics(Q, Q, Q, make_rule(head_dim=4), RowRequest(**{name: x}), backend=backend)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise._native import library
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels import _statistics, native, triton
 from headwise.kernels._rule import Rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
@@ -42,7 +42,9 @@ def row_statistics(
             no `top`, `key_norms` and `received`) or "rows" (plain PyTorch).
     Raises:
         ArgumentError: the name is unknown, or that kernel cannot compute this.
+        ShapeError: something in the request is of other texts, queries or keys.
     """
+    _check(request, q, k)
     if backend not in BACKENDS:
         raise ArgumentError(
             f"row_statistics: backend={backend!r} is not known. "
@@ -58,6 +60,24 @@ def row_statistics(
         )
     compute = {"native": native_statistics, "triton": triton_statistics}
     return compute.get(backend, _statistics.row_statistics)(*given, request)
+
+
+def _check(request: RowRequest, q: Tensor, k: Tensor) -> None:
+    (B, H, T, _), S = q.shape, k.shape[2]
+    fitting = {
+        "received": (B, T), "keys": (B, T), "classes": (B, S), "key_norms": (B, H, S),
+        "query_at": (B, T), "key_at": (B, S),
+    }  # fmt: skip
+    for name, shape in fitting.items():
+        x = getattr(request, name)
+        if x is None:
+            continue
+        own = x.shape[-1:] if name in ("keys", "classes") else ()  # how many there are
+        if x.shape not in ((*shape, *own), (1, *shape[1:], *own)):
+            raise ShapeError(
+                f"row_statistics: {name} of shape {tuple(x.shape)} for {B} texts, {H} heads, "
+                f"{T} queries and {S} keys. Give {(*shape, *own)}."
+            )
 
 
 def statistics_kernel(
