@@ -20,7 +20,9 @@ NOT_BUILT = (
     "none was built with this installation, for want of a C++ compiler or because it failed: "
     "`pip install --verbose` says which"
 )
-INTERFACE = 4
+INTERFACE = 5
+# What a function may answer instead of 0.
+NO_MEMORY, NOT_FINITE = 1, 2
 
 _Steps2, _Steps3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
 

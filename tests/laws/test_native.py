@@ -20,7 +20,9 @@ from headwise import _native, masks, reference
 from headwise._native import SETS, library, open_library
 from headwise.errors import ArgumentError
 from headwise.kernels import RowRequest, Rule, attend, make_rule, row_statistics
+from headwise.kernels._words import Words
 from headwise.kernels.native._check import MOST_TOKENS, check_apart, check_sizes, reach
+from headwise.kernels.native._compute import compute_heads
 from headwise.layer import ALiBi
 from headwise.layer._biases import Placed
 from strategies import Problem, problems, seeds
@@ -139,6 +141,19 @@ def test_what_is_no_number_stays_in_its_row(backend: str) -> None:
         assert mine[0, 1, 33].isnan().all(), name
         mine[0, 1, 33] = theirs[0, 1, 33]
         assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("T", [3, 70])
+@pytest.mark.parametrize("wild", [torch.nan, torch.inf, -torch.inf])
+def test_the_kernel_says_whether_heads_are_finite(T: int, wild: float) -> None:
+    for dtype in torch.float32, torch.float16, torch.bfloat16:
+        q, k, v = (torch.randn(2, 2, n, 9).to(dtype) for n in (T, 75, 75))
+        for packed in {False, T < 9}:
+            assert compute_heads(q, k, v, Words(right=0), packed=packed).finite
+            v[1, 0, 75 - T, 8] = wild
+            assert not compute_heads(q, k, v, Words(right=0), packed=packed).finite
+            v[1, 0, 75 - T, 8] = 0
 
 
 @pytest.mark.usefixtures("built")

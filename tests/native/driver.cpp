@@ -105,7 +105,7 @@ int64_t solve(Sizes n, int64_t kind, bool packed, bool causal) {
     p.class_share = share.data(), p.class_keys = members.data();
     p.counted = counted.data();
     if (!packed) p.received = received.data();
-    if (headwise_forward(&p)) return 1;
+    if (headwise_forward(&p) == NO_MEMORY) return 1;
 
     for (int64_t i = 0; i < rows; i++) printf("key %d %d\n", int(n_keys[i]), int(argmax[i]));
     for (int i = 0; i < STATISTICS; i++) print("row", row[i]);

@@ -108,7 +108,7 @@ def attend(
         _check_tells(choice, dropout_p)
 
     compute = partial(_compute, rule=rule, choice=choice, dropout_p=dropout_p, wanted=wanted)
-    own = choice.backend == "triton" and not need_weights  # it keeps out what is hidden itself
+    own = choice.backend in ("native", "triton") and not need_weights  # which shield themselves
     with _given_precision(q):
         is_flag = choice.form == "causal"
         found = compute(q, k, v) if own else shielded(compute, q, k, v, rule, is_flag)
@@ -150,7 +150,7 @@ def _compute(
         found = attend_triton(q, k, v, rule, wanted.entropy)
     else:
         found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
-    return found | _missing(q, k, v, rule, choice, wanted, found)
+    return found | _missing(q, k, v, rule, choice, wanted, found) if extras else found
 
 
 def _missing(
@@ -175,7 +175,8 @@ def _given_precision(q: Tensor) -> AbstractContextManager[None]:
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
     kind = x.device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    # A CPU has it: there the question would take longer than all others of a call.
+    return (x.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor  # there is no public name
 
 from headwise._native import library
 from headwise.kernels._cells import Named
-from headwise.kernels._guard import guard, is_finite
+from headwise.kernels._guard import guard
 from headwise.kernels._rule import Rule, check_rule
 from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels._words import Words, cannot_follow
@@ -76,6 +76,13 @@ def is_packed(n_queries: int, *inputs: Tensor | None) -> bool:
     return can_look(*tensors) and not (is_recorded() or is_trained(*tensors))
 
 
+class Heads(NamedTuple):
+    """Heads, log-sum-exp, and the entropy if it was asked for."""
+
+    found: tuple[Tensor, ...]
+    finite: bool  # all heads are
+
+
 def compute_heads(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
@@ -83,7 +90,7 @@ def compute_heads(
     words: Words,
     entropy: bool = False,
     packed: bool = False,
-) -> tuple[Tensor, ...]:
+) -> Heads:
     """Heads, log-sum-exp, and with `entropy` that too, of tensors that are in memory."""
     filling = Filling.of(q, k, v)
     filling.number("packed", packed)
@@ -93,8 +100,8 @@ def compute_heads(
     found = [heads, filling.ask("lse", (B, H, T))]
     if entropy:
         found.append(filling.ask("entropy", (B, H, T)))
-    filling.solve()
-    return tuple(found)
+    finite = filling.solve()
+    return Heads(tuple(found), finite)
 
 
 def compute_gradients(
@@ -144,16 +151,19 @@ def native_statistics(
 ) -> RowStatistics:
     """Statistics of the weights of every row, from one pass over the keys."""
     check_rule(rule, q)
-    found = _describe(q, k, v if request.heads else v[..., :0], rule, request)
-    if found.heads is None or rule.visible is None or is_finite(found.heads):
+    found, finite = _describe(q, k, v if request.heads else v[..., :0], rule, request)
+    if found.heads is None or rule.visible is None or finite:
         return found
     # The kernel multiplies hidden values by 0, which does not help where they are no numbers.
     safe = guard(q, k, v, rule)
-    found = _describe(q, k, safe.v, rule, request)
+    found, _ = _describe(q, k, safe.v, rule, request)
     return replace(found, heads=None if found.heads is None else safe.mark(found.heads))
 
 
-def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) -> RowStatistics:
+def _describe(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest
+) -> tuple[RowStatistics, bool]:
+    """What is found, and whether its heads are finite."""
     filling = Filling.of(q, k, v)
     # What keys receive is summed over strips of queries.
     filling.number("packed", request.received is None and is_packed(q.shape[2], q, k, v))
@@ -167,10 +177,10 @@ def _describe(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) 
         found["heads"] = ask_by_token(filling, "heads", (*q.shape[:3], v.shape[3]))
     if request.received is not None:
         found["received"] = _ask_received(filling, request.received)
-    filling.solve()
+    finite = filling.solve()
     if "key_seen" in found:
         found["key_seen"] = found["key_seen"].view(torch.bool)
-    return NativeStatistics(**found)
+    return NativeStatistics(**found), finite
 
 
 def _ask_rows(filling: Filling, rule: Rule, request: RowRequest) -> Named:

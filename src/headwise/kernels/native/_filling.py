@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise._native import Problem, library
+from headwise._native import NO_MEMORY, NOT_FINITE, Problem, library
 from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels.native._check import (
     Span,
@@ -155,8 +155,8 @@ class Filling:
         self.outputs[name] = x
         return x
 
-    def solve(self, function: str = "headwise_forward") -> None:
-        """Run the kernel.
+    def solve(self, function: str = "headwise_forward") -> bool:
+        """Run the kernel. Whether all heads that it was asked for are finite.
 
         Raises:
             MemoryError: there is no memory to compute in.
@@ -165,8 +165,10 @@ class Filling:
         problem = self.problem
         pairs = problem.B * problem.H * problem.T * problem.S
         problem.threads = min(torch.get_num_threads(), _Threads.most) if pairs > ALONE else 1
-        if getattr(library().functions, function)(ctypes.byref(problem)):
+        outcome = getattr(library().functions, function)(ctypes.byref(problem))
+        if outcome == NO_MEMORY:
             raise MemoryError(f"native: there is no memory to compute in, for {self.sizes}.")
+        return bool(outcome != NOT_FINITE)
 
     def _point(self, name: str, span: Span, x: Tensor, steps: int = 0) -> None:
         self.spans.append(span)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise.kernels._cells import Named
+from headwise.kernels._guard import guard, shielded
 from headwise.kernels._rows import attend_rows
 from headwise.kernels._rule import Rule
 from headwise.kernels._words import Words, words_of
-from headwise.kernels.native._compute import compute_gradients, compute_heads, is_packed
+from headwise.kernels.native._compute import FEW, compute_gradients, compute_heads
 from headwise.masks import can_look, is_recorded, is_trained
 
 _FOUND = ("heads", "lse", "entropy")
@@ -27,19 +29,33 @@ def attend_native(
 ) -> Named:
     """The `heads`, their `lse` and with `entropy` that too, these in float32.
 
-    Gradients go to queries, keys, values and sinks, and to no bias. Those of gradients are left
-    to PyTorch, which computes this again for them.
+    What is hidden reaches nothing. Gradients go to queries, keys, values and sinks, and to no
+    bias. Those of gradients are left to PyTorch, which computes this again for them.
     """
     words, sinks = words_of(rule, q.shape[2], k.shape[2]), rule.sinks
-    trained = is_trained(q, k, v) or (sinks is not None and is_trained(sinks))
     # Looking is allowed where numbers are in memory: not inside vmap, and not while being traced.
-    if not can_look(q, k, v, *words.tensors) or is_recorded():
+    traced = not can_look(q, k, v, *words.tensors) or is_recorded()
+    if traced or is_trained(q, k, v) or (sinks is not None and is_trained(sinks)):
+        learn = partial(_learn, rule=rule, words=words, entropy=entropy, traced=traced)
+        return shielded(learn, q, k, v, rule)
+    packed = 0 < q.shape[2] <= FEW
+    found, finite = compute_heads(q, k, v, words, entropy, packed)
+    if finite or rule.visible is None:
+        return dict(zip(_FOUND, found, strict=False))
+    safe = guard(q, k, v, rule)
+    found, _ = compute_heads(safe.q, safe.k, safe.v, words, entropy, packed)
+    return {name: safe.mark(rows) for name, rows in zip(_FOUND, found, strict=False)}
+
+
+def _learn(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, words: Words, entropy: bool, traced: bool
+) -> Named:
+    """What is found, with its gradients or for whoever traces."""
+    if traced:
         found = torch.ops.headwise.attention(q, k, v, entropy, *words)[: 2 + entropy]
-    elif trained:
-        sinks = None if sinks is None else sinks.float()
-        found = _Attend.apply(q, k, v, sinks, rule, words, entropy)  # type: ignore[no-untyped-call]
     else:
-        found = compute_heads(q, k, v, words, entropy, is_packed(q.shape[2], q, k, v))
+        sinks = None if rule.sinks is None else rule.sinks.float()
+        found = _Attend.apply(q, k, v, sinks, rule, words, entropy)  # type: ignore[no-untyped-call]
     return dict(zip(_FOUND, found, strict=False))
 
 
@@ -55,7 +71,7 @@ class _Attend(torch.autograd.Function):
         words: Words,
         entropy: bool,
     ) -> tuple[Tensor, ...]:
-        found = compute_heads(q, k, v, words, entropy)
+        found, _ = compute_heads(q, k, v, words, entropy)
         ctx.rule, ctx.words = rule, words
         ctx.save_for_backward(q, k, v, sinks, *found)
         ctx.set_materialize_grads(False)

@@ -41,7 +41,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, entropy: bool, *words: Any) -> tu
     """
     none = q.new_empty(*q.shape[:2], 0, dtype=torch.float32)
     if library():
-        heads, lse, *rest = compute_heads(q, k, v, Words(*words), entropy)
+        heads, lse, *rest = compute_heads(q, k, v, Words(*words), entropy).found
         return heads, lse, *(rest or [none])
     rule = rule_of(Words(*words), q.shape[2], k.shape[2])
     rows = attend_rows(q, k, v, rule, entropy=entropy)

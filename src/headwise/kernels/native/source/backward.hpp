@@ -137,8 +137,8 @@ template <int N, class Number> struct Backward {
         float *to = a.dq + q.b * a.dq_step[0] + q.h * a.dq_step[1] + q.first * a.dq_step[2];
         if (fresh) std::fill_n(q.room.o, a.D * ROWS, 0.0f);
         for (int v = 0; v < N; v++)
-            unpack(q.room.o + v * W, all(a.scale), std::min(W, q.n - v * W), a.D,
-                   desk.q_rows + v * W * D, D);
+            unpack(std::min(W, q.n - v * W), a.D, desk.q_rows + v * W * D, D,
+                   [&](int64_t d) { return load(q.room.o + d * ROWS + v * W) * float(a.scale); });
         for (int i = 0; i < q.n; i++, to += a.dq_step[2])
             for (int64_t d = 0; d < a.D; d++)
                 to[d] = desk.q_rows[i * D + d] + (first ? 0.0f : to[d]);

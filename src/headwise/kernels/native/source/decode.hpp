@@ -148,17 +148,23 @@ template <class Number> class Part {
         }
     }
 
-    void finish() const {
+    // Whether all heads are finite.
+    bool finish() const {
+        bool finite = true;
         softmax.finish([&](int v, int n, Floats weight) {
             for (int i = 0; i < n; i++) {
                 int lane = v * W + i;
                 const float *from = o + lane * wide;
                 Value *to = static_cast<Value *>(a.heads) + q.b * a.heads_step[0] +
                              q.head[lane] * a.heads_step[1] + q.query(lane) * a.heads_step[2];
-                for (int64_t d = 0; d < a.Dv; d += W)
-                    store_some(to + d, load(from + d) * weight[i], a.Dv - d);
+                for (int64_t d = 0; d < a.Dv; d += W) {
+                    Floats x = load(from + d) * weight[i];
+                    store_some(to + d, x, a.Dv - d);
+                    finite &= are_finite(x, W);
+                }
             }
         });
+        return finite;
     }
 
   private:
@@ -259,11 +265,11 @@ template <class Number> struct Decoding {
         part->look(room, from, from + CHUNK);
     }
 
-    void gather(int64_t strip) const {
+    bool gather(int64_t strip) const {
         auto part = [&](int64_t chunk) {
             return reinterpret_cast<Part<Number> *>(memory + (strip * chunks + chunk) * size);
         };
         for (int64_t chunk = 1; chunk < chunks; chunk++) part(0)->merge(*part(chunk));
-        part(0)->finish();
+        return part(0)->finish();
     }
 };

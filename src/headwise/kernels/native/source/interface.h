@@ -68,7 +68,8 @@ struct Problem {
 };
 
 #define EXPORTED __attribute__((visibility("default")))
-// 0, or 1 where there was no memory.
+// How it went. Only of heads that were asked for it is said whether all are finite.
+enum Outcome : int64_t { DONE, NO_MEMORY, NOT_FINITE };
 EXPORTED int64_t headwise_forward(const Problem *);
 EXPORTED int64_t headwise_backward(const Problem *);
 // Multiplies and adds in registers alone, in pairs of bfloat16 if asked for: what no kernel exceeds.
@@ -80,4 +81,4 @@ EXPORTED int64_t headwise_runs_here();
 EXPORTED int64_t headwise_interface();
 }
 
-constexpr int64_t INTERFACE = 4;
+constexpr int64_t INTERFACE = 5;

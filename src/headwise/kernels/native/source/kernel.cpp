@@ -37,16 +37,21 @@ struct Memory {
     ~Memory() { std::free(whole); }
 };
 
-void write_heads(const Strip &q, int v, int n, Floats weight) {
+// Whether all of them are finite.
+bool write_heads(const Strip &q, int v, int n, Floats weight) {
     const Problem &a = q.a;
     int64_t before = q.b * a.heads_step[0] + q.h * a.heads_step[1] +
                      (q.first + v * W) * a.heads_step[2];
-    auto write = [&](auto *heads) {
-        unpack(q.room.o + v * W, weight, n, a.Dv, heads + before, a.heads_step[2]);
-    };
-    if (a.kind == BFLOAT16) write(static_cast<Brain *>(a.heads));
-    else if (a.kind == FLOAT16) write(static_cast<Half *>(a.heads));
-    else write(static_cast<float *>(a.heads));
+    Floats sums = {};
+    of_kind(a, [&]<class Stored>() {
+        Stored *to = static_cast<Stored *>(a.heads) + before;
+        unpack(n, a.Dv, to, a.heads_step[2], [&](int64_t d) {
+            Floats x = load(q.room.o + d * ROWS + v * W) * weight;
+            sums += x;
+            return x;
+        });
+    });
+    return are_finite(sums, n);
 }
 
 // Adds what keys receive from a strip, of which all exponentials were kept.
@@ -79,12 +84,21 @@ template <int N> void give(const Strip &q, const Softmax &softmax, const float *
     }
 }
 
-template <int N, class Number> void attend(const Strip &q, Room &room, Turn *turn) {
+// While the last values of a strip are mixed: where they go, and what the next one begins with.
+void fetch_last(const Strip &q, const Strip &next) {
+    if (q.a.heads) q.fetch_heads();
+    next.fetch_queries();
+    if (next.h != q.h || next.b != q.b) next.fetch_keys(next.start);
+}
+
+// Whether all heads are finite. `next` is what this thread computes then.
+template <int N, class Number>
+bool attend(const Strip &q, const Strip &next, Room &room, Turn *turn) {
     const Problem &a = q.a;
     q.turn_queries<Number>();
     Softmax softmax(q);
     const float *kept = room.s;
-    bool fresh = true;
+    bool fresh = true, finite = true;
     for (int64_t from = q.start / KEYS * KEYS; from < q.stop; from += KEYS) {
         Block k = q.block(from, from + KEYS);
         if (k.empty) continue;
@@ -93,7 +107,8 @@ template <int N, class Number> void attend(const Strip &q, Room &room, Turn *tur
         softmax.look(k);
         q.add_bias(k);
         softmax.add<Number>(k);
-        q.fetch_keys(from + KEYS);
+        if (from + KEYS < q.stop) q.fetch_keys(from + KEYS);
+        else fetch_last(q, next);
         const float *weights = UNIT<Number> == 2 ? q.room.pairs : q.room.s;
         if (a.heads)
             mix<N>(k.rows, q.down<Number>(k, a.v, a.v_step, a.Dv), a.Dv, weights, softmax.factor,
@@ -104,22 +119,51 @@ template <int N, class Number> void attend(const Strip &q, Room &room, Turn *tur
         room.s += KEPT;
     }
     if (fresh) std::fill_n(room.o, a.Dv * ROWS, 0.0f);
-    softmax.finish([&](int v, int lanes, Floats weight) { write_heads(q, v, lanes, weight); });
+    softmax.finish([&](int v, int n, Floats weight) { finite &= write_heads(q, v, n, weight); });
     // The last strip is the first of its head.
     if (turn) turn->take((a.T - 1 - q.first) / ROWS, [&] { give<N>(q, softmax, kept); });
+    return finite;
 }
 
-template <class Number> int64_t decode(const Problem &a, const Members &members) {
+// Heads that are not finite are wild.
+template <class Number>
+int64_t decode(const Problem &a, const Members &members, std::atomic<bool> &wild) {
     Decoding<Number> all(a);
-    if (!all.memory) return 1;
+    if (!all.memory) return NO_MEMORY;
     auto look = [&](int64_t part, const Memory &memory) {
         Room room = memory.room;
         room.members = &members;
         all.look(part, room);
     };
-    auto gather = [&](int64_t strip, const Memory &) { all.gather(strip); };
+    auto gather = [&](int64_t strip, const Memory &) {
+        if (!all.gather(strip)) wild = true;
+    };
     return in_parallel<Memory>(a, all.strips * all.chunks, look) ||
            in_parallel<Memory>(a, all.strips, gather);
+}
+
+int64_t forward(const Problem &a, std::atomic<bool> &wild) {
+    Members members(a);
+    if (!members.starts) return NO_MEMORY;
+    if constexpr (PAIRS)
+        if (a.packed && Strip::in_pairs(a)) return decode<Pair>(a, members, wild);
+    if (a.packed)
+        return of_kind(a, [&]<class Stored>() { return decode<Stored>(a, members, wild); });
+    int64_t strips = (a.T + ROWS - 1) / ROWS, tasks = a.B * a.H * strips;
+    Turns turns(a.received ? a.B * a.H : 0);
+    if (!turns.of) return NO_MEMORY;
+    return in_parallel<Memory>(a, tasks, [&](int64_t task, const Memory &memory) {
+        Room room = memory.room;
+        room.members = &members;
+        // Under a causal mask the last strips have the most to do: they come first.
+        auto strip = [&](int64_t i) {
+            return strip_at(a, room, i / strips, (strips - 1 - i % strips) * ROWS);
+        };
+        Strip q = strip(task), next = strip(std::min(task + a.threads, tasks - 1));
+        Turn *turn = a.received ? &turns.of[task / strips] : nullptr;
+        auto heads = [&]<int N, class Number>() { return attend<N, Number>(q, next, room, turn); };
+        if (!specialized(q, heads)) wild = true;
+    });
 }
 
 // To the compiler a number that it does not know.
@@ -172,22 +216,10 @@ int64_t headwise_runs_here() {
 
 int64_t headwise_forward(const Problem *problem) {
     const Problem &a = *problem;
-    Members members(a);
-    if (!members.starts) return 1;
-    if constexpr (PAIRS)
-        if (a.packed && Strip::in_pairs(a)) return decode<Pair>(a, members);
-    if (a.packed) return of_kind(a, [&]<class Stored>() { return decode<Stored>(a, members); });
-    int64_t strips = (a.T + ROWS - 1) / ROWS;
-    Turns turns(a.received ? a.B * a.H : 0);
-    if (!turns.of) return 1;
-    return in_parallel<Memory>(a, a.B * a.H * strips, [&](int64_t task, const Memory &memory) {
-        // Under a causal mask the last strips have the most to do: they come first.
-        int64_t head = task / strips, strip = strips - 1 - task % strips;
-        Room room = memory.room;
-        room.members = &members;
-        Strip q = strip_at(a, room, head, strip * ROWS);
-        Turn *turn = a.received ? &turns.of[head] : nullptr;
-        specialized(q, [&]<int N, class Number>() { attend<N, Number>(q, room, turn); });
+    std::atomic<bool> wild{false};
+    return forward(a, wild) ? NO_MEMORY : wild ? NOT_FINITE : DONE;
+}
+
     });
 }
 
@@ -195,7 +227,7 @@ int64_t headwise_backward(const Problem *problem) {
     const Problem &a = *problem;
     int64_t size = keys_in_share(a), shares = std::max<int64_t>(1, (a.S + size - 1) / size);
     Turns turns(a.B * a.H * ((a.T + ROWS - 1) / ROWS));  // of strips of queries
-    if (!turns.of) return 1;
+    if (!turns.of) return NO_MEMORY;
     return in_parallel<Desk>(a, a.B * a.Hkv * shares, [&](int64_t task, const Desk &desk) {
         int64_t head = task / shares, start = task % shares * size;
         Share{a, desk, turns.of, head / a.Hkv, head % a.Hkv, start, std::min(start + size, a.S)}

@@ -38,12 +38,12 @@ inline Rows<Number> lay(const Stored *from, int64_t step, int n, int64_t columns
     return {reinterpret_cast<const Number *>(to), wide};
 }
 
-// Tells the processor that n rows will be read.
-template <class Number>
+// Tells the processor that n rows will be read, or written.
+template <bool write = false, class Number>
 inline void fetch(const Number *from, int64_t step, int64_t n, int64_t columns) {
     for (int64_t r = 0; r < n; r++)
         for (int64_t c = 0; c < columns; c += 64 / sizeof(Number))
-            __builtin_prefetch(from + r * step + c, 0, 2);
+            __builtin_prefetch(from + r * step + c, write, 2);
     asm volatile("");  // without it GCC takes a call of this to do nothing, and leaves it out
 }
 
@@ -77,24 +77,21 @@ inline void pack(const Number *from, int64_t step, int n, int64_t columns, int v
     }
 }
 
-// to[lane][column] = factor[lane] * from[column][lane], for the n lanes of one vector.
-template <class Number>
-inline void unpack(const float *from, Floats factor, int n, int64_t columns, Number *to,
-                   int64_t step) {
-    for (int64_t column = 0; column < columns; column += W) {
+// to[lane][column] = column(column)[lane], for the n lanes of one vector.
+template <class Number, class Column>
+inline void unpack(int n, int64_t columns, Number *to, int64_t step, Column column) {
+    for (int64_t first = 0; first < columns; first += W) {
         Floats tile[W];
-        const float *turned = from + column * ROWS;
-        int64_t some = columns - column;
+        int64_t some = columns - first;
         if (some >= W && n == W) {
-            UNROLL for (int i = 0; i < W; i++) tile[i] = load(turned + i * ROWS) * factor;
+            UNROLL for (int i = 0; i < W; i++) tile[i] = column(first + i);
             transpose(tile);
-            UNROLL for (int i = 0; i < W; i++) store_some(to + i * step + column, tile[i], W);
+            UNROLL for (int i = 0; i < W; i++) store_some(to + i * step + first, tile[i], W);
         } else {
             some = some < W ? some : W;
-            for (int i = 0; i < W; i++)
-                tile[i] = i < some ? load(turned + i * ROWS) * factor : Floats{};
+            for (int i = 0; i < W; i++) tile[i] = i < some ? column(first + i) : Floats{};
             transpose(tile);
-            for (int i = 0; i < n; i++) store_some(to + i * step + column, tile[i], some);
+            for (int i = 0; i < n; i++) store_some(to + i * step + first, tile[i], some);
         }
     }
 }

@@ -42,8 +42,7 @@ struct Softmax {
     // Take in the logits of a block before the bias: who is seen, and the largest.
     void look(const Block &k) {
         for (int v = 0; v < q.vectors; v++) {
-            if (!k.edge) n_keys[v] += k.rows[v];
-            else each(k, v, [&](Floats s, int) { n_keys[v] -= visible(s); });
+            if (a.n_keys || a.even_distance) n_keys[v] += keys_seen(k, v);
             if (a.bias || a.by_distance)
                 each(k, v, [&](Floats s, int) { unbiased[v] = larger(unbiased[v], s); });
         }
@@ -166,6 +165,13 @@ struct Softmax {
     }
     template <class Term> Floats over(const Block &k, int v, Term term) const {
         return joined(k, v, Floats{}, [](Floats x, Floats y) { return x + y; }, term);
+    }
+
+    Ints keys_seen(const Block &k, int v) const {
+        if (!k.edge) return all_ints(k.rows[v]);
+        Ints found = {};
+        each(k, v, [&](Floats s, int) { found -= visible(s); });
+        return found;
     }
 
     Floats away(const Block &k, int v, int r) const {

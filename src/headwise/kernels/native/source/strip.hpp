@@ -143,16 +143,14 @@ struct Strip {
         });
     }
     // What is needed next is on its way from memory while something else is computed.
+    void fetch_queries() const { fetch_rows(a.q, a.q_step, h, first, n, a.D); }
+    void fetch_heads() const { fetch_rows<true>(a.heads, a.heads_step, h, first, n, a.Dv); }
     void fetch_values(const Block &k) const {
-        of_kind(a, [&]<class Stored>() {
-            fetch(shared<Stored>(a.v, a.v_step, k.start), a.v_step[2], k.n, a.Dv);
-        });
+        fetch_rows(a.v, a.v_step, h / (a.H / a.Hkv), k.start, k.n, a.Dv);
     }
     void fetch_keys(int64_t from) const {
-        int64_t n = std::min<int64_t>(KEYS, stop - from);
-        of_kind(a, [&]<class Stored>() {
-            fetch(shared<Stored>(a.k, a.k_step, from), a.k_step[2], n, a.D);
-        });
+        int64_t some = std::min<int64_t>(KEYS, stop - from);
+        fetch_rows(a.k, a.k_step, h / (a.H / a.Hkv), from, some, a.D);
     }
     int64_t query(int lane) const { return low + offset[lane]; }
     // Where the mask or bias of a lane begins.
@@ -216,6 +214,14 @@ struct Strip {
     }
 
   private:
+    template <bool write = false>
+    void fetch_rows(const void *array, const int64_t *step, int64_t of_head, int64_t from,
+                    int64_t some, int64_t columns) const {
+        if (a.kind == FLOAT32)
+            fetch<write>(in<float>(array, step, of_head, from), step[2], some, columns);
+        else fetch<write>(in<Half>(array, step, of_head, from), step[2], some, columns);
+    }
+
     // Where the first and the last query of a vector stand among the keys.
     int64_t lowest(int v) const { return one_head ? at + v * W : at; }
     int64_t highest(int v) const { return one_head ? at + v * W + W - 1 : at + a.T - 1; }
@@ -333,13 +339,13 @@ inline Strip strip_at(const Problem &a, const Room &room, int64_t head, int64_t 
 }
 
 // Calls a function that is compiled for each count of vectors, and for pairs.
-template <class Call> void specialized(const Strip &q, Call call) {
+template <class Call> auto specialized(const Strip &q, Call call) {
     auto with = [&]<class Number>() {
-        if (q.vectors == 3) call.template operator()<3, Number>();
-        else if (q.vectors == 2) call.template operator()<2, Number>();
-        else call.template operator()<1, Number>();
+        if (q.vectors == 3) return call.template operator()<3, Number>();
+        if (q.vectors == 2) return call.template operator()<2, Number>();
+        return call.template operator()<1, Number>();
     };
     if constexpr (PAIRS)
         if (Strip::in_pairs(q.a)) return with.template operator()<Pair>();
-    with.template operator()<float>();
+    return with.template operator()<float>();
 }

@@ -167,20 +167,32 @@ INLINE bool any(Ints truth) {
 #endif
 }
 
+// Whether the first n numbers are finite.
+INLINE bool are_finite(Floats x, int n) { return !any((x - x != 0) & (lanes() < n)); }
+
 // 2^x for x <= 0, to 1e-7 of itself: 2^f by a minimax polynomial for f in [-1/2, 1/2].
 INLINE Floats power(Floats x) {
+#if defined(__AVX512F__)
+    x = larger(all(-150.0f), x);
+    Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
     Floats given = x;
     x = larger(all(-127.0f), x);
     Floats shifted = x + 12582912.0f;  // 1.5 * 2^23: the last bits are now the rounded x
-    Floats whole = shifted - 12582912.0f, f = x - whole;
-    Floats p = all(1.3264637e-3f);
+    Floats whole = shifted - 12582912.0f;
+#endif
+    Floats f = x - whole, p = all(1.3264637e-3f);
     p = p * f + 9.6714823e-3f;
     p = p * f + 5.5507336e-2f;
     p = p * f + 2.4022242e-1f;
     p = p * f + 6.9314700e-1f;
     p = p * f + 1.0f;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
     p = (Floats)((Ints)p + ((Ints)shifted << 23));
     return given == given ? p : given;
+#endif
 }
 
 // e^x for x <= 0.
