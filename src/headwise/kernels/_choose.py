@@ -135,16 +135,18 @@ def _is_learned(bias: Bias, q: Tensor, k: Tensor) -> bool:
 def _is_won(q: Tensor, k: Tensor) -> bool:
     """Whether the native kernel is faster than torch's, if it can compute this.
 
-    Its call took .07 ms longer (now .02), which must be gained. Over torch's, full and causal: 12
-    heads at 32, 64 and 128 tokens 1.35 1.27, 1.03 .84, 1.03 .74; of 8 texts .82 .85, .84 .71, and
-    at 8 tokens 1.07 1.05; 16 queries on 1024 keys .80 .70. bfloat16 at those 1.06 1.27, .71 .77,
-    .59 .66, and .70 .66; float16 .62 .81, .95 .95, .92 .80, and .31 .31; trained, at 64, 128 and
-    512 tokens bfloat16 .79 .66, .57 .38, .47 .33, float16 1.02 .61, .82 .71, .71 .49, float32 1.15
-    1.07, .97 .74, .82 .47. Longer ones: `benchmarks/native.py`. One query from memory, over torch's
-    kernel with packed heads: 32 heads on 8, width 128, at 16, 32, 64 and 128 keys 1.03 .94 .79 .72
-    (1.17 1.11 .97 .89 from a cache), bfloat16 at 16 and 64 .97 .75; 12 heads at 128, 256, 512 and
-    4096 keys 1.07 1.00 .95 .96, bfloat16 at 16, 32 and 64 1.02 .81 .60, float16 at 16 .72; training
-    is unmeasured. With AMX half precision is unmeasured.
+    What a call takes in Python must be gained, more of it in training. Over torch's, full and
+    causal: 12 heads at 16, 32, 40, 64 and 128 tokens 1.08 .79, 1.02 .75, .86 .51, .73 .69, .84 .54,
+    2 heads at 64 and 128 1.19 .92, .88 .61, 8 texts at 8 and 16 tokens .81 .61, .78 .61, 16 queries
+    on 1024 keys .64 .51. bfloat16 of 12 heads at 16, 32 and 48 tokens .96 .68, .63 .60, .54 .46,
+    of 2 at 64 .64 .57; float16 there .71 .42, .63 .43, .80 .62, 1.08 .66. Trained, at 48, 64, 96,
+    128 and 512 tokens float32 1.12 .90, 1.21 .96, .99 .76, .91 .68, .79 .52, bfloat16 .81 .72,
+    .80 .64, .74 .68, .66 .54, .45 .32, float16 1.05 .84, .92 .96, .84 .79, .87 .66, .77 .47, and
+    at 32 all three up to 1.3. Longer ones: `benchmarks/native.py`. One query from memory, over
+    torch's kernel with packed heads: 32 heads on 8, width 128, at 16, 32, 64 and 128 keys 1.03 .94
+    .79 .72 (1.17 1.11 .97 .89 from a cache), bfloat16 at 16 and 64 .97 .75; 12 heads at 128, 256,
+    512 and 4096 keys 1.07 1.00 .95 .96, bfloat16 at 16, 32 and 64 1.02 .81 .60, float16 at 16 .72;
+    trained it is unmeasured. With AMX half precision is unmeasured.
     """
     # An exported program is for other places, where the native kernel may not be.
     if torch.compiler.is_exporting() or q.dtype == torch.float64:
@@ -156,8 +158,8 @@ def _is_won(q: Tensor, k: Tensor) -> bool:
     if is_packed(T, q, k):
         least = (18 if k.shape[1] == H else 16) if single else 14
         return k.numel() >= _n_threads() << least
-    least = 1 << (23 if single else 21)
-    return T >= 8 and B * H * T * k.shape[2] * D >= _n_threads() * least
+    least = (20 if single else 19) + (2 if is_trained(q, k) else 0)
+    return T >= 8 and B * H * T * k.shape[2] * D >= _n_threads() << least
 
 
 @settled

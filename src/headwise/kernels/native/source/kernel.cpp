@@ -220,9 +220,6 @@ int64_t headwise_forward(const Problem *problem) {
     return forward(a, wild) ? NO_MEMORY : wild ? NOT_FINITE : DONE;
 }
 
-    });
-}
-
 int64_t headwise_backward(const Problem *problem) {
     const Problem &a = *problem;
     int64_t size = keys_in_share(a), shares = std::max<int64_t>(1, (a.S + size - 1) / size);
