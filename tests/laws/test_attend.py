@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import masks, reference
-from headwise.kernels import AttendOutput, Choice, _cells, _choose, attend, choose, make_rule
+from headwise.kernels import AttendOutput, Choice, _choose, attend, choose, make_rule
+from headwise.kernels.rows import _cells
 from strategies import Problem, problems
 
 

@@ -9,9 +9,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from headwise import _native
 from headwise._native import library
 from headwise.kernels import attend
-from headwise.kernels._rows import attend_rows
 from headwise.kernels._words import Words, rule_of, words_of
 from headwise.kernels.native._operators import attention, attention_backward
+from headwise.kernels.rows import attend_rows
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 

@@ -143,7 +143,7 @@ def test_the_map_of_a_head_is_the_layers_own() -> None:
 
 @pytest.mark.parametrize("cell", [1, 1 << 19])
 def test_the_blocks_of_a_layer_are_its_weights(cell: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.kernels._rows.CELL", cell)  # 1: as few heads as can be
+    monkeypatch.setattr("headwise.kernels.rows._attend.CELL", cell)  # 1: as few heads as can be
     layer = MultiHeadAttention(12, 4, 2, sinks=0.5)
     x = torch.randn(3, 7, 12)
     with torch.no_grad(), observe(layer, Request(statistics=("entropy",), maps=True)) as watch:

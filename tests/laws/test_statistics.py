@@ -12,7 +12,8 @@ from torch import Tensor
 from describing import assert_same, cast, described, everything
 from headwise import reference
 from headwise._native import library
-from headwise.kernels import RowRequest, RowStatistics, _cells, make_rule, row_statistics
+from headwise.kernels import RowRequest, RowStatistics, make_rule, row_statistics
+from headwise.kernels.rows import _cells
 from strategies import Problem, problems, seeds
 
 
@@ -240,7 +241,7 @@ def test_no_array_grows_with_the_square_of_the_text(monkeypatch: pytest.MonkeyPa
         largest = max(largest, soft.powers.numel())
         return soft
 
-    monkeypatch.setattr("headwise.kernels._statistics.powers_of_cell", measured)
+    monkeypatch.setattr("headwise.kernels.rows._statistics.powers_of_cell", measured)
     q = torch.randn(1, 2, 4096, 4)
     rule = make_rule(head_dim=4, is_causal=True)
     row_statistics(q, q, q, rule, RowRequest(), backend="rows")

@@ -9,14 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels._cells import Named
 from headwise.kernels._choose import Choice, choose
 from headwise.kernels._fused import attend_fused
 from headwise.kernels._guard import shielded
-from headwise.kernels._rows import attend_rows
+from headwise.kernels._request import Named
 from headwise.kernels._rule import BiasLike, MaskLike, Rule, WindowLike, check_rule, make_rule
 from headwise.kernels._weights import weights_from_lse
 from headwise.kernels.native import attend_native
+from headwise.kernels.rows import attend_rows
 from headwise.kernels.triton import attend_triton
 
 

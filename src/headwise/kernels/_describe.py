@@ -8,10 +8,11 @@ from torch import Tensor
 
 from headwise._native import library
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels import _statistics, native, triton
+from headwise.kernels import native, triton
+from headwise.kernels._request import RowRequest, RowStatistics
 from headwise.kernels._rule import Rule
-from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels.native import native_statistics
+from headwise.kernels.rows import rows_statistics
 from headwise.kernels.triton import triton_statistics
 
 BACKENDS = ("auto", "native", "triton", "rows")
@@ -59,7 +60,7 @@ def row_statistics(
             f"Use backend='auto'."
         )
     compute = {"native": native_statistics, "triton": triton_statistics}
-    return compute.get(backend, _statistics.row_statistics)(*given, request)
+    return compute.get(backend, rows_statistics)(*given, request)
 
 
 def _check(request: RowRequest, q: Tensor, k: Tensor) -> None:

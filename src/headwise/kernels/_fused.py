@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from headwise.kernels._cells import Named
 from headwise.kernels._choose import Choice, blocks_of
+from headwise.kernels._request import Named
 from headwise.kernels._rule import Rule
 from headwise.masks import Tile, can_look, is_trained, known
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from headwise.kernels._cells import Named
+from headwise.kernels._request import Named
 from headwise.kernels._rule import Rule
 from headwise.masks import can_look, is_trained
 

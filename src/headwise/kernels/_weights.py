@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.kernels._cells import LOG2E
 from headwise.kernels._rule import Rule
+from headwise.kernels.rows import LOG2E
 from headwise.masks import Tile
 
 # Entries in one block, and its rows: what stays in the cache of one core.

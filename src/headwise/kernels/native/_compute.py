@@ -10,10 +10,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor  # there is no public name
 
 from headwise._native import library
-from headwise.kernels._cells import Named
 from headwise.kernels._guard import guard
+from headwise.kernels._request import Named, RowRequest, RowStatistics
 from headwise.kernels._rule import Rule, check_rule
-from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels._words import Words, cannot_follow
 from headwise.kernels.native._check import dense_last, is_plain
 from headwise.kernels.native._filling import KINDS, Filling

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.kernels._cells import Named
 from headwise.kernels._guard import guard, shielded
-from headwise.kernels._rows import attend_rows
+from headwise.kernels._request import Named
 from headwise.kernels._rule import Rule
 from headwise.kernels._words import Words, words_of
 from headwise.kernels.native._compute import FEW, compute_gradients, compute_heads
+from headwise.kernels.rows import attend_rows
 from headwise.masks import can_look, is_recorded, is_trained
 
 _FOUND = ("heads", "lse", "entropy")

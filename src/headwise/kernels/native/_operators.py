@@ -13,10 +13,10 @@ from torch.library import custom_op
 
 from headwise._native import library
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.kernels._rows import attend_rows
 from headwise.kernels._words import Words, rule_of
 from headwise.kernels.native._compute import compute_gradients, compute_heads
 from headwise.kernels.native._gradients import sinks_gradient
+from headwise.kernels.rows import attend_rows
 
 # What `Words` holds, field by field. They come last, and of them the sinks.
 _WORDS = (

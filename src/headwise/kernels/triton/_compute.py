@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.kernels._cells import Named
+from headwise.kernels._request import Named, RowRequest, RowStatistics
 from headwise.kernels._rule import Rule
-from headwise.kernels._statistics import RowRequest, RowStatistics
 from headwise.kernels._words import cannot_follow
 from headwise.kernels.triton._task import (
     Fields,

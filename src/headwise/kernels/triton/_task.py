@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from headwise.kernels._cells import LOG2E, Named
+from headwise.kernels._request import Named, RowRequest
 from headwise.kernels._rule import Rule, check_rule
-from headwise.kernels._statistics import RowRequest
 from headwise.kernels._words import Words, words_of
+from headwise.kernels.rows import LOG2E
 
 Steps = tuple[int, ...]
 # The fields of a task, while they are filled in.

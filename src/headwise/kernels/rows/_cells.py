@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headwise.kernels._request import Named
 from headwise.kernels._rule import Rule
 from headwise.masks import Mask, Tile, mapped_with
 
@@ -23,8 +24,6 @@ LOG2E = 1.0 / LN2
 HIDDEN = -1e30
 # Entries in one cell. Half a million floats stay in the cache of one core.
 CELL = 1 << 19
-
-Named = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.kernels._cells import (
+from headwise.kernels._request import Named
+from headwise.kernels._rule import Rule
+from headwise.kernels.rows._cells import (
     CELL,
     LN2,
     Cell,
-    Named,
     Powers,
     Scratch,
     mix,
     over_cells,
     powers_of_cell,
 )
-from headwise.kernels._rule import Rule
 from headwise.masks import Tile, is_trained, is_transformed
 
 # Far enough below 0 that two to that power is 0 in float64, too.

@@ -1,0 +1,83 @@
+"""What is asked about the weights of each row, and what is said: the same for every kernel."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+# What was found, by its name.
+Named = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RowRequest:
+    """What to find out about each row. Nothing is computed that was not asked for.
+
+    Cost, as a share of the two matrix products of attention: entropy .12, max_weight and lse
+    nothing, distance .12, participation and received .05 each, each column of `keys` a gather
+    of one number a row, each of `classes` one column of a matrix product; `top` and
+    `key_norms` another .1 each, and the columns once more.
+
+    Attributes:
+        entropy: Whether to compute the entropy.
+        distance: Whether to compute the mean distance to what is attended to.
+        participation: Whether to compute how many keys take part.
+        argmax: Whether to find the key with the largest weight.
+        received: The queries whose weights are summed up for each key; None: no such sums.
+        keys: For each query, keys whose single weights are wanted; −1 where there is none.
+        classes: For each key, its share in every class (usually 0 or 1).
+        top: Whether to compute how much of the largest weight falls on `keys` and `classes`.
+        key_norms: What each key's weight counts for in shares of the output, `‖v_j W_O[h]‖`.
+            What is not finite counts as 0. None: no such shares.
+        query_at: Positions of the queries, for distances. None: they stand at the end of the keys.
+        key_at: Positions of the keys, for distances.
+        heads: Whether to compute the heads too, from the same weights.
+    """
+
+    entropy: bool = True
+    distance: bool = False
+    participation: bool = False
+    argmax: bool = False
+    received: Bool[Tensor, "B T"] | None = None
+    keys: Int[Tensor, "B T N"] | None = None
+    classes: Float[Tensor, "B S C"] | None = None
+    top: bool = False
+    key_norms: Float[Tensor, "B H S"] | None = None
+    query_at: Int[Tensor, "B T"] | None = None
+    key_at: Int[Tensor, "B S"] | None = None
+    heads: bool = False
+
+
+@dataclass(frozen=True)
+class RowStatistics:
+    """Statistics of every row; None where they were not asked for.
+
+    `n_keys` is how many keys the row may attend to. A row without any has an `lse` and a
+    `max_logit` of −inf, shares of the output that are NaN, and zeros elsewhere.
+    """
+
+    n_keys: Int[Tensor, "B H T"]
+    lse: Float[Tensor, "B H T"]  # ln Σ exp z, sinks included
+    max_logit: Float[Tensor, "B H T"]  # after softcap, before bias
+    max_weight: Float[Tensor, "B H T"]
+    entropy: Float[Tensor, "B H T"] | None = None  # nats, over real keys
+    distance: Float[Tensor, "B H T"] | None = None  # Σ p |i − j|
+    even_distance: Float[Tensor, "B H T"] | None = None  # the same for even weights
+    participation: Float[Tensor, "B H T"] | None = None  # (Σ p)² / Σ p², 1 … n
+    argmax: Int[Tensor, "B H T"] | None = None  # the first of those that tie; −1 without keys
+    received: Float[Tensor, "B H S"] | None = None  # Σ p over queries, in the precision of p
+    key_mass: Float[Tensor, "B H T N"] | None = None
+    key_top: Float[Tensor, "B H T N"] | None = None  # 1 on the largest weight; ties share it
+    key_share: Float[Tensor, "B H T N"] | None = None  # p ‖·‖ / Σ p ‖·‖; NaN where that is 0 / 0
+    key_seen: Bool[Tensor, "B H T N"] | None = None  # the key exists and may be attended to
+    sink: Float[Tensor, "B H T"] | None = None  # mass lost to the sink; None without one
+    class_mass: Float[Tensor, "B H T C"] | None = None
+    class_top: Float[Tensor, "B H T C"] | None = None
+    class_share: Float[Tensor, "B H T C"] | None = None
+    class_keys: Float[Tensor, "B H T C"] | None = None  # visible keys of the class
+    heads: Float[Tensor, "B H T Dv"] | None = None
+
+    @property
+    def kernel(self) -> str:
+        """What computed them."""
+        return "blocks of rows"
