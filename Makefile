@@ -3,7 +3,7 @@
 #   make report     train the Mini-GPT, study its heads, write report.html
 #   make test       lint, types, tests and the documents' code: under 10 minutes
 #   make test-full  all that, the long tests, and the native kernel under sanitizers
-#   make setup native lint format bench docs clean
+#   make setup native lint format bench docs coverage clean
 
 # Which Python builds the environment: the first of these that is new enough and can.
 PYTHONS = python3.13 python3.12 python3.11 python3
@@ -22,7 +22,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*)
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: setup native report test test-full test-without-native test-sanitized lint types format bench docs clean
+.PHONY: setup native report test test-full test-without-native test-sanitized lint types format bench docs coverage clean
 
 setup: .venv/dev
 
@@ -30,10 +30,14 @@ report: .venv/run
 	$(BIN)/headwise report --out report.html
 
 test: lint types
-	$(PYTEST) -m "not full" --cov
+	$(PYTEST) -m "not full"
 
 test-full: test test-without-native test-sanitized
-	$(PYTEST) -m full --cov --cov-append
+	$(PYTEST) -m full
+
+# All of them, a good deal slower: which lines no test reaches.
+coverage: .venv/dev
+	$(PYTEST) --cov
 
 # The same laws where nothing was built.
 test-without-native: .venv/dev

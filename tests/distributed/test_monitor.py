@@ -10,6 +10,7 @@ import pytest
 
 from headwise.monitor import HeadMonitor
 
+pytestmark = pytest.mark.full  # each process imports everything anew
 SCRIPT = Path(__file__).with_name("monitored.py")
 _spec = importlib.util.spec_from_file_location("monitored", SCRIPT)
 monitored = importlib.util.module_from_spec(_spec)

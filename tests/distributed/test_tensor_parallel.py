@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.full  # each process imports everything anew
 SCRIPT = Path(__file__).with_name("tensor_parallel.py")
 
 

@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.full  # each process imports everything anew
 SCRIPT = Path(__file__).with_name("watch_ddp.py")
 
 

@@ -199,6 +199,7 @@ def test_a_move_that_fails_puts_the_old_folder_back(
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == held
 
 
+@pytest.mark.full
 def test_what_answers_something_else_is_not_left_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

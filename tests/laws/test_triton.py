@@ -24,6 +24,7 @@ from headwise.layer._biases import Placed
 from strategies import Problem, problems, seeds
 
 pytestmark = [
+    pytest.mark.full,  # the interpreter is slow; what is refused stands in the quick tier
     pytest.mark.skipif(not is_installed(), reason="no Triton: pip install 'headwise[triton]'"),
     # NumPy, in which the interpreter computes, tells of every NaN and overflow; a GPU does not.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
