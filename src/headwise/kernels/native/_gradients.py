@@ -13,7 +13,7 @@ from headwise.kernels._guard import guard, shielded
 from headwise.kernels._request import Named
 from headwise.kernels._rule import Rule
 from headwise.kernels._words import Words, words_of
-from headwise.kernels.native._compute import FEW, compute_gradients, compute_heads
+from headwise.kernels.native._compute import compute_gradients, compute_heads, is_packed
 from headwise.kernels.rows import attend_rows
 from headwise.masks import can_look, is_recorded, is_trained
 
@@ -38,7 +38,7 @@ def attend_native(
     if traced or is_trained(q, k, v) or (sinks is not None and is_trained(sinks)):
         learn = partial(_learn, rule=rule, words=words, entropy=entropy, traced=traced)
         return shielded(learn, q, k, v, rule)
-    packed = 0 < q.shape[2] <= FEW
+    packed = is_packed(q.shape[2])
     found, finite = compute_heads(q, k, v, words, entropy, packed)
     if finite or rule.visible is None:
         return dict(zip(_FOUND, found, strict=False))
