@@ -128,15 +128,20 @@ def test_no_number_in_a_configuration_takes_memory(
 @pytest.mark.parametrize(
     ("write", "where", "value", "says"),
     [
-        (_mini_gpt, ("config", "d_model"), 20_000, r"more than [\d,]+ parameters, but its weight f"),
+        (
+            _mini_gpt,
+            ("config", "d_model"),
+            20_000,
+            r"more than [\d,]+ parameters, but its weight f",
+        ),
         (_mini_gpt, ("config", "n_layers"), 10**9, r"more than [\d,]+ modules"),
         (_mini_gpt, ("config", "context"), 10**12, r"more than [\d,]+ parameters"),
         (_layer, ("config", "d_model"), 20_000, r"out_proj\.weight is \(8, 8\) but its sizes"),
         (_layer, ("config", "head_dim"), 10**7, r"layer in .* more than [\d,]+ parameters"),
-        (_llama, ("hidden_size",), 20_000, r"more than [\d,]+ parameters"),
+        (_llama, ("vocab_size",), 10**8, r"more than [\d,]+ parameters"),
         (_llama, ("num_hidden_layers",), 10**9, r"config\.json has num_hidden_layers=1000000000"),
         (_llama, ("num_hidden_layers",), 5000, r"has num_hidden_layers=5000|more than [\d,]+ modu"),
-        (_gpt2, ("n_positions",), 200_000, r"more than [\d,]+ bytes of buffers"),
+        (_gpt2, ("n_positions",), 10**8, r"more than [\d,]+ parameters"),
         (_bert, ("intermediate_size",), 10**9, r"more than [\d,]+ parameters"),
     ],
 )
@@ -183,6 +188,13 @@ def test_the_limit_leaves_no_hook_behind() -> None:
     with pytest.raises(InputError, match="of here describes"), limit_model_size(stored, "here"):
         nn.Linear(2**13, 2**13, device="meta")
     assert nn.Linear(2**13, 2**13, device="meta").in_features == 2**13
+
+
+def test_buffers_are_counted_in_bytes() -> None:
+    mask = torch.empty(2**15, 2**15, dtype=torch.bool, device="meta")
+    says = r"more than 536,870,976 bytes of buffers, but its weight files hold 1 weights in 1 tens"
+    with pytest.raises(InputError, match=says), limit_model_size(StoredSize(1, 1), "here"):
+        nn.Module().register_buffer("mask", mask)
 
 
 def test_other_threads_are_not_limited() -> None:

@@ -105,9 +105,7 @@ def _check_tensors(
         if name not in tensors:
             raise InputError(f"train: {path} lacks {name} ({expected[name][1]}). {_WAY_OUT}")
         if name not in expected:
-            raise InputError(
-                f"train: {path} holds {name}, which the run does not have. {_WAY_OUT}"
-            )
+            raise InputError(f"train: {path} holds {name}, which the run does not have. {_WAY_OUT}")
         like, what = expected[name]
         has, needs = _kind(tensors[name]), _kind(like)
         if has != needs:

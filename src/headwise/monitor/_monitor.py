@@ -135,7 +135,9 @@ class HeadMonitor:
         """
         self._check_open("resume")
         if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
-            raise ArgumentError(f"HeadMonitor.resume: steps={steps!r}. Give a whole number, 0 or more.")
+            raise ArgumentError(
+                f"HeadMonitor.resume: steps={steps!r}. Give a whole number, 0 or more."
+            )
         self._steps = steps
         self._watch.take()
         self._window.open()
