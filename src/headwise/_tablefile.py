@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
+from headwise._table_limits import check_table_size
 from headwise.errors import ArgumentError, InputError
 from headwise.files import write_beside
 
@@ -58,6 +59,7 @@ def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     check_ending(path)
     if not path.is_file():
         raise InputError(f"table file: {path} does not exist. Give a file that was saved.")
+    check_table_size(path)
     try:
         return _read(path)
     except KeyError as error:

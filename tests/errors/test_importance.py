@@ -1,5 +1,6 @@
 """What cannot be weighed is refused by name, and the model stays as it was."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 import transformers
 import zoo
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headwise.corpora import SentencePair
@@ -139,6 +141,30 @@ def test_a_file_that_holds_no_unfinished_scores(tmp_path: Path, content: bytes) 
     path.write_bytes(content)
     _refused(InputError, "mine holds no unfinished scores", [BATCH], "ablation", resume=path)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda x: x[:, :-1], r"heads gone' is \(2, 7\)torch\.float64, not \(2, 8\)torch\.float64"),
+        (lambda x: x.flatten(), r"is \(16,\)torch\.float64, not \(2, 8\)"),
+        (lambda x: x.float(), r"is \(2, 8\)torch\.float32, not"),
+        (lambda x: x + torch.inf, r"heads gone' holds inf"),
+    ],
+)
+def test_unfinished_scores_that_are_broken(
+    tmp_path: Path, change: Callable[[Tensor], Tensor], told: str
+) -> None:
+    path = tmp_path / "scores.part"
+    with pytest.raises(RuntimeError, match="stop"):
+        importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_step=_stop)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    tables = {name: change(x).contiguous() for name, x in load_file(path).items()}
+    save_file(tables, path, about)
+    before = path.read_bytes()
+    _refused(InputError, told, [BATCH], "ablation", resume=path)
+    assert path.read_bytes() == before
 
 
 def test_a_model_saved_in_its_place(tmp_path: Path) -> None:

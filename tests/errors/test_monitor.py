@@ -69,12 +69,14 @@ def test_a_closed_monitor_is_refused_but_can_be_read() -> None:
     assert monitor.alarms == []
 
 
-def test_one_cannot_go_on_from_a_negative_step() -> None:
+@pytest.mark.parametrize("steps", [-1, 2.0, float("nan"), True, "3", None])
+def test_one_cannot_go_on_from_what_is_no_number_of_steps(steps: Any) -> None:
     with (
         HeadMonitor(_layer()) as monitor,
-        pytest.raises(ArgumentError, match=r"resume: steps=-1.*0 or more"),
+        pytest.raises(ArgumentError, match=rf"resume: steps={steps!r}\. Give a whole number, 0 or"),
     ):
-        monitor.resume(-1)
+        monitor.resume(steps)
+    assert monitor.steps == 0
 
 
 def test_max_logit_before_anything_was_seen_is_refused() -> None:

@@ -6,7 +6,7 @@ from house.source import Source, sources
 
 FLOORS = (
     ("errors", "shapes", "_native"),
-    ("heads", "files", "totals", "_shown"),
+    ("heads", "files", "totals", "_shown", "_size_limits", "_table_limits"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example", "curves"),
     ("layer", "counts", "chart"),

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float64
@@ -39,9 +39,25 @@ class Kept:
             self._tables = _read(path, self._about)
 
     def table(self, name: str, texts: int, heads: int) -> Float64[Tensor, "texts heads"]:
-        """The table of this name, to be filled in place."""
+        """The table of this name, to be filled in place.
+
+        Raises:
+            InputError: the file has a table of this name with another shape or dtype, or with
+                infinite values.
+        """
         empty = torch.full((texts, heads), torch.nan, dtype=torch.float64)
-        return self._tables.setdefault(name, empty)
+        table = self._tables.setdefault(name, empty)
+        if table.shape != empty.shape or table.dtype != empty.dtype:
+            self._refuse(f"{name!r} is {_kind(table)}, not {_kind(empty)}")
+        if table.isinf().any():
+            self._refuse(f"{name!r} holds {table[table.isinf()][0].item()}")
+        return table
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise InputError(
+            f"importance: the unfinished scores in {self._path} are broken ({why}). Name another "
+            f"file, or delete it to begin anew."
+        )
 
     @contextmanager
     def filling(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from headwise._size_limits import StoredSize, limit_model_size
 from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError
 from headwise.files import write_beside
 from headwise.lab._model import MiniGPT, MiniGPTConfig
@@ -90,11 +91,14 @@ def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> Mi
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"load: there is no folder {folder}. Name one that holds {_CONFIG}.")
-    model, cut = _read_sizes(_existing(folder, _CONFIG))
-    if begin is not None and cut is not None:
-        begin(model, cut)
+    sizes = _existing(folder, _CONFIG)
+    config, cut = _read_sizes(sizes)
     weights = read_tensors(_existing(folder, _WEIGHTS))
-    check_weights(weights, model, folder / _WEIGHTS)
+    stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
+    # First without memory: the sizes in a file of a few bytes may be anything.
+    with limit_model_size(stored, folder), torch.device("meta"):
+        check_weights(weights, _built(config, cut, begin, sizes), folder / _WEIGHTS)
+    model = _built(config, cut, begin, sizes)
     model.load_state_dict(weights)
     return model.eval()
 
@@ -191,8 +195,8 @@ def _existing(folder: Path, name: str) -> Path:
     raise InputError(f"load: {folder} has no {name}. Name a folder that headwise saved.")
 
 
-def _read_sizes(path: Path) -> tuple[MiniGPT, Any]:
-    """A model of the sizes that were saved, its weights still to come, and what was cut out."""
+def _read_sizes(path: Path) -> tuple[MiniGPTConfig, Any]:
+    """The sizes of a model that was saved, and what was cut out of it."""
     about = read_json(path)
     for key, known in (("format", FORMAT), ("architecture", "MiniGPT")):
         if about.get(key) != known:
@@ -200,8 +204,23 @@ def _read_sizes(path: Path) -> tuple[MiniGPT, Any]:
                 f"load: {path} has the {key} {about.get(key)!r}. This version reads {known!r}."
             )
     try:
-        return MiniGPT(MiniGPTConfig(**about["config"])), about.get("cut")
-    except (KeyError, TypeError, RuntimeError, HeadwiseError) as error:
-        raise InputError(
-            f"load: the sizes in {path} cannot be read ({error}). Save the model again."
-        ) from error
+        return MiniGPTConfig(**about["config"]), about.get("cut")
+    except (KeyError, TypeError, HeadwiseError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _built(config: MiniGPTConfig, cut: Any, begin: Begin | None, path: Path) -> MiniGPT:
+    """A model of these sizes, its weights still to come."""
+    try:
+        model = MiniGPT(config)
+    except InputError:
+        raise
+    except (TypeError, ArithmeticError, RuntimeError, HeadwiseError) as error:
+        raise _unreadable(path, error) from error
+    if begin is not None and cut is not None:
+        begin(model, cut)
+    return model
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    return InputError(f"load: the sizes in {path} cannot be read ({error}). Save the model again.")

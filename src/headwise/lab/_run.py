@@ -9,16 +9,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
 
 from headwise.corpora import PAD, Grammar
-from headwise.errors import ArgumentError, InputError
+from headwise.errors import ArgumentError
 from headwise.files import write_beside
-from headwise.lab._checkpoint import check_weights, read_tensors, write_tensors
+from headwise.lab._checkpoint import write_tensors
 from headwise.lab._data import draw_batch, make_tokenizer, number_of
 from headwise.lab._evaluate import next_token_loss
 from headwise.lab._model import MiniGPT, MiniGPTConfig
+from headwise.lab._resume import read_facts, read_run
 
 
 @dataclass(frozen=True)
@@ -139,30 +138,18 @@ class Run:
             write_tensors(tensors, beside, about)
 
     def resume(self, path: Path) -> None:
-        """Go on from where `checkpoint` left off."""
-        tensors = read_tensors(path)
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-        if not {"settings", "step", "seconds"} <= about.keys():
-            raise InputError(
-                f"train: {path} is no checkpoint of a training run (it tells {sorted(about)}). "
-                f"Train into another folder."
-            )
-        self._check_same(json.loads(about["settings"]), path)
-        weights: dict[str, Tensor] = {}
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            if kind == "model":
-                weights[rest] = tensor
-            else:
-                number, _, moment = rest.partition(".")
-                moments.setdefault(int(number), {})[moment] = tensor
-        check_weights(weights, self.model, path)
-        self.model.load_state_dict(weights)
+        """Go on from where `checkpoint` left off; a broken checkpoint changes nothing.
+
+        Raises:
+            ArgumentError: the checkpoint is of a run with other settings.
+            InputError: the checkpoint is broken.
+        """
+        self._check_same(read_facts(path)[0], path)
+        state = read_run(path, self.model, self.settings.steps)
+        self.model.load_state_dict(state.weights)
         groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
-        self.step, self.seconds = int(about["step"]), float(about["seconds"])
+        self.optimizer.load_state_dict({"state": state.moments, "param_groups": groups})
+        self.step, self.seconds = state.step, state.seconds
 
     def _check_same(self, earlier: dict[str, object], path: Path) -> None:
         """Another run must not go on here: its schedule, lines or sizes would change midway."""

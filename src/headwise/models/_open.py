@@ -1,5 +1,6 @@
 """Open a model by folder or hub name: safetensors and JSON only, never a pickle, no remote code."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,11 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from headwise._size_limits import limit_model_size
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
+from headwise.models._folder_checks import check_folder, check_tokenizer_class
+from headwise.models._hub_checks import fetch, fetched
 from headwise.models.smaller import begin_smaller, class_of_smaller, read_layer, read_smaller
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
@@ -19,12 +23,20 @@ def load(
 ) -> nn.Module:
     """Open a model, ready to be watched: in evaluation mode, with all its weights.
 
+    Only JSON and safetensors are read, and only files that the folder or the name holds: an index
+    of shards that names a pickle or a file elsewhere is refused. Links in a folder are followed,
+    as in the cache of the hub. No code is run: neither code beside the weights, nor kernels of the
+    hub that a configuration names. Adapters (`adapter_config.json`) are refused, not applied. A
+    configuration that describes a far larger model than its weight files hold is refused before
+    anything of that size is allocated.
+
     Args:
         source: A folder of this library or of Hugging Face, or a name on its hub.
         device: Where to put it.
         dtype: The dtype of its weights. None keeps the one they were saved in.
     Raises:
-        InputError: there is no such folder or name, weights are missing, broken or pickled.
+        InputError: there is no such folder or name, or weights are missing, broken, pickled,
+            elsewhere, adapters, or not of the size that the configuration says.
     """
     folder = _folder(source)
     model: nn.Module
@@ -56,7 +68,14 @@ def load_tokenizer(source: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
+        place = folder
+        for name in () if folder else ("tokenizer_config.json", "config.json"):
+            place = path.parent if (path := fetched(str(source), name)) else place
+        if place is not None:
+            check_tokenizer_class(place)
         return AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+    except HeadwiseError:
+        raise
     except Exception as error:  # transformers raises anything from OSError to TypeError here
         raise InputError(
             f"load_tokenizer: {source} has no tokenizer that can be opened ({_line(error)}). "
@@ -114,10 +133,19 @@ def _refuse_out_of_reach(name: str) -> None:
 
 def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None) -> nn.Module:
     try:
-        cls = cls or _model_class(str(source))
-        model, report = cls.from_pretrained(
-            str(source), trust_remote_code=False, use_safetensors=True, output_loading_info=True
-        )
+        place = folder or fetch(str(source))
+        limit = nullcontext() if place is None else limit_model_size(check_folder(place), source)
+        # What was checked is opened, and nothing that came to the hub since.
+        pinned = {} if folder or place is None else {"revision": place.name}
+        cls = cls or _model_class(str(source), **pinned)
+        with limit:
+            model, report = cls.from_pretrained(
+                str(source),
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **pinned,
+            )
     except HeadwiseError:
         raise
     except Exception as error:  # transformers raises anything from OSError to KeyError here
@@ -145,11 +173,11 @@ def _why_not(error: Exception, folder: Path | None) -> str:
     return f"{where} ({line}). Give a model's folder or a hub name."
 
 
-def _model_class(source: str) -> Any:
+def _model_class(source: str, **pinned: str) -> Any:
     """The class that the checkpoint names, when transformers itself has it."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, **pinned)
     for name in config.architectures or ():
         cls = getattr(transformers, name, None)
         if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):

@@ -131,11 +131,13 @@ class HeadMonitor:
         Args:
             steps: The optimizer steps taken before.
         Raises:
-            ArgumentError: the monitor is closed, or `steps` is negative.
+            ArgumentError: the monitor is closed, or `steps` is no whole number from 0 on.
         """
         self._check_open("resume")
-        if steps < 0:
-            raise ArgumentError(f"HeadMonitor.resume: steps={steps}. Give 0 or more.")
+        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
+            raise ArgumentError(
+                f"HeadMonitor.resume: steps={steps!r}. Give a whole number, 0 or more."
+            )
         self._steps = steps
         self._watch.take()
         self._window.open()

@@ -10,12 +10,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from headwise._size_limits import StoredSize, limit_model_size
 from headwise.errors import HeadwiseError, InputError, UnsupportedError
 from headwise.layer import MultiHeadAttention, RoPE
 from headwise.models.smaller._differences import Differences
 
 FORMAT = "headwise-layer/1"
 _ABOUT, _WEIGHTS = "headwise.json", "model.safetensors"
+# What reading it may raise: sizes of a wrong kind reach torch, which raises many kinds of errors.
+_BROKEN = (
+    LookupError, TypeError, ArithmeticError, RuntimeError, OSError, SafetensorError, HeadwiseError,
+)  # fmt: skip
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim")
 
 
@@ -47,17 +52,36 @@ def read_layer(folder: Path) -> MultiHeadAttention | None:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         return None
     try:
-        layer = _built(about["config"])
-        Differences.read({"counts": {}} | about, str(path)).apply(layer)
         weights = load_file(folder / _WEIGHTS)
+        stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
+        differences = Differences.read({"counts": {}} | about, str(path))
+        # First without memory: the sizes in a file of a few bytes may be anything.
+        with limit_model_size(stored, folder), torch.device("meta"):
+            _check_shapes(weights, _begun(about["config"], differences))
+        layer = _begun(about["config"], differences)
         dtype = next(iter(weights.values())).dtype
         layer.to(dtype).load_state_dict(weights)
-    except (KeyError, TypeError, OSError, SafetensorError, HeadwiseError) as error:
-        why = str(error).strip().splitlines()[0].rstrip(".")
+    except _BROKEN as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise InputError(
             f"load: the layer in {folder} cannot be read ({why}). Save it again."
         ) from error
     return layer
+
+
+def _begun(config: dict[str, Any], differences: Differences) -> MultiHeadAttention:
+    layer = _built(config)
+    differences.apply(layer)
+    return layer
+
+
+def _check_shapes(weights: dict[str, torch.Tensor], layer: MultiHeadAttention) -> None:
+    wanted = layer.state_dict()
+    for name in sorted(weights.keys() | wanted.keys()):
+        has = tuple(weights[name].shape) if name in weights else "missing"
+        needs = tuple(wanted[name].shape) if name in wanted else "not there"
+        if has != needs:
+            raise InputError(f"{name} is {has} but its sizes make it {needs}")
 
 
 def _config(layer: MultiHeadAttention) -> dict[str, Any]:

@@ -1,0 +1,144 @@
+"""A model is built only about as large as its weight files, whatever its configuration says.
+
+A configuration of a few bytes can describe a model of any size. The headers of the weight files
+are read first; then the modules, parameters and buffers of the model are counted as they are
+created, and building stops where the count is far beyond what the files hold.
+"""
+
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from headwise.errors import InputError
+
+# A weight may stand in several places until it is tied, as one block that many layers share.
+_TIES = 16
+# What any small model may have: 64 MiB of float32 weights, 512 MiB of masks and position tables.
+_SPARE_ELEMENTS, _SPARE_BYTES = 2**24, 2**29
+# Modules without weights, such as dropout and activations, stand beside those with some.
+_MODULES_PER_TENSOR, _SPARE_MODULES = 64, 4096
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class StoredSize:
+    """How many tensors weight files hold, and how many elements these have together."""
+
+    tensors: int
+    elements: int
+
+    def __add__(self, other: "StoredSize") -> "StoredSize":
+        return StoredSize(self.tensors + other.tensors, self.elements + other.elements)
+
+    @property
+    def most_modules(self) -> int:
+        """More modules than a model with these weights has."""
+        return _MODULES_PER_TENSOR * self.tensors + _SPARE_MODULES
+
+    @property
+    def most_elements(self) -> int:
+        """More parameters than a model with these weights has."""
+        return _TIES * self.elements + _SPARE_ELEMENTS
+
+    @property
+    def most_bytes(self) -> int:
+        """More bytes than the buffers of a model with these weights take."""
+        return 4 * _TIES * self.elements + _SPARE_BYTES
+
+
+def stored_size(paths: Iterable[Path], packed: bool = False) -> StoredSize:
+    """How much safetensors files hold, by their headers.
+
+    Args:
+        packed: Whether an element may hold several quantised weights. Each of its bits then
+            counts as one, unless it is of one of the usual float dtypes.
+    Raises:
+        SafetensorError: one of them is no whole safetensors file.
+    """
+    tensors, elements = 0, 0
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                count = prod(part.get_shape())
+                tensors += 1
+                elements += count * (_bits(part.get_dtype()) if packed else 1)
+    return StoredSize(tensors, elements)
+
+
+def _bits(dtype: str) -> int:
+    """How many weights an element may hold at most: I32 holds 32 of one bit."""
+    width = re.search(r"\d+", dtype)
+    return 1 if dtype in _FLOATS else int(width[0]) if width else 8
+
+
+@contextmanager
+def limit_model_size(stored: StoredSize, source: object) -> Iterator[None]:
+    """Stop building a model in this block where it is far larger than its weight files.
+
+    Only modules that this thread makes are counted.
+
+    Raises:
+        InputError: the model is that large.
+    """
+    count = _Count(stored, source, threading.get_ident())
+    with ExitStack() as hooks:
+        for register, hook in (
+            (register_module_module_registration_hook, count.add_module),
+            (register_module_parameter_registration_hook, count.add_parameter),
+            (register_module_buffer_registration_hook, count.add_buffer),
+        ):
+            hooks.callback(register(hook).remove)
+        yield
+
+
+class _Count:
+    """What was created so far. A weight that takes the place of another counts once."""
+
+    def __init__(self, stored: StoredSize, source: object, thread: int) -> None:
+        self._stored, self._source, self._thread = stored, source, thread
+        self._modules = 0
+        self._sizes: dict[str, dict[tuple[int, str], int]] = {"parameters": {}, "buffers": {}}
+        self._totals = {"parameters": 0, "buffers": 0}
+
+    def add_module(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is not None and threading.get_ident() == self._thread:
+            self._modules += 1
+            self._check("modules", self._modules, self._stored.most_modules)
+
+    def add_parameter(self, module: nn.Module, name: str, weight: nn.Parameter | None) -> None:
+        if weight is not None and not nn.parameter.is_lazy(weight):
+            self._replace("parameters", module, name, weight.numel(), self._stored.most_elements)
+
+    def add_buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> None:
+        if buffer is not None and not nn.parameter.is_lazy(buffer):
+            size = buffer.numel() * buffer.element_size()
+            self._replace("buffers", module, name, size, self._stored.most_bytes)
+
+    def _replace(self, kind: str, module: nn.Module, name: str, size: int, most: int) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        place = (id(module), name)
+        self._totals[kind] += size - self._sizes[kind].get(place, 0)
+        self._sizes[kind][place] = size
+        self._check(f"bytes of {kind}" if kind == "buffers" else kind, self._totals[kind], most)
+
+    def _check(self, what: str, count: int, most: int) -> None:
+        if count > most:
+            raise InputError(
+                f"load: the configuration of {self._source} describes a model of more than "
+                f"{most:,} {what}, but its weight files hold {self._stored.elements:,} weights in "
+                f"{self._stored.tensors:,} tensors. Give the configuration that belongs to them."
+            )

@@ -1,0 +1,110 @@
+"""A table is read only where it is about as large as its file.
+
+A few hundred bytes of Parquet can hold billions of equal values, and a few kilobytes of JSON or CSV
+can describe a table with as many columns as rows, nearly all of it empty.
+"""
+
+import json
+from pathlib import Path
+
+from headwise.errors import InputError
+
+# Equal values are stored in next to nothing: a small file may hold this many values, and a larger
+# one this many for each of its bytes.
+_SPARE_VALUES, _VALUES_PER_BYTE = 2**22, 16
+# The same for compressed pages.
+_SPARE_BYTES, _BYTES_PER_BYTE = 2**26, 128
+# A record with a key of its own takes at least this many bytes of JSON, and a row of CSV two.
+_BYTES_PER_RECORD, _BYTES_PER_ROW = 8, 2
+
+
+def check_table_size(path: Path) -> None:
+    """Refuse a Parquet, CSV or JSON file that describes a far larger table than its size allows.
+
+    A file that cannot be parsed passes: the reader says what is wrong with it.
+
+    Raises:
+        InputError: the table would be that large.
+    """
+    check = {".parquet": _check_parquet, ".csv": _check_csv, ".json": _check_json}
+    try:
+        check[path.suffix](path)
+    except InputError:
+        raise
+    except (ValueError, OSError, LookupError, TypeError, RuntimeError):
+        return  # pyarrow and json raise any of these
+
+
+def _check_parquet(path: Path) -> None:
+    """By the footer, and by the texts that rows repeat."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        about = file.metadata
+    groups = [about.row_group(n) for n in range(about.num_row_groups)]
+    chunks = [group.column(n) for group in groups for n in range(group.num_columns)]
+    values = max(sum(chunk.num_values for chunk in chunks), about.num_rows * about.num_columns)
+    _check_values(path, values, about.num_rows, about.num_columns)
+    _check_bytes(path, sum(chunk.total_uncompressed_size for chunk in chunks))
+    texts = {c.path_in_schema for c in chunks if c.physical_type == "BYTE_ARRAY"}
+    _check_bytes(path, sum(_text_bytes(path, name) for name in sorted(texts)))
+
+
+def _text_bytes(path: Path, name: str) -> int:
+    """How many bytes the texts of a column take: one long text may be repeated in every row."""
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    total = 0
+    with pq.ParquetFile(path, read_dictionary=[name]) as file:
+        for batch in file.iter_batches(columns=[name]):
+            column = batch.column(0)
+            if hasattr(column, "dictionary"):  # a column of lists has none
+                lengths = pc.binary_length(column.dictionary).take(column.indices)
+                total += pc.sum(lengths).as_py() or 0
+    return total
+
+
+def _check_bytes(path: Path, described: int) -> None:
+    size = path.stat().st_size
+    most = _SPARE_BYTES + _BYTES_PER_BYTE * size
+    if described > most:
+        raise InputError(
+            f"table file: {path} has {size:,} bytes and describes {described:,} uncompressed "
+            f"ones; up to {most:,} are read. Save it anew."
+        )
+
+
+def _check_csv(path: Path) -> None:
+    if _is_small(path, _BYTES_PER_ROW):
+        return
+    with path.open(encoding="utf-8") as lines:
+        next(lines, "")  # describes the table
+        columns = next(lines, "").count(",") + 1
+        rows = sum(1 for _ in lines)
+    _check_values(path, rows * columns, rows, columns)
+
+
+def _check_json(path: Path) -> None:
+    if _is_small(path, _BYTES_PER_RECORD):
+        return
+    content = json.loads(path.read_text("utf-8"))
+    records = content.get("heads") if isinstance(content, dict) else None
+    if isinstance(records, list):
+        names = {name for record in records if isinstance(record, dict) for name in record}
+        _check_values(path, len(records) * len(names), len(records), len(names))
+
+
+def _is_small(path: Path, bytes_per_row: int) -> bool:
+    """Whether even as many columns as rows would make no large table."""
+    return (path.stat().st_size // bytes_per_row) ** 2 <= _SPARE_VALUES
+
+
+def _check_values(path: Path, values: int, rows: int, columns: int) -> None:
+    size = path.stat().st_size
+    most = _SPARE_VALUES + _VALUES_PER_BYTE * size
+    if values > most:
+        raise InputError(
+            f"table file: {path} has {size:,} bytes and describes {rows:,} rows of {columns:,} "
+            f"columns, {values:,} values in all; up to {most:,} are read. Save it anew."
+        )

@@ -1,0 +1,133 @@
+"""The checkpoint of a training run, read and checked before any of it is used."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from headwise.errors import InputError
+from headwise.lab._checkpoint import check_weights, read_tensors
+from headwise.lab._model import MiniGPT
+
+# What AdamW keeps for each weight.
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_FACTS = ("settings", "step", "seconds")
+_WAY_OUT = "Train into another folder, or delete the file to start again."
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a training run.
+
+    Attributes:
+        step: Steps taken.
+        seconds: Time spent on them.
+        weights: The model's weights by name.
+        moments: The optimizer's state of each weight, in the order of `model.parameters()`.
+    """
+
+    step: int
+    seconds: float
+    weights: dict[str, Tensor]
+    moments: dict[int, dict[str, Tensor]]
+
+
+def read_facts(path: Path) -> tuple[dict[str, object], int, float]:
+    """The settings, the number of steps and the seconds of a run.
+
+    Raises:
+        InputError: the file is no checkpoint of a training run.
+    """
+    read_tensors(path)  # refuses what is no safetensors file
+    with safe_open(path, "pt") as file:
+        about = file.metadata() or {}
+    if not about.keys() >= {*_FACTS}:
+        raise InputError(
+            f"train: {path} is no checkpoint of a training run (it tells {sorted(about)}). "
+            f"Train into another folder."
+        )
+    try:
+        settings = json.loads(about["settings"])
+        step, seconds = int(about["step"]), float(about["seconds"])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"train: {path} cannot be read ({error}). {_WAY_OUT}") from error
+    if not isinstance(settings, dict):
+        raise InputError(f"train: {path} has the settings {settings!r}, no object. {_WAY_OUT}")
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise InputError(f"train: {path} has {seconds=}. {_WAY_OUT}")
+    return settings, step, seconds
+
+
+def read_run(path: Path, model: MiniGPT, last: int) -> RunState:
+    """The state of a run that trained a model of these sizes.
+
+    The optimizer's fused kernel trusts the shape and dtype of its state, so they are checked here.
+
+    Args:
+        last: The last step of the run.
+    Raises:
+        InputError: something is missing, left over, not finite, or has a wrong shape or dtype.
+    """
+    _, step, seconds = read_facts(path)
+    if not 1 <= step <= last:
+        raise InputError(f"train: {path} is of step {step}, not from 1 to {last}. {_WAY_OUT}")
+    tensors = read_tensors(path)
+    weights = {
+        name.removeprefix("model."): x for name, x in tensors.items() if name.startswith("model.")
+    }
+    check_weights(weights, model, path)
+    expected: dict[str, tuple[Tensor, str]] = {
+        f"model.{name}": (x, name) for name, x in model.state_dict().items()
+    }
+    scalar = torch.zeros((), dtype=torch.float32)
+    for number, (name, weight) in enumerate(model.named_parameters()):
+        for moment in _MOMENTS:
+            like = scalar if moment == "step" else weight
+            expected[f"optimizer.{number}.{moment}"] = (like, f"{moment} of {name}")
+    _check_tensors(tensors, expected, path)
+    moments: dict[int, dict[str, Tensor]] = {}
+    for number, (name, _) in enumerate(model.named_parameters()):
+        moments[number] = {m: tensors[f"optimizer.{number}.{m}"] for m in _MOMENTS}
+        _check_moments(moments[number], name, step, path)
+    return RunState(step, seconds, weights, moments)
+
+
+def _check_tensors(
+    tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[Tensor, str]], path: Path
+) -> None:
+    """Refuse tensors that are missing, left over, not finite, or of a wrong shape or dtype."""
+    for name in sorted(expected.keys() | tensors.keys()):
+        if name not in tensors:
+            raise InputError(f"train: {path} lacks {name} ({expected[name][1]}). {_WAY_OUT}")
+        if name not in expected:
+            raise InputError(f"train: {path} holds {name}, which the run does not have. {_WAY_OUT}")
+        like, what = expected[name]
+        has, needs = _kind(tensors[name]), _kind(like)
+        if has != needs:
+            raise InputError(f"train: {name} ({what}) in {path} is {has}, not {needs}. {_WAY_OUT}")
+        if not tensors[name].isfinite().all():
+            raise InputError(f"train: {name} ({what}) in {path} is not finite. {_WAY_OUT}")
+
+
+def _check_moments(moments: Mapping[str, Tensor], name: str, step: int, path: Path) -> None:
+    """Refuse second moments below 0, and steps that are not those of the run."""
+    least = moments["exp_avg_sq"].min().item()
+    if least < 0:
+        raise InputError(
+            f"train: exp_avg_sq of {name} in {path} holds {least}, but no square is below 0. "
+            f"{_WAY_OUT}"
+        )
+    if moments["step"].item() != step:
+        raise InputError(
+            f"train: step of {name} in {path} is {moments['step'].item():g}, but the run is at "
+            f"step {step}. {_WAY_OUT}"
+        )
+
+
+def _kind(x: Tensor) -> str:
+    return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"

@@ -1,0 +1,275 @@
+"""What `load` and `load_tokenizer` refuse by name: pickles, files elsewhere, code, adapters."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from folders import write_llama
+from headwise.errors import InputError
+from headwise.models import load, load_tokenizer
+
+WORDS = ("<unk>", "<s>", "</s>", "cats", "sleep")
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "model"
+    write_llama(path, WORDS, hidden_size=8, num_attention_heads=2)
+    return path
+
+
+class Trap:
+    """Leaves a file behind where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def _config(folder: Path, **entries: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+
+def _shard(folder: Path, first: str, *, where: Path | None = None) -> None:
+    """Split the weights into two files, and call the first of them by this name in the index."""
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    (folder / "model.safetensors").unlink()
+    save_file({n: weights[n] for n in names[:3]}, where or folder / first, {"format": "pt"})
+    save_file({n: weights[n] for n in names[3:]}, folder / "b.safetensors", {"format": "pt"})
+    names_of = {n: first if at < 3 else "b.safetensors" for at, n in enumerate(names)}
+    index = {"metadata": {"total_size": 1}, "weight_map": names_of}
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def _refused(folder: Path, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        load(folder)
+
+
+# Shards.
+
+
+def test_shards_in_the_folder_are_read(folder: Path) -> None:
+    before = load(folder)
+    (folder / "sub").mkdir()
+    _shard(folder, "sub/a.safetensors")
+    after = load(folder)
+    for one, two in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.pt", "a.safetensors.bin", "a", "", 3, None])
+def test_a_shard_that_is_no_safetensors_file(folder: Path, name: Any) -> None:
+    mark = folder / "mark"
+    _shard(folder, "a.safetensors")
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"] |= {"model.norm.weight": name}
+    (folder / INDEX).write_text(json.dumps(index))
+    if isinstance(name, str) and name:
+        (folder / name).write_bytes(pickle.dumps(Trap(mark)))
+    _refused(folder, rf"index\.json names .*{name!s}.*, which is no \.safetensors file")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("how", ["up", "absolute", "round", "windows"])
+def test_a_shard_outside_the_folder(folder: Path, tmp_path: Path, how: str) -> None:
+    elsewhere = tmp_path / "other.safetensors"
+    names = {"up": "../other.safetensors", "absolute": str(elsewhere)}
+    names |= {"round": "../model/b.safetensors", "windows": r"C:\other.safetensors"}
+    _shard(folder, names[how], where=elsewhere)
+    _refused(folder, r"index\.json names '.*\.safetensors', which is not in that folder")
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": []}, {"weight_map": {}}, [3]])
+def test_an_index_without_names(folder: Path, index: Any) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "b.safetensors").write_bytes(b"")
+    (folder / INDEX).write_text(json.dumps(index))
+    _refused(folder, r"index\.json has no weight_map")
+
+
+def test_an_index_that_is_not_read_is_not_judged(folder: Path) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "../pytorch_model.bin"}}))
+    assert load(folder) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("adapter_model.bin", r"names 'adapter_model\.bin', which is no \.safetensors"),
+        ("../model.safetensors", r"names '\.\./model\.safetensors', which is not in"),
+        (["a"], r"names \['a'\], which is no \.safetensors"),
+    ],
+)
+def test_weights_that_the_configuration_names(folder: Path, name: Any, says: str) -> None:
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps(Trap(folder / "mark")))
+    _config(folder, transformers_weights=name)
+    _refused(folder, rf"config\.json {says}")
+    assert not (folder / "mark").exists()
+
+
+def test_weights_under_a_name_of_the_configuration_are_read(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "mine.safetensors")
+    _config(folder, transformers_weights="mine.safetensors")
+    assert load(folder) is not None
+
+
+def test_a_broken_file_that_is_not_read_is_not_judged(folder: Path) -> None:
+    (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
+    assert load(folder) is not None
+
+
+def test_links_are_followed(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert load(folder) is not None
+
+
+# Code.
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("name", ["kernels-community/flash-attn2", "mine/kernel@main:f", "a/b"])
+def test_kernels_of_the_hub(
+    folder: Path, key: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.integrations import hub_kernels
+
+    monkeypatch.setattr(hub_kernels, "load_and_register_attn_kernel", pytest.fail)
+    _config(folder, **{key: name})
+    _refused(folder, rf"config\.json has {key}='{name}', a kernel whose code .* Remove {key}")
+    _config(folder, **{key: "eager", "text_config": {key: {"": "sdpa", "vision": name}}})
+    _refused(folder, rf"config\.json has {key}='{name}', a kernel whose code")
+
+
+def test_experts_computed_by_the_hub(folder: Path) -> None:
+    _config(folder, experts_implementation="mine/kernel")
+    _refused(folder, r"has experts_implementation='mine/kernel', a kernel whose code")
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa", None])
+def test_attention_of_transformers_itself_is_allowed(folder: Path, name: str | None) -> None:
+    _config(folder, attn_implementation=name)
+    model: Any = load(folder)
+    assert model.config._attn_implementation == (name or "sdpa")
+
+
+def test_flash_attention_where_it_would_come_from_the_hub(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwise.models._folder_checks.find_spec", lambda name: name)
+    _config(folder, attn_implementation="flash_attention_2")
+    _refused(folder, r"attn_implementation='flash_attention_2', a kernel whose code")
+
+
+def test_code_beside_the_weights_is_not_run(folder: Path) -> None:
+    mark = folder / "mark"
+    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\n"
+    (folder / "custom_generate").mkdir()
+    for name in ("modeling_mine.py", "tokenization_mine.py", "custom_generate/generate.py"):
+        (folder / name).write_text(code)
+    names = {"AutoConfig": "modeling_mine.C", "AutoModelForCausalLM": "modeling_mine.M"}
+    _config(folder, auto_map=names)
+    path = folder / "tokenizer_config.json"
+    tokens = {"auto_map": {"AutoTokenizer": [None, "tokenization_mine.T"]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | tokens))
+    assert isinstance(load(folder), transformers.LlamaForCausalLM)
+    assert load_tokenizer(folder)("cats sleep")["input_ids"] == [3, 4]
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "LlamaForCausalLM", "RagRetriever", "pipeline"])
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_a_tokenizer_class_that_is_none(folder: Path, name: str, file: str) -> None:
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": name}))
+    with pytest.raises(InputError, match=rf"{file} has tokenizer_class='{name}', which is no tok"):
+        load_tokenizer(folder)
+
+
+# Adapters.
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in peft
+def test_adapters_are_named_and_not_applied(folder: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base: Any = transformers.LlamaForCausalLM.from_pretrained(folder)
+    adapted: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"]))
+    adapted.save_pretrained(folder)
+    _refused(folder, r"holds adapter_config\.json, an adapter \(.*LORA.*\) of '.*merge_and_unload")
+    (folder / "adapter_config.json").unlink()
+    assert load(folder) is not None
+
+
+# The cache of the hub: a folder of links.
+
+
+@pytest.fixture
+def cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder as `mine/llama` in the cache of the hub."""
+    commit, top = "0" * 39 + "1", tmp_path / "hub" / "models--mine--llama"
+    snapshot = top / "snapshots" / commit
+    for made in (snapshot, top / "refs", top / "blobs"):
+        made.mkdir(parents=True)
+    (top / "refs" / "main").write_text(commit)
+    for path in folder.iterdir():
+        path.rename(top / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return snapshot
+
+
+def test_a_model_in_the_cache_is_opened(cached: Path) -> None:
+    assert os.readlink(cached / "config.json") == "../../blobs/config.json"
+    assert isinstance(load("mine/llama"), transformers.LlamaForCausalLM)
+    assert load_tokenizer("mine/llama")("cats sleep")["input_ids"] == [3, 4]
+    assert isinstance(load(cached), transformers.LlamaForCausalLM)
+
+
+def test_shards_in_the_cache_are_read(cached: Path) -> None:
+    _shard(cached, "a.safetensors")
+    assert isinstance(load("mine/llama"), transformers.LlamaForCausalLM)
+
+
+@pytest.mark.parametrize(
+    ("entries", "says"),
+    [
+        ({"attn_implementation": "a/b"}, "has attn_implementation='a/b', a kernel whose code"),
+        ({"transformers_weights": "adapter_model.bin"}, "names 'adapter_model.bin', which is no"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but the weight files hold"),
+        ({"intermediate_size": 10**9}, "mine/llama describes a model of more than .* parameters"),
+    ],
+)
+def test_a_model_in_the_cache_is_checked(cached: Path, entries: dict[str, Any], says: str) -> None:
+    _config(cached, **entries)
+    with pytest.raises(InputError, match=says):
+        load("mine/llama")
+
+
+def test_an_index_in_the_cache_is_checked(cached: Path) -> None:
+    _shard(cached, "a.bin")
+    with pytest.raises(InputError, match=r"names 'a\.bin', which is no \.safetensors file"):
+        load("mine/llama")
+
+
+def test_adapters_and_tokenizers_in_the_cache_are_checked(cached: Path) -> None:
+    _config(cached, tokenizer_class="AutoModel")
+    with pytest.raises(InputError, match="tokenizer_class='AutoModel', which is no tokenizer"):
+        load_tokenizer("mine/llama")
+    (cached / "adapter_config.json").write_text('{"base_model_name_or_path": "mine/other"}')
+    with pytest.raises(InputError, match=r"an adapter \(None\) of 'mine/other', which load does"):
+        load("mine/llama")
