@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
-from headwise.errors import HeadwiseError, InputError, UnsupportedError
+from headwise._json import build_from, read_object
+from headwise._tensors import read_tensors, write_tensors
+from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention, RoPE
 from headwise.models.smaller._differences import Differences
 
@@ -30,7 +30,7 @@ def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
     more = asdict(Differences.between(layer, _built(config)))
     about = {"format": FORMAT, "config": config, "tensors": more["tensors"]}
     (folder / _ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    save_file({name: x.contiguous() for name, x in layer.state_dict().items()}, folder / _WEIGHTS)
+    write_tensors(layer.state_dict(), folder / _WEIGHTS)
 
 
 def read_layer(folder: Path) -> MultiHeadAttention | None:
@@ -40,24 +40,23 @@ def read_layer(folder: Path) -> MultiHeadAttention | None:
         InputError: it is broken.
     """
     path = folder / _ABOUT
-    try:
-        about = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None  # whoever reads the others says what is wrong
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if not path.is_file():
         return None
-    try:
+    about = read_object(path, "load", "Save the model again.")
+    if about.get("format") != FORMAT:
+        return None
+
+    def build() -> MultiHeadAttention:
         layer = _built(about["config"])
         Differences.read({"counts": {}} | about, str(path)).apply(layer)
-        weights = load_file(folder / _WEIGHTS)
+        weights = read_tensors(folder / _WEIGHTS)
+        if not weights:
+            raise ValueError(f"{_WEIGHTS} holds no weight")
         dtype = next(iter(weights.values())).dtype
         layer.to(dtype).load_state_dict(weights)
-    except (KeyError, TypeError, OSError, SafetensorError, HeadwiseError) as error:
-        why = str(error).strip().splitlines()[0].rstrip(".")
-        raise InputError(
-            f"load: the layer in {folder} cannot be read ({why}). Save it again."
-        ) from error
-    return layer
+        return layer
+
+    return build_from(build, f"load: the layer in {folder} cannot be read", "Save it again.")
 
 
 def _config(layer: MultiHeadAttention) -> dict[str, Any]:
