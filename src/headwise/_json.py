@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwise.errors import HeadError, InputError
+from headwise.errors import HeadwiseError, InputError
 
 # What Python and its libraries raise where a value is missing or of another type.
 _WRONG_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
@@ -74,23 +74,30 @@ def read_object(
     return value
 
 
-def build_from(build: Callable[[], T], problem: str, advice: str) -> T:
+def build_from(
+    build: Callable[[], T],
+    problem: str,
+    advice: str,
+    keep: tuple[type[HeadwiseError], ...] = (),
+) -> T:
     """What `build` makes of a file's content; content of the wrong form is an InputError.
 
     A file may hold a value of any type in any place. Python says so by many errors, all of which
     mean that the file is not of the form that was saved.
 
+    Args:
+        problem: How the error begins, with the path.
+        advice: What the error tells the user to do.
+        keep: Errors of ours that keep their type.
     Raises:
         InputError: `build` meets a value that is missing or of the wrong type.
-        HeadError: `build` meets a head that does not exist.
     """
     try:
         return build()
-    except HeadError:
-        raise
     except (*_WRONG_FORM, RuntimeError) as error:  # the last is what torch raises
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise InputError(f"{problem} ({lines[0].rstrip('.')}). {advice}") from error
+        kind = type(error) if isinstance(error, keep) else InputError
+        raise kind(f"{problem} ({lines[0].rstrip('.')}). {advice}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

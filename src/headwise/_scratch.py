@@ -111,7 +111,8 @@ def _sweep_one(path: Path) -> None:
         if not path.is_dir():
             path.unlink()
             return
-        if (path / _OLD).exists():
+        # Without its name the process died while it deleted the old folder, replaced long since.
+        if (path / _OLD).exists() and (path / _NAME).exists():
             target = path.with_name(os.fsdecode((path / _NAME).read_bytes()))
             if not target.exists():
                 (path / _OLD).rename(target)

@@ -1,8 +1,9 @@
 """Writing that leaves nothing half-written: beside the target first, then renamed into place."""
 
+import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headwise._scratch import put_in_place, scratch_file, scratch_folder, sync
@@ -61,17 +62,26 @@ def folder_beside(target: Path, force: bool) -> Iterator[Path]:
 def _output_errors(target: Path, advice: str, who: str = "write") -> Iterator[None]:
     """Say of any failure to write, such as a full disk, which file or folder it concerns."""
     try:
+        _check_name(target)
         yield
     except HeadwiseError:
         raise
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"{who}: {target} cannot be written ({reason}). {advice}") from error
+
+
+def _check_name(path: Path) -> None:
+    """Meet before any work what only the rename would meet: a name that no file can have.
+
+    Raises:
+        OSError: the name is too long, holds a NUL or half a character, or leads through a file.
+    """
+    try:
+        with suppress(FileNotFoundError):
+            os.lstat(path)
     except ValueError as error:
-        # Only a name can be wrong here: what a block raises about its content is its own.
-        if "null" not in str(error) and not isinstance(error, UnicodeEncodeError):
-            raise
-        raise OutputError(f"{who}: {target!r} cannot be written ({error}). {advice}") from error
+        raise OSError(errno.EINVAL, str(error)) from error
 
 
 def _umask() -> int:

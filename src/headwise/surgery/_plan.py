@@ -157,7 +157,8 @@ class Plan:
         """
         who, what, advice = "Plan.load", "holds no plan", "Give a file that Plan.save wrote."
         content = read_object(path, who, advice, what)
-        return build_from(lambda: _from_json(content), f"{who}: {path} {what}", advice)
+        problem = f"{who}: {path} {what}"
+        return build_from(lambda: _from_json(content), problem, advice, keep=(HeadError,))
 
 
 def _from_json(content: Mapping[str, Any]) -> Plan:

@@ -138,12 +138,20 @@ def _from_json(content: Mapping[str, Any]) -> Costs:
         {str(name): _column(values, heads) for name, values in content[part].items()}
         for part in ("own", "shared")
     )
+    if own.keys() != shared.keys():
+        raise ValueError(f"heads have {sorted(own)}, their key/value heads {sorted(shared)}")
     seconds = {
         (str(stack), int(layer)): np.array(values, dtype=np.float64)
         for stack, layer, values in content["seconds"]
     }
-    kv_heads = _column(content["kv_heads"], heads).astype(np.int64)
-    return Costs(heads, kv_heads, own, shared, str(content["model"]), seconds)
+    in_layers = Counter((head.stack, head.layer) for head in heads)
+    for layer, n in in_layers.items():
+        if seconds and (layer not in seconds or seconds[layer].shape != (n + 1,)):
+            raise ValueError(f"no seconds of 0 to {n} heads of the layer {layer}")
+    kv_heads = _column(content["kv_heads"], heads)
+    if not (kv_heads % 1 == 0).all():
+        raise ValueError(f"kv_heads are {content['kv_heads']}, not all whole numbers")
+    return Costs(heads, kv_heads.astype(np.int64), own, shared, str(content["model"]), seconds)
 
 
 def _column(values: Any, heads: Sequence[Head]) -> Float64[np.ndarray, " N"]:
