@@ -1,5 +1,6 @@
 """A frame and what it is about in one file: Parquet, CSV or JSON by the file's ending."""
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -7,16 +8,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+from jaxtyping import Float64, Int64
 
+from headwise._json import build_from, parse_json
 from headwise._table_limits import check_table_size
 from headwise.errors import ArgumentError, InputError
 from headwise.files import write_beside
+from headwise.heads import Head
 
 T = TypeVar("T")
 
 ENDINGS = (".parquet", ".csv", ".json")
 # The first line of a CSV carries what the other formats keep in their metadata.
 _COMMENT = "# "
+# Where pandas keeps `DataFrame.attrs` in a Parquet file.
+_ATTRIBUTES = b"PANDAS_ATTRS"
 # Where that line says which columns of a CSV hold lists.
 _LISTS = "lists"
 
@@ -60,13 +67,10 @@ def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     if not path.is_file():
         raise InputError(f"table file: {path} does not exist. Give a file that was saved.")
     check_table_size(path)
+    read = {".parquet": _read_parquet, ".csv": _read_csv, ".json": _read_json}[path.suffix]
     try:
-        return _read(path)
-    except KeyError as error:
-        raise InputError(
-            f"table file: {path} has no {error}. Give a table that headwise saved."
-        ) from error
-    except (ValueError, OSError) as error:
+        return read(path)
+    except (ValueError, OSError, pa.ArrowException) as error:
         raise InputError(
             f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it anew."
         ) from error
@@ -92,25 +96,104 @@ def read_saved(
             f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
             f"Give a file that {kind}.save of this version of headwise wrote."
         )
-    try:
-        return build(frame, about)
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{kind}.load: {path} is not whole ({error}). Save it anew.") from error
+    problem = f"{kind}.load: {path} is not whole"
+    return build_from(lambda: build(frame, about), problem, "Save it anew.")
 
 
-def _read(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    if path.suffix == ".parquet":
-        frame = pd.read_parquet(path)
-        return frame, {str(key): value for key, value in frame.attrs.items()}
-    text = path.read_text("utf-8")
-    if path.suffix == ".json":
-        about = json.loads(text)
-        return pd.DataFrame(about.pop("heads")), about
-    about = json.loads(text.splitlines()[0].removeprefix(_COMMENT))
-    with path.open(encoding="utf-8") as lines:
-        frame = pd.read_csv(lines, skiprows=1)
+def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
+    """The head of each row of a file that has a row for each head.
+
+    Raises:
+        ValueError: a row names no head, or the head of another row.
+    """
+    heads = tuple(Head.parse(name) for name in texts_of(frame, "name"))
+    if not heads or len(set(heads)) < len(heads):
+        raise ValueError(f"{len(heads)} rows of {len(set(heads))} heads")
+    return heads
+
+
+def numbers_of(frame: pd.DataFrame, name: str) -> Float64[np.ndarray, " N"]:
+    """A column of numbers; NaN where the file holds none.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is no number.
+    """
+    return np.asarray(_column(frame, name), dtype=np.float64)
+
+
+def indices_of(frame: pd.DataFrame, name: str) -> Int64[np.ndarray, " N"]:
+    """A column of whole numbers from 0 on.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is no such number.
+    """
+    numbers = numbers_of(frame, name)
+    # Beyond 2⁵³ a float skips whole numbers.
+    if not ((numbers >= 0) & (numbers < 2.0**53) & (numbers % 1 == 0)).all():
+        raise ValueError(f"{name} holds {numbers[:5].tolist()}, not indices")
+    return numbers.astype(np.int64)
+
+
+def texts_of(frame: pd.DataFrame, name: str) -> list[str]:
+    """A column of texts; empty where the file holds none, which a CSV does not tell apart.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is no text.
+    """
+    cells = ["" if cell is None or cell != cell else cell for cell in _column(frame, name)]
+    for cell in cells:
+        if not isinstance(cell, str):
+            raise ValueError(f"{name} holds {str(cell)[:40]}, not a text")
+    return cells
+
+
+def _column(frame: pd.DataFrame, name: str) -> list[Any]:
+    column = frame[name]
+    if column.ndim != 1:
+        raise ValueError(f"there are several columns {name}")
+    return column.tolist()
+
+
+def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(path).read()
+    about = parse_json((table.schema.metadata or {}).get(_ATTRIBUTES, b"{}").decode())
+    # What pandas adds about its own index and types is not needed, and could be broken too.
+    return table.to_pandas(ignore_metadata=True), _described(about)
+
+
+def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    about = _described(parse_json(path.read_bytes().decode("utf-8-sig")))
+    rows = about.pop("heads", None)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"its heads are {str(rows)[:40]}, not a list of objects")
+    return pd.DataFrame(rows), about
+
+
+def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    first, _, rest = path.read_bytes().decode("utf-8-sig").partition("\n")
+    about = _described(parse_json(first.removeprefix(_COMMENT)))
+    # In pieces, which is its way to save memory, pandas may read one column as of several types.
+    frame = pd.read_csv(io.StringIO(rest), low_memory=False)
     lists = about.pop(_LISTS, [])
-    return frame.assign(**{name: frame[name].map(json.loads) for name in lists}), about
+    if not isinstance(lists, list) or not all(isinstance(name, str) for name in lists):
+        raise ValueError(f"its lists are {str(lists)[:40]}, not names of columns")
+    missing = [name for name in lists if name not in frame]
+    if missing:
+        raise ValueError(f"it has no column {missing[0]!r}")
+    for name in lists:
+        frame[name] = [parse_json(str(cell)) for cell in _column(frame, name)]
+    return frame, about
+
+
+def _described(about: Any) -> dict[str, Any]:
+    if not isinstance(about, dict):
+        raise ValueError(f"it is described by {str(about)[:40]}, not by an object")
+    return about
 
 
 def _holds_lists(column: pd.Series) -> bool:

@@ -4,8 +4,6 @@ The weights and values are given by hand, so that every figure can be checked wi
 example of your own can be read from two small JSON files.
 """
 
-import functools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from headwise._json import read_json
 from headwise.errors import InputError
 
 __all__ = ["WorkedExample", "load_example", "mixing_matrix", "worked_example"]
@@ -126,27 +125,7 @@ def load_example(
 
 
 def _read_json(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        return json.loads(text, object_pairs_hook=functools.partial(_unique, path))
-    except OSError as error:
-        why = f"{path}: the file cannot be read ({error.strerror})"
-        raise InputError(f"{why}. Name a JSON file that exists.") from error
-    except UnicodeDecodeError as error:
-        why = f"{path}: byte {error.start} is not UTF-8"
-        raise InputError(f"{why}. Save the file as UTF-8.") from error
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON ({error}). Write it like {_FORM}.") from error
-
-
-def _unique(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise InputError(f"{path}: {twice[0]!r} stands twice in one object. Name it once.")
-    return dict(pairs)
+    return read_json(path, "explain", f"Write a JSON file like {_FORM}.")
 
 
 def _read_weights(path: Path) -> tuple[tuple[str, ...], int, np.ndarray]:

@@ -10,7 +10,10 @@ from typing_extensions import TypeIs
 from headwise.errors import HeadError
 
 _PART = r"[a-z_][a-z0-9_]*"
-_NAME = re.compile(rf"(?:(?P<stack>{_PART}(?:\.{_PART})*)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
+_NUMBER = r"\d{1,9}"
+_NAME = re.compile(
+    rf"(?:(?P<stack>{_PART}(?:\.{_PART})*)\.)?L(?P<layer>{_NUMBER})\.H(?P<head>{_NUMBER})", re.ASCII
+)
 
 
 @dataclass(frozen=True, order=True)

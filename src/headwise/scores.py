@@ -15,7 +15,13 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from headwise._shown import at_prompt
-from headwise._tablefile import read_saved, write_table_file
+from headwise._tablefile import (
+    heads_of_rows,
+    indices_of,
+    numbers_of,
+    read_saved,
+    write_table_file,
+)
 from headwise.errors import ArgumentError, ShapeError
 from headwise.heads import Head, HeadLike, resolve_heads
 
@@ -230,12 +236,12 @@ class Scores:
 
 
 def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Scores:
-    texts = [frame[f"{_TEXT}{at}"].to_numpy(np.float64) for at in range(about["texts"])]
+    texts = [numbers_of(frame, f"{_TEXT}{number}") for number in range(about["texts"])]
     return Scores(
-        heads=tuple(Head.parse(name) for name in frame["name"]),
-        kv_heads=frame["kv_head"].to_numpy(np.int64),
+        heads=heads_of_rows(frame),
+        kv_heads=indices_of(frame, "kv_head"),
         per_text=np.stack(texts),
-        rounds=frame["round"].to_numpy(np.int64) if "round" in frame else None,
+        rounds=indices_of(frame, "round") if "round" in frame else None,
         method=str(about["method"]),
         loss=str(about["loss"]),
         over=str(about.get("over", "texts")),

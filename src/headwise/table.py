@@ -15,7 +15,13 @@ import pandas as pd
 from jaxtyping import Int64
 
 from headwise._shown import at_prompt
-from headwise._tablefile import read_saved, write_table_file
+from headwise._tablefile import (
+    heads_of_rows,
+    indices_of,
+    numbers_of,
+    read_saved,
+    write_table_file,
+)
 from headwise.errors import ArgumentError, HeadError
 from headwise.heads import Head, HeadLike, resolve_heads
 from headwise.totals import COLUMNS, Column, TextSums, Totals
@@ -271,12 +277,12 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
         return TextSums(*(np.stack([_floats(one) for one in each], 1) for each in lists))
 
     def totals(name: str) -> Totals:
-        columns = {part: _floats(frame[f"{name}.{part}"]) for part in COLUMNS}
+        columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
         return Totals(**columns, per_text=texts(name))
 
     return HeadTable(
-        heads=tuple(Head.parse(name) for name in frame["name"]),
-        kv_heads=frame["kv_head"].to_numpy(np.int64),
+        heads=heads_of_rows(frame),
+        kv_heads=indices_of(frame, "kv_head"),
         totals={name: totals(name) for name in about["statistics"]},
         model=str(about["model"]),
         versions=dict(about["versions"]),

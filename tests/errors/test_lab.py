@@ -263,7 +263,7 @@ def test_a_full_disk_is_told_in_our_words(model, tmp_path, monkeypatch):
     def full(*_):
         raise SafetensorError("No space left on device (os error 28)")
 
-    monkeypatch.setattr("headwise.lab._checkpoint.save_file", full)
+    monkeypatch.setattr("headwise._tensors.save_file", full)
     with pytest.raises(OutputError, match="No space left on device"):
         save(model, TOKENIZER, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -85,7 +85,7 @@ def test_a_layer_that_is_told_of_twice() -> None:
     ("content", "told"),
     [
         ("", "Expecting value"),
-        ("[]", "'list' object"),
+        ("[]", "holds no object"),
         ('{"format": "headwise-costs/9"}', "its format is 'headwise-costs/9'"),
         ('{"format": "headwise-costs/1"}', "'heads'"),
     ],

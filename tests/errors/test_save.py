@@ -14,7 +14,7 @@ import transformers
 import zoo
 from torch import nn
 
-from headwise import ALiBi, MultiHeadAttention, RoPE, load, prune, save
+from headwise import ALiBi, MultiHeadAttention, RoPE, _scratch, load, prune, save
 from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import YaRN
@@ -187,6 +187,7 @@ def test_a_move_that_fails_puts_the_old_folder_back(
 ) -> None:
     held = {path.name: path.read_bytes() for path in saved.iterdir()}
     rename = Path.rename
+    monkeypatch.setattr(_scratch, "exchange", lambda *_: False)
 
     def fail(self: Path, target: Path) -> Path:
         if self.name == "new":

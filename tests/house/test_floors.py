@@ -5,8 +5,8 @@ import pytest
 from house.source import Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_native"),
-    ("heads", "files", "totals", "_shown", "_size_limits", "_table_limits"),
+    ("errors", "shapes", "_native", "_scratch"),
+    ("heads", "files", "totals", "_shown", "_json", "_tensors", "_size_limits", "_table_limits"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example", "curves"),
     ("layer", "counts", "chart"),

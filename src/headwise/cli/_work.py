@@ -3,7 +3,6 @@
 Everything heavy is imported here, so commands import this file when they run.
 """
 
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -13,10 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from headwise._json import build_from, read_object
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
 from headwise.corpora import SentencePair, read_pairs, read_texts
-from headwise.errors import ArgumentError, HeadwiseError, InputError
+from headwise.errors import ArgumentError
 from headwise.gauge import RESUMABLE, importance
 from headwise.lab import Trained, TrainSettings, sample, train
 from headwise.models import TOKEN_CLASSES, load, load_tokenizer, token_classes
@@ -181,7 +181,9 @@ def trained_in(folder: Path, given: Mapping[str, Any]) -> Trained:
 
 def _check_ours(folder: Path) -> None:
     """Refuse to train over a model of other origin."""
-    theirs = [*folder.glob("*.safetensors"), *folder.glob("config.json")]
+    # What a killed process left half-written is hidden, and swept at the next write.
+    weights = [path for path in folder.glob("*.safetensors") if not path.name.startswith(".")]
+    theirs = [*weights, *folder.glob("config.json")]
     if theirs and not (folder / _CHECKPOINT).exists():
         raise ArgumentError(
             f"train: {folder} holds {theirs[0].name}, which would be overwritten, and no run of "
@@ -194,12 +196,10 @@ def _settings_in(folder: Path) -> TrainSettings | None:
     path = folder / _FACTS
     if not path.exists():
         return None
-    try:
-        return TrainSettings(**json.loads(path.read_text("utf-8"))["settings"])
-    except (ValueError, KeyError, TypeError, HeadwiseError) as error:
-        raise InputError(
-            f"train: the settings in {path} cannot be read ({error}). Train into another folder."
-        ) from error
+    advice = "Train into another folder."
+    facts = read_object(path, "train", advice)
+    problem = f"train: the settings in {path} cannot be read"
+    return build_from(lambda: TrainSettings(**facts["settings"]), problem, advice)
 
 
 def open_model(model: str, shared: Shared) -> tuple[nn.Module, Any]:

@@ -1,12 +1,12 @@
 """The sizes that a `config.json` tells, whatever its architecture calls them."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
+from headwise._json import read_json
 from headwise.counts._families import FAMILIES, LEFT_OUT
 from headwise.counts._model import ModelSizes
 from headwise.counts._sizes import layer_sizes
@@ -83,14 +83,7 @@ def _read(path: Path) -> _Config:
         if not found:
             raise InputError(f"count: {path} has no config.json. Name a folder with a model.")
         path = found[0]
-    try:
-        held = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"count: {path} cannot be read ({error.strerror}). Name a config.json, or its folder."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"count: {path} is not JSON ({error}). Name a config.json.") from error
+    held = read_json(path, "count", "Name a config.json, or its folder.")
     if not isinstance(held, dict):
         raise InputError(f"count: {path} holds {brief(held)}. Name a config.json.")
     ours = path.name == "headwise.json"

@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float64
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from headwise._tensors import read_with_metadata, write_tensors
 from headwise.errors import InputError
 from headwise.files import write_beside
 from headwise.gauge._score import Inputs
@@ -85,7 +84,7 @@ class Kept:
         known = any(not table.isnan().all() for table in self._tables.values())
         if self._path is not None and known:
             with write_beside(self._path) as beside:
-                save_file(self._tables, beside, self._about)
+                write_tensors(self._tables, beside, self._about)
             self._written = time.monotonic()
 
 
@@ -106,15 +105,8 @@ def _kind(value: Any) -> str:
 
 
 def _read(path: Path, about: Mapping[str, str]) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, "pt") as file:
-            found = file.metadata() or {}
-            tables = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"importance: {path} holds no unfinished scores ({error}). Name another file, or "
-            f"delete it to begin anew."
-        ) from error
+    problem, advice = "holds no unfinished scores", "Name another file, or delete it to begin anew."
+    tables, found = read_with_metadata(path, "importance", problem, advice)
     for name, wanted in about.items():
         if found.get(name) != wanted:
             raise InputError(

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from headwise._json import build_from, read_object
 from headwise._size_limits import StoredSize, limit_model_size
-from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError
+from headwise._tensors import read_tensors as read_tensors
+from headwise._tensors import write_tensors as write_tensors
+from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import write_beside
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
@@ -22,8 +23,6 @@ FORMAT = "headwise/1"
 Begin = Callable[[MiniGPT, Any], None]
 _CONFIG, _WEIGHTS, _TOKENIZER = "headwise.json", "model.safetensors", "tokenizer.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-# A zip archive (torch.save since 1.6), or the protocol byte of a bare pickle.
-_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 def save(
@@ -45,7 +44,7 @@ def save(
         OutputError: the folder cannot be made or written.
         ArgumentError: the weights are not of these sizes, and `cut` does not tell how.
     """
-    weights = {name: w.contiguous() for name, w in model.state_dict().items()}
+    weights = model.state_dict()
     if not cut:
         _check_sizes(model, weights)
     folder = make_folder(folder)
@@ -132,42 +131,7 @@ def write_json(path: Path, content: object) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise InputError(f"load: {path} is not JSON ({error}). Save the model again.") from error
-    if not isinstance(content, dict):
-        raise InputError(f"load: {path} holds no object but {content!r}. Save the model again.")
-    return content
-
-
-def write_tensors(
-    tensors: dict[str, torch.Tensor], path: Path, about: dict[str, str] | None = None
-) -> None:
-    """Write tensors, and words about them, as safetensors."""
-    try:
-        save_file(tensors, path, about)
-    except SafetensorError as error:  # not an OSError, even when the disk is full
-        raise OutputError(
-            f"save: {path.parent} cannot take the weights ({error}). Free some space there."
-        ) from error
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors in a safetensors file."""
-    with path.open("rb") as file:
-        start = file.read(4)
-    if start.startswith(_PICKLE_STARTS):
-        raise InputError(
-            f"load: {path} is a pickle, whatever its name says; pickles can run code. "
-            f"Convert it to safetensors where you trust it."
-        )
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise InputError(
-            f"load: {path} is no whole safetensors file ({error}). Copy or save it again."
-        ) from error
+    return read_object(path, "load", "Save the model again.")
 
 
 def check_weights(found: dict[str, torch.Tensor], model: MiniGPT, path: Path) -> None:
@@ -203,24 +167,20 @@ def _read_sizes(path: Path) -> tuple[MiniGPTConfig, Any]:
             raise InputError(
                 f"load: {path} has the {key} {about.get(key)!r}. This version reads {known!r}."
             )
-    try:
-        return MiniGPTConfig(**about["config"]), about.get("cut")
-    except (KeyError, TypeError, HeadwiseError) as error:
-        raise _unreadable(path, error) from error
+    return build_from(
+        lambda: (MiniGPTConfig(**about["config"]), about.get("cut")),
+        f"load: the sizes in {path} cannot be read",
+        "Save the model again.",
+    )
 
 
 def _built(config: MiniGPTConfig, cut: Any, begin: Begin | None, path: Path) -> MiniGPT:
     """A model of these sizes, its weights still to come."""
-    try:
-        model = MiniGPT(config)
-    except InputError:
-        raise
-    except (TypeError, ArithmeticError, RuntimeError, HeadwiseError) as error:
-        raise _unreadable(path, error) from error
+    model = build_from(
+        lambda: MiniGPT(config),
+        f"load: the sizes in {path} cannot be read",
+        "Save the model again.",
+    )
     if begin is not None and cut is not None:
         begin(model, cut)
     return model
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    return InputError(f"load: the sizes in {path} cannot be read ({error}). Save the model again.")

@@ -9,7 +9,7 @@ import pandas as pd
 from torch import nn
 
 from headwise._shown import at_prompt, printable
-from headwise._tablefile import read_saved, write_table_file
+from headwise._tablefile import numbers_of, read_saved, texts_of, write_table_file
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.models import fingerprint
@@ -231,15 +231,23 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
     numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
     numbers += ["mass", "value", "chosen_half", *(f"null.{null}" for null in NULLS)]
     numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
-    frame = frame.astype(dict.fromkeys(numbers, "float64") | {"found": "bool"})
-    for name in ("stack", "null"):  # a CSV does not tell an empty name from none
-        frame[name] = frame[name].astype(object).where(frame[name].notna(), "").astype("str")
+    heads = [Head.parse(name) for name in texts_of(frame, "name")]
+    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
+    columns |= {name: texts_of(frame, name) for name in ("name", "stack", "role", "null")}
+    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
+    columns |= {"found": numbers_of(frame, "found") == 1}
+    # In the order of the file, in which a statistic of the future would keep its place too.
+    rows = pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
+    meanings = {role: str(about["meanings"][role]) for role in about["meanings"]}
+    unknown = sorted(set(columns["role"]) - meanings.keys())
+    if unknown:
+        raise ValueError(f"nothing says what the role {unknown[0]!r} means")
     return Roles(
-        rows=frame,
-        meanings=dict(about["meanings"]),
-        notes=tuple(about["notes"]),
+        rows=rows,
+        meanings=meanings,
+        notes=tuple(map(str, about["notes"])),
         texts={
-            name: [(text, score, n) for text, score, n in those]
+            name: [(str(text), float(score), int(n)) for text, score, n in those]
             for name, those in about["texts"].items()
         },
         model=str(about["model"]),

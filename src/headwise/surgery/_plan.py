@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadError, InputError
+from headwise._json import build_from, read_object
+from headwise.errors import HeadError
 from headwise.files import write_beside
 from headwise.heads import Head, HeadsLike, resolve_heads
 
@@ -154,22 +155,21 @@ class Plan:
             InputError: the file is missing or holds no plan.
             HeadError: the plan removes heads that it does not have, or the last of a layer.
         """
-        try:
-            content = json.loads(Path(path).read_text("utf-8"))
-            if content.get("format") != FORMAT:
-                raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
-            layers = tuple(_layer(one) for one in content["layers"])
-            costs = {
-                str(name): (float(before), float(after))
-                for name, (before, after) in content.get("costs", {}).items()
-            }
-            return cls(layers, str(content["model"]), str(content["why"]), costs)
-        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, HeadError):
-                raise
-            raise InputError(
-                f"Plan.load: {path} holds no plan ({error}). Give a file that Plan.save wrote."
-            ) from error
+        who, what, advice = "Plan.load", "holds no plan", "Give a file that Plan.save wrote."
+        content = read_object(path, who, advice, what)
+        problem = f"{who}: {path} {what}"
+        return build_from(lambda: _from_json(content), problem, advice, keep=(HeadError,))
+
+
+def _from_json(content: Mapping[str, Any]) -> Plan:
+    if content.get("format") != FORMAT:
+        raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
+    layers = tuple(_layer(one) for one in content["layers"])
+    costs = {
+        str(name): (float(before), float(after))
+        for name, (before, after) in content.get("costs", {}).items()
+    }
+    return Plan(layers, str(content["model"]), str(content["why"]), costs)
 
 
 def _layer(one: Mapping[str, Any]) -> LayerPlan:

@@ -92,11 +92,11 @@ def _bracketed(line: str, fault: Fault) -> AnnotatedText:
     line = _NUMBER.sub("", line.strip(), count=1) if _NUMBER.match(line.strip()) else line.strip()
     text, mentions = "", []
     opened: int | None = None
-    for character in line:
-        if character not in "[]":
-            text += character
+    for part in re.split(r"([\[\]])", line):
+        if part not in ("[", "]"):
+            text += part
             continue
-        if (character == "[") != (opened is None):
+        if (part == "[") != (opened is None):
             raise fault(f"brackets do not match in {line[:60]!r}. Open and close each mention.")
         if opened is None:
             opened = len(text)

@@ -1,10 +1,10 @@
 """One text a line: our own JSON with spans, and pairs of texts with aligned words."""
 
-import json
 import os
 import re
 from typing import Any
 
+from headwise._json import parse_json
 from headwise.corpora._text import AnnotatedText, Arc, Mention, Span
 from headwise.corpora.readers._file import Fault, fault_at, lines_of, some, told_by
 
@@ -43,8 +43,8 @@ _ITEMS: dict[str, tuple[tuple[type, ...], Any]] = {
 
 def _from_json(line: str, fault: Fault) -> AnnotatedText:
     try:
-        given = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        given = parse_json(line)
+    except ValueError as error:
         raise fault(f"no JSON ({error}). Give one object a line.") from error
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
         raise fault(f"{line[:40]!r} is no object with a text. Give one object a line.")

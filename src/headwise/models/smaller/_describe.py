@@ -1,6 +1,5 @@
 """Models of Hugging Face that heads were cut out of: what is written beside them, and back."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise._json import read_object
 from headwise.errors import InputError, UnsupportedError
 from headwise.models.smaller._differences import Differences
 
@@ -57,12 +57,8 @@ def read_smaller(folder: Path) -> dict[str, Any] | None:
     path = folder / "headwise.json"
     if not path.is_file():
         return None
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError:
-        return None  # whose it is cannot be told: whoever reads the others says what is wrong
-    told = isinstance(content, dict) and content.get("format") == FORMAT
-    return content if told else None
+    content = read_object(path, "load", "Save the model again.")
+    return content if content.get("format") == FORMAT else None
 
 
 def class_of_smaller(content: Mapping[str, Any], folder: Path) -> Any:

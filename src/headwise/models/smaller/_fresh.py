@@ -30,7 +30,10 @@ def answer_afresh(reader: Reader, folder: Path, batch: Any) -> list[Tensor] | st
         known = os.pathsep.join(path for path in sys.path if path)
         own = {"PYTHONPATH": known, "HF_MODULES_CACHE": copies, "HF_HUB_OFFLINE": "1"}
         try:
-            save_file(_named(batch), folder / _GIVEN)
+            # Not imported by the fresh process, which may have to do without headwise.
+            from headwise._tensors import write_tensors
+
+            write_tensors(_named(batch), folder / _GIVEN)
             done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own)
             if done.returncode:
                 return (done.stderr.strip().splitlines() or ["nothing"])[-1]

@@ -6,21 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 
+from headwise._json import build_from, read_object
 from headwise._size_limits import StoredSize, limit_model_size
-from headwise.errors import HeadwiseError, InputError, UnsupportedError
+from headwise._tensors import read_tensors, write_tensors
+from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention, RoPE
 from headwise.models.smaller._differences import Differences
 
 FORMAT = "headwise-layer/1"
 _ABOUT, _WEIGHTS = "headwise.json", "model.safetensors"
-# What reading it may raise: sizes of a wrong kind reach torch, which raises many kinds of errors.
-_BROKEN = (
-    LookupError, TypeError, ArithmeticError, RuntimeError, OSError, SafetensorError, HeadwiseError,
-)  # fmt: skip
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim")
 
 
@@ -35,7 +31,7 @@ def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
     more = asdict(Differences.between(layer, _built(config)))
     about = {"format": FORMAT, "config": config, "tensors": more["tensors"]}
     (folder / _ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
-    save_file({name: x.contiguous() for name, x in layer.state_dict().items()}, folder / _WEIGHTS)
+    write_tensors(layer.state_dict(), folder / _WEIGHTS)
 
 
 def read_layer(folder: Path) -> MultiHeadAttention | None:
@@ -45,28 +41,27 @@ def read_layer(folder: Path) -> MultiHeadAttention | None:
         InputError: it is broken.
     """
     path = folder / _ABOUT
-    try:
-        about = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None  # whoever reads the others says what is wrong
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if not path.is_file():
         return None
-    try:
-        weights = load_file(folder / _WEIGHTS)
-        stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
+    about = read_object(path, "load", "Save the model again.")
+    if about.get("format") != FORMAT:
+        return None
+
+    def build() -> MultiHeadAttention:
         differences = Differences.read({"counts": {}} | about, str(path))
+        weights = read_tensors(folder / _WEIGHTS)
+        if not weights:
+            raise ValueError(f"{_WEIGHTS} holds no weight")
+        stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
         # First without memory: the sizes in a file of a few bytes may be anything.
         with limit_model_size(stored, folder), torch.device("meta"):
             _check_shapes(weights, _begun(about["config"], differences))
         layer = _begun(about["config"], differences)
         dtype = next(iter(weights.values())).dtype
         layer.to(dtype).load_state_dict(weights)
-    except _BROKEN as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise InputError(
-            f"load: the layer in {folder} cannot be read ({why}). Save it again."
-        ) from error
-    return layer
+        return layer
+
+    return build_from(build, f"load: the layer in {folder} cannot be read", "Save it again.")
 
 
 def _begun(config: dict[str, Any], differences: Differences) -> MultiHeadAttention:
@@ -81,7 +76,7 @@ def _check_shapes(weights: dict[str, torch.Tensor], layer: MultiHeadAttention) -
         has = tuple(weights[name].shape) if name in weights else "missing"
         needs = tuple(wanted[name].shape) if name in wanted else "not there"
         if has != needs:
-            raise InputError(f"{name} is {has} but its sizes make it {needs}")
+            raise ValueError(f"{name} is {has} but its sizes make it {needs}")
 
 
 def _config(layer: MultiHeadAttention) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from headwise._tensors import output_errors
 from headwise.errors import UnsupportedError
 from headwise.models.smaller import _shrink
 
@@ -44,7 +45,8 @@ def write_remote(model: Any, about: Mapping[str, Any], folder: Path) -> None:
     base, config = type(model), type(model.config)
     opened_by = _auto_classes(base, config)
     # Its names are those in memory: for foreign classes Transformers translates none.
-    model.save_pretrained(folder, save_original_format=False)
+    with output_errors(folder / "model.safetensors"):
+        model.save_pretrained(folder, save_original_format=False)
     names = {"base": base.__name__, "config": config.__name__}
     code = inspect.getsource(_shrink) + _CLASSES.substitute(names)
     (folder / f"{_MODULE}.py").write_text(code, "utf-8")

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
-from headwise.errors import ArgumentError, InputError
+from headwise._json import build_from, read_object
+from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.heads import Head
 from headwise.lab import MiniGPT
@@ -102,25 +103,9 @@ class Costs:
         Raises:
             InputError: the file is missing or holds no costs.
         """
-        try:
-            content = json.loads(Path(path).read_text("utf-8"))
-            if content.get("format") != FORMAT:
-                raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
-            heads = tuple(Head.parse(name) for name in content["heads"])
-            own, shared = (
-                {str(name): _column(values, heads) for name, values in content[part].items()}
-                for part in ("own", "shared")
-            )
-            seconds = {
-                (str(stack), int(layer)): np.array(values, dtype=np.float64)
-                for stack, layer, values in content["seconds"]
-            }
-            kv_heads = _column(content["kv_heads"], heads).astype(np.int64)
-            return cls(heads, kv_heads, own, shared, str(content["model"]), seconds)
-        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"Costs.load: {path} holds no costs ({error}). Give a file that Costs.save wrote."
-            ) from error
+        who, what, advice = "Costs.load", "holds no costs", "Give a file that Costs.save wrote."
+        content = read_object(path, who, advice, what)
+        return build_from(lambda: _from_json(content), f"{who}: {path} {what}", advice)
 
     def after(self, removed: Iterable[Head], name: str) -> float:
         """What all heads cost when some are gone.
@@ -143,6 +128,30 @@ class Costs:
             for row in left
         }
         return float(self.own[name][left].sum() + self.shared[name][[*read.values()]].sum())
+
+
+def _from_json(content: Mapping[str, Any]) -> Costs:
+    if content.get("format") != FORMAT:
+        raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
+    heads = tuple(Head.parse(name) for name in content["heads"])
+    own, shared = (
+        {str(name): _column(values, heads) for name, values in content[part].items()}
+        for part in ("own", "shared")
+    )
+    if own.keys() != shared.keys():
+        raise ValueError(f"heads have {sorted(own)}, their key/value heads {sorted(shared)}")
+    seconds = {
+        (str(stack), int(layer)): np.array(values, dtype=np.float64)
+        for stack, layer, values in content["seconds"]
+    }
+    in_layers = Counter((head.stack, head.layer) for head in heads)
+    for layer, n in in_layers.items():
+        if seconds and (layer not in seconds or seconds[layer].shape != (n + 1,)):
+            raise ValueError(f"no seconds of 0 to {n} heads of the layer {layer}")
+    kv_heads = _column(content["kv_heads"], heads)
+    if not (kv_heads % 1 == 0).all():
+        raise ValueError(f"kv_heads are {content['kv_heads']}, not all whole numbers")
+    return Costs(heads, kv_heads.astype(np.int64), own, shared, str(content["model"]), seconds)
 
 
 def _column(values: Any, heads: Sequence[Head]) -> Float64[np.ndarray, " N"]:

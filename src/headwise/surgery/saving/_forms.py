@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from headwise._tensors import output_errors
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT
 from headwise.lab import save as save_lab
@@ -60,4 +61,5 @@ def _write(form: Any, model: Any, folder: Path) -> None:
     """Write a form of a model, which is to generate as the model does."""
     if hasattr(model, "generation_config"):
         form.generation_config = model.generation_config
-    form.save_pretrained(folder)
+    with output_errors(folder / "model.safetensors"):
+        form.save_pretrained(folder)

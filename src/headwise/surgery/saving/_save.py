@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from headwise.errors import ArgumentError
+from headwise.files import folder_beside
 from headwise.surgery.saving._check import check_fresh
-from headwise.surgery.saving._folder import folder_beside
 from headwise.surgery.saving._forms import Format, write_as
 
 

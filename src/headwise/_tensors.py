@@ -1,0 +1,105 @@
+"""The one reader and writer of tensors: safetensors files, never a pickle."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headwise.errors import InputError, OutputError
+
+__all__ = ["output_errors", "read_tensors", "read_with_metadata", "write_tensors"]
+
+# A zip archive (torch.save since 1.6), or the protocol byte of a bare pickle.
+_PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+# A safetensors file is the length of its header in 8 bytes, the header as JSON, and the numbers.
+_LENGTH, _LONGEST = 8, 100_000_000
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors in a safetensors file.
+
+    Raises:
+        InputError: the file cannot be read, or is no whole safetensors file.
+    """
+    return read_with_metadata(path)[0]
+
+
+def read_with_metadata(
+    path: str | os.PathLike[str],
+    who: str = "load",
+    problem: str = "is no whole safetensors file",
+    advice: str = "Copy or save it again.",
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors in a safetensors file, and the texts that were written with them.
+
+    Args:
+        who: The function that an error names.
+        problem: What an error says of the path.
+        advice: What an error tells the user to do.
+    Raises:
+        InputError: the file cannot be read, or is no whole safetensors file.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    # Of a dtype that torch or the library does not know, it raises none of its own errors.
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if _is_pickle(path):
+            raise InputError(
+                f"{who}: {path} is a pickle, whatever its name says; pickles can run code. "
+                f"Convert it to safetensors where you trust it."
+            ) from error
+        raise InputError(f"{who}: {path} {problem} ({error}). {advice}") from error
+
+
+def write_tensors(
+    tensors: Mapping[str, Tensor],
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors, and texts about them, as safetensors.
+
+    Raises:
+        OutputError: they cannot be written, for example because the disk is full.
+    """
+    with output_errors(path):
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            path,
+            None if metadata is None else dict(metadata),
+        )
+
+
+@contextmanager
+def output_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn the library's own error into ours: a full disk is no OSError to it.
+
+    Raises:
+        OutputError: the block could not write its tensors.
+    """
+    try:
+        yield
+    except SafetensorError as error:
+        raise OutputError(
+            f"save: {Path(path).parent} cannot take the weights ({error}). Free some space there."
+        ) from error
+
+
+def _is_pickle(path: str | os.PathLike[str]) -> bool:
+    """Whether a file that is no whole safetensors file begins like a pickle.
+
+    The length of a header may begin with the same bytes; the header then begins with a brace.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(_LENGTH + 1)
+    except (OSError, ValueError):
+        return False
+    length = int.from_bytes(start[:_LENGTH], "little")
+    cut_short = start[_LENGTH:] == b"{" and length <= _LONGEST
+    return start.startswith(_PICKLE_STARTS) and not cut_short

@@ -1,0 +1,86 @@
+"""A command that reads a broken or missing file ends with its result or one clear line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from test_mutated_files import COLUMNS, LINE, MENTIONS, SCORES, TEXTS, TREE
+
+from command import headwise
+from folders import write_llama
+from headwise import load
+from headwise.models import fingerprint
+from headwise.scores import Scores
+from mutations import mutations
+
+WORDS = ("<pad>", "<s>", "</s>", "a", "b", "Ann", "sang", "do", "go", "[UNK]")
+# The file to be broken, and the command that reads it.
+COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
+    "weights.json": (TEXTS["weights"][0], ("explain", "--weights", "weights.json")),
+    "values.json": (TEXTS["values"][0], ("explain", "--json", "--values", "values.json")),
+    "config.json": (TEXTS["config"][0], ("count", "config.json", "--json")),
+    "trees.conllu": (TREE * 2, ("roles", "model", "--conllu", "trees.conllu", "-o", "roles.json")),
+    "coref.tsv": (COLUMNS + MENTIONS, ("roles", "model", "--coref", "coref.tsv", "--json")),
+    "spans.jsonl": (LINE, ("roles", "model", "--spans", "spans.jsonl", "-o", "roles.csv")),
+    "texts.txt": (
+        "a b Ann\n\nsang a b\n",
+        ("observe", "model", "--text", "texts.txt", "-o", "table.csv"),
+    ),
+    "pairs.csv": (
+        "a b,b a,2.5\nAnn sang,sang a,1\n",
+        ("importance", "model", "--pairs", "pairs.csv", "-o", "scores.json"),
+    ),
+    "model/config.json": ("", ("observe", "model", "--text", "good.txt", "-o", "table.json")),
+    "model/model.safetensors": ("", ("observe", "model", "--text", "good.txt", "-o", "table.json")),
+    "model/tokenizer.json": ("", ("observe", "model", "--text", "good.txt", "-o", "table.json")),
+    "by.csv": ("", ("prune", "model", "--by", "by.csv", "--remove", "0.3", "--out", "small")),
+    "by.parquet": ("", ("prune", "model", "--by", "by.parquet", "--remove", "1", "--out", "small")),
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, and every file that the commands read."""
+    monkeypatch.chdir(tmp_path)
+    # Without this a saved model is opened in a fresh process, which takes seconds.
+    monkeypatch.setattr("headwise.surgery.saving._save.check_fresh", lambda *_: None)
+    write_llama(tmp_path / "model", WORDS, hidden_size=8, num_attention_heads=2)
+    scores = Scores(
+        tuple(SCORES.heads), SCORES.kv_heads, SCORES.per_text, model=fingerprint(load("model"))
+    )
+    for name, (content, _) in COMMANDS.items():
+        if content:
+            (tmp_path / name).write_text(content, "utf-8")
+    for name in ("by.csv", "by.parquet"):
+        scores.save(tmp_path / name)
+    (tmp_path / "good.txt").write_text("a b Ann\n\nsang a b\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "n", [pytest.param(6, id="some"), pytest.param(150, id="many", marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_line_with_a_broken_file(name: str, n: int, place: Path) -> None:
+    path, arguments = place / name, COMMANDS[name][1]
+    whole, problems = path.read_bytes(), {}
+    # The sizes in a configuration are held against the weights when it is read: only there.
+    broken = [*mutations(whole, n, seed=sum(name.encode())), None]
+    for content in broken:
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        try:
+            done = headwise(*arguments)
+        except Exception as error:
+            problems[f"{type(error).__name__}: {error}"[:300]] = content
+            continue
+        one_line = done.code == 2 and done.err.count("\n") == 1
+        if not (done.code == 0 or one_line) or "Traceback" in done.err:
+            problems[f"{done.code}: {done.err}"[:300]] = content
+        if content is None:
+            assert one_line
+    told = {why: None if c is None else c[:300] for why, c in problems.items()}
+    assert not problems, json.dumps(told, indent=1, default=repr)
+    assert not list(place.rglob(".headwise-*"))

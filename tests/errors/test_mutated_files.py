@@ -1,0 +1,238 @@
+"""Whatever stands in a file, its reader gives a usable object or an error of ours with the path."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headwise import MultiHeadAttention, load, save
+from headwise.cli._work import _settings_in
+from headwise.corpora import (
+    Grammar,
+    read_aligned,
+    read_conllu,
+    read_gap,
+    read_jsonl,
+    read_pairs,
+    read_texts,
+    read_winobias,
+)
+from headwise.counts import read_config
+from headwise.errors import HeadwiseError
+from headwise.example import load_example, worked_example
+from headwise.gauge._kept import Kept
+from headwise.heads import Head
+from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
+from headwise.lab import load as load_lab
+from headwise.lab import save as save_lab
+from headwise.roles import Roles
+from headwise.scores import Scores
+from headwise.surgery import Costs, LayerPlan, Plan
+from headwise.surgery.saving import _save
+from headwise.table import HeadTable
+from mutations import mutations
+from studies import make_roles, make_study
+
+HEADS = (Head("", 0, 0), Head("", 0, 1), Head("", 1, 0))
+SCORES = Scores(
+    HEADS,
+    np.array([0, 1, 0]),
+    np.arange(6.0).reshape(2, 3),
+    rounds=np.array([0, 0, 1]),
+    model="abc",
+    versions={"torch": "2"},
+)
+COLUMNS = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
+MENTIONS = "t-1\tAnn said Bea ran, she did\tshe\t18\tAnn\t0\tTRUE\tBea\t9\tFALSE\tu\n"
+EXAMPLE = worked_example()
+VALUES = [[float(row), 1.0] for row in range(len(EXAMPLE.tokens))]
+TREE = (
+    "# text = don't go\n1-2\tdon't\t_\t_\t_\t_\t_\t_\t_\t_\n1\tdo\tdo\tAUX\t_\t_\t3\taux\t_\t_\n"
+    "2\tn't\tnot\tPART\t_\t_\t3\tadvmod\t_\t_\n3\tgo\tgo\tVERB\t_\t_\t0\troot\t_\t_\n\n"
+)
+LINE = (
+    '{"text": "Ann sang", "words": [[0, 3], [4, 8]], "tags": ["PROPN", "VERB"], '
+    '"arcs": [[0, 1, "nsubj"]], "mentions": [[0, 3, 0]], "links": [[1, 0]]}\n'
+)
+TEXTS = {
+    "conllu": (TREE * 2, read_conllu),
+    "gap": (COLUMNS + MENTIONS, read_gap),
+    "winobias": ("1 [The cook] said that [she] ran.\n2 [A man] met [his] son.\n", read_winobias),
+    "jsonl": (LINE * 2, read_jsonl),
+    "aligned": ("0-0\n0-0\n", lambda path: read_aligned(path, path, path)),
+    "pairs": ('a man runs,"a man, running",4.5\nx,y,0\n', read_pairs),
+    "texts": ("one line\nanother\n\nsecond paragraph é\n", read_texts),
+    "weights": (
+        json.dumps({"tokens": EXAMPLE.tokens, "query": 1, "heads": EXAMPLE.weights.tolist()}),
+        load_example,
+    ),
+    "values": (json.dumps(VALUES), lambda path: load_example(None, path)),
+    "config": (
+        '{"model_type": "llama", "hidden_size": 12, "num_attention_heads": 4, '
+        '"num_hidden_layers": 2, "num_key_value_heads": 2, "attention_bias": false, '
+        '"layer_types": ["full_attention", "full_attention"], "text_config": null}',
+        read_config,
+    ),
+    "training": (
+        json.dumps({"settings": asdict(TrainSettings()), "facts": {}}),
+        lambda path: _settings_in(path.parent),
+    ),
+}  # fmt: skip
+NAMES = {"config": "config.json", "training": "training.json"}
+
+
+@dataclass(frozen=True)
+class Door:
+    """A file that is read: the one to be broken, how it is read, and what shows that it was."""
+
+    path: Path
+    read: Callable[[Path], Any]
+    use: Callable[[Any], object] = repr
+
+
+def _saved(folder: Path, ending: str) -> dict[str, Door]:
+    study = make_study(layers=1, heads=2)
+    roles = make_roles(study)
+    doors = {
+        "HeadTable": (study.table, HeadTable.load),
+        "Scores": (SCORES, Scores.load),
+        "Roles": (roles, Roles.load),
+    }
+
+    used = count()
+
+    def use(table: Any) -> None:
+        # What was read can be shown and saved again. To show it takes long: a few times.
+        table.save(folder / "again.json")
+        if next(used) % 16 == 0:
+            assert repr(table)
+            assert table._repr_html_()
+
+    return {
+        f"{name}{ending}": Door(thing.save(folder / f"{name}{ending}"), read, use)
+        for name, (thing, read) in doors.items()
+    }
+
+
+def _plans(folder: Path) -> dict[str, Door]:
+    each = {"parameters": np.ones(3)}
+    seconds = {("", 0): np.arange(3.0), ("", 1): np.arange(2.0)}
+    costs = Costs(HEADS, SCORES.kv_heads, each, each, "abc", seconds)
+    plan = Plan((LayerPlan("", 0, 3, (1,)),), "abc", "a reason", {"parameters": (3.0, 2.0)})
+    return {
+        "Plan": Door(
+            plan.save(folder / "plan.json"),
+            Plan.load,
+            lambda plan: (str(plan), plan.save(folder / "again")),
+        ),
+        "Costs": Door(
+            costs.save(folder / "costs.json"),
+            Costs.load,
+            lambda costs: (str(costs), costs.save(folder / "again")),
+        ),
+    }
+
+
+def _models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Door]:
+    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
+    tokenizer = make_tokenizer(Grammar().vocabulary)
+    model = MiniGPT(MiniGPTConfig(len(Grammar().vocabulary), 7, 6, 2, n_layers=1, mlp_ratio=1))
+    lab = save_lab(model, tokenizer, folder / "lab")
+    layer = save(MultiHeadAttention(6, 2), folder / "layer")
+    doors = {f"lab {path.name}": Door(path, lambda p: load_lab(p.parent)) for path in lab.iterdir()}
+    doors |= {
+        f"layer {path.name}": Door(path, lambda p: load(p.parent)) for path in layer.iterdir()
+    }
+
+    def resume(path: Path) -> Kept:
+        kept = Kept(path, {"of": "these"})
+        kept.table("found", 2, 3)
+        return kept
+
+    kept = Kept(folder / "part", {"of": "these"})
+    with kept.filling():
+        kept.table("found", 2, 3)[0] = torch.arange(3.0)
+    return doors | {"unfinished scores": Door(folder / "part", resume)}
+
+
+def _texts(folder: Path) -> dict[str, Door]:
+    doors = {}
+    for name, (content, read) in TEXTS.items():
+        path = folder / NAMES.get(name, name)
+        path.write_text(content, "utf-8")
+        doors[name] = Door(path, read)
+    return doors
+
+
+KINDS = (".parquet", ".csv", ".json", "plans", "models", "texts")
+
+
+@pytest.fixture(params=KINDS)
+def doors(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Door]:
+    if request.param.startswith("."):
+        return _saved(tmp_path, request.param)
+    if request.param == "models":
+        return _models(tmp_path, monkeypatch)
+    return {"plans": _plans, "texts": _texts}[request.param](tmp_path)
+
+
+@pytest.mark.parametrize(
+    "n", [pytest.param(100, id="some"), pytest.param(3000, id="many", marks=pytest.mark.full)]
+)
+def test_a_broken_file_is_read_or_refused(doors: dict[str, Door], n: int) -> None:
+    raw: dict[str, bytes] = {}
+    refused = 0
+    for name, door in doors.items():
+        whole = door.path.read_bytes()
+        door.use(door.read(door.path))  # before it is broken
+        for content in mutations(whole, n, seed=sum(name.encode())):
+            door.path.write_bytes(content)
+            try:
+                found = door.read(door.path)
+            except HeadwiseError as error:
+                refused += 1
+                if door.path.name not in str(error) and door.path.parent.name not in str(error):
+                    raw.setdefault(f"{name}: no path in {error}", content[:200])
+                continue
+            except Exception as error:
+                raw.setdefault(f"{name}: {type(error).__name__}: {error}"[:200], content[:200])
+                continue
+            try:
+                door.use(found)
+            except Exception as error:
+                raw.setdefault(
+                    f"{name}, used: {type(error).__name__}: {error}"[:200], content[:200]
+                )
+        door.path.write_bytes(whole)
+    assert not raw, "\n".join(f"{what}\n    {content!r}" for what, content in raw.items())
+    assert refused > len(doors) * n // 10
+
+
+@pytest.mark.parametrize("name", ["conllu", "gap", "winobias", "jsonl", "pairs", "texts"])
+def test_a_line_of_many_megabytes(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"a" * 20_000_000)
+    read = TEXTS[name][1]
+    if name == "texts":
+        assert len(read(path)[0]) == 20_000_000
+        return
+    with pytest.raises(HeadwiseError) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["conllu", "gap", "winobias", "jsonl", "pairs", "texts"])
+def test_carriage_returns_change_nothing(name: str, tmp_path: Path) -> None:
+    content, read = TEXTS[name]
+    for ending in ("\n", "\r\n"):
+        (tmp_path / repr(ending)).write_bytes(content.replace("\n", ending).encode())
+    assert read(tmp_path / repr("\n")) == read(tmp_path / repr("\r\n"))

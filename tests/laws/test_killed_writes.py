@@ -1,0 +1,109 @@
+"""A write that is killed at any step leaves the old or the new whole, and the next one sweeps."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwise import _scratch
+from headwise.errors import OutputError
+from headwise.files import folder_beside, write_beside
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+WRITER = Path(__file__).parent / "killed_writer.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "exchange"), [("file", "yes"), ("folder", "yes"), ("folder", "no")]
+)
+def test_killed_at_every_step(kind: str, exchange: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(WRITER), kind, exchange, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30
+
+
+def test_the_system_exchanges_folders_in_one_step(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+    assert _scratch.exchange(tmp_path / "one", tmp_path / "other") == sys.platform.startswith(
+        "linux"
+    )
+    assert (tmp_path / "one" / "content").read_text() == "other"
+    with pytest.raises(OSError, match="No such file"):
+        _scratch.exchange(tmp_path / "one", tmp_path / "nowhere")
+
+
+def test_a_sweep_leaves_what_a_living_process_writes(tmp_path: Path) -> None:
+    with (
+        write_beside(tmp_path / "one.json") as file,
+        folder_beside(tmp_path / "folder", False) as folder,
+    ):
+        file.write_text("one")
+        (folder / "content").write_text("mine")
+        with write_beside(tmp_path / "other.json") as other:
+            other.write_text("other")
+        _scratch.sweep(tmp_path)
+        assert file.read_text() == "one"
+        assert (folder / "content").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "one.json", "other.json"]
+
+
+def test_a_sweep_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    for name in (".headwise-00000000-abc.json", ".one-abc.json", "headwise-abc"):
+        (tmp_path / name).write_text("theirs")
+    (tmp_path / f"{_scratch.PREFIX}link").symlink_to(tmp_path / "headwise-abc")
+    (tmp_path / f"{_scratch.PREFIX}dead.json").write_text("half")
+    with write_beside(tmp_path / "one.json") as file:
+        file.write_text("one")
+    assert len(list(tmp_path.iterdir())) == 5
+    assert not (tmp_path / f"{_scratch.PREFIX}dead.json").exists()
+
+
+def test_all_is_on_the_disk_before_it_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, rename, replace = os.fsync, os.rename, os.replace
+
+    def synced(handle: int) -> None:
+        steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", lambda *x: (steps.append("rename"), rename(*x)))
+    monkeypatch.setattr(os, "replace", lambda *x: (steps.append("rename"), replace(*x)))
+    with write_beside(tmp_path / "one.json") as file:
+        file.write_text("one")
+    assert steps == [f"sync {file.name}", "rename", f"sync {tmp_path.name}"]
+    steps.clear()
+    with folder_beside(tmp_path / "folder", force=False) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "content").write_text("mine")
+    assert set(steps[:3]) == {"sync new", "sync inner", "sync content"}
+    assert steps[3:] == ["rename", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("write", [write_beside, lambda path: folder_beside(path, force=False)])
+def test_a_full_disk_is_an_output_error(write, tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        with write(path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OutputError, match=r"target cannot be written \(No space left on device\)"):
+        fail(tmp_path / "target")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a\0b", "half\ud800"])
+def test_a_name_that_no_file_can_have(name: str, tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match=r"cannot be written \("),
+        folder_beside(tmp_path / name, False),
+    ):
+        raise AssertionError("unreachable")
+    assert not any(tmp_path.iterdir())
