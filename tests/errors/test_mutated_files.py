@@ -1,8 +1,7 @@
 """Whatever stands in a file, its reader gives a usable object or an error of ours with the path."""
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,12 @@ import pytest
 import torch
 
 from headwise import MultiHeadAttention, load, save
-from headwise.cli._work import _settings_in
 from headwise.corpora import (
     Grammar,
-    read_aligned,
-    read_conllu,
-    read_gap,
-    read_jsonl,
-    read_pairs,
-    read_texts,
-    read_winobias,
 )
-from headwise.counts import read_config
 from headwise.errors import HeadwiseError
-from headwise.example import load_example, worked_example
 from headwise.gauge._kept import Kept
-from headwise.heads import Head
-from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
+from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from headwise.roles import Roles
@@ -37,54 +25,8 @@ from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.surgery.saving import _save
 from headwise.table import HeadTable
 from mutations import mutations
+from small_files import HEADS, NAMES, SCORES, TEXTS
 from studies import make_roles, make_study
-
-HEADS = (Head("", 0, 0), Head("", 0, 1), Head("", 1, 0))
-SCORES = Scores(
-    HEADS,
-    np.array([0, 1, 0]),
-    np.arange(6.0).reshape(2, 3),
-    rounds=np.array([0, 0, 1]),
-    model="abc",
-    versions={"torch": "2"},
-)
-COLUMNS = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
-MENTIONS = "t-1\tAnn said Bea ran, she did\tshe\t18\tAnn\t0\tTRUE\tBea\t9\tFALSE\tu\n"
-EXAMPLE = worked_example()
-VALUES = [[float(row), 1.0] for row in range(len(EXAMPLE.tokens))]
-TREE = (
-    "# text = don't go\n1-2\tdon't\t_\t_\t_\t_\t_\t_\t_\t_\n1\tdo\tdo\tAUX\t_\t_\t3\taux\t_\t_\n"
-    "2\tn't\tnot\tPART\t_\t_\t3\tadvmod\t_\t_\n3\tgo\tgo\tVERB\t_\t_\t0\troot\t_\t_\n\n"
-)
-LINE = (
-    '{"text": "Ann sang", "words": [[0, 3], [4, 8]], "tags": ["PROPN", "VERB"], '
-    '"arcs": [[0, 1, "nsubj"]], "mentions": [[0, 3, 0]], "links": [[1, 0]]}\n'
-)
-TEXTS = {
-    "conllu": (TREE * 2, read_conllu),
-    "gap": (COLUMNS + MENTIONS, read_gap),
-    "winobias": ("1 [The cook] said that [she] ran.\n2 [A man] met [his] son.\n", read_winobias),
-    "jsonl": (LINE * 2, read_jsonl),
-    "aligned": ("0-0\n0-0\n", lambda path: read_aligned(path, path, path)),
-    "pairs": ('a man runs,"a man, running",4.5\nx,y,0\n', read_pairs),
-    "texts": ("one line\nanother\n\nsecond paragraph é\n", read_texts),
-    "weights": (
-        json.dumps({"tokens": EXAMPLE.tokens, "query": 1, "heads": EXAMPLE.weights.tolist()}),
-        load_example,
-    ),
-    "values": (json.dumps(VALUES), lambda path: load_example(None, path)),
-    "config": (
-        '{"model_type": "llama", "hidden_size": 12, "num_attention_heads": 4, '
-        '"num_hidden_layers": 2, "num_key_value_heads": 2, "attention_bias": false, '
-        '"layer_types": ["full_attention", "full_attention"], "text_config": null}',
-        read_config,
-    ),
-    "training": (
-        json.dumps({"settings": asdict(TrainSettings()), "facts": {}}),
-        lambda path: _settings_in(path.parent),
-    ),
-}  # fmt: skip
-NAMES = {"config": "config.json", "training": "training.json"}
 
 
 @dataclass(frozen=True)
