@@ -3,6 +3,7 @@
 import torch
 from tokenizers import Tokenizer
 
+from headwise._evaluation import in_evaluation
 from headwise.corpora import EOS, UNK
 from headwise.errors import ArgumentError, InputError
 from headwise.lab._data import number_of
@@ -37,19 +38,17 @@ def sample(
     ids = _read_prompt(tokenizer, prompt, model.config.context)
     end = number_of(tokenizer, EOS)
     generator = torch.Generator().manual_seed(seed)
-    training = model.training
-    model.eval()
-    for _ in range(min(max_new_tokens, model.config.context - len(ids))):
-        logits = model(torch.tensor([ids]))[0, -1]
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            weights = (logits / temperature).softmax(-1)
-            token = int(torch.multinomial(weights, 1, generator=generator))
-        if token == end:
-            break
-        ids.append(token)
-    model.train(training)
+    with in_evaluation(model):
+        for _ in range(min(max_new_tokens, model.config.context - len(ids))):
+            logits = model(torch.tensor([ids]))[0, -1]
+            if temperature == 0:
+                token = int(logits.argmax())
+            else:
+                weights = (logits / temperature).softmax(-1)
+                token = int(torch.multinomial(weights, 1, generator=generator))
+            if token == end:
+                break
+            ids.append(token)
     return tokenizer.decode(ids)
 
 
