@@ -159,7 +159,7 @@ def test_a_model_is_given_back_as_it_was(verb: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("verb", "passes"),
     [
-        (verb, passes)
+        pytest.param(verb, passes, marks=[pytest.mark.full] * passes)
         for verb in VERBS
         if verb not in ("fingerprint", "observe")  # the first makes no pass, the second only ours
         for passes in ([0] if verb == "save" else [0, 1])
