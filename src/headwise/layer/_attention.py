@@ -200,8 +200,7 @@ class MultiHeadAttention(nn.Module):
         What is not trained there is not trained here. A subclass gives a layer of its own class.
 
         Raises:
-            ArgumentError: it is another module, or the constructor of a subclass does not take
-                the arguments of this class.
+            ArgumentError: it is another module, or a subclass is constructed in another way.
             UnsupportedError: the module has `add_bias_kv`.
         """
         from headwise.layer._convert import from_torch

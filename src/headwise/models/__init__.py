@@ -13,7 +13,6 @@ from headwise.models._tokens import (
     token_classes,
     token_strings,
 )
-from headwise.models._trainer import trainer_callback
 from headwise.models.hearing import Call, Hear, Inputs, Running, Site, Sites, Text, listen
 from headwise.models.owning import (
     Ablation,
@@ -115,7 +114,6 @@ __all__ = [
     "set_count",
     "token_classes",
     "token_strings",
-    "trainer_callback",
     "write_layer",
     "write_remote",
 ]
