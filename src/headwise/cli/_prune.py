@@ -120,4 +120,4 @@ def _tell(told: Mapping[str, Any]) -> None:
             change = f"{after / before - 1:+.1%}"
             say(f"{name}: {amount(before)} before, {amount(after)} after ({change})")
     for name, allowed, *elbow in (row.values() for row in told["elbows"]):
-        say(f"{name}: {Elbow(*elbow)} heads go before {allowed:.4g} more is lost")
+        say(f"{name}: {Elbow(*elbow)} of the heads go before {allowed:.4g} more is lost")

@@ -1,5 +1,7 @@
 """Let a Mini-GPT go on from a prompt."""
 
+import re
+
 import torch
 from tokenizers import Tokenizer
 
@@ -8,6 +10,8 @@ from headwise.corpora import EOS, UNK
 from headwise.errors import ArgumentError, InputError
 from headwise.lab._data import number_of
 from headwise.lab._model import MiniGPT
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @torch.no_grad()
@@ -54,7 +58,9 @@ def sample(
 
 def _read_prompt(tokenizer: Tokenizer, prompt: str, context: int) -> list[int]:
     for word in prompt.split():
-        if word == UNK or tokenizer.token_to_id(word) is None:
+        # No vocabulary has words with lone surrogates, and a tokenizer cannot be asked for them.
+        known = not _SURROGATES.search(word) and tokenizer.token_to_id(word) is not None
+        if word == UNK or not known:
             raise InputError(
                 f"sample: the model does not know the word {word!r}. Use words of its "
                 f"{tokenizer.get_vocab_size()}, with spaces between them and around commas."

@@ -91,6 +91,7 @@ def study(
         text={
             "source": about.source or "texts given in code",
             "texts": len(pieces),
+            **({"texts before long ones were cut": len(texts)} if len(pieces) > len(texts) else {}),
             "tokens": sum(len(piece) for piece in pieces),
             "longest text": max(len(piece) for piece in pieces),
         },

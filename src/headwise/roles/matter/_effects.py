@@ -100,7 +100,7 @@ class Effects:
             p = "" if one.p != one.p else f", adjusted p {one.p:.2g}"
             yield (
                 f"without it {one.behaviour} loses {_signed(one)} ({self.says[one.behaviour]}; "
-                f"{one.texts} texts{p})"
+                f"{counted(one.texts, 'text')}{p})"
             )
         for group in self.groups:
             if name in group.together.heads:
