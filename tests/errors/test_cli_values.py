@@ -45,10 +45,10 @@ NUMBERS = {
     "count": ("--d-model", "--heads", "--kv-heads", "--head-dim", "--layers", "--tokens", "--keys"),
     **dict.fromkeys(SHARED, ()),
 }  # fmt: skip
-NUMBERS |= {
-    name: (*NUMBERS[name], "--seed", "--max-texts", "--max-tokens") for name in SHARED
-} | {"prune": (*NUMBERS["prune"], "--seed", "--max-texts", "--max-tokens", "--remove", "--rate")}
-NO_MODELS = ("-", "~", "~someone", "two words", "no\\model", "a/b/c", "./", "--", "..", "*")
+NUMBERS |= {name: (*NUMBERS[name], "--seed", "--max-texts", "--max-tokens") for name in SHARED} | {
+    "prune": (*NUMBERS["prune"], "--seed", "--max-texts", "--max-tokens", "--remove", "--rate")
+}
+NO_MODELS = ("-", "~", "~someone", "two words", "no\\model", "a/b/c", "--", "*")
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_what_is_no_model(place: Path, command: str, value: str) -> None:
     assert value in line or command == "prune"
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e20", "x", "1e400"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "x", "1e400"])
 @pytest.mark.parametrize("command", NUMBERS)
 def test_what_is_no_number(place: Path, command: str, value: str) -> None:
     for option in NUMBERS[command]:
@@ -123,13 +123,13 @@ def test_what_is_no_number(place: Path, command: str, value: str) -> None:
         if command == "count":
             right = ("count", option, value)
         line = refused(place, *right)
-        assert option.removeprefix("--") in line.replace("_", "-") or _NAMES[option] in line
-        assert re.sub(r"e\+?", "e", line).count(value.replace("400", "")) or "inf" in line, line
+        names = option.removeprefix("--"), _NAMES.get(option, option)
+        assert any(name in line.replace("_", "-") for name in names), line
+        assert value in line or (value == "1e400" and "inf" in line), line
 
 
 # What the settings of training call these.
-_NAMES = {"--lr": "learning_rate", "--batch": "batch_size", "--layers": "n_layers"}
-_NAMES |= {"--heads": "n_heads", "--kv-heads": "n_kv_heads"}
+_NAMES = {"--lr": "learning-rate", "--batch": "batch-size"}
 
 
 @pytest.mark.parametrize("value", ["99999999999999999999999", "4294967296"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise._shown import counted
 from headwise.cli._show import say_table
 from headwise.curves import Curves
 from headwise.scores import Scores
@@ -89,3 +90,10 @@ def test_only_a_terminal_is_as_wide_as_it_is(
         lines = stream.getvalue().splitlines()
         assert max(map(len, lines)) <= most
         assert (len(lines) == 31) == (most == 1000)
+
+
+def test_numbers_go_with_their_nouns() -> None:
+    assert counted(1, "text") == "1 text"
+    assert counted(0, "text") == "0 texts"
+    assert counted(1200, "query", "queries") == "1,200 queries"
+    assert counted(1, "query", "queries") == "1 query"

@@ -22,7 +22,8 @@ class CheckedCommand(TyperCommand):
             BadParameter: a value is refused, or has not the type of its option.
         """
         raw, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        named = [(param, [*_strings(raw.get(param.name))]) for param in self.params]
+        params: list[Any] = [*self.params]
+        named = [(param, [*_strings(raw.get(param.name))]) for param in params]
         for param, values in named:
             for value in values:
                 why = _why_not(value, may_be_empty=param.name == "prompt")
@@ -35,7 +36,7 @@ class CheckedCommand(TyperCommand):
             if given and repr(given[-1]) not in error.message:
                 error.message = f"{given[-1]!r}. {error.message}"
             raise
-        for param in self.params:
+        for param in params:
             value = ctx.params.get(param.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=param)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headwise._shown import counted
+
 WITHOUT = "without."  # how the columns beside a role begin
 
 
