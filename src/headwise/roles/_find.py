@@ -89,9 +89,8 @@ def find_roles(
     limit = limit if max_tokens is None else min(limit, max_tokens)
     tokenized = tokenize(tokenizer, texts, limit)
     if not tokenized.pieces:
-        raise InputError(
-            f"find_roles: {counted(len(texts), 'text')} without a token. Give texts with words."
-        )
+        said = counted(len(texts), "text")
+        raise InputError(f"find_roles: {said} without a token. Give texts with words.")
     if tokenized.unknown > _FOREIGN:
         raise InputError(
             f"find_roles: {tokenized.unknown:.0%} of the tokens of these texts are unknown to the "
@@ -187,8 +186,7 @@ class _Question:
             cut = split.cut_at_sentences + split.cut_within
             notes.append(
                 f"{counted(cut, 'text was', 'texts were')} longer than what is read at once and "
-                f"cut between sentences, "
-                f"{split.cut_within} of them also within one"
+                f"cut between sentences, {split.cut_within} of them also within one"
             )
         if held < FEWEST_TEXTS:
             notes.append(f"no role of text can be found: {held} held-out texts, not {FEWEST_TEXTS}")
