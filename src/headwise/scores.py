@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from headwise._shown import at_prompt
+from headwise._shown import at_prompt, counted
 from headwise._tablefile import (
     heads_of_rows,
     indices_of,
@@ -223,8 +223,8 @@ class Scores:
     def __str__(self) -> str:
         """Of how many heads these are, and how they came about."""
         return (
-            f"{len(self.heads)} heads by {self.method} of the loss {self.loss}, over "
-            f"{len(self.per_text)} {self.over}"
+            f"{counted(len(self.heads), 'head')} by {self.method} of the loss {self.loss}, over "
+            f"{counted(len(self.per_text), self.over.removesuffix('s'))}"
         )
 
     def __repr__(self) -> str:

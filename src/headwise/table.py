@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int64
 
-from headwise._shown import at_prompt
+from headwise._shown import at_prompt, counted
 from headwise._tablefile import (
     heads_of_rows,
     indices_of,
@@ -262,7 +262,9 @@ class HeadTable:
 
     def __repr__(self) -> str:
         shown = self.frame().drop(columns=["stack", "layer", "head"])
-        return at_prompt(f"HeadTable of {len(self.heads)} heads, model {self.model}", shown)
+        return at_prompt(
+            f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}", shown
+        )
 
     def _repr_html_(self) -> str:
         return self.frame().to_html(index=False, float_format="{:.3f}".format, escape=True)

@@ -282,6 +282,15 @@ def test_another_module_is_no_layer_of_torch() -> None:
         MultiHeadAttention.from_torch(nn.Linear(3, 3))
 
 
+def test_a_subclass_that_takes_other_arguments() -> None:
+    class Two(MultiHeadAttention):
+        def __init__(self, width: int) -> None:
+            super().__init__(width, 2)
+
+    with pytest.raises(ArgumentError, match=r"the constructor of Two .*\(too many positional"):
+        Two.from_torch(_torch())
+
+
 def test_a_projection_that_was_adapted_is_refused() -> None:
     layer = MultiHeadAttention(12, 4)
     layer.q_proj = nn.Sequential(layer.q_proj)

@@ -65,6 +65,16 @@ def test_a_layer_with_parts_that_are_not_written(
 
 
 @pytest.mark.usefixtures("_trusted")
+@pytest.mark.parametrize(
+    ("known", "sizes"), [(MultiHeadAttention, (12, 4)), (MiniGPT, (MiniGPTConfig(13, 8, 12, 4),))]
+)
+def test_a_subclass_of_ours(tmp_path: Path, known: type[nn.Module], sizes: tuple[Any, ...]) -> None:
+    own = type("Mine", (known,), {})
+    with pytest.raises(UnsupportedError, match=f"Mine is a subclass of {known.__name__}, and load"):
+        save(own(*sizes), tmp_path / "mine")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_layer_that_is_broken(tmp_path: Path) -> None:
     folder = save(MultiHeadAttention(12, 4), tmp_path / "layer")
     path, weights = folder / "headwise.json", folder / "model.safetensors"

@@ -1,9 +1,11 @@
 """The commands, from the training of a tiny Mini-GPT to its page."""
 
+import io
 import json
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -11,6 +13,7 @@ import pandas as pd
 import pytest
 
 from command import headwise
+from headwise.cli._show import progress
 from headwise.cli._train import train
 from headwise.lab import TrainSettings
 from headwise.table import HeadTable
@@ -161,6 +164,39 @@ def test_a_terminal_gets_a_bar(folder: Path, text: Path, monkeypatch: pytest.Mon
     assert json.loads(done.out)
     assert "3/3" in done.err
     assert "━" in done.err
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+@pytest.mark.parametrize("what", ["short", "/a/very/long/path" * 20 + "/end"])
+def test_a_bar_is_seen_beside_any_name(
+    monkeypatch: pytest.MonkeyPatch, width: int, what: str
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = io.StringIO()
+    with redirect_stderr(printed), progress(f"Studying {what}") as tell:
+        for done in range(1, 4):
+            tell(done, 3)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.getvalue())
+    lines = [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
+    assert "━" * 5 in lines[-1]
+    assert "3/3" in lines[-1]
+    assert max(map(len, lines)) <= width
+    assert lines[-1].startswith("Studying" if width > 40 else "Stud")
+    if width == 80 and what != "short":
+        assert "/end " in lines[-1]
+
+
+def test_long_texts_are_told(folder: Path, text: Path) -> None:
+    done = headwise("observe", folder, "--text", text, "--max-tokens", 2, "--json")
+    assert done.code == 0
+    found = re.search(
+        r"^Long texts are cut: 3 texts in (\d+) pieces of at most 2 tokens$", done.err, re.M
+    )
+    assert found
+    assert int(found[1]) > 3
+    whole = headwise("observe", folder, "--text", text, "--json")
+    assert "Long texts are cut" not in whole.err
 
 
 def test_the_worked_example_as_json() -> None:

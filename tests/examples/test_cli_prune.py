@@ -105,7 +105,7 @@ def test_what_is_left_recovers(place: Path) -> None:
     assert set(curves["order"]) == {"half-gate", "half-gate, recovered", "random"}
     for order in ("half-gate", "half-gate, recovered", "random"):
         assert re.search(
-            rf"^{order}: (≥ )?\d+ \(.*\d\) heads go before \S+ more is lost$", out, re.M
+            rf"^{order}: (≥ )?\d+ \(.*\d\) of the heads go before \S+ more is lost$", out, re.M
         )
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
     lines = TEXT.splitlines()
@@ -209,7 +209,9 @@ def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
     curve = ("--text", place / "some.txt", "--curve", "--beside")
     code, out, err = _prune(place, "beside", *curve, place / "gradient.parquet")
     assert code == 0, err
-    told = re.findall(r"^(.+): (?:≥ )?\d+ \(.*\d\) heads go before \S+ more is lost$", out, re.M)
+    told = re.findall(
+        r"^(.+): (?:≥ )?\d+ \(.*\d\) of the heads go before \S+ more is lost$", out, re.M
+    )
     assert told == ["half-gate", "gradient, 3 rounds", "random"]
     drawn = hw.prune_curves(
         model, lines[1::2], {"one": [scores.order()]}, reference=lines[::2],

@@ -5,7 +5,7 @@ import pytest
 from house.source import Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_native", "_scratch"),
+    ("errors", "shapes", "_native", "_scratch", "_evaluation"),
     ("heads", "files", "totals", "_shown", "_json", "_tensors", "_size_limits", "_table_limits"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example", "curves"),

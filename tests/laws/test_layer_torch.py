@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import headwise as hw
 from headwise.layer import MultiHeadAttention
 
 B, T, S, D_MODEL = 2, 5, 7, 12
@@ -127,3 +128,33 @@ def test_a_partial_state_is_taken_when_asked_for() -> None:
     found = layer.load_state_dict({"q_proj_weight": torch.ones(12, 12)}, strict=False)
     assert layer.q_proj.weight.detach().eq(1).all()
     assert found.missing_keys == ["k_proj.weight", "v_proj.weight", "out_proj.weight"]
+
+
+class _Named(MultiHeadAttention):
+    """A subclass that takes what its base takes."""
+
+    def __init__(self, *args: Any, name: str = "mine", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.name = name
+
+
+@given(how=options)
+def test_a_subclass_makes_layers_of_its_own_class(how: dict[str, Any]) -> None:
+    theirs = _theirs(**how)
+    layer = _Named.from_torch(theirs)
+    assert type(layer) is _Named
+    assert layer.name == "mine"
+    base = MultiHeadAttention.from_torch(theirs)
+    assert type(base) is MultiHeadAttention
+    inputs = _inputs(theirs)
+    assert torch.equal(layer(*inputs), base(*inputs))
+
+
+def test_a_subclass_stays_one_when_heads_are_cut_out() -> None:
+    layer = _Named(D_MODEL, 4, name="kept")
+    layer.q_proj.eval()
+    small = hw.prune(layer, [(0, 1)])
+    assert type(small) is _Named
+    assert small.name == "kept"
+    modes = {name: module.training for name, module in layer.named_modules()}
+    assert {name: module.training for name, module in small.named_modules()} == modes

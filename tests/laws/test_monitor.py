@@ -15,9 +15,10 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import headwise
+from headwise.heads import Head
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, train
 from headwise.layer import MultiHeadAttention
-from headwise.monitor import Above, Alarm, Below, HeadMonitor, Rule
+from headwise.monitor import Above, Alarm, AlarmedHead, Below, HeadMonitor, Rule
 from headwise.table import HeadTable
 from headwise.watch import Request, observe
 from oracles import modules_of, padded
@@ -432,3 +433,13 @@ def test_a_message_names_eight_heads_and_counts_the_others() -> None:
         monitor.step()
     assert str(told[0]).count("since") == 8
     assert str(told[0]).endswith(" and 3 more")
+
+
+def test_alarms_are_shown_in_a_short_line() -> None:
+    rule = Below("entropy", 0.1, patience=3)
+    heads = tuple(AlarmedHead(Head("", 1, head), 630, 0.08) for head in range(200))
+    assert repr(heads[2]) == "<AlarmedHead L1.H2 (0.08 since step 630)>"
+    assert repr(Alarm(rule, 640, heads[:1])) == "<Alarm at step 640: entropy below 0.1, L1.H0>"
+    many = Alarm(rule, 640, heads)
+    assert repr([many]) == "[<Alarm at step 640: entropy below 0.1, 200 heads>]"
+    assert str(many).count("since") == 8

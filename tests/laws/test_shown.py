@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise._shown import counted
 from headwise.cli._show import say_table
 from headwise.curves import Curves
 from headwise.scores import Scores
@@ -22,7 +23,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> hw.HeadTable:
     request = hw.Request(relations={}, classes={}, top=("first",))
     with torch.no_grad(), hw.observe(layer, request) as watch:
         layer(torch.randn(2, 5, 60), causal=True)
-    assert repr(watch) == "Watch of MultiHeadAttention: 1 layers heard"
+    assert repr(watch) == "Watch of MultiHeadAttention: 1 layer heard"
     return watch.table()
 
 
@@ -89,3 +90,10 @@ def test_only_a_terminal_is_as_wide_as_it_is(
         lines = stream.getvalue().splitlines()
         assert max(map(len, lines)) <= most
         assert (len(lines) == 31) == (most == 1000)
+
+
+def test_numbers_go_with_their_nouns() -> None:
+    assert counted(1, "text") == "1 text"
+    assert counted(0, "text") == "0 texts"
+    assert counted(1200, "query", "queries") == "1,200 queries"
+    assert counted(1, "query", "queries") == "1 query"

@@ -7,7 +7,8 @@ import pytest
 import torch
 import transformers
 
-from headwise.monitor import HeadMonitor
+from headwise.errors import ArgumentError
+from headwise.monitor import Above, HeadMonitor
 from headwise.watch import Request, observe
 from oracles import modules_of
 
@@ -39,7 +40,7 @@ def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **how: Any) ->
         args=transformers.TrainingArguments(**settings | how),
         train_dataset=TEXTS,
         eval_dataset=TEXTS[:3],
-        callbacks=[] if monitor is None else [monitor.callback()],
+        callbacks=[] if monitor is None else [monitor],
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -94,3 +95,43 @@ def test_the_batches_of_a_step_are_those_of_the_trainer(tmp_path: Path) -> None:
     for name in table.statistics:
         found = [logged[0][f"attn/{head}/{name}"] for head in table.heads]
         assert found == pytest.approx(table.mean(name), rel=1e-6)
+
+
+def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) -> None:
+    model = _model()
+    logged: list[dict[str, float]] = []
+    rules = [Above("entropy", 0.0)]
+    monitor = HeadMonitor(model, 2, rules=rules, log=lambda scalars, _: logged.append(scalars))
+    with monitor:
+        trainer = _train(model, tmp_path, monitor)
+        found = [row for row in trainer.state.log_history if "attn/alarms" in row]
+        assert repr(monitor) == (
+            "<HeadMonitor of LlamaForCausalLM: every=2, steps=3, alarmed heads=8>"
+        )
+    assert [row["step"] for row in found] == [1, 2]
+    for row, scalars in zip(found, logged, strict=True):
+        names = row.keys() - {"step", "epoch"}
+        assert {row[name] for name in names} <= {*scalars.values()}
+        assert len(names) == 3 * 3 + 1
+        assert row["attn/alarms"] == 8
+        assert row["attn/entropy/mean"] == scalars["attn/entropy/mean"]
+
+
+def test_every_event_of_a_trainer_is_answered() -> None:
+    monitor = HeadMonitor(_model())
+    with monitor:
+        events = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
+        assert len(events) > 10
+        for event in {*events} - {"on_train_begin", "on_step_end", "on_train_end"}:
+            assert getattr(monitor, event)(None, None, None, logs={}) is None
+        with pytest.raises(AttributeError, match="'HeadMonitor' object has no attribute 'steap'"):
+            getattr(monitor, "steap")  # noqa: B009
+        assert monitor.steps == 0
+
+
+def test_a_trainer_of_another_model(tmp_path: Path) -> None:
+    with (
+        HeadMonitor(_model()) as monitor,
+        pytest.raises(ArgumentError, match="the trainer trains another LlamaForCausalLM, which is"),
+    ):
+        _train(_model(), tmp_path, monitor)

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from headwise._native import library
+from headwise.cli._arguments import CheckedCommand
 from headwise.cli._count import count
 from headwise.cli._group import group
 from headwise.cli._importance import importance
@@ -25,17 +26,11 @@ from headwise.errors import HeadwiseError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-app.command()(spread(report))
-app.command()(train)
-app.command()(spread(observe))
-app.command()(spread(roles))
-app.command()(spread(importance))
-app.command()(spread(prune))
-app.command()(spread(group))
-app.command()(count)
+for command in (report, train, observe, roles, importance, prune, group, count):
+    app.command(cls=CheckedCommand)(spread(command))
 
 
-@app.command()
+@app.command(cls=CheckedCommand)
 def explain(
     weights: Annotated[
         Path | None, typer.Option(help="A JSON file: your tokens, query and weights.")
@@ -92,9 +87,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = complain(f"{error.format_message().rstrip('.')}. headwise --help tells more.")
     except OSError as error:  # such as a full disk
         code = complain(f"{error.filename or 'headwise'}: {error.strerror or error}.")
+    except (MemoryError, RuntimeError) as error:
+        if not _is_about_memory(error):
+            raise
+        reason = (str(error).splitlines() or ["out of memory"])[0].rstrip(".")
+        code = complain(
+            f"headwise: not enough memory ({reason}). Give smaller sizes or fewer texts."
+        )
     if code == 130:
         complain("Interrupted.")
     sys.exit(code)
+
+
+def _is_about_memory(error: Exception) -> bool:
+    """Whether memory ran out, of which torch says so in words alone."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(
+        words in said for words in ("out of memory", "can't allocate memory", "not enough memory")
+    )
 
 
 def _hush() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
+from headwise._shown import counted
 from headwise.chart import draw_curves
 from headwise.cli._options import Shared
 from headwise.cli._show import progress
@@ -41,8 +42,8 @@ def material_of(given: Texts, loss: str, model: nn.Module, tokenizer: Any, how: 
     """
     if len(given) < 4:
         raise ArgumentError(
-            f"prune: --curve with {len(given)} texts or pairs; every second one is learned from, "
-            f"the others judge. Give at least 4."
+            f"prune: --curve with {counted(len(given), 'text or pair', 'texts or pairs')}; every "
+            f"second one is learned from, the others judge. Give at least 4."
         )
     pairs = [one for one in given if isinstance(one, SentencePair)]
     if pairs and loss != "embedding":

@@ -11,13 +11,13 @@ from torch import nn
 from headwise.cli._curve import curves_of, material_of, orders_of, write_curves
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
-from headwise.cli._work import Texts, open_model, sentences_of
+from headwise.cli._work import Texts, open_model, sentences_of, tell_pieces
 from headwise.errors import ArgumentError
 from headwise.gauge import read_given
-from headwise.models import batches, encode
+from headwise.models import batches, encode, example_of
 from headwise.recovery import recover
 from headwise.scores import Scores
-from headwise.surgery import Format, costs, form_of, plan, prune, save, time_passes
+from headwise.surgery import Format, Plan, costs, form_of, plan, prune, save, time_passes
 
 _SIZE = 16
 _TEXTS, _TOKENS = 8, 128
@@ -63,12 +63,14 @@ def cut(
     planned = plan(scores, remove=order.remove, uniform=order.uniform, costs=counted)
     for line in str(planned).splitlines():
         note(line)
+    _check_format(order.format, opened, planned, folds=bool(given))
     told: dict[str, tuple[float, ...]] = {f"{k} of heads": x for k, x in planned.costs.items()}
     texts = sentences_of(given)
+    if texts:
+        tell_pieces(texts, opened, tokenizer, shared)
     read = [] if not given else _read(texts, opened, tokenizer, shared)
     material = material_of(given, scores.loss, opened, tokenizer, shared) if order.curve else None
     small = prune(opened, planned, fold="mean" if read else None, reference=read)
-    form_of(order.format, small)  # what cannot be written is said before it takes long
     lost = _recover(small, opened, texts, tokenizer, order.recovery, shared)
     told["parameters"] = count_weights(opened), count_weights(small)
     if order.timed:
@@ -88,6 +90,19 @@ def cut(
         "elbows": [] if curves is None else write_curves(curves, out),
         "recovery": lost,
     }
+
+
+def _check_format(format: Format, model: nn.Module, planned: Plan, *, folds: bool) -> None:
+    """Refuse a format that the smaller model will not have, before texts are read.
+
+    Raises:
+        UnsupportedError: there is no such form of it.
+    """
+    form_of(format, model)
+    if format in ("stock", "padded"):
+        # A mean over any text gives the smaller model the same weights, but for their values.
+        short = [example_of(model)] if folds else None
+        form_of(format, prune(model, planned, fold="mean" if folds else None, reference=short))
 
 
 def _read(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> list[Any]:

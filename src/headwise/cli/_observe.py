@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from headwise._shown import counted
 from headwise.cli._options import Json, Model, Shared, check_output
 from headwise.cli._show import note, say_json, say_table
 
@@ -43,7 +44,7 @@ def observe(
     asked.check()
     table = _work.study_model(model, text, shared, asked).table
     if out is not None:
-        note(f"{len(table.heads)} heads: {table.save(out)}")
+        note(f"{counted(len(table.heads), 'head')}: {table.save(out)}")
     if as_json:
         say_json(table.frame().to_dict("records"))
     if out is None and not as_json:

@@ -20,7 +20,9 @@ Model = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(min=0, help="Decides all that is drawn at random.", show_default="0"),
+    typer.Option(
+        min=0, max=2**32 - 1, help="Decides all that is drawn at random.", show_default="0"
+    ),
 ]
 Device = Annotated[str | None, typer.Option(help="Where to run, such as cuda.", show_default="cpu")]
 Dtype = Annotated[
@@ -34,7 +36,7 @@ MaxTokens = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="The most tokens in one piece of a text.",
+        help="Read longer texts in pieces of at most this many tokens.",
         show_default="what the model reads",
     ),
 ]

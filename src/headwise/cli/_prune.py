@@ -13,7 +13,9 @@ from headwise.errors import ArgumentError
 
 By = Annotated[Path, typer.Option(help="The scores that `headwise importance` wrote of MODEL.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")]
-Remove = Annotated[float, typer.Option(help="The share of heads that goes, such as 0.3.")]
+Remove = Annotated[
+    float, typer.Option(min=0, max=1, help="The share of heads that goes, such as 0.3.")
+]
 Text = Annotated[
     Path | None,
     typer.Option(help="A UTF-8 file: heads leave behind what they give on it in the mean."),
@@ -38,7 +40,7 @@ Recover = Annotated[
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(help="With --recover: the highest learning rate.", show_default="0.0001"),
+    typer.Option(min=0, help="With --recover: the highest learning rate.", show_default="0.0001"),
 ]
 
 
@@ -120,4 +122,4 @@ def _tell(told: Mapping[str, Any]) -> None:
             change = f"{after / before - 1:+.1%}"
             say(f"{name}: {amount(before)} before, {amount(after)} after ({change})")
     for name, allowed, *elbow in (row.values() for row in told["elbows"]):
-        say(f"{name}: {Elbow(*elbow)} heads go before {allowed:.4g} more is lost")
+        say(f"{name}: {Elbow(*elbow)} of the heads go before {allowed:.4g} more is lost")

@@ -7,7 +7,7 @@ from typing import Any
 from headwise.cli._cut import count_weights
 from headwise.cli._options import Shared
 from headwise.cli._show import note
-from headwise.cli._work import open_model, some_texts
+from headwise.cli._work import open_model, some_texts, tell_pieces
 from headwise.gauge import read_given
 from headwise.surgery import GroupedLayer, Method, costs, group_heads, save
 
@@ -34,6 +34,8 @@ def regroup(
         layers.append(layer)
         note(str(layer))
 
+    if texts is not None:
+        tell_pieces(texts, opened, tokenizer, shared)
     read = None if texts is None else read_given(texts, opened, tokenizer, shared.max_tokens)
     small = group_heads(opened, kv_heads, method=method, reference=read, on_layer=tell)
     counted = costs(opened), costs(small)

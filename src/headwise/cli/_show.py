@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+# Columns of a bar, of all that stands beside its label, and the fewest of the label.
+_BAR, _BESIDE, _LABEL = 20, 56, 12
+
 USAGE = 2
 """The exit code of a command that was given something it cannot work with."""
 
@@ -55,10 +58,10 @@ def progress(what: str) -> Iterator[Callable[..., None]]:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    label = _printable(what, console.encoding)
+    label = _shortened(_printable(what, console.encoding), max(_LABEL, console.width - _BESIDE))
     columns = (
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(_BAR),
         TextColumn("{task.completed}/{task.total}", markup=False),
         TextColumn("{task.fields[word]}", markup=False),
         TimeRemainingColumn(),
@@ -74,6 +77,14 @@ def progress(what: str) -> Iterator[Callable[..., None]]:
             bar.update(tasks[0], completed=done, total=total, word=word)
 
         yield tell
+
+
+def _shortened(text: str, most: int) -> str:
+    """A text without its middle where it is longer than that: both ends of a path tell most."""
+    if len(text) <= most:
+        return text
+    kept = most - 3
+    return f"{text[: kept - kept // 2]}...{text[len(text) - kept // 2 :]}"
 
 
 def _printable(text: str, encoding: str | None) -> str:

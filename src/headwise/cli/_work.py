@@ -4,6 +4,7 @@ Everything heavy is imported here, so commands import this file when they run.
 """
 
 import random
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,13 +14,14 @@ import torch
 from torch import nn
 
 from headwise._json import build_from, read_object
+from headwise._shown import counted
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
 from headwise.corpora import SentencePair, read_pairs, read_texts
 from headwise.errors import ArgumentError
 from headwise.gauge import RESUMABLE, importance
 from headwise.lab import Trained, TrainSettings, sample, train
-from headwise.models import TOKEN_CLASSES, load, load_tokenizer, token_classes
+from headwise.models import TOKEN_CLASSES, encode, load, load_tokenizer, token_classes
 from headwise.report import About, Study, study, study_lab
 from headwise.roles import Evidence, find_roles
 from headwise.scores import Scores
@@ -38,6 +40,7 @@ __all__ = [
     "some_texts",
     "study_mini_gpt",
     "study_model",
+    "tell_pieces",
     "trained_in",
 ]
 
@@ -78,6 +81,7 @@ def study_model(
     # The text first: it is read in no time, a model is not.
     texts = some_texts(text, shared)
     opened, tokenizer = open_model(model, shared)
+    tell_pieces(texts, opened, tokenizer, shared)
     about = About(title=_title(model), source=text.name)
     with progress(f"Studying {model}") as tell:
         seen = study(
@@ -128,6 +132,7 @@ def score_model(
     given = sentences_of(read_pairs(text)) if pairs else read_texts(text)
     texts = some_of(given, shared)
     opened, tokenizer = open_model(model, shared)
+    tell_pieces(texts, opened, tokenizer, shared)
     part = None
     if out is not None and how["method"] in RESUMABLE:
         part = out.with_name(f"{out.name}.part")
@@ -209,6 +214,17 @@ def open_model(model: str, shared: Shared) -> tuple[nn.Module, Any]:
     return load(model, device=device, dtype=dtype), load_tokenizer(model)
 
 
+def tell_pieces(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> None:
+    """Say so where texts are longer than what is read at once."""
+    pieces = encode(tokenizer, texts, model, shared.max_tokens)
+    if len(pieces) > len(texts):
+        longest = max(map(len, pieces))
+        note(
+            f"Long texts are cut: {counted(len(texts), 'text')} in {counted(len(pieces), 'piece')} "
+            f"of at most {longest} tokens"
+        )
+
+
 def some_texts(text: Path, shared: Shared) -> list[str]:
     """The texts of a file, or some of them."""
     return some_of(read_texts(text), shared)
@@ -230,10 +246,14 @@ def _title(model: str) -> str:
 
 
 def _device(name: str) -> torch.device:
-    """The device, once something could be put on it."""
+    """The device, once something could be put on it and read from there."""
     try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        with warnings.catch_warnings():  # names that are going out of use
+            warnings.simplefilter("ignore")
+            there = torch.zeros(1, device=name)
+            there.cpu()  # which the meta device cannot
+            return there.device
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0].rstrip(".")
         raise ArgumentError(
             f"--device: {name!r} cannot be used here ({reason}). Leave it out for the CPU."

@@ -1,6 +1,7 @@
 """`importance`: the front door of the methods."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
@@ -12,13 +13,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from headwise._evaluation import in_evaluation, without_weight_gradients
 from headwise.errors import ArgumentError
 from headwise.gauge._batches import Given, read_given
 from headwise.gauge._kept import Kept, digest_of
 from headwise.gauge._loss import Loss, find_loss
 from headwise.gauge._run import Run
 from headwise.gauge._score import Inputs
-from headwise.gauge._still import held_still
 from headwise.gauge.methods import METHODS, RESUMABLE, Gates, Method
 from headwise.models import check_model, find_attentions, fingerprint
 from headwise.scores import Scores
@@ -93,7 +94,7 @@ def importance(
         "method": name,
         "loss": found.name + _code_of(loss),
     }
-    with held_still(model), torch.inference_mode(False), torch.enable_grad():
+    with _held_still(model):
         attentions = find_attentions(model, read[0])
         kept = Kept(None if resume is None else Path(resume), about | {"rounds": str(rounds)})
         run = Run(model, attentions, found, read, kept=kept)
@@ -110,6 +111,14 @@ def importance(
         model=mark,
         versions={part: version(part) for part in ("headwise", "torch")},
     )
+
+
+@contextmanager
+def _held_still(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode, with gradients of gates and none of weights."""
+    modes = in_evaluation(model), without_weight_gradients(model)
+    with modes[0], modes[1], torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def _code_of(loss: Any) -> str:

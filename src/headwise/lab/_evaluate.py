@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
+from headwise._evaluation import in_evaluation
 from headwise.corpora import BOS, EOS, PAD, Grammar, Line
 from headwise.lab._data import encode_lines, number_of
 from headwise.lab._model import MiniGPT
@@ -138,11 +139,9 @@ def _predict(
     model: MiniGPT, tokenizer: Tokenizer, lines: Sequence[Line]
 ) -> tuple[float, Bool[Tensor, "B T"]]:
     """The mean loss, and for every token whether the one after it is the likeliest."""
-    training = model.training
-    model.eval()
     ids = encode_lines(tokenizer, lines)
-    logits, targets = model(ids[:, :-1]), ids[:, 1:]
-    model.train(training)
+    with in_evaluation(model):
+        logits, targets = model(ids[:, :-1]), ids[:, 1:]
     loss = next_token_loss(logits, targets, number_of(tokenizer, PAD))
     return loss.item(), logits.argmax(-1) == targets
 

@@ -1,12 +1,17 @@
 """Let a Mini-GPT go on from a prompt."""
 
+import re
+
 import torch
 from tokenizers import Tokenizer
 
+from headwise._evaluation import in_evaluation
 from headwise.corpora import EOS, UNK
 from headwise.errors import ArgumentError, InputError
 from headwise.lab._data import number_of
 from headwise.lab._model import MiniGPT
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @torch.no_grad()
@@ -37,25 +42,25 @@ def sample(
     ids = _read_prompt(tokenizer, prompt, model.config.context)
     end = number_of(tokenizer, EOS)
     generator = torch.Generator().manual_seed(seed)
-    training = model.training
-    model.eval()
-    for _ in range(min(max_new_tokens, model.config.context - len(ids))):
-        logits = model(torch.tensor([ids]))[0, -1]
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            weights = (logits / temperature).softmax(-1)
-            token = int(torch.multinomial(weights, 1, generator=generator))
-        if token == end:
-            break
-        ids.append(token)
-    model.train(training)
+    with in_evaluation(model):
+        for _ in range(min(max_new_tokens, model.config.context - len(ids))):
+            logits = model(torch.tensor([ids]))[0, -1]
+            if temperature == 0:
+                token = int(logits.argmax())
+            else:
+                weights = (logits / temperature).softmax(-1)
+                token = int(torch.multinomial(weights, 1, generator=generator))
+            if token == end:
+                break
+            ids.append(token)
     return tokenizer.decode(ids)
 
 
 def _read_prompt(tokenizer: Tokenizer, prompt: str, context: int) -> list[int]:
     for word in prompt.split():
-        if word == UNK or tokenizer.token_to_id(word) is None:
+        # No vocabulary has words with lone surrogates, and a tokenizer cannot be asked for them.
+        known = not _SURROGATES.search(word) and tokenizer.token_to_id(word) is not None
+        if word == UNK or not known:
             raise InputError(
                 f"sample: the model does not know the word {word!r}. Use words of its "
                 f"{tokenizer.get_vocab_size()}, with spaces between them and around commas."

@@ -1,7 +1,7 @@
 """Multi-head attention as a module whose parts are real sub-modules that are called."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,8 @@ from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput, LayerOutp
 from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import RoPE
 from headwise.masks import Mask, as_mask, split_additive
+
+Layer = TypeVar("Layer", bound="MultiHeadAttention")
 
 
 class MultiHeadAttention(nn.Module):
@@ -190,20 +192,20 @@ class MultiHeadAttention(nn.Module):
         return translate(state, (self.n_heads * self.head_dim, keys, values))
 
     @classmethod
-    def from_torch(cls, module: nn.MultiheadAttention) -> "MultiHeadAttention":
+    def from_torch(cls: type[Layer], module: nn.MultiheadAttention) -> Layer:
         """Make the layer that gives what `nn.MultiheadAttention` gives, with copies of its tensors.
 
         Ours takes `[batch, tokens, width]` whatever `module.batch_first` says, True where a query
         may attend, and gives weights per head. `add_zero_attn` becomes a constant sink of 0.
-        What is not trained there is not trained here.
+        What is not trained there is not trained here. A subclass gives a layer of its own class.
 
         Raises:
-            ArgumentError: it is another module.
+            ArgumentError: it is another module, or a subclass is constructed in another way.
             UnsupportedError: the module has `add_bias_kv`.
         """
         from headwise.layer._convert import from_torch
 
-        return from_torch(module)
+        return from_torch(cls, module)
 
     def to_torch(self) -> nn.MultiheadAttention:
         """Make the `nn.MultiheadAttention` (batch first) that gives what this layer gives.

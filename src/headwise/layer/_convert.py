@@ -1,16 +1,17 @@
 """To torch's own layer and back, and over several devices."""
 
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.layer._attention import MultiHeadAttention
+from headwise.layer._attention import Layer, MultiHeadAttention
 from headwise.layer._core import HeadNorm
 
 
-def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
+def from_torch(cls: type[Layer], module: nn.MultiheadAttention) -> Layer:
     """Make the layer that gives what `nn.MultiheadAttention` gives, with copies of its tensors."""
     if not isinstance(module, nn.MultiheadAttention):
         raise ArgumentError(
@@ -22,7 +23,8 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
             "from_torch: add_bias_kv=True is a further key and value for every text, which this "
             "layer does not have. Use the original layer, or train one without."
         )
-    layer = MultiHeadAttention(
+    layer = _construct(
+        cls,
         module.embed_dim,
         module.num_heads,
         bias=module.in_proj_bias is not None,
@@ -41,6 +43,17 @@ def from_torch(module: nn.MultiheadAttention) -> MultiHeadAttention:
     for name, is_trained in layer._translate(trained).items():
         layer.get_parameter(name).requires_grad_(bool(is_trained.any()))
     return layer.train(module.training)
+
+
+def _construct(cls: type[Layer], *sizes: int, **options: Any) -> Layer:
+    try:
+        signature(cls).bind(*sizes, **options)
+    except TypeError as error:
+        raise ArgumentError(
+            f"from_torch: the constructor of {cls.__name__} does not take what that of "
+            f"MultiHeadAttention takes ({error}). Let it take *args and **kwargs and hand them on."
+        ) from error
+    return cls(*sizes, **options)
 
 
 def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:

@@ -8,12 +8,12 @@ from headwise.models._tokens import (
     TOKEN_CLASSES,
     Batch,
     batches,
+    check_encodable,
     context_of,
     encode,
     token_classes,
     token_strings,
 )
-from headwise.models._trainer import trainer_callback
 from headwise.models.hearing import Call, Hear, Inputs, Running, Site, Sites, Text, listen
 from headwise.models.owning import (
     Ablation,
@@ -87,6 +87,7 @@ __all__ = [
     "batches_of",
     "by_attention",
     "call_with",
+    "check_encodable",
     "check_model",
     "context_of",
     "count_heads",
@@ -115,7 +116,6 @@ __all__ = [
     "set_count",
     "token_classes",
     "token_strings",
-    "trainer_callback",
     "write_layer",
     "write_remote",
 ]

@@ -1,5 +1,6 @@
 """Open a model by folder or hub name: safetensors and JSON only, never a pickle, no remote code."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from headwise._shown import counted
 from headwise._size_limits import limit_model_size
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
@@ -15,6 +17,8 @@ from headwise.models._folder_checks import check_folder, check_tokenizer_class
 from headwise.models._hub_checks import fetch, fetched
 from headwise.models.smaller import begin_smaller, class_of_smaller, read_layer, read_smaller
 
+# As the hub allows them: an owner and a slash may stand before the name.
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -85,7 +89,9 @@ def load_tokenizer(source: str | Path) -> Any:
 
 def _folder(source: str | Path) -> Path | None:
     """The folder that is meant, or None for a hub name."""
-    path = Path(source)
+    path, name = Path(source), str(source)
+    if "\0" in name or not name.strip():
+        raise InputError(f"load: {name!r} is not a folder. Give a model's folder or a hub name.")
     if path.is_dir():
         if not any((path / name).is_file() for name in ("headwise.json", "config.json")):
             raise InputError(
@@ -93,8 +99,7 @@ def _folder(source: str | Path) -> Path | None:
             )
         _refuse_pickles(path)
         return path
-    name = str(source)
-    if path.exists() or path.is_absolute() or name.startswith(".") or name.count("/") > 1:
+    if path.exists() or not _HUB_NAME.fullmatch(name):
         raise InputError(f"load: {path} is not a folder. Give a model's folder or a hub name.")
     return None
 
@@ -153,7 +158,8 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
     missing = sorted(report["missing_keys"])
     if missing:
         raise InputError(
-            f"load: {source} lacks {len(missing)} weights of {cls.__name__}, such as {missing[0]}. "
+            f"load: {source} lacks {counted(len(missing), 'weight')} of {cls.__name__}, such as "
+            f"{missing[0]}. "
             f"Give the whole checkpoint."
         )
     return model

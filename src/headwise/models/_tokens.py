@@ -10,6 +10,7 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from headwise._shown import counted
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 
 # What a model gets at most when neither it nor its tokenizer knows a limit.
@@ -40,12 +41,31 @@ def encode(
     """
     if max_tokens is not None and max_tokens < 2:
         raise ArgumentError(f"encode: max_tokens={max_tokens}. Give at least 2.")
+    for text in texts:
+        check_encodable(text)
     limit = context_of(model, tokenizer)
     limit = limit if max_tokens is None else min(limit, max_tokens)
     pieces = [piece for text in texts for piece in _pieces(tokenizer, text, limit) if piece]
     if not pieces:
-        raise InputError(f"encode: {len(texts)} texts hold no token. Give texts with words.")
+        raise InputError(
+            f"encode: {counted(len(texts), 'text')} without a token. Give texts with words."
+        )
     return pieces
+
+
+def check_encodable(text: str) -> None:
+    """Refuse a text that cannot be written as UTF-8, of which no tokenizer makes tokens.
+
+    Raises:
+        InputError: it holds half of a surrogate pair.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"encode: character {error.start} of the text {text[:40]!a} is half of a surrogate "
+            f"pair. Replace it, for example with text.encode('utf-8', 'replace').decode()."
+        ) from error
 
 
 def context_of(model: nn.Module, tokenizer: Any) -> int:

@@ -79,7 +79,7 @@ class Below(Rule):
         return value >= bound
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AlarmedHead:
     """A head that breaks a rule.
 
@@ -95,8 +95,11 @@ class AlarmedHead:
     def __str__(self) -> str:
         return f"{self.head} ({self.value:.3g} since step {self.since})"
 
+    def __repr__(self) -> str:
+        return f"<AlarmedHead {self}>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Alarm:
     """A rule that is broken, and by whom.
 
@@ -115,6 +118,10 @@ class Alarm:
         named = ", ".join(map(str, self.heads[:_NAMED]))
         more = len(self.heads) - _NAMED
         return f"step {self.step}: {self.rule}: {named}" + (f" and {more} more" * (more > 0))
+
+    def __repr__(self) -> str:
+        heads = f"{len(self.heads)} heads" if len(self.heads) > 1 else str(self.heads[0].head)
+        return f"<Alarm at step {self.step}: {self.rule}, {heads}>"
 
 
 @dataclass(frozen=True)

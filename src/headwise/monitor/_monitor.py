@@ -1,7 +1,7 @@
 """Watch the heads of a model while it trains, at every n-th step."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -10,9 +10,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Site, trainer_callback
+from headwise.models import Site
 from headwise.monitor._alarms import Alarm, Alarms, Rule
-from headwise.monitor._log import Log, ScalarWriter, write
+from headwise.monitor._check import check_receivers, check_rules
+from headwise.monitor._log import Log, write
 from headwise.monitor._reading import Reading, read
 from headwise.monitor._window import Window, unwrapped
 from headwise.watch import Request, Watch, check_asked
@@ -37,6 +38,9 @@ class HeadMonitor:
     With `torch.distributed` every rank calls `step()`, and a watched step ends with one
     all_reduce, so numbers and alarms are those of the whole batch on all ranks; `log` and
     `on_alarm` are called on rank 0 alone. A compiled model runs uncompiled on watched steps.
+
+    A monitor is a callback of `transformers.Trainer`, as in `callbacks=[HeadMonitor(model)]`. The
+    trainer then counts the steps, and its `state.log_history` gets the numbers of the model.
 
     Args:
         model: The module that training calls. Compile it, wrap it and freeze it first.
@@ -75,8 +79,8 @@ class HeadMonitor:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         check_asked("HeadMonitor", model, layers, every)
-        _check_rules(rules, statistics)
-        _check_tells(log, on_alarm)
+        check_rules(rules, statistics)
+        check_receivers(log, on_alarm)
         self._model, self._every, self._layers = unwrapped(model), every, layers
         self._log, self._on_alarm, self._group = log, on_alarm, group
         self._watch = Watch(self._model, Request(tuple(statistics)), layers, every=1)
@@ -173,18 +177,57 @@ class HeadMonitor:
         """Forget the largest logits, as after a clip."""
         self._highest = {}
 
-    def callback(self) -> Any:
-        """A `transformers.TrainerCallback`: the trainer then counts the steps.
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What `transformers.Trainer` calls first: count on where a resumed training stopped.
 
-        It takes up the count of a resumed training, and when training ends it takes
-        everything off the model; the monitor itself stays open.
+        Raises:
+            ArgumentError: the trainer trains another model.
         """
-        return trainer_callback(begin=self.resume, step=self.step, end=self._window.close)
+        trained = kwargs["model"]
+        if not any(module is self._model for module in trained.modules()):
+            raise ArgumentError(
+                f"HeadMonitor: the trainer trains another {type(trained).__name__}, which is not "
+                f"the {type(self._model).__name__} of this monitor. Give both the same model."
+            )
+        self.resume(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What `transformers.Trainer` calls after an optimizer step.
+
+        The numbers of the whole model go into the trainer's log history.
+        """
+        places = (*self._statistics, "alarms")
+        scalars = {k: x for k, x in self.step().items() if k.split("/")[1] in places}
+        if scalars:
+            about = {"step": state.global_step, "epoch": state.epoch}
+            state.log_history.append(scalars | about)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What `transformers.Trainer` calls last: take everything off the model.
+
+        The monitor stays open for another training.
+        """
+        self._window.close()
+
+    if not TYPE_CHECKING:  # type checkers should still find a misspelled name
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            # A trainer calls a method for each of its events, whose number grows by version.
+            if name.startswith("on_"):
+                return _do_nothing
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def close(self) -> None:
         """Take everything off the model. What was reported stays readable."""
         self._window.close()
         self._closed = True
+
+    def __repr__(self) -> str:
+        alarmed = sum(len(alarm.heads) for alarm in self.alarms)
+        return (
+            f"<HeadMonitor of {type(self._model).__name__}: every={self._every}, "
+            f"steps={self._steps}, alarmed heads={alarmed}>"
+        )
 
     def __enter__(self) -> "HeadMonitor":
         return self
@@ -240,27 +283,5 @@ class HeadMonitor:
             raise ArgumentError(f"HeadMonitor.{what}: the monitor is closed. Make another.")
 
 
-def _check_rules(rules: Any, statistics: Any) -> None:
-    if isinstance(statistics, str) or not statistics:
-        raise ArgumentError(f"HeadMonitor: statistics={statistics!r}. Give a list of names.")
-    if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
-        raise ArgumentError(
-            f"HeadMonitor: rules={rules!r}. Give a list of Above(...) and Below(...)."
-        )
-    for rule in rules:
-        if rule.statistic not in statistics:
-            raise ArgumentError(
-                f"HeadMonitor: a rule is on {rule.statistic!r}, which is not watched. "
-                f"Add it to statistics={tuple(statistics)}."
-            )
-
-
-def _check_tells(log: Any, on_alarm: Any) -> None:
-    """Refuse what nothing can be told, before it is told anything in the middle of a run."""
-    if not isinstance(log, ScalarWriter | None) and not callable(log):
-        raise ArgumentError(
-            f"HeadMonitor: log={log!r}. Give a SummaryWriter, or a function of the numbers and "
-            f"the step."
-        )
-    if on_alarm is not None and not callable(on_alarm):
-        raise ArgumentError(f"HeadMonitor: on_alarm={on_alarm!r}. Give a function of an alarm.")
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """The answer to an event of a trainer that the monitor has no use for."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from headwise._shown import counted
 from headwise.heads import Head
 from headwise.table import HeadTable
 
@@ -72,11 +73,12 @@ def nothing_found(table: HeadTable, meanings: Mapping[str, str]) -> str:
     judged = _judged(table, meanings)
     if not judged:
         return "No head stands out: the table holds no share of attention to judge heads by."
-    looked = f"{len(table.heads)} heads × {len(judged)} shares of attention ({', '.join(judged)})"
+    looked = f"{counted(len(table.heads), 'head')} × {counted(len(judged), 'share')} of attention"
+    looked = f"{looked} ({', '.join(judged)})"
     texts = int(max(table.totals[name].texts.max(initial=0) for name in judged))
     if texts < FEWEST_TEXTS:
         return (
-            f"No head stands out: {texts} text{'' if texts == 1 else 's'} cannot tell "
+            f"No head stands out: {counted(texts, 'text')} cannot tell "
             f"(at least {FEWEST_TEXTS} can). Looked at: {looked}."
         )
     return (

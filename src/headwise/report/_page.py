@@ -8,6 +8,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from headwise._shown import counted
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.report._payload import applying, as_json, payload
@@ -84,9 +85,15 @@ def _summary(study: Study) -> str:
     table, text = study.table, study.text
     layers = len({(head.stack, head.layer) for head in table.heads})
     made = study.model.get("class", "a model")
-    read = f"{_fact(text.get('texts', 'some'))} texts ({_fact(text.get('tokens', '?'))} tokens)"
+    texts, tokens = text.get("texts", "some"), text.get("tokens", "?")
+    read = f"{_counted(texts, 'text')} ({_counted(tokens, 'token')})"
     source = f" of {text['source']}" if "source" in text else ""
-    return f"{len(table.heads):,} heads in {layers:,} layers of {made}, on {read}{source}."
+    heads = f"{counted(len(table.heads), 'head')} in {counted(layers, 'layer')}"
+    return f"{heads} of {made}, on {read}{source}."
+
+
+def _counted(number: str | int | float, noun: str) -> str:
+    return counted(number, noun) if isinstance(number, int) else f"{_fact(number)} {noun}s"
 
 
 def _facts(facts: Mapping[str, str | int | float]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headwise._shown import counted
 from headwise.report._study import Study
 from headwise.report._text import visible
 from headwise.roles import Roles
@@ -76,7 +77,7 @@ def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
         "null": visible(f"{row['baseline']:.3f} of {row['null']}"),
         "lift": f"{row['lift']:.2f}",
         "p": f"{row['p_adj']:.2g}",
-        "n": f"{row['n']:,.0f} in {row['texts']:,.0f} texts",
+        "n": f"{row['n']:,.0f} in {counted(int(row['texts']), 'text')}",
         "without": [lost for name in roles.effects.says for lost in _without(row, name)],
     }
 

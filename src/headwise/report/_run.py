@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from headwise._evaluation import in_evaluation
 from headwise.corpora import EOS, RELATIONS, Grammar, annotate, choices, relations
 from headwise.lab import Trained
 from headwise.models import batches, check_model, encode, token_classes, token_strings
@@ -81,19 +82,16 @@ def study(
         request = Request(classes={name: ids for name, (ids, _) in classes.items()})
         meanings |= {name: says for name, (_, says) in classes.items()}
     pieces = encode(tokenizer, texts, model, max_tokens)
-    was_training = model.training
-    model.eval()
-    try:
+    with in_evaluation(model):
         table = _watch(model, pieces, request, on_batch)
         samples = _samples(model, tokenizer, texts)
-    finally:
-        model.train(was_training)
     return Study(
         title=about.title or type(model).__name__,
         model=_facts(model, table),
         text={
             "source": about.source or "texts given in code",
             "texts": len(pieces),
+            **({"texts before long ones were cut": len(texts)} if len(pieces) > len(texts) else {}),
             "tokens": sum(len(piece) for piece in pieces),
             "longest text": max(len(piece) for piece in pieces),
         },

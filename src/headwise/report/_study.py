@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from headwise._shown import printable
+from headwise._shown import counted, printable
 from headwise.errors import ArgumentError
 from headwise.heads import Head
 from headwise.report._findings import nothing_found, telling
@@ -57,7 +57,10 @@ class Study:
 
     def __repr__(self) -> str:
         """What was studied, and what came out; the page holds the rest."""
-        told = [f"Study of {self.title}: {len(self.table.heads)} heads", *self.findings()]
+        told = [
+            f"Study of {self.title}: {counted(len(self.table.heads), 'head')}",
+            *self.findings(),
+        ]
         return "\n  ".join(map(printable, told))
 
     def with_roles(self, roles: Roles) -> "Study":

@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Bool
 from torch import nn
 
+from headwise._shown import counted
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError, InputError
 from headwise.heads import Head
@@ -88,7 +89,8 @@ def find_roles(
     limit = limit if max_tokens is None else min(limit, max_tokens)
     tokenized = tokenize(tokenizer, texts, limit)
     if not tokenized.pieces:
-        raise InputError(f"find_roles: {len(texts)} texts hold no token. Give texts with words.")
+        said = counted(len(texts), "text")
+        raise InputError(f"find_roles: {said} without a token. Give texts with words.")
     if tokenized.unknown > _FOREIGN:
         raise InputError(
             f"find_roles: {tokenized.unknown:.0%} of the tokens of these texts are unknown to the "
@@ -183,8 +185,8 @@ class _Question:
         if split.cut_at_sentences or split.cut_within:
             cut = split.cut_at_sentences + split.cut_within
             notes.append(
-                f"{cut} texts were longer than the model reads and cut between sentences, "
-                f"{split.cut_within} of them also within one"
+                f"{counted(cut, 'text was', 'texts were')} longer than what is read at once and "
+                f"cut between sentences, {split.cut_within} of them also within one"
             )
         if held < FEWEST_TEXTS:
             notes.append(f"no role of text can be found: {held} held-out texts, not {FEWEST_TEXTS}")

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from headwise._shown import at_prompt, printable
+from headwise._shown import at_prompt, counted, printable
 from headwise._tablefile import numbers_of, read_saved, texts_of, write_table_file
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
@@ -177,7 +177,8 @@ class Roles:
         return [
             f"  {printable(row['role'])}, {strong}: {printable(self.meanings[row['role']])}",
             f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
-            f"{row['n']:.0f} queries of {row['texts']:.0f} held-out texts "
+            f"{counted(int(row['n']), 'query', 'queries')} of "
+            f"{counted(int(row['texts']), 'held-out text')} "
             f"({row['chosen_half']:.3f} on the other half)",
             f"    attention {_or_unknown(row['mass'])}, by the size of what it reads "
             f"{_or_unknown(row['value'])}",
@@ -215,7 +216,9 @@ class Roles:
     def __str__(self) -> str:
         """How many heads have how many roles."""
         found = self.found()
-        return f"{found['name'].nunique()} heads have {len(found)} roles"
+        heads = found["name"].nunique()
+        verb = "has" if heads == 1 else "have"
+        return f"{counted(heads, 'head')} {verb} {counted(len(found), 'role')}"
 
     def __repr__(self) -> str:
         shown = self.found()[list(_COLUMNS)].drop(columns="found")
@@ -261,7 +264,10 @@ def _short(row: Mapping[Any, Any]) -> str:
     null = printable(row["null"] or "no null")
     said = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
     if row["p_adj"] != row["p_adj"]:
-        return f"{said}, but only {row['n']:.0f} queries in {row['texts']:.0f} texts"
+        return (
+            f"{said}, but only {counted(int(row['n']), 'query', 'queries')} in "
+            f"{counted(int(row['texts']), 'text')}"
+        )
     return (
         f"{said}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
         f"{row['chosen_half']:.3f} on the other half"

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
+from headwise._shown import counted
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadsLike, resolve_heads
 from headwise.scores import Scores
@@ -72,7 +73,7 @@ def plan(
     _check_costs(costs, scores)
     if heads is not None:
         chosen = resolve_heads(heads, scores.heads)
-        why = f"{len(chosen)} heads by name"
+        why = f"{counted(len(chosen), 'head')} by name"
     else:
         chosen, rule = _least(scores, remove, budget, costs, uniform)
         why = f"{rule}: the least important by {scores.method} of the loss {scores.loss}"
@@ -171,10 +172,12 @@ def _check(chosen: list[Head], going: list[Step], wanted: float, told: str) -> N
     sizes = [sum(len(unit.heads) for unit in step) for step in going]
     if not chosen:
         least = sizes[0] if sizes else 0
-        raise ArgumentError(f"plan: {told} removes none. The least that can go is {least} heads.")
+        raise ArgumentError(
+            f"plan: {told} removes none. The least that can go is {counted(least, 'head')}."
+        )
     if len(chosen) == sum(sizes) and wanted >= len(chosen) + sizes[-1]:
         raise ArgumentError(
-            f"plan: {told} would empty a layer. Remove {len(chosen)} heads at most."
+            f"plan: {told} would empty a layer. Remove {counted(len(chosen), 'head')} at most."
         )
 
 

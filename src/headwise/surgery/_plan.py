@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise._json import build_from, read_object
+from headwise._shown import counted
 from headwise.errors import HeadError
 from headwise.files import write_beside
 from headwise.heads import Head, HeadsLike, resolve_heads
@@ -125,7 +126,7 @@ class Plan:
         of = sum(one.n_heads for one in self.layers)
         names = ", ".join(map(str, self.removed)) or "none"
         why = f" ({self.why})" if self.why else ""
-        lines = [f"{len(self.removed)} of {of} heads go: {names}{why}"]
+        lines = [f"{len(self.removed)} of {counted(of, 'head')} go: {names}{why}"]
         for name, (before, after) in self.costs.items():
             saved = f" ({after / before - 1:+.1%})" if before else ""
             lines.append(f"{name} of heads: {amount(before)} before, {amount(after)} after{saved}")

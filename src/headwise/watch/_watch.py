@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise._shown import counted
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike
 from headwise.models import Site, check_model, fingerprint, listen
@@ -113,7 +114,7 @@ class Watch:
 
     def __repr__(self) -> str:
         heard = len(self.hearing.found.all())
-        return f"Watch of {type(self._model).__name__}: {heard} layers heard"
+        return f"Watch of {type(self._model).__name__}: {counted(heard, 'layer')} heard"
 
     def sites(self) -> list[Site]:
         """Where heads attend, in the order of the calls; then where none were heard, and why.

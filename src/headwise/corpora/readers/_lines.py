@@ -48,6 +48,8 @@ def _from_json(line: str, fault: Fault) -> AnnotatedText:
         raise fault(f"no JSON ({error}). Give one object a line.") from error
     if not isinstance(given, dict) or not isinstance(given.get("text"), str):
         raise fault(f"{line[:40]!r} is no object with a text. Give one object a line.")
+    if any("\ud800" <= character <= "\udfff" for character in given["text"]):
+        raise fault(f"the text {given['text'][:40]!a} has half of a surrogate pair. Mend it.")
     unknown = sorted(given.keys() - {"text", "tags", *_ITEMS})
     if unknown:
         raise fault(

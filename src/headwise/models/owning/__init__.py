@@ -1,5 +1,6 @@
 """Which part of a model belongs to which head, and taking that part away."""
 
+from headwise._evaluation import in_evaluation
 from headwise.models.owning._ablate import (
     Ablation,
     ablate,
@@ -18,7 +19,6 @@ from headwise.models.owning._example import (
     batches_of,
     call_with,
     example_of,
-    in_evaluation,
 )
 from headwise.models.owning._projection import (
     OutputProjection,

@@ -1,14 +1,15 @@
 """A short input for a model, when its heads must be found and nobody gave one."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError
 from headwise.layer import MultiHeadAttention
 
@@ -20,18 +21,6 @@ def run(model: nn.Module, batch: Any) -> Any:
     """Run a model on a batch in evaluation mode, and put every module back into its own mode."""
     with in_evaluation(model):
         return call_with(model, batch)
-
-
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode while the block runs, and in its own mode after it."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def call_with(model: nn.Module, batch: Any) -> Any:

@@ -11,10 +11,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
 from headwise.models.hearing import Call, listen
 from headwise.models.owning._attention import Attention
-from headwise.models.owning._example import call_with, in_evaluation
+from headwise.models.owning._example import call_with
 from headwise.models.owning._projection import is_linear, is_transposed
 
 NOBODY = -1

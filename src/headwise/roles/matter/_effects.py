@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from headwise._shown import counted
+
 WITHOUT = "without."  # how the columns beside a role begin
 
 
@@ -100,7 +102,7 @@ class Effects:
             p = "" if one.p != one.p else f", adjusted p {one.p:.2g}"
             yield (
                 f"without it {one.behaviour} loses {_signed(one)} ({self.says[one.behaviour]}; "
-                f"{one.texts} texts{p})"
+                f"{counted(one.texts, 'text')}{p})"
             )
         for group in self.groups:
             if name in group.together.heads:

@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
 from headwise._json import build_from, read_object
+from headwise._shown import counted
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.heads import Head
@@ -72,7 +73,7 @@ class Costs:
         """What all heads cost together."""
         whole = {name: self.after((), name) for name in self.names}
         told = (f"{name} {amount(x)}" for name, x in whole.items())
-        return f"{len(self.heads)} heads: {', '.join(told)}"
+        return f"{counted(len(self.heads), 'head')}: {', '.join(told)}"
 
     def __repr__(self) -> str:
         return f"Costs of {self}"

@@ -24,6 +24,7 @@ def form_of(format: Format, model: nn.Module) -> nn.Module:
         UnsupportedError: its class is not one of transformers or ours, or it has no such form.
     """
     if isinstance(model, MiniGPT | MultiHeadAttention):
+        _check_own_class(model)
         if format != "headwise":
             raise UnsupportedError(
                 f"save: Transformers knows no {type(model).__name__}, so there is none for "
@@ -33,6 +34,20 @@ def form_of(format: Format, model: nn.Module) -> nn.Module:
     if describe_smaller(model) is None or format not in ("stock", "padded"):
         return model
     return as_stock(model) if format == "stock" else as_padded(model)
+
+
+def _check_own_class(model: MiniGPT | MultiHeadAttention) -> None:
+    """Refuse a subclass, of which a folder holds no code.
+
+    Raises:
+        UnsupportedError: it is one.
+    """
+    if type(model) not in (MiniGPT, MultiHeadAttention):
+        known = MiniGPT if isinstance(model, MiniGPT) else MultiHeadAttention
+        raise UnsupportedError(
+            f"save: {type(model).__name__} is a subclass of {known.__name__}, and load would give "
+            f"a {known.__name__}. Keep its state_dict, and make the model anew."
+        )
 
 
 def write_as(format: Format, model: nn.Module, folder: Path) -> None:

@@ -57,7 +57,8 @@ function strongestPairs({ cells }, weights) {
     return [...row].flatMap((sign, key) =>
       sign === ONE_OF_SEVERAL ? [{ query, key, weight: weights[query][key], evenly }] : []);
   });
-  return pairs.sort((a, b) => b.weight - a.weight).slice(0, PAIRS);
+  const seen = pairs.filter(({ weight }) => Number(formatWeight(weight)) > 0);
+  return seen.sort((a, b) => b.weight - a.weight).slice(0, PAIRS);
 }
 
 function drawPairs(sample, weights) {

@@ -1,0 +1,160 @@
+"""Values that no command can work with: one clear line that names option and value, no trace."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from command import headwise
+from folders import write_llama
+
+WORDS = ("<pad>", "<bos>", "<eos>", "one", "two", "three")
+
+# Every command as it would be right, all its files being there.
+RIGHT: dict[str, tuple[str, ...]] = {
+    "report": ("model", "--text", "good.txt", "--out", "page.html"),
+    "observe": ("model", "--text", "good.txt", "--out", "table.csv"),
+    "roles": ("model", "--text", "good.txt", "--out", "roles.csv"),
+    "importance": ("model", "--text", "good.txt", "--out", "scores.csv"),
+    "prune": ("model", "--by", "by.csv", "--remove", "0.3", "--out", "small"),
+    "group": ("model", "--kv-heads", "1", "--out", "small"),
+    "count": ("model",),
+    "train": ("--out", "lab"),
+    "explain": (),
+}
+FILES = {
+    "report": ("--text", "--out", "--lab-folder"),
+    "observe": ("--text", "--out"),
+    "roles": ("--text", "--out", "--conllu", "--coref", "--spans"),
+    "importance": ("--text", "--pairs", "--out"),
+    "prune": ("--by", "--out", "--text", "--pairs", "--beside"),
+    "group": ("--text", "--out"),
+    "train": ("--out",),
+    "explain": ("--weights", "--values"),
+}
+SHARED = ("report", "observe", "roles", "importance", "prune", "group")
+NUMBERS = {
+    "prune": ("--remove", "--rate", "--recover"),
+    "group": ("--kv-heads",),
+    "importance": ("--rounds",),
+    "train": (
+        "--lr", "--weight-decay", "--dropout", "--repeat-share", "--adverb-share", "--steps",
+        "--batch", "--warmup", "--layers", "--heads", "--kv-heads", "--d-model", "--mlp-ratio",
+        "--context", "--seed",
+    ),
+    "count": ("--d-model", "--heads", "--kv-heads", "--head-dim", "--layers", "--tokens", "--keys"),
+    **dict.fromkeys(SHARED, ()),
+}  # fmt: skip
+NUMBERS |= {name: (*NUMBERS[name], "--seed", "--max-texts", "--max-tokens") for name in SHARED} | {
+    "prune": (*NUMBERS["prune"], "--seed", "--max-texts", "--max-tokens", "--remove", "--rate")
+}
+NO_MODELS = ("-", "~", "~someone", "two words", "no\\model", "a/b/c", "--", "*")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    write_llama(folder, WORDS, hidden_size=12, num_attention_heads=3)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> Path:
+    """A folder to work in, which the command must leave as it was."""
+    (tmp_path / "good.txt").write_text("one two three\ntwo one\n", "utf-8")
+    (tmp_path / "by.csv").write_text("head\n", "utf-8")
+    (tmp_path / "model").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(place: Path, *arguments: str) -> str:
+    """The one line of a command that fails and leaves everything as it was."""
+    before = sorted(place.rglob("*"))
+    done = headwise(*arguments)
+    assert (done.code, done.out) == (2, ""), arguments
+    assert re.fullmatch(r"\S[^\n]*\.\n", done.err), (arguments, done.err)
+    assert "Traceback" not in done.err
+    assert sorted(place.rglob("*")) == before, arguments
+    return done.err
+
+
+def replaced(command: str, option: str, value: str) -> tuple[str, ...]:
+    """A right command line with another value for one option."""
+    right = [*RIGHT[command]]
+    if option in right:
+        right[right.index(option) + 1] = value
+        return (command, *right)
+    return (command, *right, option, value)
+
+
+@pytest.mark.parametrize("value", ["", " ", "a\0b", "caf\udce9"])
+@pytest.mark.parametrize("command", RIGHT)
+def test_what_is_no_name_of_anything(place: Path, command: str, value: str) -> None:
+    why = {"": "is empty", " ": "is empty", "a\0b": "NUL", "caf\udce9": "not valid UTF-8"}[value]
+    for option in (*FILES.get(command, ()), *(["--device"] if command in SHARED else [])):
+        line = refused(place, *replaced(command, option, value))
+        assert option in line
+        assert why in line
+    if "model" in RIGHT[command]:
+        line = refused(place, command, value, *RIGHT[command][1:])
+        assert "MODEL" in line
+        assert why in line
+
+
+@pytest.mark.parametrize("value", NO_MODELS)
+@pytest.mark.parametrize("command", SHARED)
+def test_what_is_no_model(place: Path, command: str, value: str) -> None:
+    if command == "prune":
+        (place / "by.csv").unlink()  # scores are read before a model
+    line = refused(place, command, "--", value) if value == "--" else refused(
+        place, command, value, *RIGHT[command][1:]
+    )  # fmt: skip
+    assert value in line or command == "prune"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "x", "1e400"])
+@pytest.mark.parametrize("command", NUMBERS)
+def test_what_is_no_number(place: Path, command: str, value: str) -> None:
+    for option in NUMBERS[command]:
+        right = replaced(command, option, value)
+        if option == "--rate":
+            right = (*right, "--recover", "1", "--text", "good.txt")
+        if command == "count":
+            right = ("count", option, value)
+        line = refused(place, *right)
+        names = option.removeprefix("--"), _NAMES.get(option, option)
+        assert any(name in line.replace("_", "-") for name in names), line
+        assert value in line or (value == "1e400" and "inf" in line), line
+
+
+# What the settings of training call these.
+_NAMES = {"--lr": "learning-rate", "--batch": "batch-size"}
+
+
+@pytest.mark.parametrize("value", ["99999999999999999999999", "4294967296"])
+@pytest.mark.parametrize("command", [*SHARED, "train"])
+def test_seeds_are_not_too_large(place: Path, command: str, value: str) -> None:
+    line = refused(place, *replaced(command, "--seed", value))
+    assert "--seed" in line
+    assert value in line
+
+
+@pytest.mark.parametrize("value", ["meta", "cuda:7", "nonsense", "mkldnn", "hpu", "cpu:-1"])
+@pytest.mark.parametrize("command", [*SHARED[:4], "group"])
+def test_devices_that_nothing_runs_on(place: Path, command: str, value: str) -> None:
+    line = refused(place, *replaced(command, "--device", value))
+    assert f"--device: '{value}' cannot be used here" in line
+
+
+@pytest.mark.parametrize("prompt", ["caf\udce9", "a\0b"])
+def test_prompts_that_are_no_text(place: Path, prompt: str) -> None:
+    assert "--prompt" in refused(place, "train", "--out", "lab", "--prompt", prompt)
+
+
+@pytest.mark.parametrize("command", [("roles",), ("roles", "--nulls", "none")])
+def test_half_of_a_surrogate_pair_in_a_file(place: Path, command: tuple[str, ...]) -> None:
+    (place / "spans.jsonl").write_text('{"text": "one \\ud800 two"}\n', "ascii")
+    line = refused(place, *command, "model", "--spans", "spans.jsonl")
+    assert "spans.jsonl, line 1: the text" in line
+    assert "surrogate pair" in line

@@ -1,0 +1,26 @@
+"""Texts of which no tokenizer makes tokens are refused, and which character is at fault is said."""
+
+import pytest
+
+import headwise as hw
+from headwise.errors import InputError
+from planted import TOKENIZER, PlantedGPT
+
+MODEL = PlantedGPT((("before",),))
+HALF = ["w1 w2", "w1 \ud800 w2"]
+
+
+def test_half_of_a_surrogate_pair() -> None:
+    why = r"encode: character 3 of the text 'w1 \\ud800 w2' is half of a surrogate pair"
+    with pytest.raises(InputError, match=why):
+        hw.study(MODEL, TOKENIZER, HALF)
+    with pytest.raises(InputError, match=why):
+        hw.find_roles(MODEL, TOKENIZER, HALF)
+    with pytest.raises(InputError, match=why):
+        hw.importance(MODEL, HALF, tokenizer=TOKENIZER)
+
+
+@pytest.mark.parametrize("name", ["", " ", "-", "~", "~/model", "a\0b", "two words"])
+def test_names_of_no_model(name: str) -> None:
+    with pytest.raises(InputError, match="is not a folder"):
+        hw.load(name)

@@ -1,0 +1,252 @@
+"""Whatever takes a model gives it back: flags of every submodule, gradients, weights, draws."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from torch import nn
+
+import headwise as hw
+from headwise._evaluation import in_evaluation
+from headwise.corpora import Grammar
+from headwise.lab import MiniGPT, MiniGPTConfig, evaluate, make_tokenizer, sample
+from headwise.models import fingerprint
+from headwise.roles import behaviour, repetition
+from headwise.surgery import time_passes
+
+WORDS = ("<pad>", "<bos>", "<eos>", *(f"w{number}" for number in range(20)))
+TEXTS = [f"w{n} w{n + 1} w5 w{n + 2} w7 w{n} w{n + 1} w5" for n in range(12)]
+BATCHES = [
+    {"input_ids": torch.tensor([[5, 9, 7, 3, 11, 8]]), "attention_mask": torch.ones(1, 6).long()},
+    {"input_ids": torch.tensor([[4, 6, 6, 12]]), "attention_mask": torch.ones(1, 4).long()},
+]
+
+
+def _tokenizer() -> Any:
+    known = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, WORDS[0]))
+    known.pre_tokenizer = Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=known, pad_token=WORDS[0])
+
+
+TOKENIZER = _tokenizer()
+
+
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": len(WORDS)}
+
+
+def _gpt2(name: str = "GPT2LMHeadModel") -> nn.Module:
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    config = transformers.GPT2Config(**sizes, **_TOKENS)
+    model: nn.Module = getattr(transformers, name)(config)
+    return model
+
+
+def _llama() -> nn.Module:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "max_position_embeddings": 32, "attention_dropout": 0.1}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads, **_TOKENS))
+
+
+def _model(verb: str) -> nn.Module:
+    """A model in training, with dropout, of which some is frozen on purpose."""
+    torch.manual_seed(4)
+    model = MODELS.get(verb, _gpt2)().train()
+    layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
+    layers[0].eval()
+    next(iter(layers[1].children())).eval()
+    model.get_input_embeddings().requires_grad_(False)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.grad = torch.full_like(weight, 0.5)
+    return model
+
+
+def _state(model: nn.Module) -> dict[str, Any]:
+    return {
+        "training": {name: module.training for name, module in model.named_modules()},
+        "requires_grad": {name: weight.requires_grad for name, weight in model.named_parameters()},
+        "gradients": {
+            name: None if weight.grad is None else weight.grad.tolist()
+            for name, weight in model.named_parameters()
+        },
+        "weights": {name: weight.tolist() for name, weight in model.state_dict().items()},
+        "hooks": {
+            name: (len(module._forward_hooks), len(module._forward_pre_hooks))
+            for name, module in model.named_modules()
+        },
+        "draws of torch": torch.get_rng_state().tolist(),
+        "gradients are on": torch.is_grad_enabled(),
+    }
+
+
+def _recover(model: nn.Module, folder: Path) -> None:
+    """The model as the teacher; what is trained is another."""
+    small = hw.prune(model, [(0, 0)])
+    hw.recover(small, model, BATCHES, steps=2)
+
+
+def _ablate(model: nn.Module, folder: Path) -> None:
+    with hw.ablate(model, [(0, 1)], mode="mean", reference=BATCHES):
+        pass
+
+
+def _observe(model: nn.Module, folder: Path) -> None:
+    with hw.observe(model) as watch, in_evaluation(model), torch.no_grad():
+        model(**BATCHES[0])
+    watch.table()
+
+
+def _matter(model: nn.Module, folder: Path) -> None:
+    roles = hw.find_roles(model, TOKENIZER, TEXTS, evidence=hw.Evidence(nulls=()))
+    lost = behaviour("loss", BATCHES, lambda output, batch: output.logits.mean((1, 2)))
+    roles.matter(model, [lost, repetition(model, TOKENIZER, TEXTS, sequences=4)], heads=[(0, 0)])
+
+
+def _curves(model: nn.Module, folder: Path) -> None:
+    order = [hw.Head("", layer, head) for layer in range(2) for head in range(4)]
+    hw.prune_curves(model, BATCHES, {"mine": [order]}, reference=BATCHES, points=[1, 3])
+
+
+VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
+    "study": lambda model, folder: hw.study(model, TOKENIZER, TEXTS),
+    "find_roles": lambda model, folder: hw.find_roles(model, TOKENIZER, TEXTS),
+    **{
+        f"importance by {method}": lambda model, folder, method=method: hw.importance(
+            model, BATCHES, method
+        )
+        for method in ("half-gate", "gradient", "ablation", "zero-ablation", "gates")
+    },
+    "importance by curvature": lambda model, folder: hw.importance(
+        model, BATCHES, "curvature", loss="embedding"
+    ),
+    "prune_curves": _curves,
+    "ablate": _ablate,
+    "observe": _observe,
+    "prune": lambda model, folder: hw.prune(model, [(0, 0)], fold="mean", reference=BATCHES),
+    "save": lambda model, folder: hw.save(model, folder / "saved"),
+    "costs": lambda model, folder: hw.costs(model),
+    "timed costs": lambda model, folder: hw.costs(model, BATCHES[0], timed=True),
+    "time_passes": lambda model, folder: time_passes([model], BATCHES[0], passes=1),
+    "recover": _recover,
+    "matter": _matter,
+    "fingerprint": lambda model, folder: fingerprint(model),
+    "group_heads": lambda model, folder: hw.group_heads(model, 2),
+    "group_heads by a text": lambda model, folder: hw.group_heads(model, 2, reference=BATCHES),
+}
+# The verbs that do not take a GPT-2 with its language head.
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "importance by curvature": lambda: _gpt2("GPT2Model"),
+    "group_heads": _llama,
+    "group_heads by a text": _llama,
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_model_is_given_back_as_it_was(verb: str, tmp_path: Path) -> None:
+    model = _model(verb)
+    before = _state(model)
+    VERBS[verb](model, tmp_path)
+    after = _state(model)
+    assert {name for name in before if before[name] != after[name]} == set()
+
+
+@pytest.mark.parametrize(
+    ("verb", "passes"),
+    [
+        pytest.param(verb, passes, marks=[pytest.mark.full] * passes)
+        for verb in VERBS
+        if verb not in ("fingerprint", "observe")  # the first makes no pass, the second only ours
+        for passes in ([0] if verb == "save" else [0, 1])
+    ],
+)
+def test_so_it_is_after_an_exception(verb: str, passes: int, tmp_path: Path) -> None:
+    model = _model(verb)
+    left = [passes]
+
+    def fail(module: nn.Module, args: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+
+    layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
+    layers[1].mlp.register_forward_pre_hook(fail)
+    before = _state(model)
+    with pytest.raises(KeyboardInterrupt):
+        VERBS[verb](model, tmp_path)
+    after = _state(model)
+    assert {name for name in before if before[name] != after[name]} == set()
+
+
+GRAMMAR = Grammar()
+GRAMMAR_TOKENIZER = make_tokenizer(GRAMMAR.vocabulary)
+
+OF_MINI_GPT: dict[str, Callable[[MiniGPT], object]] = {
+    "study": lambda model: hw.study(model, GRAMMAR_TOKENIZER, ["I work , you work"]),
+    "sample": lambda model: sample(model, GRAMMAR_TOKENIZER, "I work ,", max_new_tokens=3),
+    "evaluate": lambda model: evaluate(model, GRAMMAR_TOKENIZER, GRAMMAR, lines=5),
+}
+
+
+def _mini_gpt() -> MiniGPT:
+    """A Mini-GPT in training with a frozen layer."""
+    torch.manual_seed(4)
+    model = MiniGPT(
+        MiniGPTConfig(len(GRAMMAR.vocabulary), 40, 16, 4, n_layers=2, dropout=0.1)
+    ).train()
+    model.get_submodule(_a_block(model)).eval()
+    return model
+
+
+def _a_block(model: MiniGPT) -> str:
+    """The name of the first module that holds an attention."""
+    names = [n for n, module in model.named_modules() if isinstance(module, hw.MultiHeadAttention)]
+    return names[0].rpartition(".")[0]
+
+
+@pytest.mark.parametrize("verb", OF_MINI_GPT)
+def test_so_is_a_mini_gpt(verb: str) -> None:
+    model = _mini_gpt()
+    before = _state(model)
+    OF_MINI_GPT[verb](model)
+    after = _state(model)
+    assert {name for name in before if before[name] != after[name]} == set()
+
+
+@pytest.mark.parametrize("verb", OF_MINI_GPT)
+def test_so_is_a_mini_gpt_after_an_exception(verb: str) -> None:
+    model = _mini_gpt()
+
+    def fail(module: nn.Module, args: Any) -> None:
+        raise KeyboardInterrupt
+
+    model.get_submodule(_a_block(model)).register_forward_pre_hook(fail)
+    before = _state(model)
+    with pytest.raises(KeyboardInterrupt):
+        OF_MINI_GPT[verb](model)
+    after = _state(model)
+    assert {name for name in before if before[name] != after[name]} == set()
+
+
+class _Merging(nn.Linear):
+    """A layer whose `train` has a side effect, as that of some adapters."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> "_Merging":
+        self.merged = not mode
+        return super().train(mode)
+
+
+def test_the_mode_has_no_side_effects() -> None:
+    layer = _Merging(2, 2).train()
+    with in_evaluation(layer):
+        assert not layer.training
+        assert not layer.merged
+    assert layer.training
+    assert not layer.merged
