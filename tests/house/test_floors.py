@@ -5,7 +5,7 @@ import pytest
 from house.source import Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_native"),
+    ("errors", "shapes", "_interrupts", "_native"),
     ("heads", "files", "totals", "_shown"),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example", "curves"),

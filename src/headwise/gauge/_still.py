@@ -1,12 +1,13 @@
 """A model held still while its heads are weighed, and given back as it was."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from torch import nn
 
+from headwise._interrupts import reversible
 
-@contextmanager
+
+@reversible
 def held_still(model: nn.Module) -> Iterator[None]:
     """In evaluation mode and without gradients of weights, whatever happens in the block."""
     training = [module for module in model.modules() if module.training]

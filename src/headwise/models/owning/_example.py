@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from headwise._interrupts import reversible
 from headwise.errors import ArgumentError
 from headwise.layer import MultiHeadAttention
 
@@ -22,11 +23,12 @@ def run(model: nn.Module, batch: Any) -> Any:
         return call_with(model, batch)
 
 
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
+@reversible
+def in_evaluation(*models: nn.Module) -> Iterator[None]:
     """Every module in evaluation mode while the block runs, and in its own mode after it."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    modes = {module: module.training for model in models for module in model.modules()}
+    for model in models:
+        model.eval()
     try:
         yield
     finally:

@@ -1,7 +1,6 @@
 """One reading of texts by a model: what every head scores on every role in each text."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -14,6 +13,7 @@ from torch.nn.functional import pad
 
 from headwise.errors import UnsupportedError
 from headwise.heads import Head
+from headwise.models import in_evaluation
 from headwise.roles.reading._asked import Asked
 from headwise.roles.reading._frame import Frame
 from headwise.roles.reading._rules import rule_sums
@@ -93,7 +93,7 @@ class Reader:
         check_reads_one_text("find_roles", model)
         parts: list[_Sums] = []
         done = 0
-        with _evaluating(model), observe(model, Request(statistics=(), maps=True)) as watch:
+        with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
             for batch in self.batches:
                 batch.run(model)
                 layers = watch.layers()
@@ -200,17 +200,6 @@ class _Batch:
         if known is None or known[0].shape != visible.shape or not torch.equal(known[0], visible):
             known = self._seen = (visible, [Seen(asked, visible) for asked in self._asked])
         return known[1]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def check_reads_one_text(who: str, model: nn.Module) -> None:
