@@ -8,6 +8,7 @@ model, or changes it back, waits until that is done; any other goes to the handl
 Only the main thread is interrupted by Python, so nothing is deferred in others.
 """
 
+import contextlib
 import signal
 import sys
 import threading
@@ -23,6 +24,8 @@ T = TypeVar("T")
 # The functions of this file that are not interrupted, nor whatever they call.
 _PROTECTED = ("call_whole", "enter_whole")
 _FILE = (lambda: None).__code__.co_filename
+# While torch calls a function mode it takes it off, by a context manager of its own.
+_OF_MODES = "handle_torch_function"
 
 
 class _Interrupts:
@@ -69,15 +72,23 @@ class _Interrupts:
             self._original(number, frame)
 
     def _is_protected(self, frame: FrameType | None) -> bool:
+        file = ""
         while frame is not None:
             code = frame.f_code
             if code.co_name in _PROTECTED and code.co_filename == _FILE:
                 return True
-            frame = frame.f_back
+            if code.co_name == _OF_MODES and file == contextlib.__file__:
+                return True
+            file, frame = code.co_filename, frame.f_back
         return False
 
 
 _interrupts = _Interrupts()
+
+
+def deliver_interrupt() -> None:
+    """Raise the interrupt that waits, if one does and nobody around is uninterrupted."""
+    _interrupts.deliver(sys._getframe())
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from headwise._interrupts import reversible
+from headwise._interrupts import deliver_interrupt, reversible
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, Window, as_mask, from_blocked
@@ -31,6 +31,8 @@ class _FunctionListener(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not torch.compiler.is_compiling():
+            deliver_interrupt()  # which came while torch took this mode off or put it back
         if self._running.heard_elsewhere or not self._running.runs:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
