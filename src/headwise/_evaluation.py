@@ -1,19 +1,20 @@
 """The evaluation mode of a model, for a block of code and nothing beyond it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from torch import nn
 
+from headwise._interrupts import reversible
 
-@contextmanager
-def in_evaluation(model: nn.Module) -> Iterator[None]:
+
+@reversible
+def in_evaluation(*models: nn.Module) -> Iterator[None]:
     """Every module in evaluation mode while the block runs, and in its own mode after it.
 
     The flags are set one by one. `train()` would turn modules on that were frozen on purpose, and
     some classes give `train()` and `eval()` side effects, such as merging an adapter.
     """
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for model in models for module in model.modules()]
     try:
         for module, _ in modes:
             module.training = False
@@ -23,7 +24,7 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-@contextmanager
+@reversible
 def without_weight_gradients(model: nn.Module) -> Iterator[None]:
     """No weight requires a gradient while the block runs; those that did require one after it."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]

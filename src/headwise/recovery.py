@@ -1,7 +1,6 @@
 """Train a smaller model for a short while until it answers more like the full one."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from headwise._interrupts import reversible
 from headwise.errors import ArgumentError, ShapeError
 from headwise.gauge import Given, Inputs, read_given
 from headwise.heads import Head
@@ -139,7 +139,7 @@ def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> Non
         )
 
 
-@contextmanager
+@reversible
 def _learning(model: nn.Module) -> Iterator[list[nn.Parameter]]:
     """The weights that may change; what stood in their gradients comes back, and on an exception
     what stood in them too."""

@@ -5,8 +5,18 @@ import pytest
 from house.source import Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_native", "_scratch", "_evaluation"),
-    ("heads", "files", "totals", "_shown", "_json", "_tensors", "_size_limits", "_table_limits"),
+    ("errors", "shapes", "_native", "_scratch", "_interrupts"),
+    (
+        "heads",
+        "files",
+        "totals",
+        "_shown",
+        "_json",
+        "_tensors",
+        "_size_limits",
+        "_table_limits",
+        "_evaluation",
+    ),
     ("reference", "masks", "table", "scores", "_tablefile", "corpora"),
     ("kernels", "example", "curves"),
     ("layer", "counts", "chart"),

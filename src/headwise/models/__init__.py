@@ -2,8 +2,8 @@
 
 from headwise.models._fingerprint import fingerprint
 from headwise.models._given import check_model
+from headwise.models._hooks import Hooks, hooked
 from headwise.models._open import load, load_tokenizer
-from headwise.models._passing import Passing
 from headwise.models._tokens import (
     TOKEN_CLASSES,
     Batch,
@@ -68,11 +68,11 @@ __all__ = [
     "Counts",
     "Differences",
     "Hear",
+    "Hooks",
     "Inputs",
     "OutputProjection",
     "OwnHeads",
     "Parts",
-    "Passing",
     "Reader",
     "Running",
     "Share",
@@ -102,6 +102,7 @@ __all__ = [
     "gate_heads",
     "hands_on",
     "heads_of",
+    "hooked",
     "in_evaluation",
     "is_linear",
     "is_transposed",

@@ -1,6 +1,7 @@
 """Watch the heads of a model while it trains, at every n-th step."""
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from headwise._interrupts import deferring, uninterrupted
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site
 from headwise.monitor._alarms import Alarm, Alarms, Rule
@@ -89,7 +91,12 @@ class HeadMonitor:
         self._highest: dict[str, Float64[np.ndarray, " H"]] = {}
         self._steps, self._watched, self._closed = 0, 0, False
         self._window = Window(self._model, self._watch)
-        self._window.open()
+        self._block = ExitStack()  # of a `with` statement, while it runs
+        try:
+            self._window.open()
+        except BaseException:  # an interrupt that waited until it was open
+            self._window.close()
+            raise
 
     @property
     def steps(self) -> int:
@@ -217,10 +224,12 @@ class HeadMonitor:
                 return _do_nothing
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @uninterrupted
     def close(self) -> None:
         """Take everything off the model. What was reported stays readable."""
         self._window.close()
         self._closed = True
+        self._block.close()
 
     def __repr__(self) -> str:
         alarmed = sum(len(alarm.heads) for alarm in self.alarms)
@@ -230,10 +239,17 @@ class HeadMonitor:
         )
 
     def __enter__(self) -> "HeadMonitor":
+        self._block.enter_context(deferring())
         return self
 
+    @uninterrupted
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        # Nobody can step it any more; an interrupt may have kept it from whoever made it.
+        if "_block" in self.__dict__:
+            self.close()
 
     def _report(self) -> dict[str, float]:
         reading = self._read()

@@ -1,13 +1,13 @@
 """Watch the training passes of a model from one optimizer step to the next."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headwise.models import Call, Passing, listen
+from headwise._interrupts import uninterrupted
+from headwise.models import Call, Hooks, listen
 from headwise.watch import Watch
 
 
@@ -33,43 +33,48 @@ class Window:
 
     def __init__(self, model: nn.Module, watch: Watch) -> None:
         self._model, self._watch = model, watch
-        self._step, self._pass = ExitStack(), ExitStack()
+        self._step, self._pass = Hooks(), Hooks()
         self.is_open = self._in_pass = self._counts = False
 
+    @uninterrupted
     def open(self) -> None:
         if not self.is_open:
             self._step.enter_context(torch.compiler.set_stance("force_eager"))
-            hook = self._model.register_forward_pre_hook(Passing(self._begin), with_kwargs=True)
-            self._step.callback(hook.remove)
+            self._step.before(self._model, self._begin, with_kwargs=True)
             self.is_open = True
 
+    @uninterrupted
     def close(self) -> None:
         self._end()
         self._step.close()
         self.is_open = False
 
+    @uninterrupted
     def _begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._counts = model.training and torch.is_grad_enabled()
         if not self._counts or self._in_pass:
-            return  # hooks that an interruption from the keyboard left serve this pass, too
+            return
         there = set(model._forward_pre_hooks)
-        with ExitStack() as stack:
-            stack.enter_context(self._watch.hearing.inputs.follow())
-            self._watch.hearing.running = stack.enter_context(listen(model, self._hear))
-            end = model.register_forward_hook(Passing(self._end), always_call=True)
-            stack.callback(end.remove)
+        try:
+            self._pass.enter_context(self._watch.hearing.inputs.follow())
+            self._watch.hearing.running = self._pass.enter_context(listen(model, self._hear))
+            self._pass.after(model, self._end, always_call=True)
             # This pass has begun: it would not call the hooks that have just been hung up.
             for number, hook in list(model._forward_pre_hooks.items()):
                 if number in model._forward_pre_hooks_with_kwargs and number not in there:
                     hook(model, args, kwargs)
                 elif number not in there:
                     hook(model, args)
-            self._pass, self._in_pass = stack.pop_all(), True
+        except BaseException:
+            self._pass.close()
+            raise
+        self._in_pass = True
 
     def _hear(self, call: Call) -> None:
         if self._counts:
             self._watch.hearing.hear(call)
 
+    @uninterrupted
     def _end(self, *_: Any) -> None:
         self._in_pass = False
         self._pass.close()

@@ -1,7 +1,6 @@
 """Watch a model: totals per head while it runs, nothing left behind when the block ends."""
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise._interrupts import reversible
 from headwise._shown import counted
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike
@@ -22,7 +22,7 @@ from headwise.watch._pairs import TextPairs
 from headwise.watch._request import Request
 
 
-@contextmanager
+@reversible
 def observe(
     model: nn.Module,
     request: Request | None = None,

@@ -1,12 +1,13 @@
 """Start a model in the middle: blocks before a head give again what they gave."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.models import Attention
+from headwise._interrupts import reversible
+from headwise.models import Attention, hooked
 
 
 class Replay:
@@ -26,19 +27,18 @@ class Replay:
                 self._before[attention] = list(earlier)
         self._given: dict[nn.Module, Any] = {}
 
-    @contextmanager
+    @reversible
     def recording(self) -> Iterator[None]:
         """Note what each block gives in the last pass of the model."""
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
             self._given[module] = output
 
-        with ExitStack() as stack:
-            for block in {block for before in self._before.values() for block in before}:
-                stack.callback(block.register_forward_hook(note).remove)
+        blocks = {block for before in self._before.values() for block in before}
+        with hooked(after=[(block, note) for block in blocks]):
             yield
 
-    @contextmanager
+    @reversible
     def before(self, attention: Attention) -> Iterator[None]:
         """Let the blocks before an attention's own give what they gave, and compute nothing."""
         with ExitStack() as stack:

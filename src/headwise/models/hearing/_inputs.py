@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from headwise.models._passing import Passing
+from headwise._interrupts import reversible
+from headwise.models._hooks import Hooks
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,14 @@ class Inputs:
         mine = self._readings.get(_without_cross(stack), _NOTHING)
         self._readings[_without_cross(stack)] = mine.filled(Reading(Text(real=real)))
 
-    @contextmanager
+    @reversible
     def follow(self) -> Iterator["Inputs"]:
         """Read the arguments of each forward pass."""
-        with ExitStack() as hooks:
+        with Hooks() as hooks:
             for name, module in self._modules.items():
                 begin = partial(self._begin, name, inspect.signature(module.forward))
-                before = module.register_forward_pre_hook(Passing(begin), with_kwargs=True)
-                end = Passing(partial(self._end, name))
-                after = module.register_forward_hook(end, always_call=True)
-                hooks.callback(before.remove)
-                hooks.callback(after.remove)
+                hooks.before(module, begin, with_kwargs=True)
+                hooks.after(module, partial(self._end, name), always_call=True)
             yield self
 
     def _begin(

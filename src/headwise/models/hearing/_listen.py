@@ -2,23 +2,23 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise._interrupts import reversible
 from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
-from headwise.models._passing import Passing
+from headwise.models._hooks import Hooks
 from headwise.models.hearing._call import Answer, Call, Hear, uncompiled
 from headwise.models.hearing._running import Running
 from headwise.models.hearing._softmax import Softmaxes
 from headwise.models.hearing._torch import listen_to_functions, ordinary_path, tell_torch_layer
 
 
-@contextmanager
+@reversible
 def listen(model: nn.Module, hear: Hear, answer: Answer | None = None) -> Iterator[Running]:
     """Tell `hear` of each attention call of `model`, after the model has computed it itself.
 
@@ -37,20 +37,18 @@ def listen(model: nn.Module, hear: Hear, answer: Answer | None = None) -> Iterat
         HeadAttention: partial(_tell, hear, running),
         nn.MultiheadAttention: partial(tell_torch_layer, hear),
     }
-    with ExitStack() as stack:
+    with Hooks() as hooks:
         for module, tell in _of_kinds(model, told):
-            stack.callback(module.register_forward_hook(Passing(tell), with_kwargs=True).remove)
+            hooks.after(module, tell, with_kwargs=True)
         # A model of Hugging Face has imported transformers already; nobody else pays for it.
         if "transformers" in sys.modules:
             from headwise.models.hearing.huggingface import listen_to_interface
 
-            stack.enter_context(listen_to_interface(model, hear, running))
-        stack.enter_context(running.follow(model, tuple(told)))
-        forget = Passing(lambda *_: softmaxes.forget())
-        over = model.register_forward_hook(forget, always_call=True)
-        stack.callback(over.remove)
-        stack.enter_context(ordinary_path(model))
-        stack.enter_context(listen_to_functions(hear, running, softmaxes))
+            hooks.enter_context(listen_to_interface(model, hear, running))
+        hooks.enter_context(running.follow(model, tuple(told)))
+        hooks.after(model, lambda *_: softmaxes.forget(), always_call=True)
+        hooks.enter_context(ordinary_path(model))
+        hooks.enter_context(listen_to_functions(hear, running, softmaxes))
         yield running
 
 

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
-from headwise.models._passing import Passing
+from headwise.models._hooks import Hooks
 from headwise.models.hearing._call import Answer
 
 # What modules call the number of their heads.
@@ -109,16 +109,14 @@ class Running:
                 return told
         return S < T
 
-    @contextmanager
+    @reversible
     def follow(self, model: nn.Module, elsewhere: tuple[type[nn.Module], ...]) -> Iterator[None]:
         """Keep count while the model runs; modules of types `elsewhere` are heard by themselves."""
-        with ExitStack() as stack:
+        with Hooks() as hooks:
             for module in model.modules():
                 enter = partial(self._enter, isinstance(module, elsewhere))
-                before = module.register_forward_pre_hook(Passing(enter), with_kwargs=True)
-                after = module.register_forward_hook(Passing(self._leave), always_call=True)
-                stack.callback(before.remove)
-                stack.callback(after.remove)
+                hooks.before(module, enter, with_kwargs=True)
+                hooks.after(module, self._leave, always_call=True)
             yield
 
     def _enter(

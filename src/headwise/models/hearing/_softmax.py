@@ -15,13 +15,12 @@ from headwise.masks import as_mask
 from headwise.models.hearing._call import Call, uncompiled
 from headwise.models.hearing._product import Product, is_product, read_product
 from headwise.models.hearing._running import Running, heads_of
+from headwise.models.hearing._visibility import Masks, visible_keys
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 _DROPOUT = (F.dropout, torch.dropout)
 # A softmax whose product has not come when so many others have begun is of something else.
 _PENDING = 4
-# A weight of e^-1000 is none, in any precision: models hide keys behind such logits.
-_NEVER, _HIDDEN_ROW = 1000.0, -5000.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,7 @@ class _Trace:
 
     logits: Tensor
     scores: Tensor | None  # products of queries and keys, where they are known
+    hidden: Tensor | None  # by a mask; None where that is not known
     module: nn.Module
     weights: dict[int, Tensor] = field(default_factory=dict)
     dropped: bool = False
@@ -69,6 +69,7 @@ class Softmaxes:
         self._finish = uncompiled(self._complete)
         self._traces: list[_Trace] = []
         self._scores: tuple[Tensor, int] | None = None
+        self._masks = Masks()
 
     def follow(
         self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], answer: Any
@@ -80,6 +81,8 @@ class Softmaxes:
         trace = self._trace_of(args)
         if trace is None:
             self._note_scores(func, answer)
+            if not torch.compiler.is_compiling():
+                self._masks.follow(func, args, kwargs, answer)
         elif is_product(func):
             self._traces.remove(trace)
             # Weights times weights, as approximations of attention have them, are no heads.
@@ -96,6 +99,7 @@ class Softmaxes:
         for trace in self._traces:
             self._give_up(trace)
         self._traces, self._scores = [], None
+        self._masks.forget()
 
     def _begin(
         self, weights: Tensor, input: Tensor, dim: int | None = None, *_: Any, **__: Any
@@ -107,7 +111,9 @@ class Softmaxes:
             same_size = scores[0].shape.numel() == input.shape.numel()
             unchanged = scores[0]._version == scores[1]
             scores = scores if same_size and unchanged else None
-        trace = _Trace(input, scores and scores[0], self._running.innermost(nn.Softmax))
+        hidden = self._masks.hidden_of(input)
+        module = self._running.innermost(nn.Softmax)
+        trace = _Trace(input, scores and scores[0], hidden, module)
         trace.weights[id(weights)] = weights
         self._traces.append(trace)
         if len(self._traces) > _PENDING:
@@ -138,7 +144,8 @@ class Softmaxes:
         B, H, T, S = shape
         logits = trace.logits.detach().reshape(shape)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        visible = _visible(logits)
+        hidden = None if trace.hidden is None else trace.hidden.reshape(shape)
+        visible = visible_keys(logits, hidden, trace.logits.dtype)
         v = _values(product.values.detach(), product.weights.shape, shape)
         return WrittenOut(
             module=self._running.innermost(),
@@ -189,12 +196,6 @@ def _values(
     if v.ndim == 4 and len(weights) > 3:
         return v.expand(B, -1, -1, -1)
     return v.expand(*weights[:-2], *v.shape[-2:]).reshape(B, H, S, v.shape[-1])
-
-
-def _visible(logits: Float[Tensor, "B H T S"]) -> Bool[Tensor, "B H T S"]:
-    """Which keys have a weight at all; none of them in a row that holds nothing but such logits."""
-    highest = logits.amax(-1, keepdim=True)
-    return logits > (highest - _NEVER).clamp(min=_HIDDEN_ROW)
 
 
 def _plain(

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headwise._interrupts import deliver_interrupt, reversible
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, Window, as_mask, from_blocked
@@ -31,6 +31,8 @@ class _FunctionListener(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not torch.compiler.is_compiling():
+            deliver_interrupt()  # which came while torch took this mode off or put it back
         if self._running.heard_elsewhere or not self._running.runs:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
@@ -60,7 +62,7 @@ class _FunctionListener(TorchFunctionMode):
         return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
 
 
-@contextmanager
+@reversible
 def listen_to_functions(hear: Hear, running: Running, softmaxes: Softmaxes) -> Iterator[None]:
     """Hear `scaled_dot_product_attention` and written-out attention of this thread.
 
@@ -72,8 +74,9 @@ def listen_to_functions(hear: Hear, running: Running, softmaxes: Softmaxes) -> I
     try:
         yield
     finally:
-        later = []
-        while (top := modes._pop_mode()) is not listener:
+        later: list[Any] = []
+        # An interrupt within torch may have lost modes that it takes off for a moment.
+        while torch._C._len_torch_function_stack() and (top := modes._pop_mode()) is not listener:
             later.append(top)
         for mode in reversed(later):
             modes._push_mode(mode)
@@ -126,7 +129,7 @@ def _four_axes(x: Tensor, module: nn.Module) -> Float[Tensor, "B H T D"]:
     return x.detach()
 
 
-@contextmanager
+@reversible
 def ordinary_path(model: nn.Module) -> Iterator[None]:
     """Keep torch's own layers out of their private fast paths, in which nothing can be heard."""
     fast = nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer

@@ -1,7 +1,6 @@
 """Take the work of heads away while a block runs: by gates, by zeros, by their mean."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise._interrupts import reversible, slowly_reversible
 from headwise.errors import ArgumentError, ShapeError
 from headwise.heads import Head, HeadsLike
 from headwise.models._given import check_model
@@ -20,7 +20,7 @@ from headwise.models.owning._example import batches_of, run
 Mode = Literal["zero", "mean"]
 
 
-@contextmanager
+@reversible
 def gate_heads(
     model: nn.Module,
     attentions: Sequence[Attention],
@@ -72,7 +72,7 @@ class Ablation:
     mean_of: Literal["", "reference", "batch"]
 
 
-@contextmanager
+@slowly_reversible
 def ablate(
     model: nn.Module, heads: HeadsLike, mode: Mode = "zero", reference: Iterable[Any] | None = None
 ) -> Iterator[Ablation]:
@@ -121,7 +121,7 @@ def ablate(
         yield Ablation(tuple(sorted(removed)), mode, source if mode == "mean" else "")
 
 
-@contextmanager
+@reversible
 def replace_heads(
     model: nn.Module,
     attentions: Sequence[Attention],

@@ -1,7 +1,6 @@
 """Every place of a model where heads attend, each with the projection that mixes its heads."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -10,9 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.heads import Head, HeadsLike, resolve_heads
 from headwise.layer import MultiHeadAttention
+from headwise.models._hooks import Hooks
 from headwise.models.hearing import Call, Running, Site, Sites, listen
 from headwise.models.owning._example import example_of, run
 from headwise.models.owning._projection import OutputProjection, output_projection
@@ -97,14 +98,13 @@ class _Search:
         self._found: list[Attention] = []
         self._unproved: dict[Attention, Float[Tensor, "B T H Dv"]] = {}
 
-    @contextmanager
+    @reversible
     def watching(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            self._running = stack.enter_context(listen(self._model, self._hear))
+        with Hooks() as hooks:
+            self._running = hooks.enter_context(listen(self._model, self._hear))
             for module in self._model.modules():
                 # First of all: others may be taking heads away already.
-                hook = module.register_forward_pre_hook(self._prove, prepend=True)
-                stack.callback(hook.remove)
+                hooks.before(module, self._prove, prepend=True)
             yield
 
     def found(self) -> list[Attention]:

@@ -1,7 +1,7 @@
 """Change what heads give, on their way into the output projection that mixes them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
-from headwise.models._passing import Passing
+from headwise.models._hooks import Hooks
 from headwise.models.hearing import Inputs
 from headwise.models.hearing._stacks import Stacks
 from headwise.models.hearing._torch import ordinary_path
@@ -20,7 +21,7 @@ from headwise.models.owning._attention import Attention
 Edit = Callable[[Attention, Tensor], Tensor]
 
 
-@contextmanager
+@reversible
 def edit_heads(model: nn.Module, attentions: Sequence[Attention], edit: Edit) -> Iterator[Inputs]:
     """Let `edit` change what heads give while the block runs.
 
@@ -66,7 +67,7 @@ class _Turns:
         return self._calls[(self._next - 1) % len(self._calls)]
 
 
-@contextmanager
+@reversible
 def _before_projection(first: Attention, turns: _Turns, edit: Edit) -> Iterator[None]:
     n_heads = first.site.n_heads
 
@@ -75,14 +76,12 @@ def _before_projection(first: Attention, turns: _Turns, edit: Edit) -> Iterator[
         edited = edit(turns.take(), heads)
         return args if edited is heads else (edited.flatten(-2), *args[1:])
 
-    hook = first.output.module.register_forward_pre_hook(Passing(enter))
-    try:
+    with Hooks() as hooks:
+        hooks.before(first.output.module, enter)
         yield
-    finally:
-        hook.remove()
 
 
-@contextmanager
+@reversible
 def _around_torch_layer(first: Attention, turns: _Turns, edit: Edit) -> Iterator[None]:
     """Torch's layer reads the weight of its projection without calling it.
 
@@ -113,13 +112,8 @@ def _around_torch_layer(first: Attention, turns: _Turns, edit: Edit) -> Iterator
             out = out.transpose(0, 1)
         return out, *output[1:]
 
-    hooks = (
-        layer.register_forward_pre_hook(Passing(enter)),
-        layer.register_forward_hook(Passing(leave), always_call=True),
-    )
-    try:
+    with Hooks() as hooks:
+        hooks.callback(layer._modules.__setitem__, "out_proj", projection)
+        hooks.before(layer, enter)
+        hooks.after(layer, leave, always_call=True)
         yield
-    finally:
-        layer._modules["out_proj"] = projection
-        for hook in hooks:
-            hook.remove()

@@ -1,7 +1,6 @@
 """Which index of which weight belongs to which head: found by gradients, no architecture known."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +11,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwise._evaluation import in_evaluation
+from headwise._interrupts import reversible, slowly_reversible
 from headwise.errors import UnsupportedError
+from headwise.models._hooks import hooked
 from headwise.models.hearing import Call, listen
 from headwise.models.owning._attention import Attention
 from headwise.models.owning._example import call_with
@@ -82,7 +83,7 @@ Parts = dict[str, Tensor]
 Reach = dict[str, Bool[Tensor, "_ ..."]]
 
 
-@contextmanager
+@slowly_reversible
 def attached_parts(
     model: nn.Module, first: dict[nn.Module, Attention], batch: Any
 ) -> Iterator[dict[nn.Module, Parts]]:
@@ -108,7 +109,13 @@ class _Attached(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
+@reversible
+def _kept_in_graph() -> Iterator[None]:
+    with _Attached():
+        yield
+
+
+@reversible
 def _all_attached(model: nn.Module) -> Iterator[None]:
     """Ask for gradients of everything of a model, frozen weights and buffers included."""
     everything = [x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()]
@@ -140,12 +147,9 @@ def _run_attached(
         heads = args[0].unflatten(-1, (attention.site.n_heads, -1))
         parts[attention.module].setdefault("out", heads.movedim(-2, 0))
 
-    with ExitStack() as hooks:
-        for attention in first.values():
-            told = partial(note, attention)
-            hooks.callback(attention.output.module.register_forward_pre_hook(told).remove)
-        with _Attached(), listen(model, hear):
-            call_with(model, batch)
+    notes = [(attention.output.module, partial(note, attention)) for attention in first.values()]
+    with hooked(before=notes), _kept_in_graph(), listen(model, hear):
+        call_with(model, batch)
     return parts
 
 

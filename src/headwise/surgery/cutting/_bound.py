@@ -2,14 +2,22 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from headwise.models import TABLE, Attention, OwnHeads, Share, call_with, hands_on, in_evaluation
+from headwise.models import (
+    TABLE,
+    Attention,
+    OwnHeads,
+    Share,
+    call_with,
+    hands_on,
+    hooked,
+    in_evaluation,
+)
 
 
 def bound_to_biases(
@@ -65,12 +73,9 @@ def _given_biases(
             if every.of(name, x) is not x:
                 found[attention] = None
 
-    with ExitStack() as hooks, in_evaluation(model):
-        for attention in attentions:
-            if hands_on(attention.module):
-                continue  # the first layer makes them for all, perhaps of the heads it keeps
-            put = attention.module.register_forward_pre_hook
-            told = partial(look, attention)
-            hooks.callback(put(told, with_kwargs=True).remove)
+    # Of layers that hand them on, the first makes them for all, perhaps of the heads it keeps.
+    own = [attention for attention in attentions if not hands_on(attention.module)]
+    looks = [(attention.module, partial(look, attention)) for attention in own]
+    with hooked(before=looks, with_kwargs=True), in_evaluation(model):
         call_with(model, batch)
     return found

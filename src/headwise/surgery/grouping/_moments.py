@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.models import Attention, Inputs, call_with, edit_heads, in_evaluation
+from headwise.models import Attention, Inputs, call_with, edit_heads, hooked, in_evaluation
 from headwise.surgery.grouping._rows import Layout
 
 # Beside what was seen, every direction counts a little: texts are never all there is.
@@ -25,19 +25,14 @@ def input_roots(
     """
     moments: dict[str, Tensor] = {}
     with in_evaluation(model), edit_heads(model, [*layouts], lambda _, heads: heads) as inputs:
-        hooks = [
-            model.get_submodule(name).register_forward_pre_hook(
-                partial(_note, moments, name, inputs, attention.site.stack)
-            )
+        notes = [
+            (model.get_submodule(name), partial(_note, moments, name, inputs, attention.site.stack))
             for attention, layout in layouts.items()
             for name in {rows.name for rows in (layout.q, layout.k, layout.v)}
         ]
-        try:
+        with hooked(before=notes):
             for batch in batches:
                 call_with(model, batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
     return {name: _root(moment) for name, moment in moments.items()}
 
 

@@ -1,7 +1,6 @@
 """Where the queries, keys and values of an attention come from: rows of its linear layers."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from headwise._interrupts import slowly_reversible
 from headwise.errors import UnsupportedError
-from headwise.models import Attention, Parts, attached_parts, is_linear, is_transposed
+from headwise.models import Attention, Parts, attached_parts, hooked, is_linear, is_transposed
 
 _WORDS = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -69,7 +69,7 @@ class Trace:
     outputs: Mapping[str, Float[Tensor, "B T n"]]
 
 
-@contextmanager
+@slowly_reversible
 def traced(
     model: nn.Module, attentions: Sequence[Attention], batch: Any
 ) -> Iterator[dict[Attention, Trace]]:
@@ -84,13 +84,12 @@ def traced(
     def note(module: nn.Module, _: Any, output: Tensor) -> None:
         outputs.setdefault(names[module], output)
 
-    hooks = [module.register_forward_hook(note) for module in names]
-    try:
-        with attached_parts(model, {a.module: a for a in attentions}, batch) as parts:
-            yield {a: Trace(parts[a.module], _around(a, outputs)) for a in attentions}
-    finally:
-        for hook in hooks:
-            hook.remove()
+    first = {attention.module: attention for attention in attentions}
+    with (
+        hooked(after=[(module, note) for module in names]),
+        attached_parts(model, first, batch) as parts,
+    ):
+        yield {a: Trace(parts[a.module], _around(a, outputs)) for a in attentions}
 
 
 def layout_of(attention: Attention, trace: Trace) -> Layout:

@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.models import Attention, call_with, find_attentions, in_evaluation
+from headwise._interrupts import reversible
+from headwise.models import Attention, call_with, find_attentions, hooked, in_evaluation
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,7 @@ def time_passes(
     found = [find_attentions(model, batch) for model in models]
     whole: list[list[float]] = [[] for _ in models]
     blocks: list[list[list[float]]] = [[] for _ in models]
-    with ExitStack() as modes:
-        for model in models:
-            modes.enter_context(in_evaluation(model))
+    with in_evaluation(*models):
         for at, model in (passes + 1) * [*enumerate(models)]:
             started = now(model)
             call_with(model, batch)
@@ -75,7 +73,7 @@ def time_passes(
     ]
 
 
-@contextmanager
+@reversible
 def _clocks(
     model: nn.Module, attentions: Sequence[Attention], now: Callable[[], float]
 ) -> Iterator[list[float]]:
@@ -89,9 +87,6 @@ def _clocks(
     def stop(*_: Any) -> None:
         taken.append(now() - started.pop())
 
-    with ExitStack() as hooks:
-        for name in {attention.around: None for attention in attentions}:
-            module = model.get_submodule(name)
-            hooks.callback(module.register_forward_pre_hook(start).remove)
-            hooks.callback(module.register_forward_hook(stop).remove)
+    blocks = [model.get_submodule(a) for a in dict.fromkeys(a.around for a in attentions)]
+    with hooked([(block, start) for block in blocks], [(block, stop) for block in blocks]):
         yield taken

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from headwise._interrupts import reversible
 from headwise.models.hearing._call import Call, Hear
 from headwise.models.hearing._running import Running
 from headwise.models.hearing.huggingface._rule import keys_read, rule_of
@@ -37,7 +38,7 @@ _open = 0
 _original: Any = None
 
 
-@contextmanager
+@reversible
 def listen_to_interface(model: nn.Module, hear: Hear, running: Running) -> Iterator[None]:
     """Tell `hear` of every call that a module of `model` makes through the interface.
 
