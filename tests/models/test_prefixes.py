@@ -180,3 +180,20 @@ def test_an_image_before_the_text_is_part_of_it() -> None:
     batch = padded(TEXTS, "right")
     batch["pixel_values"] = torch.randn(len(TEXTS), 3, 8, 8)
     _check(model, model, batch, _behind(5, batch["attention_mask"]))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in peft
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+def test_generating_behind_virtual_tokens_counts_what_one_pass_counts(kind: str) -> None:
+    model, _ = _prompted(kind, "Llama")
+    ids = torch.tensor([[5, 9, 7]])
+    how = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with observe(model) as watch:
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **how)
+    out = torch.cat([ids, out[:, -4:]], 1)[:, :-1]  # the last token is written, but never read
+    with torch.no_grad(), observe(model) as known:
+        model(input_ids=out, attention_mask=torch.ones_like(out))
+    for name in OF_WEIGHTS:
+        ours, theirs = watch.table(), known.table()
+        np.testing.assert_array_equal(ours.count(name), theirs.count(name), err_msg=name)
+        np.testing.assert_allclose(ours.mean(name), theirs.mean(name), atol=1e-5, err_msg=name)
