@@ -212,10 +212,9 @@ class HeadTable:
             name: mine + other.totals[name].select(lambda column: column[order])
             for name, mine in self.totals.items()
         }
-        covered = self.covered
-        if covered is not None and other.covered is not None:
-            covered = covered + other.covered[:, order]
-        return replace(self, totals=totals, covered=covered)
+        known = [] if self.covered is None else [self.covered]
+        known += [] if other.covered is None else [other.covered[:, order]]
+        return replace(self, totals=totals, covered=np.sum(known, 0) if known else None)
 
     def frame(self, detail: bool = False) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, then the mean of each statistic.

@@ -30,20 +30,23 @@ def _big_bird() -> nn.Module:
     config = transformers.BigBirdConfig(
         hidden_size=D_MODEL, num_hidden_layers=1, num_attention_heads=HEADS, intermediate_size=8,
         vocab_size=23, max_position_embeddings=64, block_size=8, num_random_blocks=1,
+        sep_token_id=2,
     )  # fmt: skip
     return transformers.BigBirdModel(config).eval()
 
 
-def test_a_block_sparse_table_says_that_it_is_about_the_global_rows(tmp_path: Path) -> None:
+def test_a_block_sparse_table_says_which_rows_it_is_about(tmp_path: Path) -> None:
     ids = torch.randint(3, 20, (1, 64), generator=torch.Generator().manual_seed(0))
     watch = _watched(_big_bird(), ids)
-    (site,) = watch.sites()
-    assert site.coverage == "16 queries for 64 tokens"
+    site, middle = watch.sites()
+    assert site.coverage == "32 queries for 64 tokens"
+    assert (middle.name, middle.n_heads) == (site.name, 0)
+    assert middle.watched.startswith("not read")
     table = watch.table()
-    np.testing.assert_allclose(table.coverage, [1 / 4] * HEADS)
-    np.testing.assert_allclose(table.frame()["coverage"], [1 / 4] * HEADS)
-    assert table.count("entropy").tolist() == [16.0] * HEADS
-    np.testing.assert_allclose((table + table).coverage, [1 / 4] * HEADS)
+    np.testing.assert_allclose(table.coverage, [1 / 2] * HEADS)
+    np.testing.assert_allclose(table.frame()["coverage"], [1 / 2] * HEADS)
+    assert table.count("entropy").tolist() == [32.0] * HEADS
+    np.testing.assert_allclose((table + table).coverage, [1 / 2] * HEADS)
     loaded = HeadTable.load(table.save(tmp_path / "table.parquet"))
     np.testing.assert_allclose(loaded.coverage, table.coverage)
 

@@ -23,8 +23,8 @@ class Site:
         watched: How its calls are heard; or why none was, beginning with "not".
         kernel: What computes the model's own answer.
         statistics: What computes its statistics.
-        coverage: Which of a text's queries its latest pass captured: all of them, some (the rows
-            of a block-sparse attention that attend to every key, say), or all within windows.
+        coverage: Which of a text's queries its latest pass captured: all of them, some (the rest of
+            a block-sparse attention is not read, say), or all within windows.
     """
 
     name: str
