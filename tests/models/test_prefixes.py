@@ -183,6 +183,7 @@ def test_an_image_before_the_text_is_part_of_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # in peft
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")  # in peft
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_generating_behind_virtual_tokens_counts_what_one_pass_counts(kind: str) -> None:
     model, _ = _prompted(kind, "Llama")

@@ -141,10 +141,12 @@ def _forgotten(text: Text, total: int, ends: int, S: int) -> Int[Tensor, "#B 1"]
 def places_across(call: Call, queries: Text, keys: Text) -> Places:
     """Queries of one text, keys of another."""
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
-    known = keys.real is not None and _describes(keys.real, call)
-    real = _fit(keys.real, B, S, call.k.device) if known else _seen(call)
-    fits = queries.real is not None and queries.real.shape[1] >= T
-    asking = _fit(queries.real[:, -T:] if fits else None, B, T, call.q.device)
+    if keys.real is None or not _describes(keys.real, call):
+        real = _seen(call)
+    else:
+        real = _fit(keys.real, B, S, call.k.device)
+    asks = None if queries.real is None else queries.real[:, -T:]
+    asking = _fit(None if asks is None or asks.shape[1] < T else asks, B, T, call.q.device)
     asked = _lay_out(asking, None)
     return Places(
         query_real=asking,

@@ -167,13 +167,13 @@ def _text(given: Mapping[str, Any], side: str = "") -> Text:
     mask = _two_axes(given.get(f"{side}attention_mask"))
     ids = _two_axes(given.get(f"{side}input_ids"))
     vectors = given.get("encoder_hidden_states" if side == "encoder_" else f"{side}inputs_embeds")
-    has_vectors = isinstance(vectors, Tensor) and vectors.ndim == 3
+    read = ids if ids is not None else vectors
     return Text(
         ids=ids,
         real=None if mask is None else mask.bool(),
         positions=_two_axes(given.get(f"{side}position_ids")),
         cached=None if side == "encoder_" else _length(given.get("past_key_values")),
-        tokens=ids.shape[1] if ids is not None else vectors.shape[1] if has_vectors else None,
+        tokens=read.shape[1] if isinstance(read, Tensor) and read.ndim in (2, 3) else None,
     )
 
 
