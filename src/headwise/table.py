@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 
 from headwise._shown import at_prompt, counted
 from headwise._tablefile import (
@@ -45,10 +45,10 @@ _SHARE = ("share", 0.0, 1.0)
 STATISTICS: Mapping[str, Statistic] = {
     "entropy": Statistic("nats", 0.0, np.inf, "how widely the head spreads its attention"),
     "max_weight": Statistic(*_SHARE, "the largest weight of a query"),
-    "first": Statistic(*_SHARE, "attention given to the first token of the text"),
+    "first": Statistic(*_SHARE, "attention given to the first token of the text, where visible"),
     "self": Statistic(*_SHARE, "attention a token gives to itself"),
-    "previous": Statistic(*_SHARE, "attention given to the token before"),
-    "next": Statistic(*_SHARE, "attention given to the token after"),
+    "previous": Statistic(*_SHARE, "attention given to the token before, where visible"),
+    "next": Statistic(*_SHARE, "attention given to the token after, where visible"),
     "distance": Statistic("tokens", 0.0, np.inf, "how far away the head looks on average"),
     "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
     "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
@@ -73,6 +73,8 @@ class HeadTable:
         heads: The address of each row.
         kv_heads: The key/value head that each head reads.
         totals: The sums behind each statistic, by name.
+        covered: How many queries were captured, and how many tokens those layers were given.
+        queries: "eligible" or "all": the queries that the means are over (see `Request`).
         model: The fingerprint of the model's weights.
         versions: The versions of what the table was made with.
 
@@ -88,6 +90,8 @@ class HeadTable:
     heads: tuple[Head, ...]
     kv_heads: Int64[np.ndarray, " N"]
     totals: Mapping[str, Totals]
+    covered: Float64[np.ndarray, "2 N"] | None = None
+    queries: str = "eligible"
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,6 +99,17 @@ class HeadTable:
     def statistics(self) -> tuple[str, ...]:
         """The names of the statistics, in the order in which they were asked for."""
         return tuple(self.totals)
+
+    @property
+    def coverage(self) -> Column:
+        """The share of a text's queries that the numbers of each head are about, 0 … 1.
+
+        Below 1 for attention of which only a part is computed for every query, or captured.
+        """
+        if self.covered is None:
+            return np.ones(len(self.heads))
+        captured, tokens = self.covered
+        return np.minimum(1.0, captured / np.maximum(tokens, 1.0))
 
     def mean(self, statistic: str) -> Column:
         """The mean over all eligible rows; NaN for a head that had none."""
@@ -193,15 +208,24 @@ class HeadTable:
             raise ArgumentError(
                 f"HeadTable: only one of the two has {odd}. Add tables of the same request."
             )
+        if self.queries != other.queries:
+            raise ArgumentError(
+                f"HeadTable: means over {self.queries!r} and {other.queries!r} queries do not add. "
+                f"Add tables of the same request."
+            )
         order = [other.heads.index(head) for head in self.heads]
         totals = {
             name: mine + other.totals[name].select(lambda column: column[order])
             for name, mine in self.totals.items()
         }
-        return replace(self, totals=totals)
+        known = [] if self.covered is None else [self.covered]
+        known += [] if other.covered is None else [other.covered[:, order]]
+        return replace(self, totals=totals, covered=np.sum(known, 0) if known else None)
 
     def frame(self, detail: bool = False) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, then the mean of each statistic.
+
+        Where some head's numbers are about a part of the queries, `coverage` says which share.
 
         Args:
             detail: Whether to add, after each mean, its standard error (`.se`), the number of
@@ -214,6 +238,8 @@ class HeadTable:
             "layer": [head.layer for head in self.heads],
             "head": [head.head for head in self.heads],
         }
+        if (self.coverage < 1).any():
+            columns["coverage"] = self.coverage
         if detail:
             columns["kv_head"] = self.kv_heads
         for name, totals in self.totals.items():
@@ -236,6 +262,8 @@ class HeadTable:
         """
         frame = self.frame()
         frame["kv_head"] = self.kv_heads
+        if self.covered is not None:
+            frame["covered.queries"], frame["covered.tokens"] = self.covered
         for name, totals in self.totals.items():
             for part in COLUMNS:
                 frame[f"{name}.{part}"] = getattr(totals, part)
@@ -247,6 +275,7 @@ class HeadTable:
             "model": self.model,
             "versions": dict(self.versions),
             "statistics": list(self.totals),
+            "queries": self.queries,
             "per_text": any(one.per_text is not None for one in self.totals.values()),
         }
         return write_table_file(frame, about, Path(path))
@@ -282,10 +311,13 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
         columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
         return Totals(**columns, per_text=texts(name))
 
+    covered = [f"covered.{part}" for part in ("queries", "tokens") if f"covered.{part}" in frame]
     return HeadTable(
         heads=heads_of_rows(frame),
         kv_heads=indices_of(frame, "kv_head"),
         totals={name: totals(name) for name in about["statistics"]},
+        covered=np.stack([_floats(frame[part]) for part in covered]) if covered else None,
+        queries=str(about.get("queries", "eligible")),
         model=str(about["model"]),
         versions=dict(about["versions"]),
     )

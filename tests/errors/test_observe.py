@@ -294,3 +294,21 @@ def test_rows_are_a_slice_or_a_range(rows: Any) -> None:
         watch.weights("L0.H0", rows)
     with pytest.raises(ArgumentError, match="are several heads"):
         watch.weights([(0, 0), (0, 1)])
+
+
+def test_queries_that_cannot_be_placed_are_refused() -> None:
+    """The last of four queries sees the first two keys alone: none would stand at -2."""
+
+    class Backwards(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = x.view(1, 1, 4, 3)
+            k = torch.cat([q, q], 2)
+            mask = torch.zeros(4, 8, dtype=torch.bool)
+            mask[:, :2] = True
+            return nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
+
+    with (
+        pytest.raises(UnsupportedError, match=r"Backwards.* 4 queries to 8 keys.* first 2:"),
+        observe(Backwards()) as watch,
+    ):
+        watch._model(torch.randn(1, 4, 3))

@@ -14,7 +14,18 @@ from headwise.models._tokens import (
     token_classes,
     token_strings,
 )
-from headwise.models.hearing import Call, Hear, Inputs, Running, Site, Sites, Text, listen
+from headwise.models.hearing import (
+    Call,
+    Coverage,
+    Hear,
+    Inputs,
+    Running,
+    Site,
+    Sites,
+    Text,
+    listen,
+    unsupported,
+)
 from headwise.models.owning import (
     Ablation,
     Attention,
@@ -66,6 +77,7 @@ __all__ = [
     "Batch",
     "Call",
     "Counts",
+    "Coverage",
     "Differences",
     "Hear",
     "Hooks",
@@ -117,6 +129,7 @@ __all__ = [
     "set_count",
     "token_classes",
     "token_strings",
+    "unsupported",
     "write_layer",
     "write_remote",
 ]

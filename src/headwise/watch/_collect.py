@@ -46,12 +46,12 @@ def collect(heard: Heard, request: Request, heads_too: bool) -> tuple[Sums, RowS
     """The sums of one call for everything that was requested, and the rows behind them.
 
     Rows of padding are never counted. A row with a single visible key has its weights by
-    necessity: it counts for logits alone.
+    necessity: it counts for logits alone, unless the means are over all queries.
     """
     question = _ask(heard, request, heads_too)
     rows = heard.call.row_statistics(question.rows)
     real = heard.places.query_real[:, None] & (rows.n_keys > 0)
-    values = _values(rows, question, heard)
+    values = _values(rows, question, heard, request.queries == "all")
     return _sums({name: values[name] for name in request.names}, real, heard), rows
 
 
@@ -119,10 +119,12 @@ class _Values:
     even: Float[Tensor, "B H T"] | None = None
 
 
-def _values(rows: RowStatistics, question: _Question, heard: Heard) -> dict[str, _Values]:
+def _values(
+    rows: RowStatistics, question: _Question, heard: Heard, every_query: bool
+) -> dict[str, _Values]:
     """All that is known of these rows, by name."""
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
-    several = rows.n_keys > 1
+    several = rows.n_keys > (0 if every_query else 1)
     nowhere = torch.zeros_like(several)
     # Attention that is written out does not tell it; but where nothing is a number, it is told.
     told = ~rows.max_logit.isnan() | rows.lse.isnan()
@@ -143,7 +145,15 @@ def _values(rows: RowStatistics, question: _Question, heard: Heard) -> dict[str,
         heads = heard.call.heads if heard.call.join is None else rows.heads
         if heads is not None and heads.shape[1] == len(heard.per_head):
             known["output_norm"] = _Values(norms_behind(heads, heard.per_head))
-    return known | _masses(rows, question, several, n_keys)
+    return known | _masses(rows, question, several, n_keys, _of_all(question, heard, every_query))
+
+
+def _of_all(question: _Question, heard: Heard, every_query: bool) -> tuple[str, ...]:
+    """The masses that every query has; a neighbor in another text is nobody's."""
+    if not every_query:
+        return ()
+    names = (*question.key_columns, *question.class_columns)
+    return tuple(name for name in names if name == "first" or not heard.places.across)
 
 
 def _masses(
@@ -151,8 +161,13 @@ def _masses(
     question: _Question,
     several: Bool[Tensor, "B H T"],
     n_keys: Float[Tensor, "B H T"],
+    everywhere: tuple[str, ...],
 ) -> dict[str, _Values]:
-    """What falls on the keys of each name: of the weights, the largest weight, the values."""
+    """What falls on the keys of each name: of the weights, the largest weight, the values.
+
+    Args:
+        everywhere: The names that are also counted, as 0, where a query sees no such key.
+    """
     found: dict[str, tuple[Tensor | None, ...]] = {}
     for name, at in question.key_columns.items():
         measures = (rows.key_seen, rows.key_mass, rows.key_top, rows.key_share)
@@ -164,11 +179,12 @@ def _masses(
     for name, (seen, mass, top, share) in found.items():
         if seen is None or mass is None:
             continue
-        eligible = several & (seen > 0)
+        eligible = several & ((seen > 0) | (name in everywhere))
         known[name] = _Values(mass, eligible, seen / n_keys)
         if top is not None:
             known[f"top({name})"] = replace(known[name], values=top)
         if share is not None:  # NaN where all visible values are zero
+            share = torch.where(seen > 0, share, 0.0)
             known[f"value({name})"] = _Values(share, eligible & ~share.isnan())
     return known
 

@@ -10,7 +10,17 @@ from torch.nn.functional import pad
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics
 from headwise.masks import is_wrapped
-from headwise.models import Call, Inputs, Running, Site, Sites, Text, output_projection
+from headwise.models import (
+    Call,
+    Coverage,
+    Inputs,
+    Running,
+    Site,
+    Sites,
+    Text,
+    output_projection,
+    unsupported,
+)
 from headwise.watch._collect import Heard, collect
 from headwise.watch._ledger import Ledger, Sums
 from headwise.watch._looks import Looks
@@ -30,6 +40,7 @@ class Hearing:
         found: The sites of the calls so far.
         inputs: What the model is reading.
         running: Which of its modules are running.
+        coverage: Which part of a text's queries was captured at each site.
         answered: The sites that were answered in place of the model's own kernel.
     """
 
@@ -45,11 +56,14 @@ class Hearing:
         self.pairs = Pairs(request)
         self.looks = Looks(request.maps, request.received)
         self.answered: set[Site] = set()
+        self.coverage = Coverage()
         self._understood: set[Site] = set()
 
     def hear(self, call: Call) -> None:
         """Take in one attention call; `listen` is what tells of it."""
         if self._passes_over():
+            return
+        if not self._supports(call):
             return
         site = self.found.of(call, self.running)
         if self._layers is not None and site.layer not in self._layers:
@@ -58,6 +72,16 @@ class Hearing:
         # What listens for attention need not listen to what is computed about it.
         with torch._C.DisableTorchFunction():
             self._take_in(site, call)
+
+    def _supports(self, call: Call) -> bool:
+        """Whether a call attends within a text; the module of one that does not is listed."""
+        name = self.found.name_of(call.module)
+        stack, _ = self.found.stacks.of(name, call.cross)
+        tokens = self.inputs.of(stack).own.tokens
+        why = unsupported(call, self.running.run_of(call.module), tokens)
+        if why is not None:
+            self.found.unsupported[name] = why
+        return why is None
 
     def _take_in(self, site: Site, call: Call) -> None:
         ask = call.exact and site not in self._understood
@@ -101,6 +125,8 @@ class Hearing:
 
     def _enter(self, site: Site, heard: Heard, sums: Sums, rows: RowStatistics) -> None:
         self.ledger.enter(site, sums)
+        run, call = self.running.run_of(heard.call.module), heard.call
+        self.coverage.enter(site, call, run, self.inputs.of(site.stack).own.tokens)
         received = rows.received
         if received is not None and heard.places.gone:  # keys that the cache has forgotten
             received = pad(received, (heard.places.gone, 0))
@@ -135,17 +161,17 @@ class Hearing:
         if reading.own.real is None and call.real is not None:
             self.inputs.learn(site.stack, call.real)
         queries = reading.own.filled(Text(real=call.real))
-        if self._is_condensed(call):
+        if self._is_condensed(call, reading.own.tokens):
             return queries, places_across(call, queries, Text())
         return queries, places_within(call, queries)
 
-    def _is_condensed(self, call: Call) -> bool:
+    def _is_condensed(self, call: Call, tokens: int | None) -> bool:
         """Whether some of the text was left out or put together: who stands where is not known."""
         T, S = call.q.shape[2], call.k.shape[2]
         run = self.running.run_of(call.module)
         given = None if run is None or not run.texts else run.texts[0].shape[1]
         # More keys than queries are those of a cache, unless the module was given them all.
-        return T > S or (T < S and given == S)
+        return T > S or (T < S and given == S) or (tokens is not None and tokens > T)
 
 
 def _check_numbers(call: Call) -> None:

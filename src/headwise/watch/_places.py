@@ -1,6 +1,6 @@
 """Where each query and key stands in its own text, whatever side the padding is on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -83,14 +83,25 @@ class Places:
 
 
 def places_within(call: Call, text: Text) -> Places:
-    """Queries and keys of the same text; cached keys come before the queries."""
+    """Queries and keys of the same text; cached keys come before the queries.
+
+    A prefix that the model or its wrapper puts before the text is part of the text.
+    """
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
+    if text.real is not None and (text.real.shape[1] < T or not _describes(text.real, call)):
+        text = replace(text, real=None, positions=None)  # of a part of these tokens alone
     if text.real is None and T < S:
         total, real = _cached(call, text)
     else:
         real = _seen(call) if text.real is None else _fit(text.real, B, S, call.k.device)
         # A preallocated cache is longer than the text: the queries end where the text does.
         total = S if text.real is None else min(S, text.real.shape[1])
+    if total < T:
+        raise UnsupportedError(
+            f"observe: {type(call.module).__name__} attends with {T} queries to {S} keys, of "
+            f"which its last query sees only the first {total}: where the queries stand among "
+            f"the keys is unknown. Leave the layer out with layers=."
+        )
     own = torch.arange(total - T, total, device=call.k.device)
     keys = _lay_out(real, _packed(call, text))
     ends = _length(text, total, T)
@@ -130,8 +141,12 @@ def _forgotten(text: Text, total: int, ends: int, S: int) -> Int[Tensor, "#B 1"]
 def places_across(call: Call, queries: Text, keys: Text) -> Places:
     """Queries of one text, keys of another."""
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
-    real = _seen(call) if keys.real is None else _fit(keys.real, B, S, call.k.device)
-    asking = _fit(None if queries.real is None else queries.real[:, -T:], B, T, call.q.device)
+    if keys.real is None or not _describes(keys.real, call):
+        real = _seen(call)
+    else:
+        real = _fit(keys.real, B, S, call.k.device)
+    asks = None if queries.real is None else queries.real[:, -T:]
+    asking = _fit(None if asks is None or asks.shape[1] < T else asks, B, T, call.q.device)
     asked = _lay_out(asking, None)
     return Places(
         query_real=asking,
@@ -229,6 +244,17 @@ def _fit(real: Bool[Tensor, "B n"] | None, B: int, S: int, device: torch.device)
     return torch.nn.functional.pad(real, (0, S - real.shape[1]), value=False)
 
 
+def _describes(real: Bool[Tensor, "B n"], call: Call) -> bool:
+    """Whether a mask is about the keys of a call: no query attends to what it calls padding.
+
+    A mask of the text alone says nothing of the tokens that a model puts beside it. A cache that
+    is longer than the mask ends with keys that are not written yet; one that forgets is shorter.
+    """
+    B, S = call.q.shape[0], call.k.shape[2]
+    fit = _fit(real, B, S, call.k.device)
+    return real.shape[1] == S or not bool((_seen(call) & ~fit).any())
+
+
 def _seen(call: Call) -> Bool[Tensor, "B S"]:
     """A key that no query may attend to is padding, whoever did not say so."""
     B, T, S = call.q.shape[0], call.q.shape[2], call.k.shape[2]
@@ -250,12 +276,14 @@ def _cached(call: Call, text: Text) -> tuple[int, Bool[Tensor, "B S"]]:
     visible = call.rule.visible_in(last)
     at = torch.arange(S, device=call.k.device)
     # The last query is the last token, and the last key that it sees is its own.
-    seen = at if visible is None else at[visible.any(0).any(0).any(0)]
-    total = int(seen.max()) + 1
+    sees = at >= 0 if visible is None else visible.any(1)[:, 0]
+    seen = at[sees.expand(B, S).any(0)]
+    total = int(seen.max()) + 1 if len(seen) else 0
     start = at.new_zeros(B, 1)
     if text.positions is not None:  # what stands before position 0 is padding
         start = total - 1 - text.positions[:, -1:].to(at.device).expand(B, 1)
-    return total, (at >= start) & (at < total)
+    # A prefix that has no position of its own is seen all the same.
+    return total, ((at >= start) | sees) & (at < total)
 
 
 def offset_keys(places: Places, name: str) -> Int[Tensor, "B T 1"]:

@@ -35,6 +35,13 @@ class Request:
     with small values, it attends much and does little. Neither that nor `output_norm` knows of a
     gate that a model puts between its heads and their output projection.
 
+    A mean is over the queries that are eligible: a mass counts those that may attend to such a
+    key (the first query has no `previous`, a query before the first comma no comma), and a query
+    with one visible key, whose weights are 1 by necessity, counts for logits alone. So a mass on
+    a rare class may be far above the mean over all queries: `queries="all"` gives that, where a
+    query without such a key counts as 0 and one with a single visible key as it is. Tables of
+    both kinds do not add.
+
     Cost, as a share of the two matrix products of attention: entropy and distance .12 each,
     participation .05, received .05, `top` and `value` .1 each for all masses together, and
     everything else next to nothing. `output_norm` and `value` need a product of each head (or
@@ -49,6 +56,7 @@ class Request:
         top: Masses whose `top(...)` is wanted: `first`, `self`, `previous`, `next`, or the name
             of a class, a relation or pairs.
         value: Masses whose `value(...)` is wanted.
+        queries: "eligible", or "all" for means over every query that attends to some key.
         per_text: Whether to keep the sums of each text, from which intervals are drawn. Memory:
             24 bytes for each text, head and statistic.
         received: Whether to sum up what each key of the latest texts received.
@@ -65,12 +73,18 @@ class Request:
     pairs: tuple[str, ...] = ()
     top: tuple[str, ...] = ()
     value: tuple[str, ...] = ()
+    queries: str = "eligible"
     per_text: bool = False
     received: bool = False
     maps: bool = False
 
     def __post_init__(self) -> None:
         _check_kinds(self)
+        if self.queries not in ("eligible", "all"):
+            raise ArgumentError(
+                f"Request: queries={self.queries!r}. Give 'eligible' or 'all', for means over the "
+                f"queries that may attend to such a key, or over all."
+            )
         unknown = [name for name in self.statistics if name not in STATISTICS]
         if unknown:
             raise ArgumentError(

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
 from headwise._interrupts import reversible
@@ -119,7 +119,9 @@ class Watch:
     def sites(self) -> list[Site]:
         """Where heads attend, in the order of the calls; then where none were heard, and why.
 
-        Each says how it is watched, what computes the model's answer and what its statistics.
+        Each says how it is watched, what computes the model's answer and what its statistics,
+        and which of a text's queries were captured. Attention among channels, or within chunks
+        of what the module was given, is listed as not supported.
         """
         hearing = self.hearing
         unheard = hearing.found.unheard(hearing.running)
@@ -128,9 +130,10 @@ class Watch:
     def _told(self, site: Site) -> Site:
         if self._layers is not None and site.layer not in self._layers:
             return replace(site, watched="not watched: left out by layers=", statistics="")
+        kernel = site.kernel
         if site in self.hearing.answered:
-            return replace(site, kernel=f"{site.statistics}, instead of {site.kernel}")
-        return site
+            kernel = f"{site.statistics}, instead of {site.kernel}"
+        return replace(site, kernel=kernel, coverage=self.hearing.coverage.latest(site))
 
     def table(self) -> HeadTable:
         """The statistics of every head watched so far.
@@ -153,9 +156,15 @@ class Watch:
                 dtype=np.int64,
             ),
             totals=totals,
+            covered=self._covered(sites),
+            queries=self._request.queries,
             model=fingerprint(self._model),
             versions={name: version(name) for name in ("headwise", "torch")},
         )
+
+    def _covered(self, sites: list[Site]) -> Float64[np.ndarray, "2 N"]:
+        counts = [self.hearing.coverage.of(site) for site in sites for _ in site.heads()]
+        return np.array([[one.captured, one.tokens] for one in counts], dtype=np.float64).T
 
     def take(self) -> dict[Site, dict[str, Totals]]:
         """What was seen at each site since the last time; from here on it is seen anew."""

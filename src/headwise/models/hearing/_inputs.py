@@ -1,9 +1,9 @@
 """What text a model is reading: its token ids, and which of them are padding."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -23,20 +23,25 @@ class Text:
         real: False for padding; longer than `ids` where earlier tokens are cached.
         positions: Of the tokens of this forward pass in their text, where the caller told.
         cached: How many columns of the text were read before, where a cache tells.
+        tokens: How many columns this forward pass reads, as ids or as embeddings.
     """
 
     ids: Int[Tensor, "B T"] | None = None
     real: Bool[Tensor, "B S"] | None = None
     positions: Int[Tensor, "B T"] | None = None
     cached: int | Int[Tensor, ""] | None = None
+    tokens: int | None = None
 
     def filled(self, more: "Text") -> "Text":
-        """The same, and `more` for what is not known."""
+        """The same, and `more` for what is not known, unless it is a text of another length."""
+        if None not in (self.tokens, more.tokens) and self.tokens != more.tokens:
+            return self
         return Text(
             self.ids if self.ids is not None else more.ids,
             self.real if self.real is not None else more.real,
             self.positions if self.positions is not None else more.positions,
             self.cached if self.cached is not None else more.cached,
+            self.tokens if self.tokens is not None else more.tokens,
         )
 
 
@@ -66,7 +71,7 @@ class Inputs:
     """
 
     def __init__(self, model: nn.Module, stacks: Mapping[str, nn.Module]) -> None:
-        self._modules = {"": model, **stacks}
+        self._modules = {"": model, **(stacks or _models_within(model))}
         self._readings: dict[str, Reading] = {}
         self._main, self._decoder = Text(), Text()
         self._open: list[str] = []
@@ -78,9 +83,11 @@ class Inputs:
 
     def of(self, stack: str) -> Reading:
         """What a stack is reading; what it was not told itself, the model may have been."""
-        mine = self._readings.get(_without_cross(stack), _NOTHING)
         if stack in ("", "cross"):
-            return mine
+            # The innermost model knows best: a wrapper may have put a prefix before its text.
+            readings = [self._readings.get(name, _NOTHING) for name in reversed(self._open)]
+            return reduce(Reading.filled, readings, _NOTHING)
+        mine = self._readings.get(_without_cross(stack), _NOTHING)
         if stack.startswith("decoder"):
             return mine.filled(Reading(self._decoder, self._main))
         whole, told = self._main.real, mine.own.real
@@ -131,6 +138,21 @@ class Inputs:
             del self._open[self._open.index(name) :]
 
 
+def _models_within(model: nn.Module) -> dict[str, nn.Module]:
+    """The models that a model wraps, by name: modules that take a whole text and its mask."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name and _reads_text(inspect.signature(module.forward).parameters)
+    }
+
+
+def _reads_text(parameters: Collection[str]) -> bool:
+    return "attention_mask" in parameters and not {"input_ids", "inputs_embeds"}.isdisjoint(
+        parameters
+    )
+
+
 def _without_cross(stack: str) -> str:
     return stack.removesuffix("cross").removesuffix(".")
 
@@ -140,11 +162,15 @@ def _text(given: Mapping[str, Any], side: str = "") -> Text:
         return Text()
     # A mask of four axes says who sees whom, not what is padding.
     mask = _two_axes(given.get(f"{side}attention_mask"))
+    ids = _two_axes(given.get(f"{side}input_ids"))
+    vectors = given.get("encoder_hidden_states" if side == "encoder_" else f"{side}inputs_embeds")
+    read = ids if ids is not None else vectors
     return Text(
-        ids=_two_axes(given.get(f"{side}input_ids")),
+        ids=ids,
         real=None if mask is None else mask.bool(),
         positions=_two_axes(given.get(f"{side}position_ids")),
         cached=None if side == "encoder_" else _length(given.get("past_key_values")),
+        tokens=read.shape[1] if isinstance(read, Tensor) and read.ndim in (2, 3) else None,
     )
 
 

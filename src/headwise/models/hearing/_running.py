@@ -1,7 +1,7 @@
 """Which modules of a model are running while something is heard, and what they were given."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,6 +34,7 @@ class Run:
         queries: Those of its latest attention call.
         thread: Where it runs; 0 in compiled code, which cannot ask.
         used: Those among them that a module within it was given first.
+        counted: The sites whose tokens were counted in this run.
     """
 
     module: nn.Module
@@ -42,6 +43,7 @@ class Run:
     used: list[Tensor] = field(default_factory=list)
     queries: Tensor | None = None
     thread: int = 0
+    counted: set[Hashable] = field(default_factory=set)
 
     def reads_another_text(self, T: int, S: int) -> bool | None:
         """Whether the `S` keys of its attention are tokens other than its `T` queries.

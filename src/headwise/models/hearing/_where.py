@@ -23,6 +23,8 @@ class Site:
         watched: How its calls are heard; or why none was, beginning with "not".
         kernel: What computes the model's own answer.
         statistics: What computes its statistics.
+        coverage: Which of a text's queries its latest pass captured: all of them, some (the rest of
+            a block-sparse attention is not read, say), or all within windows.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Site:
     watched: str = "not called"
     kernel: str = ""
     statistics: str = ""
+    coverage: str = ""
 
     def heads(self) -> tuple[Head, ...]:
         return tuple(Head(self.stack, self.layer, head) for head in range(self.n_heads))
@@ -52,11 +55,15 @@ class Sites:
         self._modules = dict(model.named_modules())
         self._names = {id(module): name for name, module in self._modules.items()}
         self._found: dict[tuple[int, int], Site] = {}
+        self.unsupported: dict[str, str] = {}  # why, by the name of a module
         self._turns: dict[int, list[Run | None]] = {}
         self._pass: Run | None = None
 
     def all(self) -> list[Site]:
         return list(self._found.values())
+
+    def name_of(self, module: nn.Module) -> str:
+        return self._names.get(id(module), type(module).__name__)
 
     def unheard(self, running: Running) -> list[Site]:
         """Modules that should attend, and of which nothing was heard: each by name, and why."""
@@ -65,15 +72,17 @@ class Sites:
             for name, module in self._modules.items()
             if running.unread.get(id(module), 0) > (2 if is_attention(module) else 3)
         ]
-        known = unread + [site.name for site in self._found.values()]
+        unread = [name for name in unread if name not in self.unsupported]
+        known = [*unread, *self.unsupported] + [site.name for site in self._found.values()]
         silent: list[str] = []
         for name, module in self._modules.items():  # those around others come first
             near = any(_inside(name, one) or _inside(one, name) for one in known + silent)
             if is_attention(module) and not near:
                 silent.append(name)
+        why = {name: _why(self._modules[name], running) for name in unread + silent}
         return [
-            Site(name, self.stacks.of(name, False)[0], watched=_why(self._modules[name], running))
-            for name in unread + silent
+            Site(name, self.stacks.of(name, False)[0], watched=reason)
+            for name, reason in (self.unsupported | why).items()
         ]
 
     def known(self, call: Call, running: Running) -> Site | None:
@@ -102,7 +111,7 @@ class Sites:
         return id(call.module), len(turns) - 1
 
     def _new(self, call: Call) -> Site:
-        name = self._names.get(id(call.module), type(call.module).__name__)
+        name = self.name_of(call.module)
         stack, cross = self.stacks.of(name, call.cross)
         layer = sum(site.stack == stack for site in self._found.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
