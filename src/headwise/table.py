@@ -5,7 +5,7 @@ no model and no torch. Its standard errors take the text as the unit: tokens of 
 not independent of each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ class HeadTable:
         totals: The sums behind each statistic, by name.
         model: The fingerprint of the model's weights.
         versions: The versions of what the table was made with.
+        original: In a pruned or grouped model, the address that each head had in the original
+            model, None for a head of zeros; empty where that is not known.
 
     Example:
         >>> zeros = np.zeros((1, 1))
@@ -84,6 +86,7 @@ class HeadTable:
     totals: Mapping[str, Totals]
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    original: tuple[Head | None, ...] = ()
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -192,10 +195,14 @@ class HeadTable:
             name: mine + other.totals[name].select(lambda column: column[order])
             for name, mine in self.totals.items()
         }
-        return replace(self, totals=totals)
+        original = self.original or tuple(other.original[at] for at in order if other.original)
+        return replace(self, totals=totals, original=original)
 
     def frame(self, detail: bool = False) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, then the mean of each statistic.
+
+        The table of a pruned or grouped model has a column `original` after these, with the name
+        of each head in the original model, where that is known.
 
         Args:
             detail: Whether to add, after each mean, its standard error (`.se`), the number of
@@ -208,6 +215,8 @@ class HeadTable:
             "layer": [head.layer for head in self.heads],
             "head": [head.head for head in self.heads],
         }
+        if self.original:
+            columns["original"] = [str(head or "") for head in self.original]
         if detail:
             columns["kv_head"] = self.kv_heads
         for name, totals in self.totals.items():
@@ -241,6 +250,7 @@ class HeadTable:
             "model": self.model,
             "versions": dict(self.versions),
             "statistics": list(self.totals),
+            "original": bool(self.original),
             "per_text": any(one.per_text is not None for one in self.totals.values()),
         }
         return write_table_file(frame, about, Path(path))
@@ -280,7 +290,13 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
         totals={name: totals(name) for name in about["statistics"]},
         model=str(about["model"]),
         versions=dict(about["versions"]),
+        original=_originals(frame["original"]) if about.get("original", False) else (),
     )
+
+
+def _originals(names: Iterable[Any]) -> tuple[Head | None, ...]:
+    # An empty cell of a CSV is read as NaN.
+    return tuple(Head.parse(x) if isinstance(x, str) and x else None for x in names)
 
 
 def _floats(values: Any) -> Column:

@@ -9,7 +9,14 @@ from torch import nn
 
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
-from headwise.models.smaller import begin_smaller, class_of_smaller, read_layer, read_smaller
+from headwise.models.smaller import (
+    ORIGINAL,
+    begin_smaller,
+    class_of_smaller,
+    read_layer,
+    read_original,
+    read_smaller,
+)
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
@@ -128,6 +135,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
             f"load: {source} lacks {len(missing)} weights of {cls.__name__}, such as {missing[0]}. "
             f"Give the whole checkpoint."
         )
+    read_original(getattr(model.config, ORIGINAL, None), str(source))
     return model
 
 

@@ -15,6 +15,7 @@ from headwise.models import (
     Attention,
     batches_of,
     check_model,
+    compose_heads,
     edit_heads,
     example_of,
     find_attentions,
@@ -22,6 +23,7 @@ from headwise.models import (
     fingerprint,
     heads_of,
     mean_heads,
+    set_original_heads,
 )
 from headwise.surgery._answer import answer_of, difference
 from headwise.surgery._plan import Plan
@@ -103,7 +105,15 @@ def prune(
     if means is not None:
         _fold(small, parts, removed, means)
     _prove(model, small, _Gone(attentions, removed, means), batch)
+    _record(model, small, kept)
     return small
+
+
+def _record(model: nn.Module, small: nn.Module, kept: Mapping[Attention, tuple[int, ...]]) -> None:
+    """Record which heads of the original model are left, unless none was removed."""
+    if any(len(stay) < a.site.n_heads for a, stay in kept.items()):
+        layers = {(a.site.stack, a.site.layer): stay for a, stay in kept.items()}
+        set_original_heads(small, compose_heads(model, layers))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike
-from headwise.models import Site, check_model, fingerprint, listen
+from headwise.models import Site, check_model, fingerprint, listen, originals_of
 from headwise.table import HeadTable, Totals
 from headwise.watch._hearing import Hearing
 from headwise.watch._ledger import Ledger
@@ -145,8 +145,9 @@ class Watch:
             name: Totals.beside([found[site][name] for site in sites])
             for name in self._request.names
         }
+        heads = tuple(head for site in sites for head in site.heads())
         return HeadTable(
-            heads=tuple(head for site in sites for head in site.heads()),
+            heads=heads,
             kv_heads=np.array(
                 [h // (s.n_heads // s.n_kv_heads) for s in sites for h in range(s.n_heads)],
                 dtype=np.int64,
@@ -154,6 +155,7 @@ class Watch:
             totals=totals,
             model=fingerprint(self._model),
             versions={name: version(name) for name in ("headwise", "torch")},
+            original=originals_of(self._model, heads),
         )
 
     def take(self) -> dict[Site, dict[str, Totals]]:

@@ -13,6 +13,12 @@ from torch import nn
 from headwise.errors import HeadwiseError, InputError, UnsupportedError
 from headwise.layer import MultiHeadAttention, RoPE
 from headwise.models.smaller._differences import Differences
+from headwise.models.smaller._original import (
+    ORIGINAL,
+    original_heads,
+    read_original,
+    set_original_heads,
+)
 
 FORMAT = "headwise-layer/1"
 _ABOUT, _WEIGHTS = "headwise.json", "model.safetensors"
@@ -29,6 +35,8 @@ def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
     # A mean that was folded in is a bias where the others are none.
     more = asdict(Differences.between(layer, _built(config)))
     about = {"format": FORMAT, "config": config, "tensors": more["tensors"]}
+    if original := original_heads(layer):
+        about[ORIGINAL] = original
     (folder / _ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     save_file({name: x.contiguous() for name, x in layer.state_dict().items()}, folder / _WEIGHTS)
 
@@ -49,6 +57,7 @@ def read_layer(folder: Path) -> MultiHeadAttention | None:
     try:
         layer = _built(about["config"])
         Differences.read({"counts": {}} | about, str(path)).apply(layer)
+        set_original_heads(layer, read_original(about.get(ORIGINAL), str(path)))
         weights = load_file(folder / _WEIGHTS)
         dtype = next(iter(weights.values())).dtype
         layer.to(dtype).load_state_dict(weights)

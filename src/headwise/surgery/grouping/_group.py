@@ -7,7 +7,15 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Attention, batches_of, example_of, find_attentions, find_shares
+from headwise.models import (
+    Attention,
+    batches_of,
+    compose_heads,
+    example_of,
+    find_attentions,
+    find_shares,
+    set_original_heads,
+)
 from headwise.surgery._answer import answer_of, difference
 from headwise.surgery._prune import refuse_packed
 from headwise.surgery.grouping._fewer import KvHeads
@@ -99,6 +107,9 @@ def group_heads(
     for one, layout in zip(grouped, _layouts(small, n_kv_heads, batch), strict=True):
         one.settle(model, small, layout)
     _prove(small, batch, wanted)
+    orders = {one.source.attention.module: one.order for one in grouped}
+    layers = {(a.site.stack, a.site.layer): orders[a.module] for a in find_attentions(model, batch)}
+    set_original_heads(small, compose_heads(model, layers))
     return small
 
 

@@ -40,7 +40,7 @@ def save(
             `"remote-code"`: Transformers under `trust_remote_code=True`, and `headwise.load`.
             The folder brings the code that opens it.
         tokenizer: Is saved beside the model, so that both are found together.
-        force: Whether what stands at `folder` may be replaced.
+        force: Whether what stands at `folder` may be replaced; an empty folder always may.
     Returns:
         The folder.
     Raises:
