@@ -1,9 +1,17 @@
 """Other people's models: open them, find their heads, listen to their attention."""
 
 from headwise.models._fingerprint import fingerprint
-from headwise.models._given import check_model
+from headwise.models._given import check_model, is_sentence_transformer, model_inputs
 from headwise.models._open import load, load_tokenizer
 from headwise.models._passing import Passing
+from headwise.models._sentence import (
+    around,
+    encode_sentences,
+    open_around,
+    sentence_embedding,
+    tokenizer_of,
+    write_around,
+)
 from headwise.models._tokens import (
     TOKEN_CLASSES,
     Batch,
@@ -87,6 +95,7 @@ __all__ = [
     "Text",
     "ablate",
     "answer_afresh",
+    "around",
     "as_stock",
     "attached_parts",
     "batches",
@@ -101,6 +110,7 @@ __all__ = [
     "differences_of",
     "edit_heads",
     "encode",
+    "encode_sentences",
     "example_of",
     "find_attentions",
     "find_shares",
@@ -110,22 +120,28 @@ __all__ = [
     "heads_of",
     "in_evaluation",
     "is_linear",
+    "is_sentence_transformer",
     "is_transposed",
     "listen",
     "load",
     "load_tokenizer",
     "mean_heads",
+    "model_inputs",
+    "open_around",
     "original_heads",
     "originals_of",
     "output_projection",
     "rebuild",
     "replace_heads",
     "resize",
+    "sentence_embedding",
     "set_count",
     "set_original_heads",
     "token_classes",
     "token_strings",
+    "tokenizer_of",
     "trainer_callback",
+    "write_around",
     "write_layer",
     "write_remote",
 ]

@@ -74,7 +74,7 @@ class HeadMonitor:
         on_alarm: Callable[[Alarm], object] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        check_asked("HeadMonitor", model, layers, every)
+        model = check_asked("HeadMonitor", model, layers, every)
         _check_rules(rules, statistics)
         _check_tells(log, on_alarm)
         self._model, self._every, self._layers = unwrapped(model), every, layers

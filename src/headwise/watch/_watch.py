@@ -46,7 +46,7 @@ def observe(
     after an exception; a copy that is made or saved meanwhile is not watched.
 
     Args:
-        model: Any model with such layers.
+        model: Any model with such layers, or a `SentenceTransformer` around one.
         request: What to find out. None is a `Request()`: what is cheap and of any text.
         layers: The layers to watch, counted from 0 in each stack, in the order in which they
             attend. None is all of them.
@@ -73,7 +73,7 @@ def observe(
         >>> [str(head) for head in watch.table().heads]
         ['L0.H0', 'L0.H1']
     """
-    check_asked("observe", model, layers, every)
+    model = check_asked("observe", model, layers, every)
     if not isinstance(request, Request | None):
         raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
     watch = Watch(model, request or Request(), layers, every)
@@ -83,17 +83,18 @@ def observe(
         yield watch
 
 
-def check_asked(who: str, model: Any, layers: Any, every: Any) -> None:
-    """Refuse to watch what is no model, layers that are no numbers, and not every n-th pass.
+def check_asked(who: str, model: Any, layers: Any, every: Any) -> nn.Module:
+    """The model to watch, if it is one, layers are numbers and `every` is one.
 
     Raises:
         ArgumentError: one of them is so.
     """
-    check_model(who, model)
+    model = check_model(who, model)
     if not isinstance(every, int) or every < 1:
         raise ArgumentError(f"{who}: every={every!r}. Give a whole number, 1 or more.")
     if layers is not None and not _are_numbers(layers):
         raise ArgumentError(f"{who}: layers={layers!r}. Give a list of numbers, from 0 on.")
+    return model
 
 
 def _are_numbers(layers: Any) -> bool:

@@ -8,7 +8,7 @@ from headwise.models.smaller._describe import (
     read_smaller,
 )
 from headwise.models.smaller._differences import Differences
-from headwise.models.smaller._fresh import Reader, answer_afresh
+from headwise.models.smaller._fresh import SENTENCES, Reader, answer_afresh
 from headwise.models.smaller._layer import read_layer, write_layer
 from headwise.models.smaller._original import (
     ORIGINAL,
@@ -24,6 +24,7 @@ from headwise.models.smaller._stock import as_stock, rebuild
 
 __all__ = [
     "ORIGINAL",
+    "SENTENCES",
     "TABLE",
     "Differences",
     "OwnHeads",

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
     Attention,
+    around,
     batches_of,
+    check_model,
     compose_heads,
     example_of,
     find_attentions,
@@ -57,8 +59,8 @@ def group_heads(
     tells the new number, so that `save_pretrained` writes what stock transformers loads.
 
     Args:
-        model: A model of Hugging Face whose configuration has `num_key_value_heads`. It stays as
-            it is.
+        model: A model of Hugging Face whose configuration has `num_key_value_heads`, or a
+            `SentenceTransformer` around one. It stays as it is.
         n_kv_heads: How many each layer shall have: a divisor of how many it has.
         method: "fit", or "mean": the plain mean of neighbors, nothing mixed.
         reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
@@ -85,6 +87,7 @@ def group_heads(
         >>> small.config.num_key_value_heads, small.model.layers[0].self_attn.k_proj.out_features
         (2, 8)
     """
+    outer, model = model, check_model("group_heads", model)
     refuse_packed(model, "group_heads")
     now = KvHeads.of(model)
     batches = _checked(now, n_kv_heads, method, reference)
@@ -110,7 +113,7 @@ def group_heads(
     orders = {one.source.attention.module: one.order for one in grouped}
     layers = {(a.site.stack, a.site.layer): orders[a.module] for a in find_attentions(model, batch)}
     set_original_heads(small, compose_heads(model, layers))
-    return small
+    return small if outer is model else around(outer, small)
 
 
 def _checked(
