@@ -64,7 +64,8 @@ def importance(
             class: `lm` for causal models, `masked-lm`, `label` where batches have labels,
             `embedding` for models without a head. The embedding of a `SentenceTransformer` is
             its own; a function is given the output of the transformer in it.
-        tokenizer: That of the model, for texts; a `SentenceTransformer` brings its own. A text that is too long becomes several.
+        tokenizer: That of the model, for texts; a `SentenceTransformer` brings its own. A
+            text that is too long becomes several.
         max_tokens: The most tokens in one text. None is what the model can read.
         rounds: How often to score. With several, the least important heads go after each, and
             the others are scored anew, since heads back each other up.

@@ -1,4 +1,4 @@
-"""What every function checks first: whether it was given a model, and which transformer is in it."""
+"""What every function checks first: whether it has a model, and which transformer is in it."""
 
 import sys
 from collections.abc import Mapping

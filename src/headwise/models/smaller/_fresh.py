@@ -1,8 +1,9 @@
 """Open what was written in a process of its own, and let it answer: `python _fresh.py HOW FOLDER`.
 
-HOW is `headwise`, or `transformers` or `sentence-transformers` for those who have not got headwise:
-nothing of it is imported then, not even by this file. The folder's `.given.safetensors` holds what
-the model is given, `.answer.safetensors` what it answers. A SentenceTransformer encodes `SENTENCES`.
+HOW is `headwise`, or `transformers` or `sentence-transformers` for those who have not got
+headwise: nothing of it is imported then, not even by this file. The folder's `.given.safetensors`
+holds what the model is given, `.answer.safetensors` what it answers. A SentenceTransformer encodes
+`SENTENCES`.
 """
 
 import json
