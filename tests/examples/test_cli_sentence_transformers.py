@@ -16,9 +16,9 @@ from headwise.surgery.saving import _save
 from sentence_models import TEXTS, open_sentence_model, write_sentence_model
 
 KEPT = {
-    "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "3_Normalize/config.json", "LICENSE",
+    "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "LICENSE",
     "config_sentence_transformers.json", "modules.json", "sentence_bert_config.json",
-    "tokenizer.json", "tokenizer_config.json",
+    "3_Normalize/config.json", "tokenizer.json", "tokenizer_config.json",
 }  # fmt: skip
 LEFT = ("pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "openvino/openvino_model.bin",
         "README.md", "model.safetensors.index.json", "modeling_own.py", "notes.txt")  # fmt: skip
