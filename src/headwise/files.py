@@ -45,10 +45,12 @@ def folder_beside(target: Path, force: bool) -> Iterator[Path]:
     goes at the next write beside it.
 
     Raises:
-        OutputError: something stands there and `force` is not given, or it cannot be written.
+        OutputError: something other than an empty folder stands there and `force` is not given,
+            or it cannot be written.
     """
     with _output_errors(target, "Choose another place.", "save"):
-        if target.exists() and not force:
+        empty = target.is_dir() and not any(target.iterdir())
+        if target.exists() and not empty and not force:
             raise OutputError(f"save: {target} exists. Choose another folder, or say force=True.")
         if target.exists() and not target.is_dir():
             raise OutputError(f"save: {target} is a file. Name a folder.")

@@ -14,7 +14,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.gauge import Given, Inputs, read_given
 from headwise.heads import Head
 from headwise.lab import MiniGPT
-from headwise.models import check_model, in_evaluation
+from headwise.models import check_model, in_evaluation, tokenizer_of
 from headwise.surgery import prune
 
 __all__ = ["recover", "recovering"]
@@ -48,13 +48,14 @@ def recover(
     gradients are as they were when this returns, and when it raises the weights are too.
 
     Args:
-        model: The smaller model, as from `prune`.
+        model: The smaller model, as from `prune`. Of a `SentenceTransformer`, the transformer in
+            it is trained.
         teacher: The full model. It stays as it is.
         batches: Texts or batches, which are read in an order drawn anew in each round.
         steps: How many batches are read.
         rate: The highest learning rate: it climbs for a tenth of the steps, then falls to 0. Few
             steps at a high one do harm: each moves every weight by about as much.
-        tokenizer: That of the models, for texts.
+        tokenizer: That of the models, for texts; a `SentenceTransformer` brings its own.
         seed: Decides the order of the batches.
         on_step: Told after each step how many are done, of how many.
     Returns:
@@ -64,6 +65,8 @@ def recover(
             are frozen, a loss is not finite, or the models give nothing that can be compared.
         ShapeError: the models' answers have different shapes.
     """
+    tokenizer = tokenizer_of(model, tokenizer)
+    model, teacher = (check_model("recover", one) for one in (model, teacher))
     _check(model, teacher, steps, rate)
     read = read_given(batches, model, tokenizer)
     rng = torch.Generator().manual_seed(seed)
@@ -121,8 +124,6 @@ def recovering(
 
 
 def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> None:
-    for one in (model, teacher):
-        check_model("recover", one)
     if steps < 1 or not rate > 0:
         raise ArgumentError(f"recover: {steps=}, {rate=}. Give numbers above 0.")
     theirs = {weight.data_ptr() for weight in teacher.parameters()}

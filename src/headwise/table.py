@@ -5,7 +5,7 @@ no model and no torch. Its standard errors take the text as the unit: tokens of 
 not independent of each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,8 @@ class HeadTable:
         queries: "eligible" or "all": the queries that the means are over (see `Request`).
         model: The fingerprint of the model's weights.
         versions: The versions of what the table was made with.
+        original: In a pruned or grouped model, the address that each head had in the original
+            model, None for a head of zeros; empty where that is not known.
 
     Example:
         >>> zeros = np.zeros((1, 1))
@@ -94,6 +96,7 @@ class HeadTable:
     queries: str = "eligible"
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    original: tuple[Head | None, ...] = ()
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -220,12 +223,16 @@ class HeadTable:
         }
         known = [] if self.covered is None else [self.covered]
         known += [] if other.covered is None else [other.covered[:, order]]
-        return replace(self, totals=totals, covered=np.sum(known, 0) if known else None)
+        covered = np.sum(known, 0) if known else None
+        original = self.original or tuple(other.original[at] for at in order if other.original)
+        return replace(self, totals=totals, covered=covered, original=original)
 
     def frame(self, detail: bool = False) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, then the mean of each statistic.
 
         Where some head's numbers are about a part of the queries, `coverage` says which share.
+        The table of a pruned or grouped model has a column `original` after these, with the name
+        of each head in the original model, where that is known.
 
         Args:
             detail: Whether to add, after each mean, its standard error (`.se`), the number of
@@ -240,6 +247,8 @@ class HeadTable:
         }
         if (self.coverage < 1).any():
             columns["coverage"] = self.coverage
+        if self.original:
+            columns["original"] = [str(head or "") for head in self.original]
         if detail:
             columns["kv_head"] = self.kv_heads
         for name, totals in self.totals.items():
@@ -276,6 +285,7 @@ class HeadTable:
             "versions": dict(self.versions),
             "statistics": list(self.totals),
             "queries": self.queries,
+            "original": bool(self.original),
             "per_text": any(one.per_text is not None for one in self.totals.values()),
         }
         return write_table_file(frame, about, Path(path))
@@ -320,7 +330,13 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
         queries=str(about.get("queries", "eligible")),
         model=str(about["model"]),
         versions=dict(about["versions"]),
+        original=_originals(frame["original"]) if about.get("original", False) else (),
     )
+
+
+def _originals(names: Iterable[Any]) -> tuple[Head | None, ...]:
+    # An empty cell of a CSV is read as NaN.
+    return tuple(Head.parse(x) if isinstance(x, str) and x else None for x in names)
 
 
 def _floats(values: Any) -> Column:

@@ -17,7 +17,17 @@ from headwise.gauge import read_given
 from headwise.models import batches, encode, example_of
 from headwise.recovery import recover
 from headwise.scores import Scores
-from headwise.surgery import Format, Plan, costs, form_of, plan, prune, save, time_passes
+from headwise.surgery import (
+    Format,
+    Plan,
+    costs,
+    files_beside,
+    form_of,
+    plan,
+    prune,
+    save,
+    time_passes,
+)
 
 _SIZE = 16
 _TEXTS, _TOKENS = 8, 128
@@ -54,6 +64,7 @@ def cut(
     orders = orders_of(scores, [Scores.load(path) for path in order.beside])
     plan(scores, remove=order.remove, uniform=order.uniform)  # what cannot be is said at once
     opened, tokenizer = open_model(model, shared)
+    files_beside(model)
     counted = costs(opened)
     if scores.model != counted.model:
         raise ArgumentError(
@@ -79,7 +90,7 @@ def cut(
         None if material is None
         else curves_of(opened, orders, material, order.recovery)
     )  # fmt: skip
-    save(small, out, format=order.format, tokenizer=tokenizer, force=force)
+    save(small, out, format=order.format, tokenizer=tokenizer, source=model, force=force)
     note("Opened again in a fresh process, it answers the same")
     if order.format == "padded":
         note("What is written is as large and as slow as before: zeros stand where heads were")

@@ -105,10 +105,11 @@ def check_output(path: Path, *endings: str, force: bool = True) -> None:
 
 
 def check_there(path: Path, force: bool) -> None:
-    """Refuse to overwrite a file or a folder, unless told to.
+    """Refuse to overwrite a file or a folder that is not empty, unless told to.
 
     Raises:
         ArgumentError: it is there and may not be overwritten.
     """
-    if path.exists() and not force:
+    empty = path.is_dir() and not any(path.iterdir())
+    if path.exists() and not empty and not force:
         raise ArgumentError(f"output: {path} is there already. Add --force to overwrite it.")

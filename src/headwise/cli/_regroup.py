@@ -9,7 +9,7 @@ from headwise.cli._options import Shared
 from headwise.cli._show import note
 from headwise.cli._work import open_model, some_texts, tell_pieces
 from headwise.gauge import read_given
-from headwise.surgery import GroupedLayer, Method, costs, group_heads, save
+from headwise.surgery import GroupedLayer, Method, costs, files_beside, group_heads, save
 
 
 def regroup(
@@ -28,6 +28,7 @@ def regroup(
     """
     texts = None if text is None else some_texts(text, shared)
     opened, tokenizer = open_model(model, shared)
+    files_beside(model)
     layers: list[GroupedLayer] = []
 
     def tell(layer: GroupedLayer) -> None:
@@ -43,5 +44,5 @@ def regroup(
         f"{name} of heads": tuple(one.after((), name) for one in counted) for name in counted[0].own
     }
     told["parameters"] = count_weights(opened), count_weights(small)
-    save(small, out, tokenizer=tokenizer, force=force)
+    save(small, out, tokenizer=tokenizer, source=model, force=force)
     return {"layers": [asdict(layer) for layer in layers], "costs": told}

@@ -12,7 +12,7 @@ from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError, InputError
 from headwise.gauge._loss import Loss, embedding
 from headwise.gauge._score import Inputs, pair_score
-from headwise.models import batches, encode, token_classes
+from headwise.models import batches, encode, model_inputs, token_classes
 
 # Texts that the model reads at once.
 _SIZE = 16
@@ -117,4 +117,4 @@ def _moved(batch: Any, device: torch.device) -> Inputs:
             f"batches: one is a {type(batch).__name__}. Give the model's inputs by name, "
             f"such as input_ids and attention_mask."
         )
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in model_inputs(batch).items()}

@@ -16,7 +16,7 @@ from headwise.gauge._loss import Loss, find_loss
 from headwise.gauge._run import Run
 from headwise.gauge._score import Inputs
 from headwise.heads import Head, HeadsLike, resolve_heads
-from headwise.models import check_model, find_attentions, in_evaluation
+from headwise.models import check_model, find_attentions, in_evaluation, tokenizer_of
 from headwise.scores import random_orders, removable
 
 Tell = Callable[[int, int], None]
@@ -63,7 +63,8 @@ def prune_curves(
         HeadError: an order names a head that does not exist, or one twice.
         ArgumentError: no order is given, or `cut` together with a reference.
     """
-    check_model("prune_curves", model)
+    outer, model = model, check_model("prune_curves", model)
+    tokenizer = tokenizer_of(outer, tokenizer)
     if not orders or (cut is not None and reference is not None):
         raise ArgumentError(
             f"prune_curves: {len(orders)} orders, {cut=}, a reference: {reference is not None}. "
@@ -71,8 +72,8 @@ def prune_curves(
         )
     read = read_given(batches, model, tokenizer)
     known = None if reference is None else read_given(reference, model, tokenizer)
-    with in_evaluation(model), torch.no_grad():
-        found = find_loss(loss, model, read[0])
+    with in_evaluation(outer), torch.no_grad():
+        found = find_loss(loss, outer, read[0])
         run = Run(model, find_attentions(model, read[0]), found, read, known)
         going = _going(orders, run.heads, alone=cut is not None)
         most = min(len(order) for some in going.values() for order in some)

@@ -21,7 +21,7 @@ from headwise.gauge._loss import Loss, find_loss
 from headwise.gauge._run import Run
 from headwise.gauge._score import Inputs
 from headwise.gauge.methods import METHODS, RESUMABLE, Gates, Method
-from headwise.models import check_model, find_attentions, fingerprint
+from headwise.models import check_model, find_attentions, fingerprint, tokenizer_of
 from headwise.scores import Scores
 
 Tell = Callable[[int, int], None]
@@ -56,14 +56,17 @@ def importance(
     when this returns or raises.
 
     Args:
-        model: Any model whose output projections can be found.
+        model: Any model whose output projections can be found, or a `SentenceTransformer`
+            around one.
         batches: Texts, or batches: mappings of the model's inputs by name.
         method: One of those above, or `Gates(...)`.
         loss: `lm`, `masked-lm`, `label`, `embedding`, or a function of the model's output and
             the batch that gives the loss of each text. None takes the one that goes with the
             class: `lm` for causal models, `masked-lm`, `label` where batches have labels,
-            `embedding` for models without a head.
-        tokenizer: That of the model, for texts. A text that is too long becomes several.
+            `embedding` for models without a head. The embedding of a `SentenceTransformer` is
+            its own; a function is given the output of the transformer in it.
+        tokenizer: That of the model, for texts; a `SentenceTransformer` brings its own. A
+            text that is too long becomes several.
         max_tokens: The most tokens in one text. None is what the model can read.
         rounds: How often to score. With several, the least important heads go after each, and
             the others are scored anew, since heads back each other up.
@@ -78,15 +81,15 @@ def importance(
         InputError: the file to resume is of another model, other texts or another method.
         UnsupportedError: the heads of the model cannot be gated exactly.
     """
-    check_model("importance", model)
+    outer, model = model, check_model("importance", model)
     name, how = _method(method)
     if resume is not None and name not in RESUMABLE:
         raise ArgumentError(
             f"importance: resume={str(resume)!r} with method={name!r}, which keeps nothing on its "
             f"way. Give it with {' or '.join(RESUMABLE)}."
         )
-    read = read_given(batches, model, tokenizer, max_tokens)
-    found = find_loss(loss, model, read[0])
+    read = read_given(batches, model, tokenizer_of(outer, tokenizer), max_tokens)
+    found = find_loss(loss, outer, read[0])
     mark = fingerprint(model)
     about = {
         "model": mark,
@@ -94,7 +97,7 @@ def importance(
         "method": name,
         "loss": found.name + _code_of(loss),
     }
-    with _held_still(model):
+    with _held_still(outer):
         attentions = find_attentions(model, read[0])
         kept = Kept(None if resume is None else Path(resume), about | {"rounds": str(rounds)})
         run = Run(model, attentions, found, read, kept=kept)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, ShapeError
 from headwise.gauge._score import Inputs, Score, label_score
 from headwise.lab import MiniGPT
+from headwise.models import is_sentence_transformer, sentence_embedding
 
 PerText = Float[Tensor, " B"]
 Pooling = Literal["mean", "first", "last"]
@@ -105,6 +106,8 @@ def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
     if callable(loss):
         name = getattr(loss, "__name__", type(loss).__name__)
         return Loss(name, loss)
+    if is_sentence_transformer(model) and loss in (None, "embedding"):
+        return Loss("embedding", partial(_sentence_vectors, model), compares=True)
     name = _name_for(model, batch) if loss is None else loss
     if name not in _LOSSES:
         raise ArgumentError(f"loss: {name!r} is none of {', '.join(_LOSSES)}. Give one of them.")
@@ -209,6 +212,10 @@ def _embeddings(pooling: Pooling, output: Any, batch: Inputs) -> Float[Tensor, "
         real = real * (real.flip(1).cumsum(1).flip(1) == 1)
     pooled = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
     return F.normalize(pooled, dim=-1)
+
+
+def _sentence_vectors(model: nn.Module, output: Any, batch: Inputs) -> Float[Tensor, "B d_model"]:
+    return F.normalize(sentence_embedding(model, output, batch), dim=-1)
 
 
 _LOSSES: Mapping[str, Callable[[], Loss]] = {

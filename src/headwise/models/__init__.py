@@ -1,9 +1,17 @@
 """Other people's models: open them, find their heads, listen to their attention."""
 
 from headwise.models._fingerprint import fingerprint
-from headwise.models._given import check_model
+from headwise.models._given import check_model, is_sentence_transformer, model_inputs
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._open import load, load_tokenizer
+from headwise.models._sentence import (
+    around,
+    encode_sentences,
+    open_around,
+    sentence_embedding,
+    tokenizer_of,
+    write_around,
+)
 from headwise.models._tokens import (
     TOKEN_CLASSES,
     Batch,
@@ -53,23 +61,29 @@ from headwise.models.owning import (
     replace_heads,
 )
 from headwise.models.smaller import (
+    ORIGINAL,
     TABLE,
     Differences,
     OwnHeads,
     Reader,
     answer_afresh,
     as_stock,
+    compose_heads,
     describe_smaller,
     differences_of,
     hands_on,
+    original_heads,
+    originals_of,
     rebuild,
     resize,
     set_count,
+    set_original_heads,
     write_layer,
     write_remote,
 )
 
 __all__ = [
+    "ORIGINAL",
     "TABLE",
     "TOKEN_CLASSES",
     "Ablation",
@@ -93,6 +107,7 @@ __all__ = [
     "Text",
     "ablate",
     "answer_afresh",
+    "around",
     "as_stock",
     "attached_parts",
     "batches",
@@ -101,12 +116,14 @@ __all__ = [
     "call_with",
     "check_encodable",
     "check_model",
+    "compose_heads",
     "context_of",
     "count_heads",
     "describe_smaller",
     "differences_of",
     "edit_heads",
     "encode",
+    "encode_sentences",
     "example_of",
     "find_attentions",
     "find_shares",
@@ -117,19 +134,28 @@ __all__ = [
     "hooked",
     "in_evaluation",
     "is_linear",
+    "is_sentence_transformer",
     "is_transposed",
     "listen",
     "load",
     "load_tokenizer",
     "mean_heads",
+    "model_inputs",
+    "open_around",
+    "original_heads",
+    "originals_of",
     "output_projection",
     "rebuild",
     "replace_heads",
     "resize",
+    "sentence_embedding",
     "set_count",
+    "set_original_heads",
     "token_classes",
     "token_strings",
+    "tokenizer_of",
     "unsupported",
+    "write_around",
     "write_layer",
     "write_remote",
 ]

@@ -15,7 +15,14 @@ from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
 from headwise.models._folder_checks import check_folder, check_tokenizer_class
 from headwise.models._hub_checks import fetch, fetched
-from headwise.models.smaller import begin_smaller, class_of_smaller, read_layer, read_smaller
+from headwise.models.smaller import (
+    ORIGINAL,
+    begin_smaller,
+    class_of_smaller,
+    read_layer,
+    read_original,
+    read_smaller,
+)
 
 # As the hub allows them: an owner and a slash may stand before the name.
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
@@ -162,6 +169,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
             f"{missing[0]}. "
             f"Give the whole checkpoint."
         )
+    read_original(getattr(model.config, ORIGINAL, None), str(source))
     return model
 
 

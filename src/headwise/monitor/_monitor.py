@@ -80,7 +80,7 @@ class HeadMonitor:
         on_alarm: Callable[[Alarm], object] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        check_asked("HeadMonitor", model, layers, every)
+        model = check_asked("HeadMonitor", model, layers, every)
         check_rules(rules, statistics)
         check_receivers(log, on_alarm)
         self._model, self._every, self._layers = unwrapped(model), every, layers

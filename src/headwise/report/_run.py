@@ -11,7 +11,14 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise.corpora import EOS, RELATIONS, Grammar, annotate, choices, relations
 from headwise.lab import Trained
-from headwise.models import batches, check_model, encode, token_classes, token_strings
+from headwise.models import (
+    batches,
+    check_model,
+    encode,
+    token_classes,
+    token_strings,
+    tokenizer_of,
+)
 from headwise.report._study import Sample, Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
 from headwise.table import HeadTable
@@ -61,7 +68,7 @@ def study(
     Args:
         model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
             `attention_mask`.
-        tokenizer: Its tokenizer.
+        tokenizer: Its tokenizer. None is that of a `SentenceTransformer`.
         texts: What it reads.
         request: What to find out. None is every statistic, and the mass on special tokens and
             on punctuation, where the tokenizer has them.
@@ -74,7 +81,8 @@ def study(
         InputError: the texts hold no token.
         UnsupportedError: the model cannot be watched exactly.
     """
-    check_model("study", model)
+    outer, model = model, check_model("study", model)
+    tokenizer = tokenizer_of(outer, tokenizer, "study")
     about = about or About()
     meanings = dict(about.meanings)
     if request is None:

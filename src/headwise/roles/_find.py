@@ -14,7 +14,7 @@ from headwise._shown import counted
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError, InputError
 from headwise.heads import Head
-from headwise.models import check_model, context_of, fingerprint
+from headwise.models import check_model, context_of, fingerprint, tokenizer_of
 from headwise.roles._evidence import FEWEST_TEXTS, Verdict, halves, judge, lift
 from headwise.roles._families import Contrast, Family, Rival, Split, make_family, rival
 from headwise.roles._nulls import Evidence, shuffled
@@ -67,7 +67,8 @@ def find_roles(
 
     Args:
         model: Any model that takes `input_ids` and `attention_mask`.
-        tokenizer: Its tokenizer, one that says where its tokens stand (a fast one).
+        tokenizer: Its tokenizer, one that says where its tokens stand (a fast one). None is that of
+            a `SentenceTransformer`.
         corpus: Texts, with or without annotations; trees, mentions and links add their roles.
         relations: Roles of your own, by name: from a text to its pairs of tokens (query, key).
         evidence: Which nulls are read, and what decides all that is drawn. None is an
@@ -82,7 +83,8 @@ def find_roles(
         UnsupportedError: the model cannot be watched exactly, the tokenizer does not say where
             its tokens stand, or a null was asked for that cannot be had.
     """
-    check_model("find_roles", model)
+    outer, model = model, check_model("find_roles", model)
+    tokenizer = tokenizer_of(outer, tokenizer, "find_roles")
     evidence = evidence or Evidence()
     given, texts = texts_of("find_roles", corpus)
     limit = context_of(model, tokenizer)

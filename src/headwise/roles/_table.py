@@ -12,7 +12,7 @@ from headwise._shown import at_prompt, counted, printable
 from headwise._tablefile import numbers_of, read_saved, texts_of, write_table_file
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
-from headwise.models import fingerprint
+from headwise.models import check_model, fingerprint
 from headwise.roles.matter import WITHOUT, Behaviour, Effects, try_without
 
 SCHEMA = 1
@@ -122,6 +122,7 @@ class Roles:
                 name, or a loss is not finite.
             HeadError: there is no such head.
         """
+        model = check_model("matter", model)
         now = fingerprint(model)
         if now != self.model:
             raise ArgumentError(

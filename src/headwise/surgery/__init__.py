@@ -5,7 +5,7 @@ from headwise.surgery._plan import LayerPlan, Plan, amount
 from headwise.surgery._prune import prune
 from headwise.surgery.grouping import GroupedLayer, Method, group_heads
 from headwise.surgery.pricing import Costs, PassTimes, costs, time_passes
-from headwise.surgery.saving import Format, form_of, save
+from headwise.surgery.saving import Format, files_beside, form_of, save
 
 __all__ = [
     "Costs",
@@ -17,6 +17,7 @@ __all__ = [
     "Plan",
     "amount",
     "costs",
+    "files_beside",
     "form_of",
     "group_heads",
     "plan",

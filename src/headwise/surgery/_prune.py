@@ -13,8 +13,10 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadsLike
 from headwise.models import (
     Attention,
+    around,
     batches_of,
     check_model,
+    compose_heads,
     edit_heads,
     example_of,
     find_attentions,
@@ -22,6 +24,7 @@ from headwise.models import (
     fingerprint,
     heads_of,
     mean_heads,
+    set_original_heads,
 )
 from headwise.surgery._answer import answer_of, difference
 from headwise.surgery._plan import Plan
@@ -60,7 +63,8 @@ def prune(
     stands a layer that is called in the same way; the weights it tells are of the heads left.
 
     Args:
-        model: It stays as it is.
+        model: It stays as it is. Of a `SentenceTransformer`, the transformer in it is pruned; the
+            result is a `SentenceTransformer` too.
         plan: A plan, or the heads that go, in any way of naming them.
         reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
             one. They are what the mean is taken over; the first is what the model is checked on.
@@ -81,6 +85,7 @@ def prune(
         >>> small.n_heads, tuple(small.q_proj.weight.shape)
         (2, (4, 8))
     """
+    outer, model = model, check_model("prune", model)
     batches = _checked(model, fold, reference)
     batch = batches[0] if batches else example_of(model)
     attentions = find_attentions(model, batch)
@@ -103,7 +108,15 @@ def prune(
     if means is not None:
         _fold(small, parts, removed, means)
     _prove(model, small, _Gone(attentions, removed, means), batch)
-    return small
+    _record(model, small, kept)
+    return small if outer is model else around(outer, small)
+
+
+def _record(model: nn.Module, small: nn.Module, kept: Mapping[Attention, tuple[int, ...]]) -> None:
+    """Record which heads of the original model are left, unless none was removed."""
+    if any(len(stay) < a.site.n_heads for a, stay in kept.items()):
+        layers = {(a.site.stack, a.site.layer): stay for a, stay in kept.items()}
+        set_original_heads(small, compose_heads(model, layers))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from headwise._interrupts import reversible
 from headwise._shown import counted
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.heads import HeadLike
-from headwise.models import Site, check_model, fingerprint, listen
+from headwise.models import Site, check_model, fingerprint, listen, originals_of
 from headwise.table import HeadTable, Totals
 from headwise.watch._hearing import Hearing
 from headwise.watch._ledger import Ledger
@@ -47,7 +47,7 @@ def observe(
     after an exception; a copy that is made or saved meanwhile is not watched.
 
     Args:
-        model: Any model with such layers.
+        model: Any model with such layers, or a `SentenceTransformer` around one.
         request: What to find out. None is a `Request()`: what is cheap and of any text.
         layers: The layers to watch, counted from 0 in each stack, in the order in which they
             attend. None is all of them.
@@ -74,7 +74,7 @@ def observe(
         >>> [str(head) for head in watch.table().heads]
         ['L0.H0', 'L0.H1']
     """
-    check_asked("observe", model, layers, every)
+    model = check_asked("observe", model, layers, every)
     if not isinstance(request, Request | None):
         raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
     watch = Watch(model, request or Request(), layers, every)
@@ -84,17 +84,18 @@ def observe(
         yield watch
 
 
-def check_asked(who: str, model: Any, layers: Any, every: Any) -> None:
-    """Refuse to watch what is no model, layers that are no numbers, and not every n-th pass.
+def check_asked(who: str, model: Any, layers: Any, every: Any) -> nn.Module:
+    """The model to watch, if it is one, layers are numbers and `every` is one.
 
     Raises:
         ArgumentError: one of them is so.
     """
-    check_model(who, model)
+    model = check_model(who, model)
     if not isinstance(every, int) or every < 1:
         raise ArgumentError(f"{who}: every={every!r}. Give a whole number, 1 or more.")
     if layers is not None and not _are_numbers(layers):
         raise ArgumentError(f"{who}: layers={layers!r}. Give a list of numbers, from 0 on.")
+    return model
 
 
 def _are_numbers(layers: Any) -> bool:
@@ -149,8 +150,9 @@ class Watch:
             name: Totals.beside([found[site][name] for site in sites])
             for name in self._request.names
         }
+        heads = tuple(head for site in sites for head in site.heads())
         return HeadTable(
-            heads=tuple(head for site in sites for head in site.heads()),
+            heads=heads,
             kv_heads=np.array(
                 [h // (s.n_heads // s.n_kv_heads) for s in sites for h in range(s.n_heads)],
                 dtype=np.int64,
@@ -160,6 +162,7 @@ class Watch:
             queries=self._request.queries,
             model=fingerprint(self._model),
             versions={name: version(name) for name in ("headwise", "torch")},
+            original=originals_of(self._model, heads),
         )
 
     def _covered(self, sites: list[Site]) -> Float64[np.ndarray, "2 N"]:

@@ -103,7 +103,7 @@ def ablate(
         >>> [str(head) for head in taken.heads], torch.equal(without, layer(x))
         (['L0.H1'], False)
     """
-    check_model("ablate", model)
+    model = check_model("ablate", model)
     batches = _checked(mode, reference)
     attentions = find_attentions(model, batches[0] if batches else None)
     chosen = by_attention(heads, attentions)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise.errors import ArgumentError
 from headwise.layer import MultiHeadAttention
+from headwise.models._given import model_inputs
 
 _TOKENS = 5
 
@@ -38,7 +39,7 @@ def batches_of(reference: Any, who: str) -> list[Any]:
     """
     if isinstance(reference, Mapping | str | Tensor):
         reference = [reference]
-    whole = list(reference or ())
+    whole = [model_inputs(batch) for batch in reference or ()]
     for one in whole:
         if isinstance(one, str):
             raise ArgumentError(

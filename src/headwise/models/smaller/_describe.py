@@ -11,6 +11,7 @@ from torch import nn
 from headwise._json import read_object
 from headwise.errors import InputError, UnsupportedError
 from headwise.models.smaller._differences import Differences
+from headwise.models.smaller._original import ORIGINAL, read_original, set_original_heads
 
 FORMAT = "headwise-smaller/1"
 
@@ -49,7 +50,9 @@ def begin_smaller(model: nn.Module, about: Any) -> None:
     Raises:
         InputError: it cannot be read.
     """
-    Differences.read(about if isinstance(about, dict) else {}, "headwise.json").apply(model)
+    content = about if isinstance(about, dict) else {}
+    Differences.read(content, "headwise.json").apply(model)
+    set_original_heads(model, read_original(content.get(ORIGINAL), "headwise.json"))
 
 
 def read_smaller(folder: Path) -> dict[str, Any] | None:

@@ -1,8 +1,9 @@
 """Open what was written in a process of its own, and let it answer: `python _fresh.py HOW FOLDER`.
 
-HOW is `headwise`, or `transformers` for those who have not got headwise: nothing of it is imported
-then, not even by this file. The folder's `.given.safetensors` holds what the model is given,
-`.answer.safetensors` what it answers.
+HOW is `headwise`, or `transformers` or `sentence-transformers` for those who have not got
+headwise: nothing of it is imported then, not even by this file. The folder's `.given.safetensors`
+holds what the model is given, `.answer.safetensors` what it answers. A SentenceTransformer encodes
+`SENTENCES`.
 """
 
 import json
@@ -18,12 +19,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-Reader = Literal["headwise", "transformers"]
+Reader = Literal["headwise", "transformers", "sentence-transformers"]
+SENTENCES = ("A man plays a guitar.", "The cat sleeps on the warm roof all day long.")
 _GIVEN, _ANSWER = ".given.safetensors", ".answer.safetensors"
 
 
-def answer_afresh(reader: Reader, folder: Path, batch: Any) -> list[Tensor] | str:
-    """What a fresh process answers that opens a folder; its last words where it cannot."""
+def answer_afresh(reader: Reader, folder: Path, batch: Any = ()) -> list[Tensor] | str:
+    """What a fresh process answers that opens a folder; its last words where it cannot.
+
+    Args:
+        batch: What the model is given; a SentenceTransformer encodes `SENTENCES` instead.
+    """
     command = [sys.executable, __file__, reader, str(folder)]
     # Transformers copies code of a checkpoint before it runs it: not to the user's own place.
     with tempfile.TemporaryDirectory() as copies:
@@ -52,6 +58,9 @@ def _named(batch: Any) -> dict[str, Tensor]:
 
 
 def _answer(reader: str, folder: Path) -> None:
+    if reader == "sentence-transformers":
+        save_file({"000": _encoded(folder)}, folder / _ANSWER)
+        return
     model = (_open_ours if reader == "headwise" else _open_theirs)(folder)
     given = load_file(folder / _GIVEN)
     places = [given.pop(name) for name in sorted(given) if name.isdigit()]
@@ -70,15 +79,34 @@ def _open_ours(folder: Path) -> nn.Module:
 
 
 def _open_theirs(folder: Path) -> nn.Module:
-    modules: dict[str, Any] = sys.modules
-    modules["headwise"] = None  # whatever asks for it fails
+    _forget_ours()
     import transformers
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    by_code = [name for name in config.get("auto_map", ()) if name != "AutoConfig"]
+    by_code = _classes_by_code(config)
     name = (by_code or config["architectures"])[0]
     cls = getattr(transformers, name)
     return cls.from_pretrained(folder, trust_remote_code=bool(by_code)).eval()
+
+
+def _encoded(folder: Path) -> Tensor:
+    _forget_ours()
+    from sentence_transformers import SentenceTransformer
+
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    by_code = bool(_classes_by_code(config))
+    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=by_code)
+    vectors = model.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
+    return vectors.contiguous()
+
+
+def _forget_ours() -> None:
+    modules: dict[str, Any] = sys.modules
+    modules["headwise"] = None  # whatever asks for it fails
+
+
+def _classes_by_code(config: Mapping[str, Any]) -> list[str]:
+    return [name for name in config.get("auto_map", ()) if name != "AutoConfig"]
 
 
 if __name__ == "__main__":

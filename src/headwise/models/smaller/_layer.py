@@ -14,6 +14,12 @@ from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention, RoPE
 from headwise.models.smaller._differences import Differences
+from headwise.models.smaller._original import (
+    ORIGINAL,
+    original_heads,
+    read_original,
+    set_original_heads,
+)
 
 FORMAT = "headwise-layer/1"
 _ABOUT, _WEIGHTS = "headwise.json", "model.safetensors"
@@ -30,6 +36,8 @@ def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
     # A mean that was folded in is a bias where the others are none.
     more = asdict(Differences.between(layer, _built(config)))
     about = {"format": FORMAT, "config": config, "tensors": more["tensors"]}
+    if original := original_heads(layer):
+        about[ORIGINAL] = original
     (folder / _ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
     write_tensors(layer.state_dict(), folder / _WEIGHTS)
 
@@ -57,6 +65,7 @@ def read_layer(folder: Path) -> MultiHeadAttention | None:
         with limit_model_size(stored, folder), torch.device("meta"):
             _check_shapes(weights, _begun(about["config"], differences))
         layer = _begun(about["config"], differences)
+        set_original_heads(layer, read_original(about.get(ORIGINAL), str(path)))
         dtype = next(iter(weights.values())).dtype
         layer.to(dtype).load_state_dict(weights)
         return layer

@@ -14,6 +14,7 @@ from headwise.models.owning import (
     find_attentions,
     find_shares,
 )
+from headwise.models.smaller._original import ORIGINAL
 
 # These compute the same, and their configurations take numbers of heads that the first refuse.
 _KIN = {"Llama": ("Mistral", {"sliding_window": None})}
@@ -109,7 +110,7 @@ def _configuration(model: nn.Module, cls: Any, sizes: Mapping[str, Any]) -> Any:
     content = own.to_dict()
     if cls.config_class is not type(own):
         known = cls.config_class().to_dict().keys() - {"model_type", "architectures"}
-        content = {name: value for name, value in content.items() if name in known}
+        content = {name: x for name, x in content.items() if name in {*known, ORIGINAL}}
     names = cls.config_class.attribute_map
     return cls.config_class.from_dict(
         content | {names.get(name, name): value for name, value in sizes.items()}

@@ -7,7 +7,17 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Attention, batches_of, example_of, find_attentions, find_shares
+from headwise.models import (
+    Attention,
+    around,
+    batches_of,
+    check_model,
+    compose_heads,
+    example_of,
+    find_attentions,
+    find_shares,
+    set_original_heads,
+)
 from headwise.surgery._answer import answer_of, difference
 from headwise.surgery._prune import refuse_packed
 from headwise.surgery.grouping._fewer import KvHeads
@@ -49,8 +59,8 @@ def group_heads(
     tells the new number, so that `save_pretrained` writes what stock transformers loads.
 
     Args:
-        model: A model of Hugging Face whose configuration has `num_key_value_heads`. It stays as
-            it is.
+        model: A model of Hugging Face whose configuration has `num_key_value_heads`, or a
+            `SentenceTransformer` around one. It stays as it is.
         n_kv_heads: How many each layer shall have: a divisor of how many it has.
         method: "fit", or "mean": the plain mean of neighbors, nothing mixed.
         reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
@@ -77,6 +87,7 @@ def group_heads(
         >>> small.config.num_key_value_heads, small.model.layers[0].self_attn.k_proj.out_features
         (2, 8)
     """
+    outer, model = model, check_model("group_heads", model)
     refuse_packed(model, "group_heads")
     now = KvHeads.of(model)
     batches = _checked(now, n_kv_heads, method, reference)
@@ -99,7 +110,10 @@ def group_heads(
     for one, layout in zip(grouped, _layouts(small, n_kv_heads, batch), strict=True):
         one.settle(model, small, layout)
     _prove(small, batch, wanted)
-    return small
+    orders = {one.source.attention.module: one.order for one in grouped}
+    layers = {(a.site.stack, a.site.layer): orders[a.module] for a in find_attentions(model, batch)}
+    set_original_heads(small, compose_heads(model, layers))
+    return small if outer is model else around(outer, small)
 
 
 def _checked(

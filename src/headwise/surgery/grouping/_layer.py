@@ -101,6 +101,12 @@ class Grouped:
             source, groups, fits, [fit(values.some(group), source.values) for group in groups]
         )
 
+    @property
+    def order(self) -> list[int]:
+        """The query heads in the order in which they stand when kv heads are grouped."""
+        n = self.source.group
+        return [kv * n + at for group in self.groups for kv in group for at in range(n)]
+
     def told(self) -> GroupedLayer:
         lost = [
             sum(one.lost for one in fits) / (sum(one.whole for one in fits) or 1.0)
@@ -126,8 +132,7 @@ class Grouped:
     @torch.no_grad()
     def settle(self, model: nn.Module, small: nn.Module, layout: Layout) -> None:
         """Write what is shared into a model of the new shape, its query heads in a new order."""
-        source, n = self.source, self.source.group
-        order = [kv * n + at for group in self.groups for kv in group for at in range(n)]
+        source, n, order = self.source, self.source.group, self.order
         for old, new, fits in (
             (source.layout.k, layout.k, self.keys),
             (source.layout.v, layout.v, self.values),

@@ -189,7 +189,7 @@ def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
         UnsupportedError: which weight belongs to which head cannot be found, or `timed` and
             heads of the model cannot be cut out.
     """
-    check_model("costs", model)
+    model = check_model("costs", model)
     batch = example_of(model) if batch is None else batch
     attentions = find_attentions(model, batch)
     # Torch's own layers show nobody their heads; ours in their place cost the same.

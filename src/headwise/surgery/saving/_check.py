@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import OutputError
-from headwise.models import Reader, answer_afresh, example_of
+from headwise.models import Reader, answer_afresh, encode_sentences, example_of
 from headwise.surgery._answer import answer_of, difference
 
 
@@ -16,8 +16,20 @@ def check_fresh(reader: Reader, folder: Path, model: nn.Module) -> None:
         OutputError: it cannot be opened there, or answers something else.
     """
     batch = example_of(model)
-    found = answer_afresh(reader, folder, batch)
-    wanted = [x.cpu() for x in answer_of(model, batch)]
+    _compare(model, answer_afresh(reader, folder, batch), answer_of(model, batch))
+
+
+def check_encoding(folder: Path, model: nn.Module) -> None:
+    """Open a folder with sentence-transformers in a fresh process, and compare what it encodes.
+
+    Raises:
+        OutputError: it cannot be opened there, or gives other vectors than `model`.
+    """
+    _compare(model, answer_afresh("sentence-transformers", folder), [encode_sentences(model)])
+
+
+def _compare(model: nn.Module, found: list[Tensor] | str, answer: list[Tensor]) -> None:
+    wanted = [x.cpu() for x in answer]
     told = found if isinstance(found, str) else difference(found, wanted)
     if told:
         raise OutputError(

@@ -11,7 +11,15 @@ from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT
 from headwise.lab import save as save_lab
 from headwise.layer import MultiHeadAttention
-from headwise.models import as_stock, describe_smaller, differences_of, write_layer, write_remote
+from headwise.models import (
+    ORIGINAL,
+    as_stock,
+    describe_smaller,
+    differences_of,
+    original_heads,
+    write_layer,
+    write_remote,
+)
 from headwise.surgery.saving._padded import as_padded
 
 Format = Literal["headwise", "stock", "padded", "remote-code"]
@@ -58,7 +66,8 @@ def write_as(format: Format, model: nn.Module, folder: Path) -> None:
     """
     form = form_of(format, model)
     if isinstance(model, MiniGPT):
-        save_lab(model, None, folder, cut=differences_of(model))
+        cut = differences_of(model)
+        save_lab(model, None, folder, cut=cut and cut | {ORIGINAL: original_heads(model)})
         return
     if isinstance(model, MultiHeadAttention):
         write_layer(model, folder)

@@ -8,14 +8,17 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.models import (
+    ORIGINAL,
     Attention,
     Counts,
     OwnHeads,
     Share,
+    compose_heads,
     count_heads,
     example_of,
     find_attentions,
     find_shares,
+    original_heads,
     rebuild,
 )
 from headwise.surgery.cutting import Keep, is_bias_table, kept_indices
@@ -40,13 +43,21 @@ def as_padded(model: nn.Module) -> nn.Module:
     weights = {name: x.detach() for name, x in model.state_dict().items()}
     theirs = find_attentions(full, batch)
     shares = find_shares(full, theirs, batch)
+    heads: dict[nn.Module, Sequence[int]] = {}
+    layers: dict[tuple[str, int], list[int | None]] = {}
     for own, other in zip(find_attentions(model, batch), theirs, strict=True):
         if own.nth == 0:
-            weights |= _spread(weights, own, other, shares[other])
+            spread, heads[own.module] = _spread(weights, own, other, shares[other])
+            weights |= spread
+        places = {place: head for head, place in enumerate(heads[own.module])}
+        layers[own.site.stack, own.site.layer] = [places.get(h) for h in range(other.site.n_heads)]
+    known = {ORIGINAL: compose_heads(model, layers)} if original_heads(model) else {}
     biased = [{"attention_bias": True}] if hasattr(config, "attention_bias") else []
     for more in [{}, *biased]:
         try:
-            return rebuild(cls, cls.config_class.from_dict(config.to_dict() | more), weights)
+            return rebuild(
+                cls, cls.config_class.from_dict(config.to_dict() | known | more), weights
+            )
         except ValueError as error:
             why = error
     raise UnsupportedError(
@@ -57,8 +68,12 @@ def as_padded(model: nn.Module) -> nn.Module:
 
 def _spread(
     weights: Mapping[str, Tensor], own: Attention, other: Attention, shares: Sequence[Share]
-) -> dict[str, Tensor]:
-    """The weights of an attention at their places in the larger one: `cut`, run backwards."""
+) -> tuple[dict[str, Tensor], tuple[int, ...]]:
+    """The weights of an attention at their places in the larger one: `cut`, run backwards.
+
+    Returns:
+        The weights, and the place of each head.
+    """
     counts = count_heads(other, shares)
     held = [share for share in shares if share.name in weights]
     if OwnHeads.on(own.module) is not None:  # what is made for the whole stack was left whole
@@ -70,7 +85,7 @@ def _spread(
             spread = {share.name: weights[share.name] for share in held}
             for share, at in zip(held, places, strict=True):
                 spread[share.name] = _put(spread[share.name], share, at)
-            return spread
+            return spread, keep.heads
     raise UnsupportedError(
         f"save: {own.site.name} has more kv heads than the {counts.kv_heads} that its "
         f"configuration gives room for. Choose the format 'headwise' or 'remote-code'."

@@ -1,0 +1,203 @@
+"""A SentenceTransformer is watched, scored, pruned and saved as it is, with all of its modules."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+
+import headwise as hw
+from headwise.errors import ArgumentError, OutputError, UnsupportedError
+from headwise.models import example_of
+from headwise.models.smaller import SENTENCES
+from headwise.recovery import recover
+from headwise.surgery.saving import _check, _save
+from sentence_models import TEXTS, open_sentence_model, write_sentence_model
+
+GONE = {0: [1, 3], 1: [0]}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sentences")
+    write_sentence_model(place / "bert")
+    write_sentence_model(place / "llama", kv_heads=4)
+    return place
+
+
+@pytest.fixture
+def model(folders: Path) -> SentenceTransformer:
+    return open_sentence_model(folders / "bert")
+
+
+@pytest.fixture
+def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the test itself opens what was written; a fresh process does for the commands."""
+    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
+    monkeypatch.setattr(_save, "check_encoding", lambda *_: None)
+
+
+def test_watching_changes_no_bit_and_tables_are_those_of_the_transformer(
+    model: SentenceTransformer, folders: Path
+) -> None:
+    before = model.encode(TEXTS)
+    with hw.observe(model) as watch:
+        assert np.array_equal(model.encode(TEXTS), before)
+    inner, tokens = hw.load(folders / "bert"), model.preprocess(TEXTS)
+    with hw.observe(inner) as other, torch.no_grad():
+        inner(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+    table, theirs = watch.table(), other.table()
+    assert table.heads == theirs.heads
+    np.testing.assert_allclose(table.mean("entropy"), theirs.mean("entropy"), rtol=1e-5)
+    assert len((table + theirs).heads) == 8  # so they are tables of one model
+
+
+def test_scores_are_of_its_own_embedding(model: SentenceTransformer) -> None:
+    texts = TEXTS[1:]  # a text that is too long would be scored in pieces
+    scores = hw.importance(model, texts, method="zero-ablation")
+    assert scores.loss == "embedding"
+    full = torch.tensor(model.encode(texts))
+    for head, found in zip(scores.heads, scores.importance, strict=True):
+        with hw.ablate(model, head):
+            without = torch.tensor(model.encode(texts))
+        assert found == pytest.approx(1 - (full * without).sum(1).mean().item(), abs=1e-6)
+    assert scores.model == hw.costs(model).model
+
+
+def test_batches_as_it_makes_them(model: SentenceTransformer) -> None:
+    batch = model.preprocess(TEXTS[1:])
+    assert batch["modality"] == "text"
+    ready, made = (hw.importance(model, given).importance for given in (batch, TEXTS[1:]))
+    np.testing.assert_allclose(ready, made, rtol=1e-4, atol=1e-7)
+    small = hw.prune(model, GONE, fold="mean", reference=[batch])
+    with hw.ablate(model, GONE, "mean", [batch]):
+        expected = model.encode(TEXTS)
+    np.testing.assert_allclose(small.encode(TEXTS), expected, atol=1e-5)
+
+
+def test_pruned_it_encodes_what_it_does_without_these_heads(model: SentenceTransformer) -> None:
+    before = model.encode(TEXTS)
+    small = hw.prune(model, hw.Plan.of(GONE, hw.costs(model).heads, hw.costs(model).model))
+    assert type(small) is SentenceTransformer
+    with hw.ablate(model, GONE):
+        np.testing.assert_allclose(small.encode(TEXTS), model.encode(TEXTS), atol=1e-6)
+    assert np.abs(small.encode(TEXTS) - before).max() > 1e-3
+    assert np.array_equal(model.encode(TEXTS), before)
+    assert small.prompts == model.prompts
+    count = [sum(x.numel() for x in one.parameters()) for one in (small, model)]
+    assert count[0] < count[1]
+
+
+def test_it_recovers(model: SentenceTransformer) -> None:
+    small = hw.prune(model, GONE)
+    full, before = model.encode(TEXTS), small.encode(TEXTS)
+    recover(small, model, TEXTS, steps=40, rate=3e-3)
+    after = small.encode(TEXTS)
+    assert (after * full).sum() > (before * full).sum()
+    assert np.array_equal(model.encode(TEXTS), full)
+
+
+def test_its_heads_are_grouped(folders: Path) -> None:
+    model = open_sentence_model(folders / "llama")
+    small = hw.group_heads(model, 2)
+    assert type(small) is SentenceTransformer
+    inner = hw.group_heads(hw.load(folders / "llama"), 2)
+    assert torch.equal(small[0].model.layers[0].self_attn.k_proj.weight,
+                       inner.layers[0].self_attn.k_proj.weight)  # fmt: skip
+    assert small.encode(TEXTS).shape == model.encode(TEXTS).shape
+
+
+def test_heads_that_cannot_be_grouped(model: SentenceTransformer) -> None:
+    with pytest.raises(UnsupportedError, match="BertModel has no num_key_value_heads"):
+        hw.group_heads(model, 2)
+
+
+def test_roles_and_studies_take_its_tokenizer(model: SentenceTransformer) -> None:
+    evidence = hw.Evidence(nulls=())
+    roles = hw.find_roles(model, None, TEXTS * 3, evidence=evidence)
+    study = hw.study(model, None, TEXTS)
+    assert roles.model == study.table.model == hw.costs(model).model
+    assert study.text["longest text"] == 6  # its own limit, not that of the transformer
+
+
+@pytest.mark.usefixtures("_trusted")
+def test_saved_padded_it_encodes_the_same(model: SentenceTransformer, tmp_path: Path) -> None:
+    small = hw.prune(model, GONE)
+    folder = hw.save(small, tmp_path / "small", format="padded")
+    found = open_sentence_model(folder)
+    np.testing.assert_allclose(found.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
+    assert found.max_seq_length == 6
+    assert found.prompts == small.prompts
+    assert [type(module) for module in found] == [type(module) for module in small]
+    assert found.encode(TEXTS).shape == (4, 12)
+    batch = example_of(hw.load(folder))
+    with torch.no_grad():
+        expected = small[0].model(**batch)[0]
+        torch.testing.assert_close(hw.load(folder)(**batch)[0], expected)
+
+
+@pytest.mark.usefixtures("_trusted")
+def test_saved_stock_it_encodes_the_same(folders: Path, tmp_path: Path) -> None:
+    small = hw.prune(open_sentence_model(folders / "llama"), {0: [0, 1], 1: [1, 2]})
+    found = open_sentence_model(hw.save(small, tmp_path / "small", format="stock"))
+    np.testing.assert_allclose(found.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
+    assert found[0].model.config.num_attention_heads == 2
+
+
+@pytest.mark.usefixtures("_trusted")
+def test_saved_for_this_library_it_is_loaded_and_others_refuse(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
+    small = hw.prune(model, GONE)
+    folder = hw.save(small, tmp_path / "small")
+    batch = example_of(small[0].model)
+    with torch.no_grad():
+        assert torch.equal(hw.load(folder)(**batch)[0], small[0].model(**batch)[0])
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        open_sentence_model(folder)
+
+
+def test_a_form_that_it_does_not_have(model: SentenceTransformer, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="stock Transformers wants as many"):
+        hw.save(hw.prune(model, GONE), tmp_path / "small", format="stock")
+    assert not any(tmp_path.iterdir())
+
+
+def test_vectors_that_differ_are_not_left_there(
+    model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = hw.prune(model, GONE)
+    monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
+    wrong = 4.7 * torch.tensor(small.encode([*SENTENCES]))
+    monkeypatch.setattr(_check, "answer_afresh", lambda *_: [wrong])
+    with pytest.raises(OutputError, match=r"a fresh process says: off by"):
+        hw.save(small, tmp_path / "small", format="padded")
+    assert not any(tmp_path.iterdir())
+
+
+def test_one_without_a_transformer(folders: Path) -> None:
+    tokenizer = open_sentence_model(folders / "bert").tokenizer.backend_tokenizer
+    static = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)])
+    with pytest.raises(UnsupportedError, match="prune: this SentenceTransformer of StaticEmb"):
+        hw.prune(static, [(0, 0)])
+
+
+@pytest.mark.parametrize("name", ["find_roles", "study"])
+def test_other_models_bring_no_tokenizer(name: str, folders: Path) -> None:
+    with pytest.raises(ArgumentError, match=f"{name}: tokenizer=None, and BertModel brings none"):
+        getattr(hw, name)(hw.load(folders / "bert"), None, TEXTS)
+
+
+def test_its_files_come_from_itself_alone(model: SentenceTransformer, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="source='here' for a SentenceTransformer"):
+        hw.save(model, tmp_path / "small", source="here")
+
+
+def test_an_embedding_of_something_else(model: SentenceTransformer) -> None:
+    first: Any = model[0]
+    first.modality_config = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
+    with pytest.raises(UnsupportedError, match="embeds 'pooler_output' of its transformer"):
+        hw.importance(model, TEXTS)

@@ -1,0 +1,50 @@
+"""A folder of sentence-transformers with a tiny model: pooling, a dense layer, normalisation."""
+
+from pathlib import Path
+
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
+from sentence_transformers.sentence_transformer.modules import Transformer as First
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+WORDS = ("[PAD]", "[UNK]", "A", "man", "plays", "a", "guitar", "The", "cat", "sleeps", "on", "roof")
+TEXTS = ["A man plays a guitar on a roof", "The cat sleeps", "a man sleeps on The cat", "The roof"]
+
+
+def write_sentence_model(folder: Path, *, kv_heads: int | None = None) -> None:
+    """Write a BERT of 2 layers of 4 heads, or with kv heads a Llama, that reads 6 tokens."""
+    inner = folder.parent / f"{folder.name}-inner"
+    known = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, WORDS[1]))
+    known.pre_tokenizer = Whitespace()
+    names = {"pad_token": WORDS[0], "unk_token": WORDS[1]}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=known, **names)
+    tokenizer.save_pretrained(inner)
+    sizes = {
+        "vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 20,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 40,
+    }  # fmt: skip
+    torch.manual_seed(3)
+    model: transformers.PreTrainedModel
+    if kv_heads is None:
+        model = transformers.BertModel(transformers.BertConfig(**sizes))
+    else:
+        config = transformers.LlamaConfig(**sizes, num_key_value_heads=kv_heads, pad_token_id=0)
+        model = transformers.LlamaModel(config)
+    with torch.no_grad():  # so that heads matter
+        for name, weight in model.named_parameters():
+            if "att" in name and weight.ndim == 2:
+                weight.mul_(12)
+    model.save_pretrained(inner)
+    first = First(str(inner), max_seq_length=6)
+    others = [Pooling(16, "mean"), Dense(16, 12), Normalize()]
+    prompts = {"query": "man ", "document": ""}
+    whole = SentenceTransformer(modules=[first, *others], device="cpu", prompts=prompts)
+    whole.save(str(folder), create_model_card=False)
+
+
+def open_sentence_model(folder: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(folder), device="cpu")
