@@ -1,6 +1,6 @@
 """What a model reads while its heads are weighed: texts or ready batches, as one list."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +8,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from headwise.corpora import SentencePair
+from headwise.corpora import SentencePair, Several, list_items, list_texts
 from headwise.errors import ArgumentError, InputError
-from headwise.gauge._loss import Loss, embedding
+from headwise.gauge._loss import Loss, embedding, texts_in
 from headwise.gauge._score import Inputs, pair_score
 from headwise.models import batches, encode, token_classes
 
@@ -20,7 +20,7 @@ _SIZE = 16
 _HIDDEN = 0.15
 _IGNORED = -100
 
-Given = Sequence[str] | Mapping[str, Any] | Iterable[Mapping[str, Any]]
+Given = Several[str] | Several[Mapping[str, Any]]
 
 
 def read_given(
@@ -31,23 +31,27 @@ def read_given(
     For a masked language model a share of the tokens of each text is hidden, the same ones
     each time.
 
+    A string is one text.
+
     Raises:
-        ArgumentError: there is nothing to read, or texts come without their tokenizer.
+        ArgumentError: there is nothing to read, something is neither a text nor a batch, or texts come without their tokenizer.
         InputError: a masked language model's tokenizer has no mask.
     """
-    # A single batch too, which would fall apart into the names of its tensors.
-    single = isinstance(given, str) or hasattr(given, "items")
-    whole: list[Any] = [given] if single else list(given)
+    # A single batch would fall apart into the names of its tensors; a column of a data frame,
+    # which is no batch, has `items` too.
+    single = isinstance(given, str) or (hasattr(given, "items") and not hasattr(given, "iloc"))
+    whole: list[Any] = [given] if single or not isinstance(given, Iterable) else list(given)
     if not whole:
         raise ArgumentError("batches: 0 given. Give texts, or at least one batch.")
+    if any(isinstance(one, str) for one in whole):
+        texts = list_texts("batches", given if hasattr(given, "columns") else whole, "batches")
+        return _made_of(texts, model, tokenizer, max_tokens)
     device = next(model.parameters()).device
-    if all(isinstance(one, str) for one in whole):
-        return _made_of(whole, model, tokenizer, max_tokens)
     return [_moved(batch, device) for batch in whole]
 
 
 def paired(
-    pairs: Sequence[SentencePair], model: nn.Module, tokenizer: Any, max_tokens: int | None = None
+    pairs: Several[SentencePair], model: nn.Module, tokenizer: Any, max_tokens: int | None = None
 ) -> tuple[list[Inputs], Loss]:
     """Batches of the sentences of some pairs, and the embedding loss with the score of the task:
     Spearman's correlation of the cosine of two sentences with how alike they are.
@@ -57,6 +61,7 @@ def paired(
     Raises:
         ArgumentError: there are not two pairs.
     """
+    pairs = list_items("paired", "pairs", pairs, SentencePair)
     if len(pairs) < 2:
         raise ArgumentError(f"paired: {len(pairs)} pairs. Give at least 2.")
     sentences = [pair.one for pair in pairs] + [pair.two for pair in pairs]
@@ -117,4 +122,5 @@ def _moved(batch: Any, device: torch.device) -> Inputs:
             f"batches: one is a {type(batch).__name__}. Give the model's inputs by name, "
             f"such as input_ids and attention_mask."
         )
+    texts_in(batch)  # which refuses one without a tensor
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in batch.items()}

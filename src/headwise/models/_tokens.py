@@ -10,6 +10,7 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from headwise.corpora import Texts, list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 
 # What a model gets at most when neither it nor its tokenizer knows a limit.
@@ -27,19 +28,21 @@ class Batch:
 
 
 def encode(
-    tokenizer: Any, texts: Sequence[str], model: nn.Module, max_tokens: int | None = None
+    tokenizer: Any, texts: Texts, model: nn.Module, max_tokens: int | None = None
 ) -> list[list[int]]:
     """The token ids of each text; a text that is too long becomes several.
 
     Args:
+        texts: A string is one text.
         max_tokens: The most tokens in one piece. None is what the model can read.
     Raises:
-        ArgumentError: `max_tokens` is below 2.
+        ArgumentError: `max_tokens` is below 2, or something is not a text.
         InputError: there are no tokens at all.
         UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
     """
     if max_tokens is not None and max_tokens < 2:
         raise ArgumentError(f"encode: max_tokens={max_tokens}. Give at least 2.")
+    texts = list_texts("encode", texts)
     limit = context_of(model, tokenizer)
     limit = limit if max_tokens is None else min(limit, max_tokens)
     pieces = [piece for text in texts for piece in _pieces(tokenizer, text, limit) if piece]

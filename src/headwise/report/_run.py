@@ -8,7 +8,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from headwise.corpora import EOS, RELATIONS, Grammar, annotate, choices, relations
+from headwise.corpora import (
+    EOS,
+    RELATIONS,
+    Grammar,
+    Texts,
+    annotate,
+    choices,
+    list_texts,
+    relations,
+)
 from headwise.lab import Trained
 from headwise.models import batches, check_model, encode, token_classes, token_strings
 from headwise.report._study import Sample, Study
@@ -45,7 +54,7 @@ class About:
 def study(
     model: nn.Module,
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Texts,
     *,
     request: Request | None = None,
     about: About | None = None,
@@ -61,7 +70,7 @@ def study(
         model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
             `attention_mask`.
         tokenizer: Its tokenizer.
-        texts: What it reads.
+        texts: What it reads; a string is one text.
         request: What to find out. None is every statistic, and the mass on special tokens and
             on punctuation, where the tokenizer has them.
         about: What the page says of the study's origin.
@@ -70,6 +79,7 @@ def study(
     Returns:
         The study: a table, samples and facts, without the model.
     Raises:
+        ArgumentError: something is not a text.
         InputError: the texts hold no token.
         UnsupportedError: the model cannot be watched exactly.
     """
@@ -80,6 +90,7 @@ def study(
         classes = token_classes(tokenizer)
         request = Request(classes={name: ids for name, (ids, _) in classes.items()})
         meanings |= {name: says for name, (_, says) in classes.items()}
+    texts = list_texts("study", texts)
     pieces = encode(tokenizer, texts, model, max_tokens)
     was_training = model.training
     model.eval()

@@ -1,6 +1,6 @@
 """Find out what each head does: read, compare with nulls, judge as one family."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -10,7 +10,7 @@ import pandas as pd
 from jaxtyping import Bool
 from torch import nn
 
-from headwise.corpora import AnnotatedText
+from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.heads import Head
 from headwise.models import check_model, context_of, fingerprint
@@ -42,7 +42,7 @@ _LONGEST = 200  # characters of a text that are shown
 def find_roles(
     model: nn.Module,
     tokenizer: Any,
-    corpus: Iterable[str | AnnotatedText],
+    corpus: Corpus,
     *,
     relations: Mapping[str, Callable[[TokenText], Pairs]] | None = None,
     evidence: Evidence | None = None,
@@ -67,7 +67,7 @@ def find_roles(
     Args:
         model: Any model that takes `input_ids` and `attention_mask`.
         tokenizer: Its tokenizer, one that says where its tokens stand (a fast one).
-        corpus: Texts, with or without annotations; trees, mentions and links add their roles.
+        corpus: Texts, with or without annotations (a string is one text); trees, mentions and links add their roles.
         relations: Roles of your own, by name: from a text to its pairs of tokens (query, key).
         evidence: Which nulls are read, and what decides all that is drawn. None is an
             `Evidence()`: every null that can be had.
@@ -76,7 +76,7 @@ def find_roles(
     Returns:
         A row per head and role, found or not.
     Raises:
-        ArgumentError: a role is given twice, or the corpus is not a list of texts.
+        ArgumentError: a role is given twice, or the corpus holds what is not a text.
         InputError: there is no text with a token, or most tokens are unknown to the tokenizer.
         UnsupportedError: the model cannot be watched exactly, the tokenizer does not say where
             its tokens stand, or a null was asked for that cannot be had.

@@ -10,6 +10,7 @@ from torch import nn
 
 from headwise._shown import at_prompt, printable
 from headwise._tablefile import read_saved, write_table_file
+from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.models import fingerprint
@@ -95,7 +96,7 @@ class Roles:
     def matter(
         self,
         model: nn.Module,
-        behaviours: Sequence[Behaviour],
+        behaviours: Several[Behaviour],
         *,
         heads: HeadsLike | None = None,
         seed: int = 0,
@@ -118,8 +119,8 @@ class Roles:
         Returns:
             The same roles with their `effects`.
         Raises:
-            ArgumentError: the roles are of another model, there is no behaviour, two have one
-                name, or a loss is not finite.
+            ArgumentError: the roles are of another model, something is no behaviour or there is
+                none, two have one name, or a loss is not finite.
             HeadError: there is no such head.
         """
         now = fingerprint(model)
@@ -132,7 +133,7 @@ class Roles:
         tried = list(dict.fromkeys(self.found()["name"])) if heads is None else heads
         effects = try_without(
             model,
-            behaviours,
+            list_items("matter", "behaviours", behaviours, Behaviour),
             sorted(resolve_heads(tried, known)),
             self._strongest,
             seed=seed,
