@@ -29,7 +29,8 @@ from headwise.roles import (
 from headwise.roles import alignment as align_words
 from headwise.surgery import costs, prune
 
-WORDS = ["she", "sang", "a", "long", "song", "and", "he", "heard", "it", "well", "while", "we", "slept"]
+WORDS = ("she", "sang", "a", "long", "song", "and", "he", "heard", "it", "well", "while", "we")
+WORDS += ("slept",)
 TOKENIZER = make_tokenizer([*SPECIALS, *WORDS])
 TEXT = "she sang a long song and he heard it well"
 TEXTS = [TEXT, "we slept while she sang"]

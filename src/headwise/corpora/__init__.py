@@ -21,6 +21,7 @@ from headwise.corpora.readers import (
     read_gap,
     read_jsonl,
     read_pairs,
+    read_parallel,
     read_texts,
     read_winobias,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "read_gap",
     "read_jsonl",
     "read_pairs",
+    "read_parallel",
     "read_texts",
     "read_winobias",
     "relations",

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from headwise.corpora._text import AnnotatedText
 from headwise.errors import ArgumentError, InputError
 
 if TYPE_CHECKING:
     T = TypeVar("T")
-    Several = T | Iterable[T]
+    Several: TypeAlias = T | Iterable[T]
 else:
 
     class Several:
@@ -19,8 +19,8 @@ else:
             return Any
 
 
-Texts = Several[str]
-Corpus = Several[str | AnnotatedText]
+Texts: TypeAlias = Several[str]
+Corpus: TypeAlias = Several[str | AnnotatedText]
 
 
 def list_texts(who: str, texts: Any, name: str = "texts") -> list[str]:

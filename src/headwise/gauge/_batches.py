@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from inspect import signature
+from typing import Any, TypeAlias
 
 import torch
 from tokenizers import Tokenizer
@@ -12,15 +13,23 @@ from headwise.corpora import SentencePair, Several, list_items, list_texts
 from headwise.errors import ArgumentError, InputError
 from headwise.gauge._loss import Loss, embedding, texts_in
 from headwise.gauge._score import Inputs, pair_score
-from headwise.models import batches, encode, token_classes
+from headwise.models import (
+    IGNORED,
+    as_pieces,
+    batches,
+    check_reads_text,
+    encode,
+    inputs_of,
+    reads_two_texts,
+    token_classes,
+)
 
 # Texts that the model reads at once.
 _SIZE = 16
 # The share of tokens that BERT's own training hid.
 _HIDDEN = 0.15
-_IGNORED = -100
 
-Given = Several[str] | Several[Mapping[str, Any]]
+Given: TypeAlias = Several[str] | Several[Mapping[str, Any]]
 
 
 def read_given(
@@ -29,12 +38,13 @@ def read_given(
     """Batches on the model's device: those given, or made of texts.
 
     For a masked language model a share of the tokens of each text is hidden, the same ones
-    each time.
+    each time. An encoder-decoder has each text as its own target.
 
     A string is one text.
 
     Raises:
-        ArgumentError: there is nothing to read, something is neither a text nor a batch, or texts come without their tokenizer.
+        ArgumentError: there is nothing to read, something is neither a text nor a batch, or
+            texts come without their tokenizer.
         InputError: a masked language model's tokenizer has no mask.
     """
     # A single batch would fall apart into the names of its tensors; a column of a data frame,
@@ -82,7 +92,12 @@ def _made_of(
         raise ArgumentError(
             f"batches: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
         )
+    check_reads_text("batches", model)
     device = next(model.parameters()).device
+    if reads_two_texts(model):
+        own = as_pieces(tokenizer, [(text, text) for text in texts], model, max_tokens)
+        labels = "labels" in signature(model.forward).parameters
+        return list(inputs_of(own, _SIZE, device, labels=labels))
     pieces = encode(tokenizer, texts, model, max_tokens)
     made: list[Inputs] = [vars(batch) for batch in batches(pieces, _SIZE, device)]
     if not type(model).__name__.endswith("ForMaskedLM"):
@@ -111,7 +126,7 @@ def _hide(batch: Inputs, mask: int, kept: list[int], rng: torch.Generator) -> In
     return {
         **batch,
         "input_ids": ids.masked_fill(hidden, mask),
-        "labels": ids.masked_fill(~hidden, _IGNORED),
+        "labels": ids.masked_fill(~hidden, IGNORED),
     }
 
 

@@ -4,7 +4,18 @@ from headwise.models._fingerprint import fingerprint
 from headwise.models._given import check_model
 from headwise.models._open import load, load_tokenizer
 from headwise.models._passing import Passing
+from headwise.models._pieces import (
+    Piece,
+    as_pieces,
+    beginning_of,
+    check_reads_text,
+    decoder_ids,
+    inputs_of,
+    reads_two_texts,
+    text_alone,
+)
 from headwise.models._tokens import (
+    IGNORED,
     TOKEN_CLASSES,
     Batch,
     batches,
@@ -59,6 +70,7 @@ from headwise.models.smaller import (
 )
 
 __all__ = [
+    "IGNORED",
     "TABLE",
     "TOKEN_CLASSES",
     "Ablation",
@@ -73,6 +85,7 @@ __all__ = [
     "OwnHeads",
     "Parts",
     "Passing",
+    "Piece",
     "Reader",
     "Running",
     "Share",
@@ -81,15 +94,19 @@ __all__ = [
     "Text",
     "ablate",
     "answer_afresh",
+    "as_pieces",
     "as_stock",
     "attached_parts",
     "batches",
     "batches_of",
+    "beginning_of",
     "by_attention",
     "call_with",
     "check_model",
+    "check_reads_text",
     "context_of",
     "count_heads",
+    "decoder_ids",
     "describe_smaller",
     "differences_of",
     "edit_heads",
@@ -102,6 +119,7 @@ __all__ = [
     "hands_on",
     "heads_of",
     "in_evaluation",
+    "inputs_of",
     "is_linear",
     "is_transposed",
     "listen",
@@ -109,10 +127,12 @@ __all__ = [
     "load_tokenizer",
     "mean_heads",
     "output_projection",
+    "reads_two_texts",
     "rebuild",
     "replace_heads",
     "resize",
     "set_count",
+    "text_alone",
     "token_classes",
     "token_strings",
     "trainer_callback",

@@ -17,6 +17,7 @@ from headwise.models import check_model, context_of, fingerprint
 from headwise.roles._evidence import FEWEST_TEXTS, Verdict, halves, judge, lift
 from headwise.roles._families import Contrast, Family, Rival, Split, make_family, rival
 from headwise.roles._nulls import Evidence, shuffled
+from headwise.roles._outcome import outcomes
 from headwise.roles._table import LEVEL, NULLS, Roles
 from headwise.roles.reading import Progress, Reader
 from headwise.roles.relations import (
@@ -67,7 +68,8 @@ def find_roles(
     Args:
         model: Any model that takes `input_ids` and `attention_mask`.
         tokenizer: Its tokenizer, one that says where its tokens stand (a fast one).
-        corpus: Texts, with or without annotations (a string is one text); trees, mentions and links add their roles.
+        corpus: Texts, with or without annotations; trees, mentions and links add their roles.
+            A string is one text.
         relations: Roles of your own, by name: from a text to its pairs of tokens (query, key).
         evidence: Which nulls are read, and what decides all that is drawn. None is an
             `Evidence()`: every null that can be had.
@@ -187,7 +189,10 @@ class _Question:
                 f"{split.cut_within} of them also within one"
             )
         if held < FEWEST_TEXTS:
-            notes.append(f"no role of text can be found: {held} held-out texts, not {FEWEST_TEXTS}")
+            notes.append(
+                f"roles of text were not tested: {held} held-out texts, not {FEWEST_TEXTS}; give "
+                f"{2 * FEWEST_TEXTS} distinct texts or more"
+            )
         notes.append(
             f"{_SEQUENCES} sequences of random tokens that repeat, and as many controls"
             if len(trials) > 1
@@ -260,6 +265,7 @@ def _rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFra
         "head": [head.head for head in heads] * R,
         "role": np.repeat([role.name for role in family.roles], N),
         "found": found,
+        "outcome": outcomes(found, verdict.p, verdict.texts),
         "effect": verdict.effect,
         "null": null,
         "baseline": verdict.baseline,

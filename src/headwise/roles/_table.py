@@ -14,6 +14,7 @@ from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.models import fingerprint
+from headwise.roles._outcome import none_found, outcomes, untested
 from headwise.roles.matter import WITHOUT, Behaviour, Effects, try_without
 
 SCHEMA = 1
@@ -31,9 +32,10 @@ class Roles:
     null heads were chosen on the other half.
 
     Attributes:
-        rows: A row per head and role. `effect` is the score per query, from 0 to 1, with its
-            interval (95 %, over texts) from `ci_low` to `ci_high`; `null` the strongest null,
-            `baseline` what it scores, `lift` the share of the rest that the head gains, `n`
+        rows: A row per head and role. `outcome` is `found` (then `found` is true), `not found`,
+            or `not tested: ` and what is missing. `effect` is the score per query, from 0 to 1,
+            with its interval (95 %, over texts) from `ci_low` to `ci_high`; `null` the strongest
+            null, `baseline` what it scores, `lift` the share of the rest that the head gains, `n`
             the queries, `texts` the texts with one, `p_adj` adjusted over all rows (NaN below
             20 queries or 30 texts), `chosen_half` the effect on the other half of the texts;
             `null.…` what each null scores. `mass` is the attention on the relation, and
@@ -73,6 +75,16 @@ class Roles:
         found = self.found()
         return found.loc[found["name"] == name, "role"].tolist()
 
+    def none_found(self, head: HeadLike | None = None) -> str:
+        """What to say of a head, or of all, without a role: `no role found` is for those tested.
+
+        Raises:
+            HeadError: there is no such head.
+        """
+        if head is None:
+            return none_found(self.rows)
+        return none_found(self.rows[self.rows["name"] == str(self._head(head))])
+
     def why(self, head: HeadLike) -> str:
         """The whole case of a head: what it has, against which nulls, and what it fell short of.
 
@@ -85,7 +97,7 @@ class Roles:
         for row in mine[mine["found"]].to_dict("records"):
             lines += self._case(row)
         if len(lines) == 1:
-            lines.append("  no role found")
+            lines.append(f"  {none_found(mine)}")
         short = mine[~mine["found"] & mine["effect"].notna()].head(_NEAREST)
         lines += [
             f"  not {printable(row['role'])}: {_short(row)}" for row in short.to_dict("records")
@@ -216,7 +228,8 @@ class Roles:
     def __str__(self) -> str:
         """How many heads have how many roles."""
         found = self.found()
-        return f"{found['name'].nunique()} heads have {len(found)} roles"
+        counted = f"{found['name'].nunique()} heads have {len(found)} roles"
+        return counted if len(found) else f"{counted}: {none_found(self.rows)}"
 
     def __repr__(self) -> str:
         shown = self.found()[list(_COLUMNS)].drop(columns="found")
@@ -233,6 +246,9 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
     numbers += ["mass", "value", "chosen_half", *(f"null.{null}" for null in NULLS)]
     numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
     frame = frame.astype(dict.fromkeys(numbers, "float64") | {"found": "bool"})
+    if "outcome" not in frame:  # of a table that was saved before there was one
+        columns = (frame[name].to_numpy() for name in ("found", "p_adj", "texts"))
+        frame.insert(list(frame).index("found") + 1, "outcome", outcomes(*columns))
     for name in ("stack", "null"):  # a CSV does not tell an empty name from none
         frame[name] = frame[name].astype(object).where(frame[name].notna(), "").astype("str")
     return Roles(
@@ -254,7 +270,7 @@ def _short(row: Mapping[Any, Any]) -> str:
     null = printable(row["null"] or "no null")
     said = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
     if row["p_adj"] != row["p_adj"]:
-        return f"{said}, but only {row['n']:.0f} queries in {row['texts']:.0f} texts"
+        return f"{said}, {untested(int(row['texts']))}"
     return (
         f"{said}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
         f"{row['chosen_half']:.3f} on the other half"
