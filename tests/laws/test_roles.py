@@ -1,5 +1,6 @@
 """Heads built by hand are found, each under its name; nothing is found where nothing is."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 

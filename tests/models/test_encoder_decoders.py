@@ -217,7 +217,9 @@ def test_pairs_that_do_not_fit_are_refused() -> None:
     model, tokenizer = _make(MODELS["T5"]), _tokenizer()
     with pytest.raises(ArgumentError, match="study: 4 texts and 3 targets"):
         study(model, tokenizer, TEXTS, targets=TARGETS[:3])
-    with pytest.raises(InputError, match=r"pair 1 does not fit into 6 tokens .* 2 pieces, its target 2"):
+    with pytest.raises(
+        InputError, match=r"pair 1 does not fit into 6 tokens .* 2 pieces, its target 2"
+    ):
         study(model, tokenizer, TEXTS[:2], targets=TARGETS[:2], max_tokens=6)
     gpt = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_embd=24, n_layer=1, n_head=4, vocab_size=len(WORDS))
