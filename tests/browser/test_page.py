@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from headwise.report import Study
+from headwise.report import Sample, Study
 from studies import make_roles, make_sample, make_study
 
 pytestmark = pytest.mark.browser
@@ -201,6 +201,43 @@ def test_a_head_shows_its_roles_or_that_it_has_none(open_page: Open) -> None:
     expect(page.locator("#head-title")).to_have_text("L0.H0")
     expect(page.locator("#head-roles")).to_contain_text("without it previous token loses +0.500")
     expect(page.locator("#head-roles")).to_contain_text("back each other up")
+
+
+def test_a_head_that_was_not_tested_says_what_is_missing(open_page: Open) -> None:
+    study = make_study(2, 3)
+    roles = make_roles(study, found=())
+    page = open_page(
+        study.with_roles(replace(roles, rows=roles.rows.assign(p_adj=np.nan, texts=1.0)))
+    )
+    said = "Not tested: 1 held-out text, 30 needed."
+    expect(page.locator("#head-roles > p").first).to_have_text(said)
+    expect(page.locator(".roles p.none").first).to_have_text(said)
+    expect(page.get_by_text("No role found")).to_have_count(0)
+
+
+def test_maps_of_two_texts_have_the_tokens_of_both(open_page: Open) -> None:
+    study = make_study(1, 2, stacks=("encoder", "decoder", "decoder.cross"), sentences=())
+    source, target = ("un", "deux", "trois"), ("one", "two")
+    sizes = {"source": len(source), "target": len(target)}
+    sample = Sample(source, {}, target)
+    weights = {}
+    for head in study.table.heads:
+        rows, columns = (sizes[side] for side in sample.sides(head))
+        weights[head] = np.full((rows, columns), 1 / columns, np.float32)
+    page = open_page(replace(study, samples=(replace(sample, weights=weights),)))
+    for head, queries, keys in (
+        ("encoder.L0.H1", source, source),
+        ("decoder.L0.H0", target, target),
+        ("decoder.cross.L0.H1", target, source),
+    ):
+        page.select_option("#head", label=head)
+        assert page.locator("#map thead th").all_inner_texts() == list(keys)
+        assert page.locator("#map tbody th").all_inner_texts() == list(queries)
+        sides = {source: "source", target: "target"}
+        expect(page.locator("#map-readout")).to_contain_text(
+            f"Rows: {sides[queries]}; columns: {sides[keys]}."
+        )
+    expect(page.locator("#pairs tbody tr").first).to_contain_text("one → un")
 
 
 def test_another_sample_has_its_own_map_and_pairs(open_page: Open) -> None:

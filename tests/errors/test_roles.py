@@ -44,9 +44,9 @@ def test_a_corpus_without_a_token(corpus, tokenizer):
 
 
 def test_a_corpus_that_is_no_list_of_texts():
-    with pytest.raises(ArgumentError, match=r"find_roles: the corpus is one string\. Give a list"):
-        find_roles(MODEL, TOKENIZER, "w1 w2")
-    with pytest.raises(ArgumentError, match=r"alignment: the corpus holds '7', a int\. Give str"):
+    with pytest.raises(ArgumentError, match=r"find_roles: corpus is 7, a int\. Give a str or A"):
+        find_roles(MODEL, TOKENIZER, 7)
+    with pytest.raises(ArgumentError, match=r"alignment: corpus\[1\] is 7, a int\. Give a str or"):
         alignment(MODEL, TOKENIZER, ["w1 w2", 7])
 
 

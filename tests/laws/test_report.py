@@ -162,7 +162,7 @@ def test_maps_decode_to_half_a_step(size: int, causal: bool, style: int) -> None
     sample = make_sample(["w"] * size, heads, np.full(len(heads), style), causal)
     data = payload(replace(make_study(2, 3), samples=(sample,)))["samples"][0]
     for at, head in enumerate(heads):
-        read = decode(data["cells"], data["peaks"][at], data["maps"][at])
+        read = decode(data["views"][0]["cells"], data["peaks"][at], data["maps"][at])
         step = data["peaks"][at] / 255
         np.testing.assert_allclose(read, sample.weights[head], atol=step / 2 + 1e-6, rtol=0)
 
@@ -173,7 +173,7 @@ def test_cells_say_which_rows_have_a_choice() -> None:
     causal = np.tril(np.ones((3, 3), np.float32)) / np.arange(1, 4)[:, None].astype(np.float32)
     sample = Sample(("a", "b", "c"), {heads[0]: diagonal, heads[1]: causal})
     data = payload(replace(study_of([0.5, 0.5]), samples=(sample,)))["samples"][0]
-    assert data["cells"] == ["1..", "++.", "+++"]
+    assert [view["cells"] for view in data["views"]] == [["1..", "++.", "+++"]]
 
 
 def test_a_head_without_a_map_or_with_a_broken_one_has_none() -> None:
@@ -226,6 +226,25 @@ def test_no_role_found_is_said() -> None:
     assert "Roles, with their evidence" in page.inside["h2"]
 
 
+def test_what_was_not_tested_is_not_told_as_without_a_role() -> None:
+    study = make_study(2, 3)
+    roles = make_roles(study, found=())
+    untested = replace(roles, rows=roles.rows.assign(p_adj=np.nan, texts=1.0))
+    page = Page(render(study.with_roles(untested)))
+    said = "Not tested: 1 held-out text, 30 needed."
+    assert said in page.inside["p"]
+    assert {one["none"] for one in payload(study.with_roles(untested))["roles"]} == {said}
+    assert "No role found" not in render(study.with_roles(untested))
+
+
+def test_pieces_of_one_text_tell_nothing() -> None:
+    cut = replace(study_of([0.9, 0.1]), text={"texts": 1})
+    (line,) = cut.findings()
+    assert line.startswith("Not tested: 1 text, 5 needed")
+    assert payload(cut)["findings"] == []
+    assert study_of([0.9, 0.1]).findings()[0].startswith("L0.H0 gives")
+
+
 def test_a_study_without_roles_does_not_speak_of_them() -> None:
     study = make_study(2, 3)
     assert payload(study)["roles"] is None
@@ -266,7 +285,8 @@ def test_where_nothing_stands_out_the_page_says_so(means: list[float]) -> None:
 @pytest.mark.parametrize("texts", [1, 2, 4])
 def test_few_texts_tell_nothing(texts: int) -> None:
     (line,) = study_of([0.9, 0.1], texts, noise=0.0).findings()
-    assert line.startswith(f"No head stands out: {texts} text")
+    plural = "" if texts == 1 else "s"
+    assert line.startswith(f"Not tested: {texts} text{plural}, 5 needed")
 
 
 def test_a_large_share_with_a_wide_interval_is_not_told() -> None:

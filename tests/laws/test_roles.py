@@ -1,5 +1,6 @@
 """Heads built by hand are found, each under its name; nothing is found where nothing is."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -273,6 +274,38 @@ def test_too_few_texts_have_no_role_and_say_so():
     row = roles.frame().set_index("role").loc["previous token"]
     assert (row["effect"], row["texts"]) == (1.0, 25)
     assert np.isnan(row["p_adj"])
+    assert row["outcome"] == "not tested: 25 held-out texts, 30 needed"
+    why = roles.why("L0.H0")
+    assert re.search(r"no role found among 2 tested; \d+ not tested: at most 25 held-out te", why)
+    assert str(roles).startswith("0 heads have 0 roles: no role found among 2 tested; ")
+
+
+def test_a_single_text_tests_nothing_and_is_not_told_as_without_a_role():
+    model = Planted([("offset -1",)], causal=True)
+    few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for sequences
+    roles = find_roles(model, TOKENIZER, few)
+    told = "not tested: 1 held-out text, 30 needed"
+    outcomes = set(roles.frame()["outcome"])
+    assert outcomes == {told, "not tested: no held-out text has a query for it"}
+    assert roles.none_found() == roles.none_found("L0.H0") == told
+    assert f"\n  {told}\n" in roles.why("L0.H0")
+    assert "no role found" not in roles.why("L0.H0")
+    assert str(roles) == f"0 heads have 0 roles: {told}"
+
+
+def test_the_outcome_says_what_came_of_each_test(encoder):
+    rows = encoder.frame()
+    tested = rows["p_adj"].notna()
+    assert (rows["found"] == (rows["outcome"] == "found")).all()
+    assert set(rows["outcome"][tested]) == {"found", "not found"}
+    assert rows["outcome"][~tested].str.startswith("not tested: ").all()
+    assert not rows["found"][~tested].any()
+
+
+def test_roles_that_were_saved_without_outcomes_get_them(encoder, tmp_path):
+    old = replace(encoder, rows=encoder.frame().drop(columns="outcome"))
+    loaded = Roles.load(old.save(tmp_path / "roles.parquet"))
+    pd.testing.assert_frame_equal(loaded.frame(), encoder.frame())
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])

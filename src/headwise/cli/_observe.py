@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from headwise._shown import counted
-from headwise.cli._options import Json, Model, Shared, check_output
+from headwise.cli._options import Json, Model, Shared, Target, check_output
 from headwise.cli._show import note, say_json, say_table
 
 
@@ -24,6 +24,7 @@ def observe(
             show_default="all that are cheap",
         ),
     ] = None,
+    target: Target = None,
     per_text: Annotated[
         bool, typer.Option("--per-text", help="Keep the sums of each text, for intervals.")
     ] = False,
@@ -42,7 +43,7 @@ def observe(
     names = None if statistics is None else [one.strip() for one in statistics.split(",")]
     asked = _work.Asked(names, per_text)
     asked.check()
-    table = _work.study_model(model, text, shared, asked).table
+    table = _work.study_model(model, text, shared, asked, target=target).table
     if out is not None:
         note(f"{counted(len(table.heads), 'head')}: {table.save(out)}")
     if as_json:

@@ -18,6 +18,13 @@ DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
 ]
+Target = Annotated[
+    Path | None,
+    typer.Option(
+        help="What an encoder-decoder writes: a UTF-8 file, line by line with --text.",
+        show_default="the text itself",
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Shared, check_output
+from headwise.cli._options import Shared, Target, check_output
 from headwise.cli._show import say
 from headwise.errors import ArgumentError
 
@@ -28,8 +28,14 @@ def report(
         typer.Option(help="Where the Mini-GPT is, or will be trained.", show_default=str(_LAB)),
     ] = None,
     roles: Annotated[
-        bool, typer.Option(help="Look for what each head of MODEL does, too.", show_default=True)
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--roles/--no-roles",
+            help="Look for what each head of MODEL does, too.",
+            show_default="where MODEL reads one text",
+        ),
+    ] = None,
+    target: Target = None,
     *,
     shared: Shared,
 ) -> None:
@@ -37,8 +43,8 @@ def report(
 
     Without MODEL, a small model is trained on a generated grammar first: the Mini-GPT.
     """
-    _check(model, text, lab_folder, shared)
-    if model is None and not roles:
+    _check(model, {"text": text, "target": target}, lab_folder, shared)
+    if model is None and roles is False:
         raise ArgumentError(
             "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
         )
@@ -46,7 +52,7 @@ def report(
     from headwise.cli import _work
 
     if model is not None and text is not None:
-        study = _work.study_model(model, text, shared, roles=roles)
+        study = _work.study_model(model, text, shared, target=target, roles=roles)
     else:
         given = {} if shared.seed is None else {"seed": shared.seed}
         study = _work.study_mini_gpt(lab_folder or _LAB, given)
@@ -56,16 +62,18 @@ def report(
     say(f"The page is {page.resolve()}")
 
 
-def _check(model: str | None, text: Path | None, lab_folder: Path | None, shared: Shared) -> None:
+def _check(
+    model: str | None, files: dict[str, Path | None], lab_folder: Path | None, shared: Shared
+) -> None:
     """Refuse what would be ignored otherwise."""
-    if model is not None and text is None:
+    if model is not None and files["text"] is None:
         raise ArgumentError(f"report: {model} needs something to read. Add --text FILE.")
     if model is not None and lab_folder is not None:
         raise ArgumentError(
             f"report: --lab-folder {lab_folder} is for the Mini-GPT, not for {model}. "
             f"Leave one of them out."
         )
-    for_models = {"text": text, **vars(shared)}
+    for_models = {**files, **vars(shared)}
     del for_models["seed"]
     stray = [name.replace("_", "-") for name, value in for_models.items() if value is not None]
     if model is None and stray:

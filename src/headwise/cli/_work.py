@@ -17,13 +17,21 @@ from headwise._json import build_from, read_object
 from headwise._shown import counted
 from headwise.cli._options import Shared
 from headwise.cli._show import note, progress
-from headwise.corpora import SentencePair, read_pairs, read_texts
+from headwise.corpora import SentencePair, read_pairs, read_parallel, read_texts
 from headwise.errors import ArgumentError
 from headwise.gauge import RESUMABLE, importance
 from headwise.lab import Trained, TrainSettings, sample, train
-from headwise.models import TOKEN_CLASSES, encode, load, load_tokenizer, token_classes
+from headwise.models import (
+    TOKEN_CLASSES,
+    check_reads_text,
+    encode,
+    load,
+    load_tokenizer,
+    reads_two_texts,
+    token_classes,
+)
 from headwise.report import About, Study, study, study_lab
-from headwise.roles import Evidence, find_roles
+from headwise.roles import Evidence, check_reads_one_text, find_roles
 from headwise.scores import Scores
 from headwise.watch import DEFAULT, Request
 
@@ -75,19 +83,42 @@ class Asked:
 
 
 def study_model(
-    model: str, text: Path, shared: Shared, asked: Asked | None = None, roles: bool = False
+    model: str,
+    text: Path,
+    shared: Shared,
+    asked: Asked | None = None,
+    *,
+    target: Path | None = None,
+    roles: bool | None = False,
 ) -> Study:
-    """Watch a model on the texts of a file, and look for what its heads do there."""
+    """Watch a model on the texts of a file, and look for what its heads do there.
+
+    Args:
+        target: Another file, line by line what an encoder-decoder should write; None takes each
+            text as its own target.
+        roles: Whether to look for roles; None looks where the model reads one text.
+    """
     # The text first: it is read in no time, a model is not.
-    texts = some_texts(text, shared)
-    opened, tokenizer = open_model(model, shared)
-    tell_pieces(texts, opened, tokenizer, shared)
+    texts, targets = _texts_in(text, target, shared)
+    opened, tokenizer = open_model(model, shared, text_for="study")
+    if reads_two_texts(opened):
+        if roles is None:
+            note(
+                f"Roles are not looked for: {type(opened).__name__} reads two texts, and a role "
+                f"is a relation within one"
+            )
+    else:
+        tell_pieces(texts, opened, tokenizer, shared)
+    roles = not reads_two_texts(opened) if roles is None else roles
+    if roles:
+        check_reads_one_text("report", opened)
     about = About(title=_title(model), source=text.name)
     with progress(f"Studying {model}") as tell:
         seen = study(
             opened,
             tokenizer,
             texts,
+            targets=targets,
             request=(asked or Asked()).of(tokenizer),
             about=about,
             max_tokens=shared.max_tokens,
@@ -105,6 +136,16 @@ def study_model(
             on_text=tell,
         )
     return seen.with_roles(found)
+
+
+def _texts_in(
+    text: Path, target: Path | None, shared: Shared
+) -> tuple[list[str], list[str] | None]:
+    """The texts of a file, or the pairs of two, or some of them."""
+    if target is None:
+        return some_texts(text, shared), None
+    pairs = some_of(read_parallel(text, target), shared)
+    return [source for source, _ in pairs], [wanted for _, wanted in pairs]
 
 
 def given_in(text: Path | None, pairs: Path | None, shared: Shared) -> Texts:
@@ -207,11 +248,18 @@ def _settings_in(folder: Path) -> TrainSettings | None:
     return build_from(lambda: TrainSettings(**facts["settings"]), problem, advice)
 
 
-def open_model(model: str, shared: Shared) -> tuple[nn.Module, Any]:
-    """The model where it shall run, and its tokenizer."""
+def open_model(model: str, shared: Shared, text_for: str | None = None) -> tuple[nn.Module, Any]:
+    """The model where it shall run, and its tokenizer.
+
+    Args:
+        text_for: What it must read text for; others have no tokenizer, or one for their labels.
+    """
     device = _device(shared.device or "cpu")
     dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
-    return load(model, device=device, dtype=dtype), load_tokenizer(model)
+    opened = load(model, device=device, dtype=dtype)
+    if text_for is not None:
+        check_reads_text(text_for, opened)
+    return opened, load_tokenizer(model)
 
 
 def tell_pieces(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> None:

@@ -3,6 +3,15 @@
 from headwise.corpora._choices import Choice, choices
 from headwise.corpora._gold import annotate
 from headwise.corpora._grammar import Grammar, Line
+from headwise.corpora._listing import (
+    Corpus,
+    Several,
+    Texts,
+    list_corpus,
+    list_items,
+    list_pairs,
+    list_texts,
+)
 from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
 from headwise.corpora._text import AnnotatedText, Arc, Mention, Span
 from headwise.corpora.readers import (
@@ -12,6 +21,7 @@ from headwise.corpora.readers import (
     read_gap,
     read_jsonl,
     read_pairs,
+    read_parallel,
     read_texts,
     read_winobias,
 )
@@ -26,18 +36,26 @@ __all__ = [
     "AnnotatedText",
     "Arc",
     "Choice",
+    "Corpus",
     "Grammar",
     "Line",
     "Mention",
     "SentencePair",
+    "Several",
     "Span",
+    "Texts",
     "annotate",
     "choices",
+    "list_corpus",
+    "list_items",
+    "list_pairs",
+    "list_texts",
     "read_aligned",
     "read_conllu",
     "read_gap",
     "read_jsonl",
     "read_pairs",
+    "read_parallel",
     "read_texts",
     "read_winobias",
     "relations",

@@ -1,26 +1,36 @@
 """What a model reads while its heads are weighed: texts or ready batches, as one list."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from inspect import signature
+from typing import Any, TypeAlias
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from headwise.corpora import SentencePair
+from headwise.corpora import SentencePair, Several, list_items, list_texts
 from headwise.errors import ArgumentError, InputError
-from headwise.gauge._loss import Loss, embedding
+from headwise.gauge._loss import Loss, embedding, texts_in
 from headwise.gauge._score import Inputs, pair_score
-from headwise.models import batches, encode, model_inputs, token_classes
+from headwise.models import (
+    IGNORED,
+    as_pieces,
+    batches,
+    check_reads_text,
+    encode,
+    inputs_of,
+    model_inputs,
+    reads_two_texts,
+    token_classes,
+)
 
 # Texts that the model reads at once.
 _SIZE = 16
 # The share of tokens that BERT's own training hid.
 _HIDDEN = 0.15
-_IGNORED = -100
 
-Given = Sequence[str] | Mapping[str, Any] | Iterable[Mapping[str, Any]]
+Given: TypeAlias = Several[str] | Several[Mapping[str, Any]]
 
 
 def read_given(
@@ -29,25 +39,30 @@ def read_given(
     """Batches on the model's device: those given, or made of texts.
 
     For a masked language model a share of the tokens of each text is hidden, the same ones
-    each time.
+    each time. An encoder-decoder has each text as its own target.
+
+    A string is one text.
 
     Raises:
-        ArgumentError: there is nothing to read, or texts come without their tokenizer.
+        ArgumentError: there is nothing to read, something is neither a text nor a batch, or
+            texts come without their tokenizer.
         InputError: a masked language model's tokenizer has no mask.
     """
-    # A single batch too, which would fall apart into the names of its tensors.
-    single = isinstance(given, str) or hasattr(given, "items")
-    whole: list[Any] = [given] if single else list(given)
+    # A single batch would fall apart into the names of its tensors; a column of a data frame,
+    # which is no batch, has `items` too.
+    single = isinstance(given, str) or (hasattr(given, "items") and not hasattr(given, "iloc"))
+    whole: list[Any] = [given] if single or not isinstance(given, Iterable) else list(given)
     if not whole:
         raise ArgumentError("batches: 0 given. Give texts, or at least one batch.")
+    if any(isinstance(one, str) for one in whole):
+        texts = list_texts("batches", given if hasattr(given, "columns") else whole, "batches")
+        return _made_of(texts, model, tokenizer, max_tokens)
     device = next(model.parameters()).device
-    if all(isinstance(one, str) for one in whole):
-        return _made_of(whole, model, tokenizer, max_tokens)
     return [_moved(batch, device) for batch in whole]
 
 
 def paired(
-    pairs: Sequence[SentencePair], model: nn.Module, tokenizer: Any, max_tokens: int | None = None
+    pairs: Several[SentencePair], model: nn.Module, tokenizer: Any, max_tokens: int | None = None
 ) -> tuple[list[Inputs], Loss]:
     """Batches of the sentences of some pairs, and the embedding loss with the score of the task:
     Spearman's correlation of the cosine of two sentences with how alike they are.
@@ -57,6 +72,7 @@ def paired(
     Raises:
         ArgumentError: there are not two pairs.
     """
+    pairs = list_items("paired", "pairs", pairs, SentencePair)
     if len(pairs) < 2:
         raise ArgumentError(f"paired: {len(pairs)} pairs. Give at least 2.")
     sentences = [pair.one for pair in pairs] + [pair.two for pair in pairs]
@@ -77,7 +93,12 @@ def _made_of(
         raise ArgumentError(
             f"batches: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
         )
+    check_reads_text("batches", model)
     device = next(model.parameters()).device
+    if reads_two_texts(model):
+        own = as_pieces(tokenizer, [(text, text) for text in texts], model, max_tokens)
+        labels = "labels" in signature(model.forward).parameters
+        return list(inputs_of(own, _SIZE, device, labels=labels))
     pieces = encode(tokenizer, texts, model, max_tokens)
     made: list[Inputs] = [vars(batch) for batch in batches(pieces, _SIZE, device)]
     if not type(model).__name__.endswith("ForMaskedLM"):
@@ -106,7 +127,7 @@ def _hide(batch: Inputs, mask: int, kept: list[int], rng: torch.Generator) -> In
     return {
         **batch,
         "input_ids": ids.masked_fill(hidden, mask),
-        "labels": ids.masked_fill(~hidden, _IGNORED),
+        "labels": ids.masked_fill(~hidden, IGNORED),
     }
 
 
@@ -117,4 +138,6 @@ def _moved(batch: Any, device: torch.device) -> Inputs:
             f"batches: one is a {type(batch).__name__}. Give the model's inputs by name, "
             f"such as input_ids and attention_mask."
         )
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in model_inputs(batch).items()}
+    inputs = model_inputs(batch)
+    texts_in(inputs)  # which refuses one without a tensor
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}

@@ -4,6 +4,16 @@ from headwise.models._fingerprint import fingerprint
 from headwise.models._given import check_model, is_sentence_transformer, model_inputs
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._open import load, load_tokenizer
+from headwise.models._pieces import (
+    Piece,
+    as_pieces,
+    beginning_of,
+    check_reads_text,
+    decoder_ids,
+    inputs_of,
+    reads_two_texts,
+    text_alone,
+)
 from headwise.models._sentence import (
     around,
     encode_sentences,
@@ -13,6 +23,7 @@ from headwise.models._sentence import (
     write_around,
 )
 from headwise.models._tokens import (
+    IGNORED,
     TOKEN_CLASSES,
     Batch,
     batches,
@@ -83,6 +94,7 @@ from headwise.models.smaller import (
 )
 
 __all__ = [
+    "IGNORED",
     "ORIGINAL",
     "TABLE",
     "TOKEN_CLASSES",
@@ -99,6 +111,7 @@ __all__ = [
     "OutputProjection",
     "OwnHeads",
     "Parts",
+    "Piece",
     "Reader",
     "Running",
     "Share",
@@ -108,17 +121,21 @@ __all__ = [
     "ablate",
     "answer_afresh",
     "around",
+    "as_pieces",
     "as_stock",
     "attached_parts",
     "batches",
     "batches_of",
+    "beginning_of",
     "by_attention",
     "call_with",
     "check_encodable",
     "check_model",
+    "check_reads_text",
     "compose_heads",
     "context_of",
     "count_heads",
+    "decoder_ids",
     "describe_smaller",
     "differences_of",
     "edit_heads",
@@ -133,6 +150,7 @@ __all__ = [
     "heads_of",
     "hooked",
     "in_evaluation",
+    "inputs_of",
     "is_linear",
     "is_sentence_transformer",
     "is_transposed",
@@ -145,12 +163,14 @@ __all__ = [
     "original_heads",
     "originals_of",
     "output_projection",
+    "reads_two_texts",
     "rebuild",
     "replace_heads",
     "resize",
     "sentence_embedding",
     "set_count",
     "set_original_heads",
+    "text_alone",
     "token_classes",
     "token_strings",
     "tokenizer_of",

@@ -11,10 +11,13 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from headwise._shown import counted
+from headwise.corpora import Texts, list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 
 # What a model gets at most when neither it nor its tokenizer knows a limit.
 LONGEST = 2048
+# The label of a token that no loss counts.
+IGNORED = -100
 # How byte-level and sentence-piece vocabularies write a space, and word pieces a continuation.
 _MARKS = "\u0120\u010a\u2581#"
 
@@ -28,24 +31,21 @@ class Batch:
 
 
 def encode(
-    tokenizer: Any, texts: Sequence[str], model: nn.Module, max_tokens: int | None = None
+    tokenizer: Any, texts: Texts, model: nn.Module, max_tokens: int | None = None
 ) -> list[list[int]]:
     """The token ids of each text; a text that is too long becomes several.
 
     Args:
+        texts: A string is one text.
         max_tokens: The most tokens in one piece. None is what the model can read.
     Raises:
-        ArgumentError: `max_tokens` is below 2.
+        ArgumentError: `max_tokens` is below 2, or something is not a text.
         InputError: there are no tokens at all.
         UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
     """
-    if max_tokens is not None and max_tokens < 2:
-        raise ArgumentError(f"encode: max_tokens={max_tokens}. Give at least 2.")
-    for text in texts:
-        check_encodable(text)
-    limit = context_of(model, tokenizer)
-    limit = limit if max_tokens is None else min(limit, max_tokens)
-    pieces = [piece for text in texts for piece in _pieces(tokenizer, text, limit) if piece]
+    limit = limit_of(model, tokenizer, max_tokens)
+    texts = list_texts("encode", texts)
+    pieces = [piece for text in texts for piece in pieces_of(tokenizer, text, limit) if piece]
     if not pieces:
         raise InputError(
             f"encode: {counted(len(texts), 'text')} without a token. Give texts with words."
@@ -68,38 +68,73 @@ def check_encodable(text: str) -> None:
         ) from error
 
 
+def limit_of(model: nn.Module, tokenizer: Any, max_tokens: int | None) -> int:
+    """The most tokens that are read at once: what the model reads, or fewer.
+
+    Raises:
+        ArgumentError: `max_tokens` is below 2.
+    """
+    if max_tokens is not None and max_tokens < 2:
+        raise ArgumentError(f"encode: max_tokens={max_tokens}. Give at least 2.")
+    limit = context_of(model, tokenizer)
+    return limit if max_tokens is None else min(limit, max_tokens)
+
+
 def context_of(model: nn.Module, tokenizer: Any) -> int:
     """The most tokens that a model reads at once, as far as it or its tokenizer says."""
     config = getattr(model, "config", None)
-    known = [
-        getattr(config, "context", None),
-        getattr(config, "max_position_embeddings", None),
-        getattr(tokenizer, "model_max_length", None),
-    ]
+    parts = [config, *(getattr(config, part, None) for part in ("encoder", "decoder"))]
+    known = [getattr(part, name, None) for part in parts for name in _LENGTHS]
+    known.append(getattr(tokenizer, "model_max_length", None))
     return int(min([size for size in known if size] + [LONGEST]))
 
 
-def _pieces(tokenizer: Any, text: str, limit: int) -> list[list[int]]:
+_LENGTHS = (
+    "context",
+    "max_position_embeddings",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+)
+
+
+def pieces_of(
+    tokenizer: Any, text: str, limit: int, *, target: bool = False, begin: bool = False
+) -> list[list[int]]:
+    """The token ids of a text, cut where there are more than `limit`.
+
+    Args:
+        target: Whether it is what an encoder-decoder should write, which some tokenize otherwise.
+        begin: Whether only its beginning counts.
+    Raises:
+        UnsupportedError: the tokenizer cannot cut a text that is too long (a slow tokenizer).
+    """
     if isinstance(tokenizer, Tokenizer):
         ids = tokenizer.encode(text).ids
         return [ids[start : start + limit] for start in range(0, len(ids), limit)]
-    if not getattr(tokenizer, "is_fast", False):
-        raise UnsupportedError(
-            f"encode: {type(tokenizer).__name__} is a slow tokenizer, which cannot cut long texts. "
-            f"Load its fast version (use_fast=True)."
-        )
-    cut = tokenizer(text, truncation=True, max_length=limit, return_overflowing_tokens=True)
-    return list(cut["input_ids"])
+    given = {"text_target" if target else "text": text}
+    if getattr(tokenizer, "is_fast", False):
+        how = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
+        return list(tokenizer(**given, **how)["input_ids"])
+    ids = tokenizer(**given)["input_ids"]
+    if len(ids) <= limit:
+        return [ids]
+    if begin:
+        return [tokenizer(**given, truncation=True, max_length=limit)["input_ids"]]
+    raise UnsupportedError(
+        f"encode: {type(tokenizer).__name__} is a slow tokenizer, which cannot cut a text of "
+        f"{len(ids)} tokens, more than {limit}. Cut it yourself, or load a fast tokenizer."
+    )
 
 
 def batches(pieces: Sequence[Sequence[int]], size: int, device: Any = "cpu") -> Iterator[Batch]:
     """Batches of pieces of about equal length, so that little is padding."""
     ordered = sorted(pieces, key=len)
     for start in range(0, len(ordered), size):
-        yield _pad(ordered[start : start + size], device)
+        yield pad(ordered[start : start + size], device)
 
 
-def _pad(pieces: Sequence[Sequence[int]], device: Any) -> Batch:
+def pad(pieces: Sequence[Sequence[int]], device: Any) -> Batch:
+    """Token ids as one batch, padded on the right."""
     longest = max(len(piece) for piece in pieces)
     # Padding is masked, so any id will do; 0 exists in every vocabulary.
     ids = torch.zeros(len(pieces), longest, dtype=torch.int64)

@@ -56,8 +56,16 @@ class Finding:
         )
 
 
-def telling(table: HeadTable, meanings: Mapping[str, str]) -> list[Finding]:
-    """Up to three findings, by lift: at most one for a statistic and one for a head."""
+def telling(
+    table: HeadTable, meanings: Mapping[str, str], whole: int | None = None
+) -> list[Finding]:
+    """Up to three findings, by lift: at most one for a statistic and one for a head.
+
+    Args:
+        whole: How many texts there were before long ones were cut; None where none was.
+    """
+    if whole is not None and whole < FEWEST_TEXTS:
+        return []
     judged = _judged(table, meanings)
     looks = len(table.heads) * len(judged)
     best = [found for name in judged if (found := _best(table, name, looks)) is not None]
@@ -68,7 +76,7 @@ def telling(table: HeadTable, meanings: Mapping[str, str]) -> list[Finding]:
     return chosen[:MOST]
 
 
-def nothing_found(table: HeadTable, meanings: Mapping[str, str]) -> str:
+def nothing_found(table: HeadTable, meanings: Mapping[str, str], whole: int | None = None) -> str:
     """The line for a table in which nothing stands out: it says what was looked at."""
     judged = _judged(table, meanings)
     if not judged:
@@ -76,10 +84,11 @@ def nothing_found(table: HeadTable, meanings: Mapping[str, str]) -> str:
     looked = f"{counted(len(table.heads), 'head')} × {counted(len(judged), 'share')} of attention"
     looked = f"{looked} ({', '.join(judged)})"
     texts = int(max(table.totals[name].texts.max(initial=0) for name in judged))
+    texts = texts if whole is None else min(texts, whole)
     if texts < FEWEST_TEXTS:
         return (
-            f"No head stands out: {counted(texts, 'text')} cannot tell "
-            f"(at least {FEWEST_TEXTS} can). Looked at: {looked}."
+            f"Not tested: {counted(texts, 'text')}, {FEWEST_TEXTS} needed to tell "
+            f"whether a head stands out. Looked at: {looked}."
         )
     return (
         f"No head stands out: on {texts:,} texts, none lies surely a quarter of the way or more "

@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from headwise.heads import Head
 from headwise.report._findings import telling
 from headwise.report._roles import roles_of_heads
-from headwise.report._study import Sample, Study
+from headwise.report._study import Sample, Side, Study
 from headwise.report._text import visible, visible_token
 from headwise.table import STATISTICS
 
@@ -39,7 +39,7 @@ def payload(study: Study) -> Payload:
                 "head": heads.index(found.head),
                 "statistic": shown.index(found.statistic),
             }
-            for found in telling(study.table, study.meanings)
+            for found in telling(study.table, study.meanings, study.whole_texts)
         ],
         "roles": roles_of_heads(study),
         "samples": [],
@@ -93,31 +93,54 @@ def _shortest(number: float) -> float | int:
     return int(number) if number.is_integer() else number
 
 
-def _sample(sample: Sample, heads: Iterable[Head]) -> Payload:
+def _sample(sample: Sample, heads: Sequence[Head]) -> Payload:
     """The tokens, which cells there are, and for each head its weights in those cells.
 
-    `cells` has a row for each query and a sign for each key: `.` is not visible, `1` is the
-    only key that is, `+` is one of several. Maps hold the `+` cells only, each a byte that
-    counts 255ths of the head's `peak`.
+    A view is of one text, or of two: its queries are rows, its keys columns. `cells` has a row
+    for each query and a sign for each key: `.` is not visible, `1` is the only key that is, `+`
+    is one of several. Maps hold the `+` cells only, each a byte that counts 255ths of the head's
+    `peak`.
     """
-    maps = [sample.weights.get(head) for head in heads]
-    seen = np.zeros((len(sample.tokens), len(sample.tokens)), dtype=bool)
-    for weights in sample.weights.values():
-        # A single head may give no weight to a key that it sees: ask all of them.
-        seen |= weights > 0
-    alone = seen.sum(1, keepdims=True) == 1
-    cells = np.where(seen, np.where(alone, "1", "+"), ".")
-    packed = [(None, None) if weights is None else _map(weights, cells == "+") for weights in maps]
+    sides = [sample.sides(head) for head in heads]
+    cells = {both: _cells(sample, *both) for both in dict.fromkeys(sides)}
+    packed: list[tuple[float | None, str | None]] = []
+    for head, both in zip(heads, sides, strict=True):
+        weights = sample.weights.get(head)
+        if weights is None or weights.shape != cells[both].shape:
+            packed.append((None, None))
+        else:
+            packed.append(_map(weights, cells[both] == "+"))
     return {
         "tokens": [visible_token(token) for token in sample.tokens],
-        "cells": ["".join(row) for row in cells],
+        "views": [
+            {
+                "sides": both,
+                "queries": [visible_token(token) for token in sample.side(both[0])],
+                "keys": [visible_token(token) for token in sample.side(both[1])],
+                "cells": ["".join(row) for row in those],
+            }
+            for both, those in cells.items()
+        ],
+        "view": [[*cells].index(both) for both in sides],
         "peaks": [peak for peak, _ in packed],
         "maps": [data for _, data in packed],
     }
 
 
+def _cells(sample: Sample, queries: Side, keys: Side) -> np.ndarray:
+    """Which keys each query sees, and whether it has a choice."""
+    shape = len(sample.side(queries)), len(sample.side(keys))
+    seen = np.zeros(shape, dtype=bool)
+    for head, weights in sample.weights.items():
+        # A single head may give no weight to a key that it sees: ask all of them.
+        if sample.sides(head) == (queries, keys) and weights.shape == shape:
+            seen |= weights > 0
+    alone = seen.sum(1, keepdims=True) == 1
+    return np.where(seen, np.where(alone, "1", "+"), ".")
+
+
 def _map(
-    weights: Float[np.ndarray, "T T"], shown: Bool[np.ndarray, "T T"]
+    weights: Float[np.ndarray, "T S"], shown: Bool[np.ndarray, "T S"]
 ) -> tuple[float | None, str | None]:
     if not np.isfinite(weights).all():
         return None, None

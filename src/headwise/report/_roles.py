@@ -13,6 +13,9 @@ from headwise.roles.matter import WITHOUT, group_line
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
 MOST = 100  # rows of the table; every head shows its own besides
 
+# Of a head that attends to another text, say.
+_UNASKED = "no role was looked for"
+
 Payload = dict[str, Any]
 
 
@@ -23,6 +26,7 @@ class RoleTable:
     Attributes:
         behaviours: What was tried without heads, by name and what its number is.
         rows: The roles that heads have, the strongest first.
+        none: What to say where there are none.
         left_out: How many more there are.
         groups: Heads that back each other up, a sentence each.
         notes: How the numbers came about.
@@ -30,6 +34,7 @@ class RoleTable:
 
     behaviours: dict[str, str]
     rows: list[Payload]
+    none: str
     left_out: int
     groups: list[str]
     notes: list[str]
@@ -43,6 +48,7 @@ def role_table(roles: Roles) -> RoleTable:
     return RoleTable(
         behaviours=says,
         rows=[_row(roles, row) for row in rows[:MOST]],
+        none=_sentence(roles.none_found()),
         left_out=max(0, len(rows) - MOST),
         groups=[visible(group_line(group)) for group in roles.effects.groups],
         notes=[visible(note) for note in roles.notes],
@@ -59,12 +65,16 @@ def roles_of_heads(study: Study) -> list[Payload] | None:
         rows.setdefault(row["name"], []).append(_row(roles, row))
     return [
         {
-            "looked": name in looked,
+            "none": _sentence(roles.none_found(name) if name in looked else _UNASKED),
             "rows": rows.get(name, []),
             "lines": [visible(line) for line in roles.effects.lines(name)],
         }
         for name in map(str, study.table.heads)
     ]
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:

@@ -1,36 +1,35 @@
 """The stages of a study: watch the heads on every text, then look closely at a few short ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise.corpora import EOS, RELATIONS, Grammar, annotate, choices, relations
+from headwise.corpora import (
+    EOS,
+    RELATIONS,
+    Grammar,
+    Texts,
+    annotate,
+    choices,
+    relations,
+)
 from headwise.lab import Trained
 from headwise.models import (
-    batches,
+    as_pieces,
     check_model,
-    encode,
+    check_reads_text,
     token_classes,
-    token_strings,
     tokenizer_of,
 )
-from headwise.report._study import Sample, Study
+from headwise.report._reading import Progress, pairs_for, sample_maps, sizes_of, watch_pieces
+from headwise.report._study import Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
 from headwise.table import HeadTable
-from headwise.watch import Relation, Request, observe
-
-# Texts that the model reads at once.
-_BATCH = 16
-# A map is read by eye: this many tokens at most, in this many samples.
-_MAP_TOKENS = 24
-_SAMPLES = 3
-
-Progress = Callable[[int, int], None]
+from headwise.watch import Relation, Request
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,9 @@ class About:
 def study(
     model: nn.Module,
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Texts,
     *,
+    targets: Texts | None = None,
     request: Request | None = None,
     about: About | None = None,
     max_tokens: int | None = None,
@@ -63,13 +63,16 @@ def study(
     """Watch every head of a model on some texts, and take a few short maps for the eye.
 
     A text longer than the model reads, or than `max_tokens`, becomes several: nothing is cut
-    off. The model is put in evaluation mode while it is watched.
+    off; a pair of a text and another target is refused. The model is put in evaluation mode
+    while it is watched.
 
     Args:
         model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
             `attention_mask`.
         tokenizer: Its tokenizer. None is that of a `SentenceTransformer`.
-        texts: What it reads.
+        texts: What it reads; a string is one text.
+        targets: For an encoder-decoder, what it should write for each text: its decoder reads
+            them, shifted to the right. None takes each text as its own target.
         request: What to find out. None is every statistic, and the mass on special tokens and
             on punctuation, where the tokenizer has them.
         about: What the page says of the study's origin.
@@ -78,31 +81,30 @@ def study(
     Returns:
         The study: a table, samples and facts, without the model.
     Raises:
-        InputError: the texts hold no token.
-        UnsupportedError: the model cannot be watched exactly.
+        ArgumentError: something is not a text, there are more texts than targets or fewer, or
+            targets for a model that reads one text.
+        InputError: the texts hold no token, or a pair is longer than the model reads.
+        UnsupportedError: the model cannot be watched exactly, or does not read text alone.
     """
     outer, model = model, check_model("study", model)
     tokenizer = tokenizer_of(outer, tokenizer, "study")
+    check_reads_text("study", model)
     about = about or About()
     meanings = dict(about.meanings)
     if request is None:
         classes = token_classes(tokenizer)
         request = Request(classes={name: ids for name, (ids, _) in classes.items()})
         meanings |= {name: says for name, (_, says) in classes.items()}
-    pieces = encode(tokenizer, texts, model, max_tokens)
+    pairs = pairs_for(model, texts, targets)
+    pieces = as_pieces(tokenizer, pairs, model, max_tokens)
     with in_evaluation(model):
-        table = _watch(model, pieces, request, on_batch)
-        samples = _samples(model, tokenizer, texts)
+        table = watch_pieces(model, pieces, request, on_batch)
+        samples = sample_maps(model, tokenizer, pairs)
     return Study(
         title=about.title or type(model).__name__,
         model=_facts(model, table),
-        text={
-            "source": about.source or "texts given in code",
-            "texts": len(pieces),
-            **({"texts before long ones were cut": len(texts)} if len(pieces) > len(texts) else {}),
-            "tokens": sum(len(piece) for piece in pieces),
-            "longest text": max(len(piece) for piece in pieces),
-        },
+        text={"source": about.source or "texts given in code"}
+        | sizes_of(pairs, pieces, own=targets is None),
         table=table,
         meanings=meanings,
         samples=samples,
@@ -176,44 +178,6 @@ def _fresh_lines(grammar: Grammar, lines: int, seed: int) -> list[str]:
     return [f"{line} {EOS}" for line in drawn]
 
 
-def _watch(
-    model: nn.Module, pieces: Sequence[Sequence[int]], request: Request, on_batch: Progress | None
-) -> HeadTable:
-    with observe(model, request) as watch:
-        _read(model, pieces, on_batch)
-        return watch.table()
-
-
-def _samples(model: nn.Module, tokenizer: Any, texts: Sequence[str]) -> tuple[Sample, ...]:
-    """Maps of the beginnings of a few texts, spread over all of them."""
-    worded = [stripped for text in texts if (stripped := text.strip())]
-    step = max(1, len(worded) // _SAMPLES)
-    chosen = worded[::step][:_SAMPLES]
-    pieces = [encode(tokenizer, [text], model, _MAP_TOKENS)[0] for text in chosen]
-    return tuple(_sample(model, tokenizer, piece) for piece in pieces)
-
-
-@torch.no_grad()
-def _sample(model: nn.Module, tokenizer: Any, piece: Sequence[int]) -> Sample:
-    with observe(model, Request(statistics=(), maps=True)) as watch:
-        _read(model, [piece])
-        heads = [head for site in watch.sites() for head in site.heads()]
-        weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}
-    return Sample(token_strings(tokenizer, piece), weights)
-
-
-@torch.no_grad()
-def _read(
-    model: nn.Module, pieces: Sequence[Sequence[int]], on_batch: Progress | None = None
-) -> None:
-    done = 0
-    for batch in batches(pieces, _BATCH, _device(model)):
-        model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
-        done += len(batch.input_ids)
-        if on_batch is not None:
-            on_batch(done, len(pieces))
-
-
 def _facts(model: nn.Module, table: HeadTable) -> dict[str, str | int]:
     layers = {(head.stack, head.layer) for head in table.heads}
     kv_heads = {
@@ -228,7 +192,3 @@ def _facts(model: nn.Module, table: HeadTable) -> dict[str, str | int]:
         "key/value heads": len(kv_heads),
         "fingerprint": table.model,
     }
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

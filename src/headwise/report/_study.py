@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32
@@ -15,19 +16,36 @@ from headwise.report._findings import nothing_found, telling
 from headwise.roles import Roles
 from headwise.table import HeadTable
 
+Side = Literal["source", "target"]
+
 
 @dataclass(frozen=True)
 class Sample:
     """A short text and how every head attends on it.
 
+    In an encoder-decoder the encoder's heads attend within the text, the decoder's within the
+    target, and those across from the target to the text.
+
     Attributes:
         tokens: The text, as the model reads it.
         weights: The exact weights of each head: a row for each query, which sums to 1;
             0 for a key that the query may not see.
+        targets: What the decoder of an encoder-decoder reads.
     """
 
     tokens: tuple[str, ...]
-    weights: Mapping[Head, Float32[np.ndarray, "T T"]]
+    weights: Mapping[Head, Float32[np.ndarray, "T S"]]
+    targets: tuple[str, ...] = ()
+
+    def sides(self, head: Head) -> tuple[Side, Side]:
+        """Which text the queries of a head belong to, and which its keys."""
+        if not self.targets or head.stack == "encoder":
+            return "source", "source"
+        return "target", "source" if head.stack.endswith("cross") else "target"
+
+    def side(self, side: Side) -> tuple[str, ...]:
+        """The tokens of the text, or of its target."""
+        return self.tokens if side == "source" else self.targets
 
 
 @dataclass(frozen=True)
@@ -77,13 +95,20 @@ class Study:
         return replace(self, roles=roles)
 
     def findings(self) -> list[str]:
-        """Up to three lines about heads that stand out, or one that says that none does.
+        """Up to three lines about heads that stand out, or one that none does or was tested.
 
         A head stands out where its share of attention lies surely above what attention spread
         evenly over the same keys would give. What the head is for does not follow from that.
         """
-        found = [finding.line(self.meanings) for finding in telling(self.table, self.meanings)]
-        return found or [nothing_found(self.table, self.meanings)]
+        about = (self.table, self.meanings, self.whole_texts)
+        found = [finding.line(self.meanings) for finding in telling(*about)]
+        return found or [nothing_found(*about)]
+
+    @property
+    def whole_texts(self) -> int | None:
+        """How many texts were studied, long ones counted once; None where that is not known."""
+        texts = self.text.get("texts")
+        return texts if isinstance(texts, int) else None
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write the page: one HTML file that needs no network. Nothing is computed anew.

@@ -15,6 +15,7 @@ from headwise.roles.matter import (
     repetition,
     translation,
 )
+from headwise.roles.reading import check_reads_one_text
 
 __all__ = [
     "Behaviour",
@@ -27,6 +28,7 @@ __all__ = [
     "agreement",
     "alignment",
     "behaviour",
+    "check_reads_one_text",
     "find_roles",
     "repetition",
     "translation",

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.corpora import AnnotatedText
+from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import InputError
 from headwise.heads import Head
 from headwise.models import batches, context_of, in_evaluation
@@ -26,9 +26,7 @@ _FARTHEST = 40  # words that an offset may lead back
 _BATCH = 16  # texts that the model reads at once
 
 
-def alignment(
-    model: nn.Module, tokenizer: Any, corpus: Sequence[AnnotatedText], *, seed: int = 0
-) -> pd.DataFrame:
+def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0) -> pd.DataFrame:
     """Take each head for an aligner: a word is aligned with the source word it attends to most.
 
     Source words are all before the first word that has a source; only words with one are asked.
@@ -48,7 +46,7 @@ def alignment(
         (`chosen_half`); `aer`, the alignment error rate with every link sure, from 0 to 1;
         what `chance`, the best `offset` and the `diagonal` score; `n` words in `texts` texts.
     Raises:
-        ArgumentError: the corpus is not a list of texts.
+        ArgumentError: the corpus holds what is not a text.
         InputError: no text has a word that translates an earlier one.
         UnsupportedError: the model reads two texts (an encoder-decoder), it cannot be watched
             exactly, or the tokenizer does not say where its tokens stand.

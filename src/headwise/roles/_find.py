@@ -1,6 +1,6 @@
 """Find out what each head does: read, compare with nulls, judge as one family."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -11,13 +11,14 @@ from jaxtyping import Bool
 from torch import nn
 
 from headwise._shown import counted
-from headwise.corpora import AnnotatedText
+from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.heads import Head
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of
 from headwise.roles._evidence import FEWEST_TEXTS, Verdict, halves, judge, lift
 from headwise.roles._families import Contrast, Family, Rival, Split, make_family, rival
 from headwise.roles._nulls import Evidence, shuffled
+from headwise.roles._outcome import outcomes
 from headwise.roles._table import LEVEL, NULLS, Roles
 from headwise.roles.reading import Progress, Reader
 from headwise.roles.relations import (
@@ -43,7 +44,7 @@ _LONGEST = 200  # characters of a text that are shown
 def find_roles(
     model: nn.Module,
     tokenizer: Any,
-    corpus: Iterable[str | AnnotatedText],
+    corpus: Corpus,
     *,
     relations: Mapping[str, Callable[[TokenText], Pairs]] | None = None,
     evidence: Evidence | None = None,
@@ -70,6 +71,7 @@ def find_roles(
         tokenizer: Its tokenizer, one that says where its tokens stand (a fast one). None is that of
             a `SentenceTransformer`.
         corpus: Texts, with or without annotations; trees, mentions and links add their roles.
+            A string is one text.
         relations: Roles of your own, by name: from a text to its pairs of tokens (query, key).
         evidence: Which nulls are read, and what decides all that is drawn. None is an
             `Evidence()`: every null that can be had.
@@ -78,7 +80,7 @@ def find_roles(
     Returns:
         A row per head and role, found or not.
     Raises:
-        ArgumentError: a role is given twice, or the corpus is not a list of texts.
+        ArgumentError: a role is given twice, or the corpus holds what is not a text.
         InputError: there is no text with a token, or most tokens are unknown to the tokenizer.
         UnsupportedError: the model cannot be watched exactly, the tokenizer does not say where
             its tokens stand, or a null was asked for that cannot be had.
@@ -191,7 +193,10 @@ class _Question:
                 f"cut between sentences, {split.cut_within} of them also within one"
             )
         if held < FEWEST_TEXTS:
-            notes.append(f"no role of text can be found: {held} held-out texts, not {FEWEST_TEXTS}")
+            notes.append(
+                f"roles of text were not tested: {held} held-out texts, not {FEWEST_TEXTS}; give "
+                f"{2 * FEWEST_TEXTS} distinct texts or more"
+            )
         notes.append(
             f"{_SEQUENCES} sequences of random tokens that repeat, and as many controls"
             if len(trials) > 1
@@ -264,6 +269,7 @@ def _rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFra
         "head": [head.head for head in heads] * R,
         "role": np.repeat([role.name for role in family.roles], N),
         "found": found,
+        "outcome": outcomes(found, verdict.p, verdict.texts),
         "effect": verdict.effect,
         "null": null,
         "baseline": verdict.baseline,

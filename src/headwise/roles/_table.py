@@ -10,9 +10,11 @@ from torch import nn
 
 from headwise._shown import at_prompt, counted, printable
 from headwise._tablefile import numbers_of, read_saved, texts_of, write_table_file
+from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.models import check_model, fingerprint
+from headwise.roles._outcome import none_found, outcomes, untested
 from headwise.roles.matter import WITHOUT, Behaviour, Effects, try_without
 
 SCHEMA = 1
@@ -30,9 +32,10 @@ class Roles:
     null heads were chosen on the other half.
 
     Attributes:
-        rows: A row per head and role. `effect` is the score per query, from 0 to 1, with its
-            interval (95 %, over texts) from `ci_low` to `ci_high`; `null` the strongest null,
-            `baseline` what it scores, `lift` the share of the rest that the head gains, `n`
+        rows: A row per head and role. `outcome` is `found` (then `found` is true), `not found`,
+            or `not tested: ` and what is missing. `effect` is the score per query, from 0 to 1,
+            with its interval (95 %, over texts) from `ci_low` to `ci_high`; `null` the strongest
+            null, `baseline` what it scores, `lift` the share of the rest that the head gains, `n`
             the queries, `texts` the texts with one, `p_adj` adjusted over all rows (NaN below
             20 queries or 30 texts), `chosen_half` the effect on the other half of the texts;
             `null.…` what each null scores. `mass` is the attention on the relation, and
@@ -72,6 +75,16 @@ class Roles:
         found = self.found()
         return found.loc[found["name"] == name, "role"].tolist()
 
+    def none_found(self, head: HeadLike | None = None) -> str:
+        """What to say of a head, or of all, without a role: `no role found` is for those tested.
+
+        Raises:
+            HeadError: there is no such head.
+        """
+        if head is None:
+            return none_found(self.rows)
+        return none_found(self.rows[self.rows["name"] == str(self._head(head))])
+
     def why(self, head: HeadLike) -> str:
         """The whole case of a head: what it has, against which nulls, and what it fell short of.
 
@@ -84,7 +97,7 @@ class Roles:
         for row in mine[mine["found"]].to_dict("records"):
             lines += self._case(row)
         if len(lines) == 1:
-            lines.append("  no role found")
+            lines.append(f"  {none_found(mine)}")
         short = mine[~mine["found"] & mine["effect"].notna()].head(_NEAREST)
         lines += [
             f"  not {printable(row['role'])}: {_short(row)}" for row in short.to_dict("records")
@@ -95,7 +108,7 @@ class Roles:
     def matter(
         self,
         model: nn.Module,
-        behaviours: Sequence[Behaviour],
+        behaviours: Several[Behaviour],
         *,
         heads: HeadsLike | None = None,
         seed: int = 0,
@@ -118,8 +131,8 @@ class Roles:
         Returns:
             The same roles with their `effects`.
         Raises:
-            ArgumentError: the roles are of another model, there is no behaviour, two have one
-                name, or a loss is not finite.
+            ArgumentError: the roles are of another model, something is no behaviour or there is
+                none, two have one name, or a loss is not finite.
             HeadError: there is no such head.
         """
         model = check_model("matter", model)
@@ -133,7 +146,7 @@ class Roles:
         tried = list(dict.fromkeys(self.found()["name"])) if heads is None else heads
         effects = try_without(
             model,
-            behaviours,
+            list_items("matter", "behaviours", behaviours, Behaviour),
             sorted(resolve_heads(tried, known)),
             self._strongest,
             seed=seed,
@@ -219,7 +232,8 @@ class Roles:
         found = self.found()
         heads = found["name"].nunique()
         verb = "has" if heads == 1 else "have"
-        return f"{counted(heads, 'head')} {verb} {counted(len(found), 'role')}"
+        line = f"{counted(heads, 'head')} {verb} {counted(len(found), 'role')}"
+        return line if len(found) else f"{line}: {none_found(self.rows)}"
 
     def __repr__(self) -> str:
         shown = self.found()[list(_COLUMNS)].drop(columns="found")
@@ -240,6 +254,9 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
     columns |= {name: texts_of(frame, name) for name in ("name", "stack", "role", "null")}
     columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
     columns |= {"found": numbers_of(frame, "found") == 1}
+    if "outcome" not in frame:  # of a table that was saved before there was one
+        frame.insert(list(frame).index("found") + 1, "outcome", "")
+        columns["outcome"] = outcomes(*(columns[name] for name in ("found", "p_adj", "texts")))
     # In the order of the file, in which a statistic of the future would keep its place too.
     rows = pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
     meanings = {role: str(about["meanings"][role]) for role in about["meanings"]}
@@ -265,10 +282,7 @@ def _short(row: Mapping[Any, Any]) -> str:
     null = printable(row["null"] or "no null")
     said = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
     if row["p_adj"] != row["p_adj"]:
-        return (
-            f"{said}, but only {counted(int(row['n']), 'query', 'queries')} in "
-            f"{counted(int(row['texts']), 'text')}"
-        )
+        return f"{said}, {untested(int(row['texts']))}"
     return (
         f"{said}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
         f"{row['chosen_half']:.3f} on the other half"

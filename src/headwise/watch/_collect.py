@@ -20,6 +20,7 @@ class Heard:
     """A call, and what is known of the texts in it.
 
     Attributes:
+        keys: The text that the keys belong to.
         first: The number of the first text of the call.
         pairs: The keys of each query under every relation and all given pairs.
         per_head: The part of each head in the output projection, where it is asked for.
@@ -27,7 +28,7 @@ class Heard:
 
     call: Call
     places: Places
-    text: Text
+    keys: Text
     first: int
     pairs: Columns
     per_head: Float[Tensor, "H Dv d_model"] | None = None
@@ -82,8 +83,8 @@ def _ask(heard: Heard, request: Request, heads_too: bool) -> _Question:
 
 
 def _members(heard: Heard, request: Request) -> Float[Tensor, "B S C"]:
-    text, places = heard.text, heard.places
-    if text.ids is None or places.across or text.ids.shape[1] != places.key_real.shape[1]:
+    text, places = heard.keys, heard.places
+    if text.ids is None or text.ids.shape[1] != places.key_real.shape[1]:
         raise UnsupportedError(
             f"observe: the classes {', '.join(request.classes)} need whole texts as input_ids, "
             f"without a cache. Ask for them only there."

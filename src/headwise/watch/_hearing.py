@@ -133,12 +133,12 @@ class Hearing:
         self.looks.take(site, heard.call, heard.first, received)
 
     def _heard(self, site: Site, call: Call) -> Heard:
-        text, places = self._read(site, call)
+        text, keys, places = self._read(site, call)
         passes = self.inputs.passes
         return Heard(
             call=call,
             places=places,
-            text=text,
+            keys=keys,
             first=self.ledger.begin(site, places, passes),
             pairs=self.pairs.columns(places, text, passes),
             per_head=self._per_head(site) if self._request.needs_projection else None,
@@ -153,17 +153,18 @@ class Hearing:
             )
         return projection.per_head
 
-    def _read(self, site: Site, call: Call) -> tuple[Text, Places]:
+    def _read(self, site: Site, call: Call) -> tuple[Text, Text, Places]:
+        """The text of the queries, that of the keys, and where both stand in them."""
         reading = self.inputs.of(site.stack)
         if site.cross:
             keys = reading.other.filled(Text(real=call.real))
-            return reading.own, places_across(call, reading.own, keys)
+            return reading.own, keys, places_across(call, reading.own, keys)
         if reading.own.real is None and call.real is not None:
             self.inputs.learn(site.stack, call.real)
         queries = reading.own.filled(Text(real=call.real))
         if self._is_condensed(call, reading.own.tokens):
-            return queries, places_across(call, queries, Text())
-        return queries, places_within(call, queries)
+            return queries, Text(), places_across(call, queries, Text())
+        return queries, queries, places_within(call, queries)
 
     def _is_condensed(self, call: Call, tokens: int | None) -> bool:
         """Whether some of the text was left out or put together: who stands where is not known."""

@@ -4,7 +4,7 @@ from headwise.corpora.readers._conllu import read_conllu
 from headwise.corpora.readers._coreference import read_gap, read_winobias
 from headwise.corpora.readers._lines import read_aligned, read_jsonl
 from headwise.corpora.readers._pairs import SentencePair, read_pairs
-from headwise.corpora.readers._plain import read_texts
+from headwise.corpora.readers._plain import read_parallel, read_texts
 
 __all__ = [
     "SentencePair",
@@ -13,6 +13,7 @@ __all__ = [
     "read_gap",
     "read_jsonl",
     "read_pairs",
+    "read_parallel",
     "read_texts",
     "read_winobias",
 ]

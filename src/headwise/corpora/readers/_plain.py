@@ -3,8 +3,10 @@
 import os
 import re
 
-from headwise.corpora.readers._file import text_of
+from headwise.corpora.readers._file import lines_of, text_of
 from headwise.errors import InputError
+
+_PARALLEL = "read_parallel"
 
 
 def read_texts(path: str | os.PathLike[str]) -> list[str]:
@@ -25,3 +27,34 @@ def read_texts(path: str | os.PathLike[str]) -> list[str]:
             f"read_texts: {path} holds no text ({os.path.getsize(path)} bytes). Name a text file."
         )
     return re.split(r"\n{2,}" if "\n\n" in body else r"\n", body)
+
+
+def read_parallel(
+    source: str | os.PathLike[str], target: str | os.PathLike[str]
+) -> list[tuple[str, str]]:
+    """Read texts and their targets from two UTF-8 files, line by line.
+
+    Pairs of empty lines are left out.
+
+    Raises:
+        InputError: a file cannot be read or is not UTF-8, there are more lines in one than in the
+            other, only one line of a pair is empty, or all are.
+    """
+    sides = [[line.strip() for line in lines_of(path, _PARALLEL)] for path in (source, target)]
+    counts = [len(lines) - (lines[-1] == "") for lines in sides]
+    if counts[0] != counts[1]:
+        raise InputError(
+            f"{_PARALLEL}: {source} has {counts[0]} lines, and {target} has {counts[1]}. Give as "
+            f"many targets as texts, one in each line."
+        )
+    for number, pair in enumerate(zip(*sides, strict=False), 1):
+        if bool(pair[0]) != bool(pair[1]):
+            path = target if pair[0] else source
+            raise InputError(
+                f"{_PARALLEL}: {path}, line {number}: it is empty, and that of the other file is "
+                f"not. Fill it, or take both lines out."
+            )
+    pairs = [(text, wanted) for text, wanted in zip(*sides, strict=False) if text]
+    if not pairs:
+        raise InputError(f"{_PARALLEL}: {source} holds no text. Name a text file.")
+    return pairs

@@ -25,15 +25,27 @@ def run(model: nn.Module, batch: Any) -> Any:
 
 
 def call_with(model: nn.Module, batch: Any) -> Any:
-    """Call a model with its keyword arguments, a tuple of arguments, or the only one."""
+    """Call a model with its keyword arguments, a tuple of arguments, or the only one.
+
+    Raises:
+        ArgumentError: the batch is a text, or holds one.
+    """
+    texts = [batch] if isinstance(batch, str) else batch if isinstance(batch, list | tuple) else ()
+    for text in texts:
+        if isinstance(text, str):
+            raise ArgumentError(
+                f"batch: it is the text {text[:40]!r}. Give what a tokenizer makes of it."
+            )
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
-def batches_of(reference: Any, who: str) -> list[Any]:
+def batches_of(reference: Any, who: str, name: str = "reference") -> list[Any]:
     """Batches as a list, also where a single one is given; none for None.
 
+    Args:
+        name: The argument that holds them.
     Raises:
         ArgumentError: one is a text.
     """
@@ -43,7 +55,7 @@ def batches_of(reference: Any, who: str) -> list[Any]:
     for one in whole:
         if isinstance(one, str):
             raise ArgumentError(
-                f"{who}: reference holds the text {one[:40]!r}. Give batches, such as a tokenizer "
+                f"{who}: {name} holds the text {one[:40]!r}. Give batches, such as a tokenizer "
                 f"makes of texts."
             )
     return whole

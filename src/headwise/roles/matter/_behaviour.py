@@ -1,6 +1,6 @@
 """What a model does, as one number for each of some texts: the less, the better it does."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise.corpora import Several
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import batches_of
 
 Inputs = Mapping[str, Any]
 
@@ -55,7 +57,7 @@ class Behaviour:
 
 def behaviour(
     name: str,
-    batches: Iterable[Inputs],
+    batches: Several[Inputs],
     loss: Callable[[Any, Inputs], Tensor],
     *,
     roles: Sequence[str] = (),
@@ -68,13 +70,14 @@ def behaviour(
         loss: The less, the better the model does.
         roles: The roles that it may depend on.
     Raises:
-        ArgumentError: there is no batch.
+        ArgumentError: there is no batch, or one is a text.
     """
 
     def judged(batch: Inputs) -> Callable[[Any], Tensor]:
         return lambda output: loss(output, batch)
 
-    questions = [Question(batch, judged(batch)) for batch in batches]
+    listed = batches_of(batches, "behaviour", "batches")
+    questions = [Question(batch, judged(batch)) for batch in listed]
     return Behaviour(name, says, questions, tuple(roles))
 
 

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headwise.corpora import AnnotatedText, Choice
+from headwise.corpora import (
+    AnnotatedText,
+    Choice,
+    Corpus,
+    Several,
+    Texts,
+    list_corpus,
+    list_items,
+    list_texts,
+)
 from headwise.errors import ArgumentError, InputError
 from headwise.models import batches, context_of, in_evaluation
 from headwise.roles.matter._behaviour import Behaviour, Question, check_predicts, logits_of
@@ -21,7 +30,7 @@ _REPEATING = ("previous token", "same token", "induction")
 
 
 def agreement(
-    model: nn.Module, tokenizer: Any, choices: Sequence[Choice], *, name: str = "agreement"
+    model: nn.Module, tokenizer: Any, choices: Several[Choice], *, name: str = "agreement"
 ) -> Behaviour:
     """How often the model prefers the wrong one of two words: `p(wrong) / (p(right) + p(wrong))`.
 
@@ -32,35 +41,37 @@ def agreement(
         choices: One for each text: `headwise.corpora.choices` draws them from the grammar, with
             an adverb between subject and verb or without. Two such behaviours need two names.
     Raises:
-        ArgumentError: there is no choice.
+        ArgumentError: there is no choice, or something is not a choice.
         InputError: two words are the same or one begins with the other as tokens, or a choice
             is longer than the model reads.
         UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
     """
-    rows = _choosing(tokenizer, choices, context_of(model, tokenizer))
+    listed = list_items("agreement", "choices", choices, Choice)
+    rows = _choosing(tokenizer, listed, context_of(model, tokenizer))
     says = "p(wrong) / (p(right) + p(wrong)), from 0 to 1"
     return Behaviour(name, says, _ask(model, rows, _Chosen), _AGREEING)
 
 
-def translation(model: nn.Module, tokenizer: Any, corpus: Sequence[AnnotatedText]) -> Behaviour:
+def translation(model: nn.Module, tokenizer: Any, corpus: Corpus) -> Behaviour:
     """How badly the model predicts words that translate earlier ones: nats per token of them.
 
     Args:
         model: A causal language model.
         corpus: Texts with links, each source before its translation.
     Raises:
-        ArgumentError: no text has such a link.
+        ArgumentError: no text has such a link, or something is not a text.
         InputError: a word is longer than the model reads.
         UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
     """
-    pieces = tokenize(tokenizer, list(dict.fromkeys(corpus)), context_of(model, tokenizer)).pieces
+    texts = list(dict.fromkeys(list_corpus("translation", corpus)))
+    pieces = tokenize(tokenizer, texts, context_of(model, tokenizer)).pieces
     rows = [(list(one.ids), asked) for one in pieces if (asked := _translated(one))]
     says = "nats per token of the words that translate another"
     return Behaviour("translation", says, _ask(model, rows, _Predicted), _TRANSLATING)
 
 
 def repetition(
-    model: nn.Module, tokenizer: Any, texts: Sequence[str], *, sequences: int = 100, seed: int = 1
+    model: nn.Module, tokenizer: Any, texts: Texts, *, sequences: int = 100, seed: int = 1
 ) -> Behaviour:
     """How badly the model predicts the second occurrence of a random sequence: nats per token.
 
@@ -69,13 +80,14 @@ def repetition(
 
     Args:
         model: A causal language model.
-        texts: Where the tokens are from.
+        texts: Where the tokens are from; a string is one text.
     Raises:
         ArgumentError: the texts have too few different tokens, or the context is too short.
         UnsupportedError: the model does not predict next tokens, or its tokenizer is slow.
     """
     limit = context_of(model, tokenizer)
-    pieces = tokenize(tokenizer, [AnnotatedText(text) for text in texts], limit).pieces
+    annotated = [AnnotatedText(text) for text in list_texts("repetition", texts)]
+    pieces = tokenize(tokenizer, annotated, limit).pieces
     repeated = probe(pieces, limit, sequences, seed)[0] if pieces else []
     rows = []
     for one in repeated:

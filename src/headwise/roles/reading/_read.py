@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn.functional import pad
 from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
 from headwise.heads import Head
+from headwise.models import check_reads_text, reads_two_texts, text_alone
 from headwise.roles.reading._asked import Asked
 from headwise.roles.reading._frame import Frame
 from headwise.roles.reading._rules import rule_sums
@@ -95,7 +95,8 @@ class Reader:
         done = 0
         with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
             for batch in self.batches:
-                batch.run(model)
+                with text_alone("find_roles", model):
+                    batch.run(model)
                 layers = watch.layers()
                 batch.check(model, layers)
                 # What listens for attention need not listen to what is computed from it.
@@ -203,14 +204,13 @@ class _Batch:
 
 
 def check_reads_one_text(who: str, model: nn.Module) -> None:
-    """Refuse a model whose queries are of another text than its keys.
+    """Refuse a model that reads no text, or whose queries are of another text than its keys.
 
     Raises:
-        UnsupportedError: it is an encoder-decoder.
+        UnsupportedError: it is an encoder-decoder, or takes no token ids.
     """
-    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    # The encoder of such a model says the same of itself, and takes one text.
-    if both and "decoder_input_ids" in signature(model.forward).parameters:
+    check_reads_text(who, model)
+    if reads_two_texts(model):
         raise UnsupportedError(
             f"{who}: {type(model).__name__} reads two texts, and a relation is of one. Give its "
             f"encoder (model.get_encoder())."

@@ -1,15 +1,15 @@
 """Annotated texts as tokens: which tokens each word is made of, as the tokenizer says."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from headwise.corpora import AnnotatedText, Span
-from headwise.errors import ArgumentError, InputError, UnsupportedError
+from headwise.corpora import AnnotatedText, Corpus, Span, list_corpus
+from headwise.errors import InputError, UnsupportedError
 from headwise.models import check_encodable, token_classes
 
 # A sentence ends with one of these, and what closes after it, before white space; or with a line.
@@ -73,24 +73,16 @@ class Tokenized:
     unknown: float
 
 
-def texts_of(who: str, corpus: Iterable[str | AnnotatedText]) -> tuple[int, list[AnnotatedText]]:
+def texts_of(who: str, corpus: Corpus) -> tuple[int, list[AnnotatedText]]:
     """How many texts a corpus has, and the distinct ones.
 
     A text that stands there both bare and annotated is the annotated one.
 
     Raises:
-        ArgumentError: it is a single string, or something in it is no text.
+        ArgumentError: something in it is not a text.
+        InputError: none of its texts has more than white space.
     """
-    if isinstance(corpus, str):
-        raise ArgumentError(f"{who}: the corpus is one string. Give a list of texts.")
-    texts: list[AnnotatedText] = []
-    for one in corpus:
-        if not isinstance(one, str | AnnotatedText):
-            raise ArgumentError(
-                f"{who}: the corpus holds {str(one)[:30]!r}, a {type(one).__name__}. "
-                f"Give strings or AnnotatedText."
-            )
-        texts.append(AnnotatedText(one) if isinstance(one, str) else one)
+    texts = list_corpus(who, corpus)
     bare = {one: one == AnnotatedText(one.text) for one in texts}
     known = {one.text for one, alone in bare.items() if not alone}
     return len(texts), [one for one, alone in bare.items() if not (alone and one.text in known)]

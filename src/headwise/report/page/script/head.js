@@ -39,15 +39,14 @@ function makeBar(share, even) {
   return bar;
 }
 
-// What the head does, where it was looked for: often nothing that would stand up.
+// What the head does: often nothing that would stand up, or nothing was tested.
 function drawRoles() {
   if (!study.roles) return;
-  const { looked, rows, lines } = study.roles[chosen.head];
+  const { none, rows, lines } = study.roles[chosen.head];
   const said = rows.map(({ role, says, effect, null: held, lift, p, n }) => make("li", {}, [
     tokenText(role),
     ` (${says}): ${effect} against ${held}; lift ${lift}, p ${p}, ${n}`,
   ]));
-  const none = looked ? "No role found." : "No role was looked for.";
   fill("head-roles",
     rows.length ? make("ul", { class: "roles" }, said) : make("p", { class: "none", text: none }),
     ...lines.map((text) => make("p", { class: "note", text: `${text}.` })));

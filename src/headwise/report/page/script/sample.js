@@ -18,8 +18,15 @@ function drawSample() {
   drawPairs(sample, weights);
 }
 
+// The texts that a head's queries and keys belong to, and which cells there are.
+function viewOf({ views, view }, head) {
+  return views[view[head]];
+}
+
 // Bytes hold the cells that are one of several, row by row, as 255ths of the peak.
-function readMap({ cells, maps, peaks }, head) {
+function readMap(sample, head) {
+  const { maps, peaks } = sample;
+  const { cells } = viewOf(sample, head);
   if (maps[head] === null) return null;
   const bytes = Uint8Array.from(atob(maps[head]), (character) => character.charCodeAt(0));
   let next = 0;
@@ -27,17 +34,18 @@ function readMap({ cells, maps, peaks }, head) {
     sign === ONE_OF_SEVERAL ? (bytes[next++] / 255) * peaks[head] : sign === ONLY_KEY ? 1 : 0));
 }
 
-function drawMap({ tokens, cells, peaks }, weights) {
-  const scale = { low: 0, high: roundUp(peaks[chosen.head]) };
+function drawMap(sample, weights) {
+  const { sides, queries, keys, cells } = viewOf(sample, chosen.head);
+  const scale = { low: 0, high: roundUp(sample.peaks[chosen.head]) };
   const say = (query, key) => {
     const only = cells[query][key] === ONLY_KEY ? " (the only key it sees)" : "";
-    return `${tokens[query]} → ${tokens[key]}: ${formatWeight(weights[query][key])}${only}`;
+    return `${queries[query]} → ${keys[key]}: ${formatWeight(weights[query][key])}${only}`;
   };
   const { table } = makeGrid({
     label: `Attention of ${study.heads[chosen.head]} on the text`,
     corner: "query ↓\nkey →",
-    rows: tokens,
-    columns: tokens,
+    rows: queries,
+    columns: keys,
     cell: (query, key) => cells[query][key] === "." ? null : {
       place: cells[query][key] === ONLY_KEY ? null : placeOn(scale, weights[query][key]),
       label: say(query, key),
@@ -48,10 +56,12 @@ function drawMap({ tokens, cells, peaks }, weights) {
   fill("map", table);
   const hatched = cells.some((row) => row.includes(ONLY_KEY)) ? "only one key to see" : "";
   fill("map-legend", ...makeLegend(scale, { unit: "share of the query's attention", hatched }));
-  fill("map-readout", "Point at a cell to read its weight.");
+  const names = sample.views.length > 1 ? `Rows: ${sides[0]}; columns: ${sides[1]}. ` : "";
+  fill("map-readout", `${names}Point at a cell to read its weight.`);
 }
 
-function strongestPairs({ cells }, weights) {
+function strongestPairs(sample, weights) {
+  const { cells } = viewOf(sample, chosen.head);
   const pairs = cells.flatMap((row, query) => {
     const evenly = 1 / [...row].filter((sign) => sign !== ".").length;
     return [...row].flatMap((sign, key) =>
@@ -67,9 +77,10 @@ function drawPairs(sample, weights) {
   fill("pairs", make("table", { class: "numbers" }, [header, make("tbody", {}, rows)]));
 }
 
-function drawPair({ tokens }, { query, key, weight, evenly }) {
+function drawPair(sample, { query, key, weight, evenly }) {
+  const { queries, keys } = viewOf(sample, chosen.head);
   return make("tr", {}, [
-    make("td", {}, [tokenText(tokens[query]), " → ", tokenText(tokens[key])]),
+    make("td", {}, [tokenText(queries[query]), " → ", tokenText(keys[key])]),
     make("td", { text: `${query} → ${key}` }),
     make("td", { class: "main", text: formatWeight(weight) }),
     make("td", {}, [makeBar(weight, evenly)]),

@@ -1,0 +1,203 @@
+"""One rule for every function that takes texts: what a list of texts is, and what is refused."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from headwise.corpora import SPECIALS, AnnotatedText, list_pairs
+from headwise.errors import ArgumentError, HeadwiseError, InputError
+from headwise.gauge import importance, prune_curves, read_given
+from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
+from headwise.models import call_with, encode
+from headwise.recovery import recover
+from headwise.report import study
+from headwise.roles import (
+    Evidence,
+    Roles,
+    agreement,
+    behaviour,
+    find_roles,
+    repetition,
+    translation,
+)
+from headwise.roles import alignment as align_words
+from headwise.surgery import costs, prune
+
+WORDS = ("she", "sang", "a", "long", "song", "and", "he", "heard", "it", "well", "while", "we")
+WORDS += ("slept",)
+TOKENIZER = make_tokenizer([*SPECIALS, *WORDS])
+TEXT = "she sang a long song and he heard it well"
+TEXTS = [TEXT, "we slept while she sang"]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "n_layers": 1, "n_heads": 2, "context": 16}
+    return MiniGPT(MiniGPTConfig(TOKENIZER.get_vocab_size(), **sizes)).eval()
+
+
+def _study(model: nn.Module, texts: Any) -> Any:
+    seen = study(model, TOKENIZER, texts)
+    counts = [seen.table.count(name).tolist() for name in seen.table.statistics]
+    return seen.text, counts, [sample.tokens for sample in seen.samples]
+
+
+def _roles(model: nn.Module, texts: Any) -> Any:
+    found = find_roles(model, TOKENIZER, texts, evidence=Evidence(nulls=()))
+    return found.notes, found.rows["n"].tolist()
+
+
+def _importance(model: nn.Module, texts: Any) -> Any:
+    return importance(model, texts, tokenizer=TOKENIZER).per_text.tolist()
+
+
+def _curves(model: nn.Module, texts: Any) -> Any:
+    curves = prune_curves(model, texts, {"one": [[(0, 0)]]}, tokenizer=TOKENIZER)
+    return curves.per_text["one"].tolist()
+
+
+def _recover(model: nn.Module, texts: Any) -> Any:
+    small = prune(model, [(0, 1)])
+    return recover(small, model, texts, tokenizer=TOKENIZER, steps=1).tolist()
+
+
+def _repetition(model: nn.Module, texts: Any) -> Any:
+    asked = repetition(model, TOKENIZER, texts, sequences=3).questions
+    return [one.inputs["input_ids"].tolist() for one in asked]
+
+
+def _encode(model: nn.Module, texts: Any) -> Any:
+    return encode(TOKENIZER, texts, model)
+
+
+def _batches(model: nn.Module, texts: Any) -> Any:
+    return [batch["input_ids"].tolist() for batch in read_given(texts, model, TOKENIZER)]
+
+
+Door = Callable[[nn.Module, Any], Any]
+# `translation` and `alignment` need annotations to go on: what they refuse stands below.
+DOORS: dict[str, Door] = {
+    "study": _study,
+    "find_roles": _roles,
+    "importance": _importance,
+    "prune_curves": _curves,
+    "recover": _recover,
+    "repetition": _repetition,
+    "encode": _encode,
+    "read_given": _batches,
+}
+# These take batches, too.
+BATCHES = ("read_given", "importance", "prune_curves", "recover")
+REFUSING: dict[str, Door] = DOORS | {
+    "translation": lambda model, texts: translation(model, TOKENIZER, texts),
+    "alignment": lambda model, texts: align_words(model, TOKENIZER, texts),
+    "list_pairs": lambda model, texts: list_pairs("list_pairs", texts, TEXTS),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_string_is_one_text(model: nn.Module, door: str) -> None:
+    assert DOORS[door](model, TEXT) == DOORS[door](model, [TEXT])
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "made",
+    [tuple, iter, np.array, pd.Series, lambda texts: [*texts, "", " \n"]],
+    ids=["tuple", "generator", "array", "series", "with empty texts"],
+)
+def test_any_iterable_is_the_list_of_its_texts(
+    model: nn.Module, door: str, made: Callable[[list[str]], Iterable[str]]
+) -> None:
+    assert DOORS[door](model, made(TEXTS)) == DOORS[door](model, TEXTS)
+
+
+@pytest.mark.parametrize("door", REFUSING)
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ([TEXT, None], r"\[1\] is None, a NoneType"),
+        ([TEXT, b"she sang"], r"\[1\] is b'she sang', a bytes"),
+        ([TEXT, [TEXT]], r"\[1\] is \['she sang.*a list"),
+        ([TEXT, "she \ud83d"], r"\[1\] holds '\\ud83d' at 4, half of a surrogate pair"),
+        (pd.DataFrame({"text": TEXTS}), "a DataFrame"),
+    ],
+    ids=["None", "bytes", "nested", "surrogate", "frame"],
+)
+def test_what_is_no_text_is_named(model: nn.Module, door: str, wrong: Any, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        REFUSING[door](model, wrong)
+
+
+@pytest.mark.parametrize("door", REFUSING)
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (b"she sang", "is b'she sang', a bytes"),
+        ({"text": TEXTS}, "a dict"),
+        (Path("texts.txt"), "PosixPath"),
+        (None, "None"),
+        (7, "7"),
+    ],
+    ids=["bytes", "mapping", "path", "None", "number"],
+)
+def test_what_holds_no_texts_is_named(model: nn.Module, door: str, wrong: Any, named: str) -> None:
+    if door in BATCHES:
+        named = r"batches: one is a|no tensor in \['text'\]"
+    with pytest.raises(ArgumentError, match=named):
+        REFUSING[door](model, wrong)
+
+
+@pytest.mark.parametrize("door", REFUSING)
+@pytest.mark.parametrize("texts", [[], "", ["", " \n"]], ids=["no text", "empty", "white space"])
+def test_nothing_to_read_is_refused(model: nn.Module, door: str, texts: Any) -> None:
+    said = r"hold no token|0 given|2 targets|of pair 0 is empty"
+    with pytest.raises((InputError, ArgumentError), match=said):
+        REFUSING[door](model, texts)
+
+
+def test_one_annotated_text_is_a_corpus(model: nn.Module) -> None:
+    annotated = AnnotatedText(TEXT)
+    assert _roles(model, annotated) == _roles(model, [TEXT])
+
+
+def test_a_string_is_neither_a_choice_nor_a_behaviour_nor_a_batch(model: nn.Module) -> None:
+    with pytest.raises(ArgumentError, match=r"agreement: choices is 'she sang.*Give a Choice"):
+        agreement(model, TOKENIZER, TEXT)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"behaviour: batches holds the text 'she sang"):
+        behaviour("mine", TEXT, lambda output, batch: output)  # type: ignore[arg-type]
+    roles: Roles = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
+    with pytest.raises(ArgumentError, match=r"matter: behaviours is 'she sang.*Give a Behaviour"):
+        roles.matter(model, TEXT)  # type: ignore[arg-type]
+    for batch in (TEXT, [TEXT], (TEXT,)):
+        with pytest.raises(ArgumentError, match=r"batch: it is the text 'she sang"):
+            costs(model, batch)
+        with pytest.raises(ArgumentError, match=r"batch: it is the text 'she sang"):
+            call_with(model, batch)
+
+
+def test_a_single_batch_of_a_behaviour_is_a_list_of_it(model: nn.Module) -> None:
+    batch = {"input_ids": torch.tensor([[1, 2, 3]])}
+    (question,) = behaviour("mine", batch, lambda output, batch: output).questions
+    assert question.inputs == batch
+
+
+def test_pairs_keep_together() -> None:
+    pairs = [("a", "b"), ("c", "d")]
+    assert list_pairs("f", iter(["a", " ", "c"]), ("b", "", "d")) == pairs
+    assert list_pairs("f", "a", "b") == pairs[:1]
+    assert list_pairs("f", ["a", ""]) == [("a", "a")]
+    with pytest.raises(ArgumentError, match="f: 2 texts and 1 targets"):
+        list_pairs("f", ["a", "c"], "b")
+    with pytest.raises(InputError, match="f: the target of pair 1 is empty, beside 'c'"):
+        list_pairs("f", ["a", "c"], ["b", " "])
+    with pytest.raises(InputError, match="f: the text of pair 0 is empty, beside 'b'"):
+        list_pairs("f", ["", "c"], ["b", "d"])
+    assert issubclass(InputError, HeadwiseError)

@@ -1,0 +1,363 @@
+"""Encoder-decoders read pairs of texts: in a study, on its page, and from the command line."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+
+from command import headwise
+from headwise.errors import ArgumentError, InputError, UnsupportedError
+from headwise.gauge import importance
+from headwise.models import as_pieces, decoder_ids, inputs_of
+from headwise.report import Study, study
+from headwise.report._page import render
+from headwise.report._payload import payload
+from headwise.roles import find_roles
+from headwise.table import HeadTable
+from headwise.watch import observe
+
+WORDS = ["<pad>", "</s>", "<unk>", "<s>", *"abcdefghij", ",", "."]
+SIZES = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
+SIZES |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+SIZES |= {"vocab_size": len(WORDS), "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 3}
+BERT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+BERT |= {"intermediate_size": 32, "vocab_size": len(WORDS), "max_position_embeddings": 40}
+TEXTS = ["a b c d", "e , f g h i j .", "a", "b d f h j a c e g i"]
+TARGETS = ["c d", "a b c d e f", "g h i", "j ."]
+STACKS = ["encoder", "decoder", "decoder.cross"]
+
+
+def _t5(name: str = "T5ForConditionalGeneration") -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=len(WORDS), d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return getattr(transformers, name)(config)
+
+
+def _like_bart(family: str, name: str, **more: Any) -> nn.Module:
+    config = getattr(transformers, f"{family}Config")(
+        **SIZES | {"max_position_embeddings": 40, "decoder_start_token_id": 1} | more
+    )
+    return getattr(transformers, name)(config)
+
+
+def _two_berts() -> nn.Module:
+    decoder = transformers.BertConfig(**BERT, is_decoder=True, add_cross_attention=True)
+    model = transformers.EncoderDecoderModel(
+        encoder=transformers.BertModel(transformers.BertConfig(**BERT)),
+        decoder=transformers.BertLMHeadModel(decoder),
+    )
+    model.config.pad_token_id, model.config.decoder_start_token_id = 0, 3
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "T5": _t5,
+    "BART": lambda: _like_bart("Bart", "BartForConditionalGeneration"),
+    "Marian": lambda: _like_bart("Marian", "MarianMTModel"),
+    "mBART": lambda: _like_bart("MBart", "MBartForConditionalGeneration"),
+    "M2M100": lambda: _like_bart("M2M100", "M2M100ForConditionalGeneration"),
+    "two BERTs": _two_berts,
+}
+# These take no labels.
+BARE: dict[str, Callable[[], nn.Module]] = {
+    "T5": lambda: _t5("T5Model"),
+    "BART": lambda: _like_bart("Bart", "BartModel"),
+}
+
+
+def _make(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make().eval()
+
+
+def _tokenizer(longest: int = 40) -> Any:
+    words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, "<unk>"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>",
+        bos_token="<s>", model_max_length=longest,
+    )  # fmt: skip
+
+
+def _ids(text: str) -> list[int]:
+    return [*(WORDS.index(word) for word in text.split()), 1]
+
+
+def _count(table: HeadTable, stack: str, name: str = "lse") -> int:
+    rows = [at for at, head in enumerate(table.heads) if head.stack == stack]
+    counts = table.count(name)[rows]
+    assert (counts == counts[0]).all()
+    return int(counts[0])
+
+
+@pytest.mark.filterwarnings("ignore:Version v4.12.0 introduces")
+@pytest.mark.parametrize("name", MODELS)
+def test_decoders_read_what_the_model_itself_makes_of_labels(name: str) -> None:
+    model, labels = _make(MODELS[name]), _ids("c d e")
+    read: list[list[int]] = []
+
+    def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        read.append(ids[0].tolist())
+
+    model.get_decoder().register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([_ids("a b")]), labels=torch.tensor([labels]))
+    assert decoder_ids(model, labels) == read[0]
+    assert len(read[0]) == len(labels)
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_model_without_a_head_shifts_like_the_one_with_it(name: str) -> None:
+    labels = _ids("c d e")
+    assert decoder_ids(_make(BARE[name]), labels) == decoder_ids(_make(MODELS[name]), labels)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
+    model, tokenizer = _make(MODELS[name]), _tokenizer()
+    table = study(model, tokenizer, TEXTS, targets=TARGETS).table
+    with torch.no_grad(), observe(model) as watch:
+        for text, target in zip(TEXTS, TARGETS, strict=True):
+            decoder = decoder_ids(model, _ids(target))
+            model(
+                input_ids=torch.tensor([_ids(text)]),
+                attention_mask=torch.ones(1, len(_ids(text)), dtype=torch.int64),
+                decoder_input_ids=torch.tensor([decoder]),
+            )
+    alone = watch.table()
+    assert table.heads == alone.heads
+    assert {head.stack for head in table.heads} == set(STACKS)
+    for statistic in alone.statistics:
+        for of in ("mean", "count"):
+            both = [getattr(one, of)(statistic) for one in (table, alone)]
+            np.testing.assert_allclose(*both, atol=2e-5, rtol=2e-4, err_msg=statistic)
+    sources = sum(len(_ids(text)) for text in TEXTS)
+    targets = sum(len(_ids(text)) for text in TARGETS)
+    assert [_count(table, stack) for stack in STACKS] == [sources, targets, targets]
+
+
+def test_without_targets_each_text_is_its_own() -> None:
+    model, tokenizer = _make(MODELS["T5"]), _tokenizer()
+    own, named = (study(model, tokenizer, TEXTS, targets=one) for one in (None, TEXTS))
+    for statistic in own.table.statistics:
+        np.testing.assert_array_equal(own.table.mean(statistic), named.table.mean(statistic))
+    assert own.text["targets"] == "the texts themselves"
+    assert named.text["targets"] == "texts of their own"
+    assert own.text["tokens of targets"] == own.text["tokens"] == sum(map(len, map(_ids, TEXTS)))
+
+
+def test_a_long_text_that_is_its_own_target_is_cut_like_any_other() -> None:
+    seen = study(_make(MODELS["T5"]), _tokenizer(), "a b c d e f g h i j", max_tokens=6)
+    assert (seen.text["texts"], seen.text["pieces of texts"]) == (1, 2)
+    assert seen.findings()[0].startswith("Not tested: 1 text, 5 needed")
+
+
+def test_every_sort_of_map_has_its_own_tokens() -> None:
+    model, tokenizer = _make(MODELS["BART"]), _tokenizer()
+    seen = study(model, tokenizer, TEXTS[:1], targets=TARGETS[:1])
+    (sample,) = seen.samples
+    source, target = ["a", "b", "c", "d", "</s>"], ["</s>", "c", "d"]
+    assert (list(sample.tokens), list(sample.targets)) == (source, target)
+    for head, weights in sample.weights.items():
+        sides = [len(sample.side(side)) for side in sample.sides(head)]
+        assert weights.shape == (sides[0], sides[1])
+        np.testing.assert_allclose(weights.sum(1), 1, atol=1e-5)
+    (shown,) = payload(seen)["samples"]
+    assert all(data is not None for data in shown["maps"])
+    views = {
+        head.stack: shown["views"][at]
+        for head, at in zip(seen.table.heads, shown["view"], strict=True)
+    }
+    assert {stack: (one["queries"], one["keys"]) for stack, one in views.items()} == {
+        "encoder": (source, source),
+        "decoder": (target, target),
+        "decoder.cross": (target, source),
+    }
+    assert views["decoder"]["cells"] == ["1..", "++.", "+++"]
+    assert views["decoder.cross"]["cells"] == ["+" * 5] * 3
+    assert render(seen).count("decoder.cross.L0.H0")
+
+
+def test_classes_of_keys_are_those_of_the_text_that_is_looked_at() -> None:
+    seen = study(_make(MODELS["T5"]), _tokenizer(), ["a , b"], targets=["c d"])
+    table = seen.table
+    # The text ends with a special token; the decoder's own begins with one.
+    assert [_count(table, stack, "special") for stack in STACKS] == [4, 2, 3]
+    assert _count(table, "decoder.cross", "punctuation") == 3
+    assert np.isnan(table.mean("punctuation")[[h.stack == "decoder" for h in table.heads]]).all()
+
+
+def test_importance_takes_texts_as_their_own_targets() -> None:
+    model, tokenizer = _make(MODELS["T5"]), _tokenizer()
+    scores = importance(model, TEXTS, tokenizer=tokenizer)
+    pieces = as_pieces(tokenizer, [(text, text) for text in TEXTS], model)
+    batches = list(inputs_of(pieces, 16, labels=True))
+    np.testing.assert_allclose(scores.per_text, importance(model, batches).per_text, rtol=1e-5)
+    assert scores.loss == "label"
+    bare = importance(_make(BARE["T5"]), TEXTS, tokenizer=tokenizer)
+    assert bare.loss == "embedding"
+
+
+def test_pairs_that_do_not_fit_are_refused() -> None:
+    model, tokenizer = _make(MODELS["T5"]), _tokenizer()
+    with pytest.raises(ArgumentError, match="study: 4 texts and 3 targets"):
+        study(model, tokenizer, TEXTS, targets=TARGETS[:3])
+    with pytest.raises(
+        InputError, match=r"pair 1 does not fit into 6 tokens .* 2 pieces, its target 2"
+    ):
+        study(model, tokenizer, TEXTS[:2], targets=TARGETS[:2], max_tokens=6)
+    gpt = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=24, n_layer=1, n_head=4, vocab_size=len(WORDS))
+    )
+    with pytest.raises(ArgumentError, match=r"targets are for .* GPT2LMHeadModel reads one text"):
+        study(gpt, tokenizer, TEXTS, targets=TARGETS)
+
+
+def test_a_decoder_that_does_not_say_how_it_begins() -> None:
+    model = _make(MODELS["T5"])
+    model.config.decoder_start_token_id = None
+    with pytest.raises(ArgumentError, match=r"T5ForCond.* does not say how its decoder begins"):
+        study(model, _tokenizer(), TEXTS)
+
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+    with pytest.raises(UnsupportedError, match="Other has no function that shifts labels"):
+        decoder_ids(Other(), [1, 2])
+
+
+IMAGE = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
+IMAGE |= {"intermediate_size": 32, "image_size": 16, "patch_size": 4}
+
+
+def _whisper() -> nn.Module:
+    sizes = {name: size for name, size in SIZES.items() if name != "max_position_embeddings"}
+    return transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(
+            **sizes, num_mel_bins=8, max_source_positions=15, max_target_positions=20,
+            decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None,
+        )
+    )  # fmt: skip
+
+
+OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "whisper": (_whisper, "WhisperForConditionalGeneration reads input_features, not text"),
+    "vision": (
+        lambda: transformers.ViTModel(transformers.ViTConfig(**IMAGE)),
+        "ViTModel reads pixel_values, not text",
+    ),
+    "both": (
+        lambda: transformers.CLIPModel(
+            transformers.CLIPConfig(text_config=BERT, vision_config=IMAGE)
+        ),
+        "CLIPModel reads pixel_values beside text, and does not run on text alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_of_speech_and_images_are_refused(name: str, tmp_path: Path) -> None:
+    make, said = OTHERS[name]
+    model, tokenizer = _make(make), _tokenizer()
+    with pytest.raises(UnsupportedError, match=f"study: {said}"):
+        study(model, tokenizer, TEXTS)
+    with pytest.raises(UnsupportedError, match=f"find_roles: {said}"):
+        find_roles(model, tokenizer, TEXTS)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), "utf-8")
+    for command, page in (("report", "page.html"), ("observe", "table.csv")):
+        arguments = (command, tmp_path, "--text", tmp_path / "texts.txt", "-o", tmp_path / page)
+        done = headwise(*arguments)
+        assert (done.code, done.out) == (2, "")
+        assert f"study: {said}" in done.err
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, its tokenizer, texts and targets."""
+    place = tmp_path_factory.mktemp("encoder-decoder")
+    _make(MODELS["T5"]).save_pretrained(place)
+    _tokenizer().save_pretrained(place)
+    (place / "texts.txt").write_text("\n".join(TEXTS) + "\n", "utf-8")
+    (place / "targets.txt").write_text("\n".join(TARGETS) + "\n", "utf-8")
+    (place / "fewer.txt").write_text("\n".join(TARGETS[:3]) + "\n", "utf-8")
+    (place / "gap.txt").write_text("a\n\nb\nc\n", "utf-8")
+    return place
+
+
+def _data(page: Path) -> dict[str, Any]:
+    html = page.read_text("utf-8")
+    start = html.index('id="data">') + len('id="data">')
+    return json.loads(html[start : html.index("</script>", start)])
+
+
+@pytest.mark.parametrize("target", [None, "targets.txt"])
+def test_the_report_and_the_table_of_pairs(place: Path, tmp_path: Path, target: str | None) -> None:
+    more = () if target is None else ("--target", place / target)
+    page, table = tmp_path / "page.html", tmp_path / "table.parquet"
+    done = headwise("report", place, "--text", place / "texts.txt", "-o", page, *more)
+    assert done.code == 0, done.err
+    assert "Roles are not looked for: T5ForConditionalGeneration reads two texts" in done.err
+    assert set(_data(page)["stacks"]) == set(STACKS)
+    done = headwise("observe", place, "--text", place / "texts.txt", "-o", table, *more)
+    assert done.code == 0, done.err
+    read = TEXTS if target is None else TARGETS
+    assert _count(HeadTable.load(table), "decoder.cross") == sum(map(len, map(_ids, read)))
+
+
+@pytest.mark.parametrize("command", ["report", "observe"])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--target", "fewer.txt"), r"texts.txt has 4 lines, and .*fewer.txt has 3"),
+        (("--target", "gap.txt"), r"gap.txt, line 2: it is empty"),
+        (("--target", "none.txt"), r"read_parallel: .*none.txt cannot be read"),
+    ],
+)
+def test_targets_that_do_not_fit(
+    place: Path, tmp_path: Path, command: str, more: tuple[str, str], said: str
+) -> None:
+    out = tmp_path / ("page.html" if command == "report" else "table.csv")
+    target = (more[0], place / more[1])
+    done = headwise(command, place, "--text", place / "texts.txt", "-o", out, *target)
+    assert done.code == 2
+
+    assert re.search(said, done.err), done.err
+    assert not out.exists()
+
+
+def test_roles_that_are_asked_for_are_refused(place: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = headwise("report", place, "--text", place / "texts.txt", "-o", page, "--roles")
+    assert done.code == 2
+    assert "T5ForConditionalGeneration reads two texts, and a relation is of one" in done.err
+
+
+def test_a_target_without_a_model() -> None:
+    done = headwise("report", "--target", "any.txt")
+    assert (done.code, done.out) == (2, "")
+    assert "--target is for a MODEL" in done.err
+
+
+def test_a_study_of_pairs_says_what_it_is(place: Path) -> None:
+    seen: Study = study(_make(MODELS["T5"]), _tokenizer(), TEXTS, targets=TARGETS)
+    assert seen.roles is None
+    assert seen.text["texts"] == 4
