@@ -6,7 +6,7 @@ import headwise as hw
 from headwise.errors import InputError
 from planted import TOKENIZER, PlantedGPT
 
-MODEL = PlantedGPT((("before",),))
+MODEL = PlantedGPT((("before", "even"), ("induction", "even")))
 HALF = ["w1 w2", "w1 \ud800 w2"]
 
 
