@@ -122,7 +122,7 @@ def _cases() -> Iterator[Any]:
             yield pytest.param(name, work, marks=() if usual else pytest.mark.full)
 
 
-@pytest.mark.parametrize(("name", "work"), _cases())
+@pytest.mark.parametrize(("name", "work"), [*_cases()])
 def test_an_interrupt_at_any_line_leaves_the_model_as_it_was(name: str, work: str) -> None:
     make, x = MODELS[name]
     torch.manual_seed(0)
