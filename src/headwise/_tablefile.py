@@ -131,7 +131,7 @@ def indices_of(frame: pd.DataFrame, name: str) -> Int64[np.ndarray, " N"]:
     """
     numbers = numbers_of(frame, name)
     # Beyond 2⁵³ a float skips whole numbers.
-    if not ((numbers >= 0) & (numbers < 2.0**53) & (numbers % 1 == 0)).all():
+    if not ((numbers >= 0) & (numbers < 2.0**53) & (numbers == np.floor(numbers))).all():
         raise ValueError(f"{name} holds {numbers[:5].tolist()}, not indices")
     return numbers.astype(np.int64)
 

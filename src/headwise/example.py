@@ -117,7 +117,7 @@ def load_example(
     if weights_path is not None:
         tokens, query, weights = _read_weights(weights_path)
     if values_path is None:
-        source = "explain"
+        source = "explain" if weights_path is None else f"explain: {weights_path}"
         raw: Any = {token: row for token, row in _VALUES.items() if token in tokens}
     else:
         source, raw = str(values_path), _read_json(values_path)

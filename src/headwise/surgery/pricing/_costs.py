@@ -150,7 +150,7 @@ def _from_json(content: Mapping[str, Any]) -> Costs:
         if seconds and (layer not in seconds or seconds[layer].shape != (n + 1,)):
             raise ValueError(f"no seconds of 0 to {n} heads of the layer {layer}")
     kv_heads = _column(content["kv_heads"], heads)
-    if not (kv_heads % 1 == 0).all():
+    if not ((kv_heads == np.floor(kv_heads)) & (abs(kv_heads) < 2.0**53)).all():
         raise ValueError(f"kv_heads are {content['kv_heads']}, not all whole numbers")
     return Costs(heads, kv_heads.astype(np.int64), own, shared, str(content["model"]), seconds)
 
