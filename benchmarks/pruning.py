@@ -27,14 +27,12 @@ from _telling import insert, table
 from torch import nn
 
 import headwise as hw
-from headwise.chart import draw_curves
 from headwise.corpora import read_pairs
-from headwise.curves import Curves
 from headwise.files import write_beside
-from headwise.gauge import Gates, Loss, paired, read_given
 from headwise.models import batches, encode
 from headwise.recovery import recovering
-from headwise.scores import bootstrap_means, random_orders
+from headwise.scoring import Gates, Loss, paired, read_batches
+from headwise.tables import Curves, bootstrap_means, draw_curves, random_orders
 
 # By each method, how often it scores.
 METHODS = {
@@ -70,7 +68,7 @@ def of_pairs(model: nn.Module, tokenizer: Any, how: argparse.Namespace) -> Mater
     others = (pairs[at] for at in chosen[how.judging :])
     fresh = sorted({s for pair in others for s in (pair.one, pair.two)} - seen)
     fresh = [fresh[at] for at in np.random.default_rng(1).permutation(len(fresh))]
-    read = partial(read_given, model=model, tokenizer=tokenizer)
+    read = partial(read_batches, model=model, tokenizer=tokenizer)
     judge, loss = paired(judging, model, tokenizer)
     score, learn = read(fresh[: how.texts]), read(fresh[how.texts :])
     return Material(score, learn, judge, loss, "embedding")
@@ -101,7 +99,9 @@ def measure(how: argparse.Namespace) -> None:
     how.keep.mkdir(parents=True, exist_ok=True)
     model, tokenizer = hw.load(how.model), hw.load_tokenizer(how.model)
     material = (of_pairs if how.pairs else of_text)(model, tokenizer, how)
-    judged = partial(hw.prune_curves, model, material.judge, loss=material.loss, on_step=progress)
+    judged = partial(
+        hw.prune_curves, model, material.judge, loss=material.loss, on_progress=progress
+    )
     names = [name for name in how.methods if name not in SILENT[material.kind]]
     scores = {name: scores_of(model, material, name, how.keep) for name in names}
     orders = {name: [one.order()] for name, one in scores.items()}

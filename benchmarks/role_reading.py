@@ -22,7 +22,7 @@ from torch import nn
 
 from headwise.corpora import AnnotatedText, Grammar, annotate, read_conllu
 from headwise.models import load, load_tokenizer
-from headwise.roles.reading import Reader
+from headwise.roles.evaluation import Reader
 from headwise.roles.relations import as_item, gold_roles, token_roles, tokenize
 from headwise.watch import observe
 

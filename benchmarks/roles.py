@@ -47,7 +47,7 @@ def find_in_encoder(how: argparse.Namespace) -> None:
         path = how.keep / f"{name}.json"
         if not path.exists():
             chosen = [texts[at] for at in places]
-            hw.find_roles(model, tokenizer, chosen, on_text=tell).save(path)
+            hw.find_roles(model, tokenizer, chosen, on_progress=tell).save(path)
 
 
 def find_in_lab(how: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ def find_in_lab(how: argparse.Namespace) -> None:
             judged = asdict(trained.evaluation)
             (folder / "judged.json").write_text(json.dumps(judged), "utf-8")
             # Last, so that a run that has it is whole.
-            roles_of_lab(trained, lines=how.lines, on_text=tell).save(folder / "roles.json")
+            roles_of_lab(trained, lines=how.lines, on_progress=tell).save(folder / "roles.json")
 
 
 def tell(done: int, total: int) -> None:

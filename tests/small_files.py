@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from headwise.cli._work import _settings_in
+from headwise.cli._progress import _settings_in
 from headwise.corpora import (
     read_aligned,
     read_conllu,
@@ -17,9 +17,8 @@ from headwise.corpora import (
 )
 from headwise.counts import read_config
 from headwise.example import load_example, worked_example
-from headwise.heads import Head
 from headwise.lab import TrainSettings
-from headwise.scores import Scores
+from headwise.tables import Head, Scores
 
 HEADS = (Head("", 0, 0), Head("", 0, 1), Head("", 1, 0))
 SCORES = Scores(

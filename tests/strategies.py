@@ -8,8 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headwise.heads import Head
-from headwise.table import HeadTable, Totals
+from headwise.tables import Head, HeadTable, Totals
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 4)

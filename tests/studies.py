@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from headwise.heads import Head
 from headwise.report import Sample, Study
 from headwise.roles import Effect, Effects, Group, Roles
 from headwise.roles._table import NULLS
-from headwise.table import HeadTable, Totals
+from headwise.tables import Head, HeadTable, Totals
 
 SENTENCES = (
     "the animal crossed the road because it was tired",

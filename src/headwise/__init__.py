@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from headwise import errors as errors
     from headwise import masks as masks
     from headwise import reference as reference
-    from headwise.curves import Curves as Curves
     from headwise.errors import HeadwiseError as HeadwiseError
-    from headwise.gauge import importance as importance
-    from headwise.gauge import prune_curves as prune_curves
-    from headwise.heads import Head as Head
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
     from headwise.layer import KVCache as KVCache
@@ -43,7 +39,8 @@ if TYPE_CHECKING:
     from headwise.roles import Evidence as Evidence
     from headwise.roles import Roles as Roles
     from headwise.roles import find_roles as find_roles
-    from headwise.scores import Scores as Scores
+    from headwise.scoring import importance as importance
+    from headwise.scoring import prune_curves as prune_curves
     from headwise.surgery import Costs as Costs
     from headwise.surgery import Plan as Plan
     from headwise.surgery import costs as costs
@@ -51,17 +48,20 @@ if TYPE_CHECKING:
     from headwise.surgery import plan as plan
     from headwise.surgery import prune as prune
     from headwise.surgery import save as save
-    from headwise.table import HeadTable as HeadTable
+    from headwise.tables import Curves as Curves
+    from headwise.tables import Head as Head
+    from headwise.tables import HeadTable as HeadTable
+    from headwise.tables import Scores as Scores
     from headwise.watch import Request as Request
     from headwise.watch import observe as observe
 
 _HOME = {
     "ALiBi": "layer",
     "Costs": "surgery",
-    "Curves": "curves",
-    "Head": "heads",
+    "Curves": "tables",
+    "Head": "tables",
     "HeadMonitor": "monitor",
-    "HeadTable": "table",
+    "HeadTable": "tables",
     "HeadwiseError": "errors",
     "KVCache": "layer",
     "LinearScaling": "layer",
@@ -72,7 +72,7 @@ _HOME = {
     "Request": "watch",
     "Evidence": "roles",
     "Roles": "roles",
-    "Scores": "scores",
+    "Scores": "tables",
     "RoPE": "layer",
     "Study": "report",
     "T5Bias": "layer",
@@ -83,14 +83,14 @@ _HOME = {
     "errors": "",
     "find_roles": "roles",
     "group_heads": "surgery",
-    "importance": "gauge",
+    "importance": "scoring",
     "load": "models",
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",
     "plan": "surgery",
     "prune": "surgery",
-    "prune_curves": "gauge",
+    "prune_curves": "scoring",
     "recover": "recovery",
     "reference": "",
     "save": "surgery",

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from headwise._json import read_json
 from headwise.errors import InputError
+from headwise.files import read_json
 
 __all__ = ["WorkedExample", "load_example", "mixing_matrix", "worked_example"]
 

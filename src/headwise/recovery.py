@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from headwise._interrupts import reversible
 from headwise.errors import ArgumentError, ShapeError
-from headwise.gauge import Given, Inputs, read_given
-from headwise.heads import Head
 from headwise.lab import MiniGPT
 from headwise.models import check_model, in_evaluation, tokenizer_of
+from headwise.scoring import BatchesLike, Inputs, read_batches
 from headwise.surgery import prune
+from headwise.tables import Head
 
 __all__ = ["recover", "recovering"]
 
@@ -29,13 +29,13 @@ _CLIP = 1.0
 def recover(
     model: nn.Module,
     teacher: nn.Module,
-    batches: Given,
+    batches: BatchesLike,
     *,
     steps: int = 100,
     rate: float = 1e-4,
     tokenizer: Any = None,
     seed: int = 0,
-    on_step: Tell | None = None,
+    on_progress: Tell | None = None,
 ) -> Float64[np.ndarray, " steps"]:
     """Train a smaller model in place, so that it answers more like the full one.
 
@@ -68,7 +68,7 @@ def recover(
     tokenizer = tokenizer_of(model, tokenizer)
     model, teacher = (check_model("recover", one) for one in (model, teacher))
     _check(model, teacher, steps, rate)
-    read = read_given(batches, model, tokenizer)
+    read = read_batches(batches, model, tokenizer)
     rng = torch.Generator().manual_seed(seed)
     turns: list[int] = []
     losses = np.zeros(steps)
@@ -92,8 +92,8 @@ def recover(
             nn.utils.clip_grad_norm_(weights, _CLIP)
             optimizer.step()
             climb.step()
-            if on_step is not None:
-                on_step(step + 1, steps)
+            if on_progress is not None:
+                on_progress(step + 1, steps)
     return losses
 
 

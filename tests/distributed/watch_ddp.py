@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import observe
 
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 0, 0, 0], [10, 3, 3, 12, 0], [1, 2, 3, 4, 5]])

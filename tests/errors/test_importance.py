@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headwise.corpora import SentencePair
-from headwise.curves import Curves
 from headwise.errors import (
     ArgumentError,
     HeadError,
@@ -23,7 +22,8 @@ from headwise.errors import (
     OutputError,
     ShapeError,
 )
-from headwise.gauge import Gates, embedding, find_loss, importance, paired, prune_curves
+from headwise.scoring import Gates, embedding, find_loss, importance, paired, prune_curves
+from headwise.tables import Curves
 from oracles import modules_of, padded
 
 BATCH = {k: v for k, v in padded([[5, 9, 7], [4, 6]], "right").items() if k != "position_ids"}
@@ -127,7 +127,7 @@ def test_unfinished_scores_of_something_else(
 ) -> None:
     path = tmp_path / "scores.part"
     with pytest.raises(RuntimeError, match="stop"):
-        importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_step=_stop)
+        importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_progress=_stop)
     before = path.read_bytes()
     batch = other.pop("batch", BATCH)
     how = {"method": "ablation", "resume": path, **other}
@@ -157,7 +157,7 @@ def test_unfinished_scores_that_are_broken(
 ) -> None:
     path = tmp_path / "scores.part"
     with pytest.raises(RuntimeError, match="stop"):
-        importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_step=_stop)
+        importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_progress=_stop)
     with safe_open(path, "pt") as file:
         about = file.metadata()
     tables = {name: change(x).contiguous() for name, x in load_file(path).items()}
@@ -198,7 +198,7 @@ def test_unfinished_scores_of_another_loss_of_the_same_name(tmp_path: Path) -> N
     path = tmp_path / "scores.part"
     with pytest.raises(RuntimeError, match="stop"):
         importance(
-            zoo.make("Bert"), [BATCH], "ablation", resume=path, on_step=_stop,
+            zoo.make("Bert"), [BATCH], "ablation", resume=path, on_progress=_stop,
             loss=lambda output, batch: output[0].sum((1, 2)),
         )  # fmt: skip
     how = {"method": "ablation", "resume": path}

@@ -10,7 +10,7 @@ from command import headwise
 from folders import write_llama
 from headwise import load
 from headwise.models import fingerprint
-from headwise.scores import Scores
+from headwise.tables import Scores
 from mutations import mutations
 from small_files import COLUMNS, LINE, MENTIONS, SCORES, TEXTS, TREE
 

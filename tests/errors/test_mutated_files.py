@@ -15,15 +15,14 @@ from headwise.corpora import (
     Grammar,
 )
 from headwise.errors import HeadwiseError
-from headwise.gauge._kept import Kept
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from headwise.roles import Roles
-from headwise.scores import Scores
+from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.surgery.saving import _save
-from headwise.table import HeadTable
+from headwise.tables import HeadTable, Scores
 from mutations import mutations
 from small_files import HEADS, NAMES, SCORES, TEXTS
 from studies import make_roles, make_study
@@ -92,12 +91,12 @@ def _models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Door]:
         f"layer {path.name}": Door(path, lambda p: load(p.parent)) for path in layer.iterdir()
     }
 
-    def resume(path: Path) -> Kept:
-        kept = Kept(path, {"of": "these"})
+    def resume(path: Path) -> ScoringCheckpoint:
+        kept = ScoringCheckpoint(path, {"of": "these"})
         kept.table("found", 2, 3)
         return kept
 
-    kept = Kept(folder / "part", {"of": "these"})
+    kept = ScoringCheckpoint(folder / "part", {"of": "these"})
     with kept.filling():
         kept.table("found", 2, 3)[0] = torch.arange(3.0)
     return doors | {"unfinished scores": Door(folder / "part", resume)}

@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
-from headwise.heads import Head, resolve_heads
 from headwise.layer import MultiHeadAttention
+from headwise.tables import Head, resolve_heads
 from headwise.watch import Request, observe
 from oracles import modules_of, padded
 

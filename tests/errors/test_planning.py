@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from headwise.errors import ArgumentError, HeadError, HeadwiseError, InputError
-from headwise.heads import Head
-from headwise.scores import Scores
 from headwise.surgery import Costs, LayerPlan, Plan, plan
+from headwise.tables import Head, Scores
 
 HEADS = tuple(Head("", layer, head) for layer in range(2) for head in range(4))
 SCORES = Scores(HEADS, np.tile(np.arange(4), 2), np.arange(8.0)[None], model="abc")

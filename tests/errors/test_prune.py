@@ -20,9 +20,9 @@ from headwise.errors import (
     ShapeError,
     UnsupportedError,
 )
-from headwise.heads import Head
 from headwise.models import fingerprint
 from headwise.surgery import LayerPlan
+from headwise.tables import Head
 
 HEADS = [Head("", layer, head) for layer in range(2) for head in range(3)]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headwise.errors import InputError
 from headwise.lab import TrainSettings, train
-from headwise.lab._run import Run
+from headwise.lab._run import TrainingRun
 
 SMALL = TrainSettings(steps=3, batch_size=2, d_model=6, n_heads=2, n_layers=1, mlp_ratio=1)
 # The embedding of tokens is the first weight, and a matrix.
@@ -27,7 +27,7 @@ Change = Callable[[dict[str, Tensor]], object]
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a run after its second step."""
     path = tmp_path_factory.mktemp("run") / "training.safetensors"
-    run = Run(SMALL)
+    run = TrainingRun(SMALL)
     run.advance()
     run.advance()
     run.checkpoint(path)
@@ -47,7 +47,7 @@ def _changed(whole: Path, folder: Path, change: Change, **about: str) -> Path:
     return path
 
 
-def _state(run: Run) -> list[Any]:
+def _state(run: TrainingRun) -> list[Any]:
     moments = run.optimizer.state_dict()["state"]
     return [run.step, run.seconds, len(moments), *[x.clone() for x in run.model.parameters()]]
 
@@ -89,7 +89,7 @@ def test_a_broken_state_is_refused_and_changes_nothing(
     change: Change, says: str, whole: Path, tmp_path: Path
 ) -> None:
     path = _changed(whole, tmp_path, change)
-    run = Run(SMALL)
+    run = TrainingRun(SMALL)
     before = _state(run)
     with pytest.raises(InputError, match=says):
         run.resume(path)
@@ -129,11 +129,11 @@ def test_any_tensor_of_another_shape_is_refused(
     if tuple(shape) != tensors[name].shape:
         path = _changed(whole, tmp_path, lambda all_: all_.update({name: torch.zeros(shape)}))
         with pytest.raises(InputError, match=name.removeprefix("model.").replace(".", r"\.")):
-            Run(SMALL).resume(path)
+            TrainingRun(SMALL).resume(path)
 
 
 def test_a_whole_state_is_taken_up(whole: Path) -> None:
-    run = Run(SMALL)
+    run = TrainingRun(SMALL)
     run.resume(whole)
     assert run.step == 2
     assert run.seconds == float(_about(whole)["seconds"])

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError
-from headwise.heads import Head
-from headwise.scores import Scores, random_orders
-from headwise.table import HeadTable
+from headwise.tables import Head, HeadTable, Scores, random_orders
 
 HEADS = (Head("", 0, 0), Head("", 0, 1))
 

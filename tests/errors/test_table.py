@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from headwise.errors import ArgumentError
-from headwise.heads import Head
-from headwise.table import HeadTable, Totals
+from headwise.tables import Head, HeadTable, Totals
 
 
 def _table(keep: bool) -> HeadTable:

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwise._table_limits import check_table_size
 from headwise.errors import InputError
-from headwise.scores import Scores
-from headwise.table import HeadTable
+from headwise.tables import HeadTable, Scores, check_table_size
 
 
 @pytest.fixture

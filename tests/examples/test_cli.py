@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 
 from command import headwise
-from headwise.cli._show import progress
+from headwise.cli._print import progress
 from headwise.cli._train import train
 from headwise.lab import TrainSettings
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 
 TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2, "--batch", 5)
 TEXT = "I work , you work\nhe works\nthey work\n"
@@ -258,7 +258,7 @@ def test_an_interruption_has_its_own_code(monkeypatch: pytest.MonkeyPatch, text:
     def interrupt(path: Path) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.cli._work.read_texts", interrupt)
+    monkeypatch.setattr("headwise.cli._progress.read_texts", interrupt)
     done = headwise("observe", "any", "--text", text, "--json")
     assert (done.code, done.out, done.err) == (130, "", "Interrupted.\n")
 
@@ -269,7 +269,7 @@ def test_an_interrupted_training_says_how_to_go_on(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.cli._work.train", interrupt)
+    monkeypatch.setattr("headwise.cli._progress.train", interrupt)
     done = headwise("train", "--out", tmp_path / "lab")
     assert done.code == 130
     assert done.err.splitlines()[-2:] == [

@@ -8,8 +8,8 @@ import torch
 
 import headwise as hw
 from command import headwise
-from headwise.gauge._run import Run
-from headwise.heads import Head
+from headwise.scoring._gated_model import Run
+from headwise.tables import Head
 
 TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2, "--batch", 5)
 TEXT = "I work , you work\nhe works\nthey work\n"

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.chart import draw_curves
-from headwise.curves import Curves
+from headwise.tables import Curves, draw_curves
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -18,11 +18,9 @@ from torch import nn
 
 from headwise import prune
 from headwise.corpora import SentencePair
-from headwise.curves import Curves, Elbow
-from headwise.gauge import embedding, paired, prune_curves
-from headwise.heads import Head
 from headwise.models import ablate
-from headwise.scores import random_orders, removable
+from headwise.scoring import embedding, paired, prune_curves
+from headwise.tables import Curves, Elbow, Head, random_orders, removable
 from oracles import padded
 from strategies import seeds
 

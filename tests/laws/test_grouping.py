@@ -14,14 +14,14 @@ from headwise import MultiHeadAttention, RoPE
 from headwise.models import find_attentions
 from headwise.surgery.grouping._cluster import cluster, neighbors
 from headwise.surgery.grouping._fit import Features, Fit, fit
-from headwise.surgery.grouping._freedom import (
-    Freedom,
-    all_free,
-    freedom_of_keys,
-    freedom_of_values,
-    none_free,
-)
 from headwise.surgery.grouping._rows import layout_of, traced
+from headwise.surgery.grouping._symmetries import (
+    Symmetries,
+    all_free,
+    none_free,
+    symmetries_of_keys,
+    symmetries_of_values,
+)
 
 n_groups, sizes, seeds = st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000)
 
@@ -34,7 +34,7 @@ class Heads:
     seen: Tensor
     counts: Tensor
 
-    def fit(self, freedom: Freedom) -> Fit:
+    def fit(self, freedom: Symmetries) -> Fit:
         return fit(Features.of(self.seen, self.counts), freedom)
 
     def lost(self, rows: Tensor, mixed: Tensor) -> float:
@@ -56,7 +56,7 @@ class Heads:
         return x.flatten(0, 1)
 
 
-def _heads(n: int, D: int, freedom: Freedom) -> Heads:
+def _heads(n: int, D: int, freedom: Symmetries) -> Heads:
     # Fewer come in than there are features, so that all that comes in can be told from them.
     rows = torch.randn(n, D, D - 1, dtype=torch.float64)
     counts = torch.randn(n, D, D + 1, dtype=torch.float64)
@@ -68,13 +68,13 @@ def _heads(n: int, D: int, freedom: Freedom) -> Heads:
     return Heads(rows, rows @ torch.randn(D - 1, D - 1, dtype=torch.float64), counts)
 
 
-def _freedom(kind: str, D: int) -> Freedom:
+def _freedom(kind: str, D: int) -> Symmetries:
     some = torch.arange(D)
     return {
         "all": all_free(D),
         "none": none_free(),
-        "pairs": Freedom(some[:0], some.view(2, -1).T),
-        "some": Freedom(some[D // 2 :], some[: D // 2].view(-1, 2)),
+        "pairs": Symmetries(some[:0], some.view(2, -1).T),
+        "some": Symmetries(some[D // 2 :], some[: D // 2].view(-1, 2)),
     }[kind]
 
 
@@ -109,7 +109,7 @@ def test_nothing_else_that_is_shared_loses_less(kind: str, seed: int) -> None:
         assert heads.lost(rows, found.mixed + 0.1 * _drawn(freedom, 3, 8)) > found.lost - 1e-9
 
 
-def _drawn(freedom: Freedom, n: int, D: int) -> Tensor:
+def _drawn(freedom: Symmetries, n: int, D: int) -> Tensor:
     """Matrices that mix what is free to be mixed."""
     mixed = torch.zeros(n, D, D, dtype=torch.float64)
     free, (one, two) = freedom.free, freedom.pairs.T
@@ -178,10 +178,10 @@ def test_low_precision_binds_no_more(dtype: torch.dtype) -> None:
     assert str(keys) == "16 features mixed, 16 features turned in pairs"
 
 
-def _free(layer: MultiHeadAttention) -> tuple[Freedom, Freedom]:
+def _free(layer: MultiHeadAttention) -> tuple[Symmetries, Symmetries]:
     x = torch.randn(2, 5, layer.d_model, dtype=layer.q_proj.weight.dtype)
     attentions = find_attentions(layer, x)
     with traced(layer, attentions, x) as traces:
         trace = traces[attentions[0]]
         layout = layout_of(attentions[0], trace)
-        return freedom_of_keys(trace, layout), freedom_of_values(trace, layout)
+        return symmetries_of_keys(trace, layout), symmetries_of_values(trace, layout)

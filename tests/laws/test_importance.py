@@ -9,12 +9,11 @@ import torch
 import zoo
 from torch import Tensor, nn
 
-from headwise.gauge import Gates, importance
-from headwise.gauge.methods import draw_gates, open_chance
-from headwise.heads import Head
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import ablate, find_attentions, gate_heads
-from headwise.scores import Scores
+from headwise.scoring import Gates, importance
+from headwise.scoring.methods import draw_gates, open_chance
+from headwise.tables import Head, Scores
 from oracles import modules_of, padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
@@ -91,7 +90,7 @@ def test_gradients_are_slopes_of_each_text_alone(method: str, gate: float) -> No
 
 
 def test_curvature_is_half_the_squared_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.gauge.methods._slopes._PROBES", 4000)
+    monkeypatch.setattr("headwise.scoring.methods._gradients._PROBES", 4000)
     model, batch = zoo.make("Bert").double(), _batches()[1]
     found = find_attentions(model)
 
@@ -253,18 +252,18 @@ def test_an_interrupted_ablation_goes_on(tmp_path: Path, method: str, rounds: in
     model, batches, path = zoo.make("Llama"), _batches(), tmp_path / "scores.part"
     whole: list[int] = []
     expected = importance(
-        model, batches, method, rounds=rounds, on_step=lambda done, _: whole.append(done)
+        model, batches, method, rounds=rounds, on_progress=lambda done, _: whole.append(done)
     )
     how = {"rounds": rounds, "resume": path}
     told: list[list[int]] = []
     for after in (3, 2 * len(_batches()), 7):  # within a batch, at its end, in the next
         told.append([])
         with pytest.raises(_StopError):
-            importance(model, batches, method, **how, on_step=_stopping(after, told[-1]))
+            importance(model, batches, method, **how, on_progress=_stopping(after, told[-1]))
         assert path.exists()
     told.append([])
     scores = importance(
-        model, batches, method, **how, on_step=lambda done, _: told[-1].append(done)
+        model, batches, method, **how, on_progress=lambda done, _: told[-1].append(done)
     )
     assert (scores.per_text == expected.per_text).all()
     assert (scores.round == expected.round).all()
@@ -275,13 +274,13 @@ def test_an_interrupted_ablation_goes_on(tmp_path: Path, method: str, rounds: in
 def test_what_is_kept_is_written_while_it_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwise.gauge._kept._SECONDS", 0.0)
+    monkeypatch.setattr("headwise.scoring._checkpoint._SECONDS", 0.0)
     sizes = []
 
     def look(done: int, total: int) -> None:
         sizes.append((tmp_path / "part").exists())
 
-    importance(zoo.make("Bert"), _batches(), "ablation", resume=tmp_path / "part", on_step=look)
+    importance(zoo.make("Bert"), _batches(), "ablation", resume=tmp_path / "part", on_progress=look)
     assert all(sizes)
 
 

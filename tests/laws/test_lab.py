@@ -37,11 +37,11 @@ class Interruption(Exception):
 
 
 def interrupt_after(last):
-    def on_step(step, total, loss):
+    def on_progress(step, total, loss):
         if step == last:
             raise Interruption
 
-    return on_step
+    return on_progress
 
 
 def small_model(seed=0, **sizes):
@@ -155,9 +155,9 @@ def test_another_seed_gives_other_weights(tmp_path):
 def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, last):
     whole = train(SMALL, tmp_path / "whole")
     with pytest.raises(Interruption):
-        train(SMALL, tmp_path / "cut", on_step=interrupt_after(last), checkpoint_every=2)
+        train(SMALL, tmp_path / "cut", on_progress=interrupt_after(last), checkpoint_every=2)
     steps = []
-    resumed = train(SMALL, tmp_path / "cut", on_step=lambda step, *_: steps.append(step))
+    resumed = train(SMALL, tmp_path / "cut", on_progress=lambda step, *_: steps.append(step))
     assert steps == list(range({1: 0, 3: 2, 6: 6, 7: 7}[last] + 1, 8))
     assert_same_weights(whole.model, resumed.model)
     told = [run.facts() | {"seconds": 0} for run in (whole, resumed)]
@@ -181,20 +181,20 @@ def test_an_interruption_while_writing_leaves_the_checkpoint_before(tmp_path, mo
         train(SMALL, tmp_path, checkpoint_every=2)
     assert [path.name for path in tmp_path.iterdir()] == ["training.safetensors"]
     steps = []
-    train(SMALL, tmp_path, on_step=lambda step, *_: steps.append(step))
+    train(SMALL, tmp_path, on_progress=lambda step, *_: steps.append(step))
     assert steps[0] == 3
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
     one = train(SMALL, tmp_path)
-    two = train(SMALL, tmp_path, on_step=interrupt_after(1))
+    two = train(SMALL, tmp_path, on_progress=interrupt_after(1))
     assert_same_weights(one.model, two.model)
     assert one.facts() == two.facts()
 
 
 def test_progress_counts_every_step(tmp_path):
     told = []
-    train(SMALL, tmp_path, on_step=lambda *what: told.append(what))
+    train(SMALL, tmp_path, on_progress=lambda *what: told.append(what))
     assert [(step, total) for step, total, _ in told] == [(step, 7) for step in range(1, 8)]
     assert all(4 < loss < 9 for *_, loss in told)
 
@@ -204,7 +204,7 @@ def test_training_lowers_the_loss_and_learns_the_line(tmp_path):
     settings = dataclasses.replace(
         SMALL, steps=60, batch_size=16, d_model=24, learning_rate=1e-2, repeat_share=0.0
     )
-    trained = train(settings, tmp_path, on_step=lambda step, total, loss: losses.append(loss))
+    trained = train(settings, tmp_path, on_progress=lambda step, total, loss: losses.append(loss))
     assert losses[0] > 5.5
     assert losses[-1] < 4
     assert trained.evaluation.seen.loss < 4

@@ -8,8 +8,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from headwise.gauge import embedding, find_loss
 from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.scoring import embedding, find_loss
 from oracles import padded
 
 SIZES = {

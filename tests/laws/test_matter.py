@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from headwise.corpora import AnnotatedText, Choice
-from headwise.heads import Head
 from headwise.models import ablate
 from headwise.roles import (
     Evidence,
@@ -19,6 +18,7 @@ from headwise.roles import (
     repetition,
     translation,
 )
+from headwise.tables import Head
 from planted import IDS, TOKENIZER, WORDS, PlantedGPT, lines
 
 TEXTS = lines(80)

@@ -15,11 +15,10 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 import headwise
-from headwise.heads import Head
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, train
 from headwise.layer import MultiHeadAttention
-from headwise.monitor import Above, Alarm, AlarmedHead, Below, HeadMonitor, Rule
-from headwise.table import HeadTable
+from headwise.monitor import Above, Alarm, AlarmedHead, AlarmRule, Below, HeadMonitor
+from headwise.tables import Head, HeadTable
 from headwise.watch import Request, observe
 from oracles import modules_of, padded
 
@@ -309,7 +308,7 @@ def test_the_lab_takes_a_monitor(tmp_path: Path) -> None:
         settings,
         tmp_path / "watched",
         on_start=hang_up,
-        on_step=lambda *_: told.append(len(hung[0].step())),
+        on_progress=lambda *_: told.append(len(hung[0].step())),
         lines_judged=1,
     )
     hung[0].close()
@@ -374,7 +373,7 @@ class _Dial(nn.Module):
         return F.scaled_dot_product_attention(q, k, k, scale=1.0)
 
 
-def _alarms(rule: Rule, rows: Sequence[Sequence[float]]) -> tuple[list[str], list[list[str]]]:
+def _alarms(rule: AlarmRule, rows: Sequence[Sequence[float]]) -> tuple[list[str], list[list[str]]]:
     """What was told, and who stood after each step."""
     told: list[Alarm] = []
     standing = []

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from headwise.heads import Head
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence, find_roles
-from headwise.roles._families import Rival, Split, rival
+from headwise.roles._families import Baseline, Split, rival
 from headwise.roles._nulls import initialised, permuted, shuffled
-from headwise.roles.reading import Measured
+from headwise.roles.evaluation import RoleScores
 from headwise.roles.relations import Item, Role
+from headwise.tables import Head
 from planted import TOKENIZER, Planted, lines
 
 CONFIG = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=8)
@@ -95,13 +95,13 @@ def test_a_null_head_is_one_that_sees_as_much():
     value = count * np.array([0.2, 0.6, 0.4, 0.5]) * rng.choice([0.99, 1.01], (20, 2, 1))
     heads = tuple(Head("", 0, at) for at in range(4))
     best = rival(
-        Measured(heads, True, value, count, value),
+        RoleScores(heads, True, value, count, value),
         Split(np.arange(20), np.arange(20) < 10),
     )
     np.testing.assert_allclose(best.rates.mean(0), [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
     np.testing.assert_allclose(best.chosen, [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
     other = replace(best, chosen=best.chosen - 0.1, rates=best.rates * 0)
-    np.testing.assert_array_equal(Rival.strongest([other, best]).rates, best.rates)
+    np.testing.assert_array_equal(Baseline.strongest([other, best]).rates, best.rates)
 
 
 def test_more_null_models_only_raise_the_bar():

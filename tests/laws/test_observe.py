@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwise.errors import ShapeError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import ALiBi, KVCache, MultiHeadAttention, RoPE
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 from oracles import means, modules_of, padded
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from headwise import masks
 from headwise.errors import ArgumentError
 from headwise.layer import KVCache, MultiHeadAttention
-from headwise.table import HeadTable
-from headwise.totals import COLUMNS
+from headwise.tables import COLUMNS, HeadTable
 from headwise.watch import Request, Watch, observe
 from oracles import modules_of
 
@@ -232,7 +231,7 @@ def test_what_is_asked_of_masses_is_that_of_the_weights(causal: bool) -> None:
 
 @pytest.mark.parametrize("block", [1, 1 << 22], ids=["a row at a time", "at once"])
 def test_a_close_look_is_at_the_same_weights(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.watch._looks._BLOCK", block)
+    monkeypatch.setattr("headwise.watch._maps._BLOCK", block)
     x, rule = _padded([7, 5], "left")
     with torch.no_grad(), observe(LAYER, Request(statistics=(), maps=True)) as watch:
         LAYER(x, mask=rule & masks.causal())

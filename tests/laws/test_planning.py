@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from headwise.counts import layer_sizes
 from headwise.errors import ArgumentError
-from headwise.gauge import importance
-from headwise.heads import Head
-from headwise.models import find_attentions, listen
-from headwise.scores import Scores, removable
+from headwise.models import capture_calls, find_attentions
+from headwise.scoring import importance
 from headwise.surgery import Costs, PassTimes, Plan, costs, plan, prune, time_passes
 from headwise.surgery.pricing import _seconds
+from headwise.tables import Head, Scores, removable
 from oracles import modules_of, padded
 from strategies import seeds
 
@@ -245,7 +244,7 @@ def test_a_cache_of_latents_is_no_head_s_own() -> None:
 def _cached(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> int:
     """Bytes of the keys and values of one token."""
     heard: list[int] = []
-    with torch.no_grad(), listen(model, lambda call: heard.extend(
+    with torch.no_grad(), capture_calls(model, lambda call: heard.extend(
         x.shape[1] * x.shape[3] * x.element_size() for x in (call.k, call.v)
     )):  # fmt: skip
         model(**batch)

@@ -60,7 +60,7 @@ def test_the_smaller_model_comes_back_towards_the_full_one(kind: str) -> None:
     told: list[tuple[int, int]] = []
     losses = hw.recover(
         small, teacher, batches, steps=60, rate=3e-3,
-        on_step=lambda done, total: told.append((done, total)),
+        on_progress=lambda done, total: told.append((done, total)),
     )  # fmt: skip
     # The first loss is that of one batch, before anything was learned.
     assert np.abs(losses[0] - before).min() < 1e-5 * max(before)
@@ -137,7 +137,7 @@ def test_an_interruption_gives_the_weights_back() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        hw.recover(small, teacher, _batches(), steps=5, rate=1e-2, on_step=stop)
+        hw.recover(small, teacher, _batches(), steps=5, rate=1e-2, on_progress=stop)
     assert fingerprint(small) == before
     assert all(weight.grad is None for weight in small.parameters())
 

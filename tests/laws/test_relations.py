@@ -14,11 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
 from headwise.models import load_tokenizer
-from headwise.roles.reading import OFFSETS, Reader, rule_names
-from headwise.roles.reading._asked import Asked
-from headwise.roles.reading._frame import Frame
-from headwise.roles.reading._rules import rule_sums
-from headwise.roles.reading._seen import Part, Seen
+from headwise.roles.evaluation import OFFSETS, Reader, rule_names
+from headwise.roles.evaluation._eligible import EligiblePairs, Part
+from headwise.roles.evaluation._heuristics import rule_sums
+from headwise.roles.evaluation._relation_index import Asked
+from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
 from headwise.watch import Request, observe
 from planted import TOKENIZER, Planted, lines
@@ -108,7 +108,7 @@ def test_clarks_words_from_tokens_by_hand():
         ]
     )
     expected = torch.tensor([[0.1, 0.5, 0.4], [0.3, 0.5, 0.2], [0.0, 1.0, 0.0]])
-    folded = Frame("word", [item], 4).fold(weights)
+    folded = Units("word", [item], 4).fold(weights)
     torch.testing.assert_close(folded[0, 0], expected)
     torch.testing.assert_close(expected.sum(-1), torch.ones(3))
 
@@ -137,7 +137,7 @@ def test_words_and_mentions_are_those_of_every_token_taken_one_by_one(seed):
     ]
     weights = torch.rand(3, 2, S, S)
     for grid, of_key in (("word", sum), ("mention", max)):
-        folded = Frame(grid, items, S).fold(weights)
+        folded = Units(grid, items, S).fold(weights)
         for text, item in enumerate(items):
             units = item.units[grid]
             for head, (q, query), (k, key) in product(range(2), enumerate(units), enumerate(units)):
@@ -155,8 +155,8 @@ def scored(weights, visible, role, pairs, units=None):
     item = Item(
         tuple(range(n)), {role.grid: units or [(at,) for at in range(n)]}, {role.name: pairs}
     )
-    asked = Asked(Frame(role.grid, [item], n), [item], [role])
-    seen = Seen(asked, visible[None, None])
+    asked = Asked(Units(role.grid, [item], n), [item], [role])
+    seen = EligiblePairs(asked, visible[None, None])
     part = Part(slice(0, 1), weights[None, None].clone(), torch.zeros(1, 1, n))
     return [one.item() for one in (seen.value(part), seen.count, seen.even)]
 
@@ -201,7 +201,7 @@ def test_heads_that_see_different_keys_are_counted_apart():
     visible = torch.stack([full, near])[None]
     weights = visible / visible.sum(-1, keepdim=True)
     for role in (TOP, MASS):
-        seen = Seen(Asked(Frame("token", [item], 3), [item], [role]), visible)
+        seen = EligiblePairs(Asked(Units("token", [item], 3), [item], [role]), visible)
         part = Part(slice(0, 2), weights.clone(), torch.zeros(1, 2, 3))
         assert seen.count.tolist() == [[2, 1]]
         torch.testing.assert_close(seen.value(part), torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
@@ -251,8 +251,8 @@ def test_rules_are_offsets_and_nearest_words_of_a_class():
 
     def rates(pairs):
         item = Item((0, 1, 2, 3), {"word": [(at,) for at in range(4)]}, {"r": pairs}, text.tags)
-        asked = Asked(Frame("word", [item], 4), [item], [replace(TOP, grid="word")])
-        seen = Seen(asked, torch.ones(1, 1, 4, 4, dtype=torch.bool))
+        asked = Asked(Units("word", [item], 4), [item], [replace(TOP, grid="word")])
+        seen = EligiblePairs(asked, torch.ones(1, 1, 4, 4, dtype=torch.bool))
         return dict(zip(names, rule_sums(seen, [item], ["N", "V"])[0].tolist(), strict=True))
 
     left = "nearest V to the left"
@@ -273,8 +273,8 @@ def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
     def rates(pairs, kind="structure"):
         units = {"token": [(at,) for at in range(5)], "word": words}
         item = Item(tuple(range(5)), units, {"r": pairs}, ["N", "V", "N", "V"])
-        asked = Asked(Frame("token", [item], 5), [item], [replace(TOP, kind=kind)])
-        seen = Seen(asked, torch.ones(1, 1, 5, 5, dtype=torch.bool))
+        asked = Asked(Units("token", [item], 5), [item], [replace(TOP, kind=kind)])
+        seen = EligiblePairs(asked, torch.ones(1, 1, 5, 5, dtype=torch.bool))
         return dict(zip(names, rule_sums(seen, [item], ["N", "V"])[0].tolist(), strict=True))
 
     # The nearest verb left of the last token is the last piece of a word; its own word is nearer.

@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.heads import Head
 from headwise.report import Sample, Study
 from headwise.report._page import render
 from headwise.report._payload import as_json, payload
-from headwise.report._text import visible, visible_token
-from headwise.table import HeadTable
+from headwise.report._visible_text import visible, visible_token
+from headwise.tables import Head, HeadTable
 from studies import make_heads, make_roles, make_sample, make_study, make_totals
 
 HOSTILE = (

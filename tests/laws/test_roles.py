@@ -12,15 +12,15 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from headwise.corpora import AnnotatedText, Grammar, annotate
 from headwise.corpora._verbs import PRONOUNS
-from headwise.heads import Head
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles._evidence import Scored, Verdict
 from headwise.roles._families import Family
 from headwise.roles._find import _rows
 from headwise.roles._table import NULLS
-from headwise.roles.reading import Reader
+from headwise.roles.evaluation import Reader
 from headwise.roles.relations import INDUCTION, PROBED, Item
+from headwise.tables import Head
 from planted import (
     IDS,
     NAMES,

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.heads import Head
-from headwise.scores import Scores, bootstrap_means, random_orders
+from headwise.tables import Head, Scores, bootstrap_means, random_orders
 from strategies import seeds
 
 

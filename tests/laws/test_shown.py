@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise._shown import counted
-from headwise.cli._show import say_table
-from headwise.curves import Curves
-from headwise.scores import Scores
+from headwise._display import counted
+from headwise.cli._print import say_table
+from headwise.tables import Curves, Scores
 from studies import make_study
 
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from headwise.heads import Head
-from headwise.table import HeadTable, Totals
-from headwise.totals import COLUMNS
+from headwise.tables import COLUMNS, Head, HeadTable, Totals
 from strategies import tables
 
 

@@ -12,9 +12,8 @@ from torch import nn
 
 from headwise.corpora import SPECIALS, AnnotatedText, list_pairs
 from headwise.errors import ArgumentError, HeadwiseError, InputError
-from headwise.gauge import importance, prune_curves, read_given
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
-from headwise.models import call_with, encode
+from headwise.models import call_model, encode
 from headwise.recovery import recover
 from headwise.report import study
 from headwise.roles import (
@@ -27,6 +26,7 @@ from headwise.roles import (
     translation,
 )
 from headwise.roles import alignment as align_words
+from headwise.scoring import importance, prune_curves, read_batches
 from headwise.surgery import costs, prune
 
 WORDS = ("she", "sang", "a", "long", "song", "and", "he", "heard", "it", "well", "while", "we")
@@ -78,7 +78,7 @@ def _encode(model: nn.Module, texts: Any) -> Any:
 
 
 def _batches(model: nn.Module, texts: Any) -> Any:
-    return [batch["input_ids"].tolist() for batch in read_given(texts, model, TOKENIZER)]
+    return [batch["input_ids"].tolist() for batch in read_batches(texts, model, TOKENIZER)]
 
 
 Door = Callable[[nn.Module, Any], Any]
@@ -91,10 +91,10 @@ DOORS: dict[str, Door] = {
     "recover": _recover,
     "repetition": _repetition,
     "encode": _encode,
-    "read_given": _batches,
+    "read_batches": _batches,
 }
 # These take batches, too.
-BATCHES = ("read_given", "importance", "prune_curves", "recover")
+BATCHES = ("read_batches", "importance", "prune_curves", "recover")
 REFUSING: dict[str, Door] = DOORS | {
     "translation": lambda model, texts: translation(model, TOKENIZER, texts),
     "alignment": lambda model, texts: align_words(model, TOKENIZER, texts),
@@ -180,7 +180,7 @@ def test_a_string_is_neither_a_choice_nor_a_behaviour_nor_a_batch(model: nn.Modu
         with pytest.raises(ArgumentError, match=r"batch: it is the text 'she sang"):
             costs(model, batch)
         with pytest.raises(ArgumentError, match=r"batch: it is the text 'she sang"):
-            call_with(model, batch)
+            call_model(model, batch)
 
 
 def test_a_single_batch_of_a_behaviour_is_a_list_of_it(model: nn.Module) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import observe
 
 DIM, HEADS = 20, 4

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import Request, Watch, observe
 
 D_MODEL, HEADS = 12, 3

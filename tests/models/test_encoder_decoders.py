@@ -18,13 +18,13 @@ from torch import nn
 
 from command import headwise
 from headwise.errors import ArgumentError, InputError, UnsupportedError
-from headwise.gauge import importance
 from headwise.models import as_pieces, decoder_ids, inputs_of
 from headwise.report import Study, study
 from headwise.report._page import render
 from headwise.report._payload import payload
 from headwise.roles import find_roles
-from headwise.table import HeadTable
+from headwise.scoring import importance
+from headwise.tables import HeadTable
 from headwise.watch import observe
 
 WORDS = ["<pad>", "</s>", "<unk>", "<s>", *"abcdefghij", ",", "."]

@@ -10,7 +10,7 @@ from test_stacks import _bart, _t5, _whisper
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 from oracles import padded
 

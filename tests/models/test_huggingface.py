@@ -11,7 +11,7 @@ from jaxtyping import config
 from torch import nn
 
 from headwise.models import load, load_tokenizer
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 from oracles import eager_maps, means, modules_of, padded
 

@@ -9,8 +9,8 @@ import zoo
 from torch import Tensor, nn
 
 from double import Double, doubled
-from headwise.gauge import Loss, find_loss, importance
 from headwise.models import Attention, find_attentions, gate_heads
+from headwise.scoring import Loss, find_loss, importance
 from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
@@ -87,6 +87,6 @@ def test_a_restarted_model_gives_what_the_whole_one_gives(
     shared = first.module is last.module
     # Of the eight heads the last four leave the first layer alone, in each batch.
     assert shared or ran[first] <= ran[last] - 8
-    monkeypatch.setattr("headwise.gauge.methods._replay._block", lambda *_: None)
+    monkeypatch.setattr("headwise.scoring.methods._suffix_replay._block", lambda *_: None)
     whole = importance(model, [batch, short], "zero-ablation")
     assert (restarted.per_text == whole.per_text).all()

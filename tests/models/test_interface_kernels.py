@@ -14,7 +14,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import flash_attention_mask
 
 from headwise import reference
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 2], [4, 6], [10, 3, 3, 12, 9]]

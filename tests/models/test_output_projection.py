@@ -11,23 +11,25 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from headwise.layer import MultiHeadAttention
-from headwise.models import Call, OutputProjection, Sites, listen, output_projection
+from headwise.models import AttentionCall, OutputProjection, Sites, capture_calls, output_projection
 
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 8, 10, 3]])
 
 
-def _heard(model: nn.Module, run: Callable[[], Any]) -> list[tuple[Call, OutputProjection | None]]:
+def _heard(
+    model: nn.Module, run: Callable[[], Any]
+) -> list[tuple[AttentionCall, OutputProjection | None]]:
     sites, found = Sites(model), []
 
-    def hear(call: Call) -> None:
+    def hear(call: AttentionCall) -> None:
         found.append((call, output_projection(model, sites.of(call, running))))
 
-    with torch.no_grad(), listen(model, hear) as running:
+    with torch.no_grad(), capture_calls(model, hear) as running:
         run()
     return found
 
 
-def _mixed(call: Call, projection: OutputProjection) -> Tensor:
+def _mixed(call: AttentionCall, projection: OutputProjection) -> Tensor:
     out = torch.einsum("bhtv,hvd->btd", call.heads, projection.per_head)
     return out if projection.bias is None else out + projection.bias
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import zoo
 
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 
 TEXTS = [[5, 9, 7, 3, 11], [4, 6], [8, 10, 3, 3, 12, 9], [7]]

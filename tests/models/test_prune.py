@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise import MultiHeadAttention, Plan, ablate, prune
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.models import example_of, find_attentions, fingerprint, heads_of
+from headwise.models import example_input, find_attentions, fingerprint, heads_of
 from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
@@ -181,7 +181,7 @@ def test_stacks_and_towers_are_cut(name: str) -> None:
     heads = heads_of(find_attentions(model))
     # Of T5 the position biases of the first layer are those of all.
     gone = [head for head in heads if head.head in ((1, 3), (0, 2))[head.layer]]
-    small, batch = prune(model, gone), example_of(model)
+    small, batch = prune(model, gone), example_input(model)
     with ablate(model, gone):
         wanted = model(**batch)
     assert not torch.allclose(model(**batch)[0], wanted[0], atol=1e-6)
@@ -207,7 +207,7 @@ def _t5() -> nn.Module:
 
 @torch.no_grad()
 def _t5_gap(model: nn.Module, small: nn.Module, gone: list[str]) -> float:
-    batch = example_of(model)
+    batch = example_input(model)
     with ablate(model, gone):
         wanted = model(**batch).logits
     assert not torch.allclose(model(**batch).logits, wanted, rtol=0.01)

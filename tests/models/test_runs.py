@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from headwise.errors import UnsupportedError
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import dynamic_module_utils
 
 from headwise import load, prune, save
-from headwise.models import example_of
+from headwise.models import example_input
 from headwise.surgery.saving import _save
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
@@ -164,7 +164,7 @@ def test_an_encoder_decoder_is_stock_where_all_layers_lose_the_same(tmp_path: Pa
         for layer in (0, 1)
     ]
     small = prune(model, gone)
-    batch = example_of(small)
+    batch = example_input(small)
     with torch.no_grad():
         wanted = small(**batch).logits
         for format in ("stock", "padded"):
@@ -176,7 +176,7 @@ def test_an_encoder_decoder_is_stock_where_all_layers_lose_the_same(tmp_path: Pa
 @pytest.mark.parametrize("format", ["headwise", "padded", "remote-code"])
 def test_a_t5_with_other_heads_in_each_layer_is_saved(format: Any, tmp_path: Path) -> None:
     small = prune(_t5(), T5_GONE)
-    batch = example_of(small)
+    batch = example_input(small)
     found = load(save(small, tmp_path / "small", format=format))
     with torch.no_grad():
         wanted = small(**batch).logits

@@ -11,8 +11,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
 import headwise as hw
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
-from headwise.models import example_of
-from headwise.models.smaller import SENTENCES
+from headwise.models import example_input
+from headwise.models.checkpoints import SENTENCES
 from headwise.recovery import recover
 from headwise.surgery.saving import _check, _save
 from sentence_models import TEXTS, open_sentence_model, write_sentence_model
@@ -133,7 +133,7 @@ def test_saved_padded_it_encodes_the_same(model: SentenceTransformer, tmp_path: 
     assert found.prompts == small.prompts
     assert [type(module) for module in found] == [type(module) for module in small]
     assert found.encode(TEXTS).shape == (4, 12)
-    batch = example_of(hw.load(folder))
+    batch = example_input(hw.load(folder))
     with torch.no_grad():
         expected = small[0].model(**batch)[0]
         torch.testing.assert_close(hw.load(folder)(**batch)[0], expected)
@@ -153,7 +153,7 @@ def test_saved_for_this_library_it_is_loaded_and_others_refuse(
 ) -> None:
     small = hw.prune(model, GONE)
     folder = hw.save(small, tmp_path / "small")
-    batch = example_of(small[0].model)
+    batch = example_input(small[0].model)
     with torch.no_grad():
         assert torch.equal(hw.load(folder)(**batch)[0], small[0].model(**batch)[0])
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
@@ -172,7 +172,7 @@ def test_vectors_that_differ_are_not_left_there(
     small = hw.prune(model, GONE)
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
     wrong = 4.7 * torch.tensor(small.encode([*SENTENCES]))
-    monkeypatch.setattr(_check, "answer_afresh", lambda *_: [wrong])
+    monkeypatch.setattr(_check, "answer_in_fresh_process", lambda *_: [wrong])
     with pytest.raises(OutputError, match=r"a fresh process says: off by"):
         hw.save(small, tmp_path / "small", format="padded")
     assert not any(tmp_path.iterdir())

@@ -6,7 +6,7 @@ import zoo
 from torch import Tensor
 
 from headwise import MultiHeadAttention
-from headwise.models import Share, example_of, find_attentions, find_shares
+from headwise.models import OwnershipMap, example_input, find_attentions, find_ownership
 
 _SEPARATE = {
     "query.weight": "q0 q1 q2 q3",
@@ -37,7 +37,7 @@ FAMILIES = {
 }
 
 
-def _runs(share: Share) -> str:
+def _runs(share: OwnershipMap) -> str:
     """The owners in order, each run of the same one told once."""
     found: list[str] = []
     for head, kv_head in zip(share.heads.tolist(), share.kv_heads.tolist(), strict=True):
@@ -52,7 +52,7 @@ def test_they_are_what_the_code_says(name: str) -> None:
     model = zoo.make(name)
     attentions = find_attentions(model)
     before = {name: x.requires_grad for name, x in model.named_parameters()}
-    shares = find_shares(model, attentions, example_of(model))
+    shares = find_ownership(model, attentions, example_input(model))
     for attention in attentions:
         found = {share.name: share for share in shares[attention]}
         assert all(share.name.startswith(attention.around) for share in shares[attention])
@@ -69,10 +69,10 @@ def test_they_are_what_the_code_says(name: str) -> None:
 @torch.no_grad()
 def test_what_is_changed_of_one_head_changes_that_head_alone(name: str) -> None:
     model = zoo.make(name)
-    batch = example_of(model)
+    batch = example_input(model)
     first = find_attentions(model)[0]
     H, D = first.site.n_heads, first.output.per_head.shape[1]
-    shares = find_shares(model, [first], batch)[first]
+    shares = find_ownership(model, [first], batch)[first]
     given: list[Tensor] = []
     first.output.module.register_forward_pre_hook(lambda _, args: given.append(args[0]))
     model(**batch)
@@ -91,7 +91,7 @@ def test_what_is_changed_of_one_head_changes_that_head_alone(name: str) -> None:
 def test_those_of_our_layer() -> None:
     layer = MultiHeadAttention(12, 4, 2, gate=True, qk_norm=True)
     [attention] = find_attentions(layer)
-    shares = find_shares(layer, [attention], example_of(layer))[attention]
+    shares = find_ownership(layer, [attention], example_input(layer))[attention]
     assert {share.name: _runs(share) for share in shares} == {
         "q_proj.weight": "q0 q1 q2 q3",
         "k_proj.weight": "k0 k1",

@@ -7,8 +7,7 @@ import torch
 import transformers
 from torch import nn
 
-from headwise.heads import Head
-from headwise.table import HeadTable
+from headwise.tables import Head, HeadTable
 from headwise.watch import observe
 
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}

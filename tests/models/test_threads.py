@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from headwise.table import HeadTable
+from headwise.tables import HeadTable
 from headwise.watch import observe
 
 IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])

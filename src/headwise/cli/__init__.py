@@ -16,10 +16,10 @@ from headwise.cli._group import group
 from headwise.cli._importance import importance
 from headwise.cli._observe import observe
 from headwise.cli._options import Json, spread
+from headwise.cli._print import complain
 from headwise.cli._prune import prune
 from headwise.cli._report import report
 from headwise.cli._roles import roles
-from headwise.cli._show import complain
 from headwise.cli._train import train
 from headwise.errors import HeadwiseError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwise.cli._options import DtypeName, Json
-from headwise.cli._show import say, say_json
+from headwise.cli._print import say, say_json
 from headwise.errors import ArgumentError, InputError, ShapeError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _show(facts: Mapping[str, Any]) -> None:
     whole = model["all_parameters"]
     part = "" if whole is None else f", {model['share']:.1%} of the model's {whole:,}"
     say(f"{model['parameters']:,} parameters together{part}.")
-    _print(_work(facts))
+    _print(_progress(facts))
     cached = f", {text['cached']:,} of them cached" if text["cached"] else ""
     say(f"Queries {text['queries']:,}, keys {text['keys']:,}{cached}.")
     say(f"{model['flops']:.3g} FLOPs together: a multiply-add is two.")
@@ -159,7 +159,7 @@ def _parameters(facts: Mapping[str, Any]) -> "Table":
     return table
 
 
-def _work(facts: Mapping[str, Any]) -> "Table":
+def _progress(facts: Mapping[str, Any]) -> "Table":
     """What each part does, in a layer and in all of them."""
     work, times = facts["layer"]["multiply_adds"], _times(facts)
     total = sum(work.values())

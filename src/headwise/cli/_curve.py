@@ -8,18 +8,15 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from headwise._shown import counted
-from headwise.chart import draw_curves
+from headwise._display import counted
 from headwise.cli._options import Shared
-from headwise.cli._show import progress
-from headwise.cli._work import Texts, sentences_of
+from headwise.cli._print import progress
+from headwise.cli._progress import Texts, sentences_of
 from headwise.corpora import SentencePair
-from headwise.curves import Curves
 from headwise.errors import ArgumentError
-from headwise.gauge import Inputs, Loss, paired, prune_curves, read_given
-from headwise.heads import Head
 from headwise.recovery import recovering
-from headwise.scores import Scores
+from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
+from headwise.tables import Curves, Head, Scores, draw_curves
 
 # Points of a recovered curve, each of which is a training of its own.
 _POINTS = 9
@@ -53,11 +50,11 @@ def material_of(given: Texts, loss: str, model: nn.Module, tokenizer: Any, how: 
         )
     if pairs:
         judge, judged = paired(pairs[1::2], model, tokenizer, how.max_tokens)
-        learn = read_given(sentences_of(pairs[::2]), model, tokenizer, how.max_tokens)
+        learn = read_batches(sentences_of(pairs[::2]), model, tokenizer, how.max_tokens)
         return Material(learn, judge, judged)
     texts = sentences_of(given)
     learn, judge = (
-        read_given(texts[start::2], model, tokenizer, how.max_tokens) for start in (0, 1)
+        read_batches(texts[start::2], model, tokenizer, how.max_tokens) for start in (0, 1)
     )
     return Material(learn, judge, loss or None)
 
@@ -96,7 +93,7 @@ def curves_of(
         drawn = [
             prune_curves(
                 model, material.judge, {name: [order] for name, order in orders.items()},
-                reference=material.learn, loss=material.loss, on_step=tell,
+                reference=material.learn, loss=material.loss, on_progress=tell,
             )
         ]  # fmt: skip
     if recovery["steps"]:
@@ -107,7 +104,8 @@ def curves_of(
             drawn += [
                 prune_curves(
                     model, material.judge, {f"{name}, recovered": [order]},
-                    loss=material.loss, points=range(0, len(order), every), cut=cut, on_step=tell,
+                    loss=material.loss, points=range(0, len(order), every), cut=cut,
+                    on_progress=tell,
                 )
             ]  # fmt: skip
     return drawn

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from headwise.cli._options import Force, Json, Model, Shared, check_there
-from headwise.cli._show import say, say_json
+from headwise.cli._print import say, say_json
 
 Number = Annotated[
     int, typer.Option("--kv-heads", min=1, help="How many kv heads each layer shall have.")
@@ -35,10 +35,10 @@ def group(
 ) -> None:
     """Let the heads of a model share keys and values."""
     check_there(out, force)
-    from headwise.cli import _regroup
+    from headwise.cli import _group_model
     from headwise.surgery import amount
 
-    told = _regroup.regroup(model, kv_heads, method, text, shared, out, force)
+    told = _group_model.regroup(model, kv_heads, method, text, shared, out, force)
     if as_json:
         say_json(told)
         return

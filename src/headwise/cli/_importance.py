@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from headwise.cli._options import Force, Json, Model, Shared, check_output
-from headwise.cli._show import note, say_json, say_table
+from headwise.cli._print import note, say_json, say_table
 from headwise.errors import ArgumentError
 
 MethodName = Literal["half-gate", "gradient", "curvature", "ablation", "zero-ablation", "gates"]
@@ -66,10 +66,10 @@ def importance(
         raise ArgumentError("importance: give either --text or --pairs, what the model reads.")
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json", force=force)
-    from headwise.cli import _work
+    from headwise.cli import _progress
 
     how = {"method": method, "loss": loss, "rounds": rounds}
-    scores = _work.score_model(model, given[0], shared, pairs=text is None, out=out, **how)
+    scores = _progress.score_model(model, given[0], shared, pairs=text is None, out=out, **how)
     note(str(scores))
     if out is not None:
         note(f"The first to go are {', '.join(map(str, scores.order()[:5]))}: {scores.save(out)}")

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from headwise._shown import counted
+from headwise._display import counted
 from headwise.cli._options import Json, Model, Shared, Target, check_output
-from headwise.cli._show import note, say_json, say_table
+from headwise.cli._print import note, say_json, say_table
 
 
 def observe(
@@ -38,12 +38,12 @@ def observe(
     """
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
-    from headwise.cli import _work
+    from headwise.cli import _progress
 
     names = None if statistics is None else [one.strip() for one in statistics.split(",")]
-    asked = _work.Asked(names, per_text)
+    asked = _progress.Asked(names, per_text)
     asked.check()
-    table = _work.study_model(model, text, shared, asked, target=target).table
+    table = _progress.study_model(model, text, shared, asked, target=target).table
     if out is not None:
         note(f"{counted(len(table.heads), 'head')}: {table.save(out)}")
     if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from headwise.cli._options import Force, Json, Model, Shared, check_there
-from headwise.cli._show import say, say_json
+from headwise.cli._print import say, say_json
 from headwise.errors import ArgumentError
 
 By = Annotated[Path, typer.Option(help="The scores that `headwise importance` wrote of MODEL.")]
@@ -97,12 +97,14 @@ def prune(
         raise ArgumentError(f"prune: {what} without a text. Add --text FILE or --pairs FILE.")
     if beside and not curve:
         raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
-    from headwise.cli import _cut, _work
+    from headwise.cli import _progress, _prune_model
 
     trained = {"rate": recovery.rate} if recovery.rate else {}
     how = trained | {"steps": recovery.recover, "seed": shared.seed or 0}
-    order = _cut.Order(by, beside or [], remove, uniform, timed, curve, how, format)
-    told = _cut.cut(model, order, _work.given_in(text, pairs, shared), shared, out, force)
+    order = _prune_model.Order(by, beside or [], remove, uniform, timed, curve, how, format)
+    told = _prune_model.cut(
+        model, order, _progress.given_in(text, pairs, shared), shared, out, force
+    )
     if as_json:
         say_json(told)
         return
@@ -114,8 +116,8 @@ def prune(
 
 def _tell(told: Mapping[str, Any]) -> None:
     """What the smaller model costs, and how many heads may go."""
-    from headwise.curves import Elbow
     from headwise.surgery import amount
+    from headwise.tables import Elbow
 
     for name, (before, after) in told["costs"].items():
         if not name.endswith(" of heads"):  # which were told before

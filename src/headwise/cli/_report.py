@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from headwise.cli._options import Shared, Target, check_output
-from headwise.cli._show import say
+from headwise.cli._print import say
 from headwise.errors import ArgumentError
 
 _LAB = Path("mini-gpt")
@@ -49,13 +49,13 @@ def report(
             "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
         )
     check_output(out, ".html")
-    from headwise.cli import _work
+    from headwise.cli import _progress
 
     if model is not None and text is not None:
-        study = _work.study_model(model, text, shared, target=target, roles=roles)
+        study = _progress.study_model(model, text, shared, target=target, roles=roles)
     else:
         given = {} if shared.seed is None else {"seed": shared.seed}
-        study = _work.study_mini_gpt(lab_folder or _LAB, given)
+        study = _progress.study_mini_gpt(lab_folder or _LAB, given)
     page = study.report(out)
     for line in study.findings():
         say(line)

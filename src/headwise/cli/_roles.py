@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headwise.cli._options import Json, Model, Shared, check_output
-from headwise.cli._show import note, progress, say_json, say_table
+from headwise.cli._print import note, progress, say_json, say_table
 from headwise.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -100,13 +100,13 @@ def roles(
 
 
 def _find(model: str, files: Files, shared: Shared, nulls: str | None) -> "Roles":
-    from headwise.cli import _work
+    from headwise.cli import _progress
     from headwise.roles import Evidence, find_roles
 
     named = None if nulls is None else tuple(one.strip() for one in nulls.split(","))
     evidence = Evidence(() if named == ("none",) else named, seed=shared.seed or 0)
-    texts = _work.some_of(files.read(), shared)
-    opened, tokenizer = _work.open_model(model, shared)
+    texts = _progress.some_of(files.read(), shared)
+    opened, tokenizer = _progress.open_model(model, shared)
     with progress(f"Finding out what the heads of {model} do") as tell:
         return find_roles(
             opened,
@@ -114,5 +114,5 @@ def _find(model: str, files: Files, shared: Shared, nulls: str | None) -> "Roles
             texts,
             evidence=evidence,
             max_tokens=shared.max_tokens,
-            on_text=tell,
+            on_progress=tell,
         )

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from headwise.cli._options import Json, Seed
-from headwise.cli._show import say, say_json
+from headwise.cli._print import say, say_json
 
 _Whole = int | None
 _Share = float | None
@@ -33,7 +33,7 @@ def train(
     d_model: Annotated[_Whole, _flag("--d-model", 128, "Width of the model.")] = None,
     mlp_ratio: Annotated[_Whole, _flag("--mlp-ratio", 2, "Width of an MLP, in d_model.")] = None,
     context: Annotated[_Whole, _flag("--context", 40, "Tokens it can read.")] = None,
-    dropout: Annotated[_Share, _flag("--dropout", 0.1, "Share dropped in training.")] = None,
+    dropout: Annotated[_Share, _flag("--dropout", 0.1, "OwnershipMap dropped in training.")] = None,
     repeat_share: Annotated[_Share, _flag("--repeat-share", 0.5, "Lines that repeat.")] = None,
     adverb_share: Annotated[_Share, _flag("--adverb-share", 0.5, "Clauses with adverbs.")] = None,
 ) -> None:
@@ -44,11 +44,11 @@ def train(
     again, so --prompt can be used as often as you like.
     """
     flags = dict(locals())  # all parameters; most are named like a setting
-    from headwise.cli import _work
+    from headwise.cli import _progress
 
-    given = {n: v for n, v in flags.items() if n in _work.SETTINGS and v is not None}
-    trained = _work.trained_in(out, given)
-    sampled = None if prompt is None else _work.sample(trained.model, trained.tokenizer, prompt)
+    given = {n: v for n, v in flags.items() if n in _progress.SETTINGS and v is not None}
+    trained = _progress.trained_in(out, given)
+    sampled = None if prompt is None else _progress.sample(trained.model, trained.tokenizer, prompt)
     if as_json:
         say_json({"folder": str(out), **trained.facts(), "sample": sampled})
     elif sampled is not None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
-from headwise._json import read_json
 from headwise.counts._families import FAMILIES, LEFT_OUT
 from headwise.counts._model import ModelSizes
 from headwise.counts._sizes import layer_sizes
 from headwise.errors import InputError, ShapeError, UnsupportedError
+from headwise.files import read_json
 
 _FILES = ("config.json", "headwise.json")
 _NAMES = {

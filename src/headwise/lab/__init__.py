@@ -2,7 +2,7 @@
 
 from headwise.lab._checkpoint import load, read_model, read_tokenizer, save
 from headwise.lab._data import make_tokenizer
-from headwise.lab._evaluate import Evaluation, Scores, evaluate
+from headwise.lab._evaluate import Evaluation, EvaluationScores, evaluate
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 from headwise.lab._run import TrainSettings
 from headwise.lab._sample import sample
@@ -10,9 +10,9 @@ from headwise.lab._train import Trained, train
 
 __all__ = [
     "Evaluation",
+    "EvaluationScores",
     "MiniGPT",
     "MiniGPTConfig",
-    "Scores",
     "TrainSettings",
     "Trained",
     "evaluate",

@@ -20,7 +20,7 @@ _JUDGED = ("he", "she", "y'all", "they")
 
 
 @dataclass(frozen=True)
-class Scores:
+class EvaluationScores:
     """Next-token loss in nats and exact-match shares, from 0 to 1; NaN where nothing was asked.
 
     Attributes:
@@ -53,8 +53,8 @@ class Evaluation:
         lines: How many lines of each kind were judged.
     """
 
-    held_out: Scores
-    seen: Scores
+    held_out: EvaluationScores
+    seen: EvaluationScores
     copying: float
     lines: int
 
@@ -82,7 +82,7 @@ def evaluate(
 
 def _scores(
     model: MiniGPT, tokenizer: Tokenizer, grammar: Grammar, lines: Sequence[Line], held_out: bool
-) -> Scores:
+) -> EvaluationScores:
     loss, right = _predict(model, tokenizer, lines)
     forms: list[tuple[bool, bool]] = []  # (with an adverb, right)
     translations: list[tuple[bool, bool]] = []
@@ -105,7 +105,7 @@ def _scores(
         whole = bool(hits[equals : len(words) - 1].all())
         adverb = any(before > subject for before, subject in relations["next subject"])
         translations.append((adverb, whole))
-    return Scores(loss, *_shares(forms), *_shares(translations))
+    return EvaluationScores(loss, *_shares(forms), *_shares(translations))
 
 
 def _shares(asked: Sequence[tuple[bool, bool]]) -> tuple[float, float, float]:

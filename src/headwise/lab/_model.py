@@ -44,7 +44,7 @@ class MiniGPTConfig:
             )
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """Attention, then an MLP; each reads the normalised stream and adds to it."""
 
     def __init__(self, config: MiniGPTConfig) -> None:
@@ -72,7 +72,7 @@ class MiniGPT(nn.Module):
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.context, config.d_model)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         # Between torch's 1, under which updates drown, and the usual .02, under which the heads

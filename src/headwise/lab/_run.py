@@ -85,7 +85,7 @@ class TrainSettings:
         return self.learning_rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
 
 
-class Run:
+class TrainingRun:
     """A model on its way: everything that changes from step to step."""
 
     def __init__(self, settings: TrainSettings) -> None:

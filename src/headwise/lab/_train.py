@@ -10,7 +10,7 @@ from headwise.errors import ArgumentError
 from headwise.lab._checkpoint import make_folder, save, write_json
 from headwise.lab._evaluate import Evaluation, evaluate
 from headwise.lab._model import MiniGPT
-from headwise.lab._run import Run, TrainSettings
+from headwise.lab._run import TrainingRun, TrainSettings
 
 _STATE, _FACTS = "training.safetensors", "training.json"
 
@@ -49,7 +49,7 @@ def train(
     folder: str | os.PathLike[str],
     *,
     on_start: Callable[[MiniGPT, int], object] | None = None,
-    on_step: Callable[[int, int, float], None] | None = None,
+    on_progress: Callable[[int, int, float], None] | None = None,
     checkpoint_every: int = 100,
     lines_judged: int = 512,
 ) -> Trained:
@@ -74,7 +74,7 @@ def train(
     for name, number in (("checkpoint_every", checkpoint_every), ("lines_judged", lines_judged)):
         if number < 1:
             raise ArgumentError(f"train: {name} is {number}. Give 1 or more.")
-    run = Run(settings)  # first: impossible settings leave no folder behind
+    run = TrainingRun(settings)  # first: impossible settings leave no folder behind
     folder = make_folder(folder)
     if (folder / _STATE).exists():
         run.resume(folder / _STATE)
@@ -84,8 +84,8 @@ def train(
         loss = run.advance()
         if run.step % checkpoint_every == 0 or run.step == settings.steps:
             run.checkpoint(folder / _STATE)
-        if on_step is not None:
-            on_step(run.step, settings.steps, loss)
+        if on_progress is not None:
+            on_progress(run.step, settings.steps, loss)
     model = run.model.eval()
     judged = evaluate(model, run.tokenizer, run.grammar, lines=lines_judged, seed=settings.seed)
     trained = Trained(model, run.tokenizer, settings, judged, run.seconds)

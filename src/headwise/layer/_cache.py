@@ -11,7 +11,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.masks import Mask, as_mask, can_look
 from headwise.shapes import is_size
 
-Kept = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
+ScoringCheckpoint = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
 
 
 class Held(NamedTuple):
@@ -19,7 +19,7 @@ class Held(NamedTuple):
 
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
-    at: Kept  # the position of what is in a slot; negative: the slot is empty
+    at: ScoringCheckpoint  # the position of what is in a slot; negative: the slot is empty
 
 
 class KVCache:
@@ -267,7 +267,7 @@ def _whole(what: str, given: int | Sequence[int] | Tensor) -> Tensor:
     return numbers
 
 
-def _pick(held: Held, slots: Kept) -> tuple[Tensor, Tensor]:
+def _pick(held: Held, slots: ScoringCheckpoint) -> tuple[Tensor, Tensor]:
     """Copies of some slots of each text; what a slot before the first gives is no matter."""
     slots = slots.clamp(min=0)[:, None, :, None]
     k, v = (x.gather(2, slots.expand(*x.shape[:2], -1, x.shape[3])) for x in (held.k, held.v))

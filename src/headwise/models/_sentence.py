@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models._given import check_model, is_sentence_transformer, place_of
-from headwise.models.owning import in_evaluation
-from headwise.models.smaller import SENTENCES
+from headwise.models._check import check_model, is_sentence_transformer, place_of
+from headwise.models.checkpoints import SENTENCES
+from headwise.models.ownership import in_evaluation
 
 
 def around(model: nn.Module, inner: nn.Module) -> nn.Module:

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from headwise._shown import counted
+from headwise._display import counted
 from headwise.corpora import Texts, list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 

@@ -1,7 +1,16 @@
 """Heads while a model trains: numbers for a logger, alarms, and what QK-clip needs."""
 
-from headwise.monitor._alarms import Above, Alarm, AlarmedHead, Below, Rule
+from headwise.monitor._alarms import Above, Alarm, AlarmedHead, AlarmRule, Below
 from headwise.monitor._log import Log, ScalarWriter
 from headwise.monitor._monitor import HeadMonitor
 
-__all__ = ["Above", "Alarm", "AlarmedHead", "Below", "HeadMonitor", "Log", "Rule", "ScalarWriter"]
+__all__ = [
+    "Above",
+    "Alarm",
+    "AlarmRule",
+    "AlarmedHead",
+    "Below",
+    "HeadMonitor",
+    "Log",
+    "ScalarWriter",
+]

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headwise.errors import ArgumentError
-from headwise.heads import Head
-from headwise.monitor._reading import Reading
-from headwise.table import STATISTICS
+from headwise.monitor._step_statistics import StepStatistics
+from headwise.tables import STATISTICS, Head
 
 _NAMED = 8  # heads named in a message; the others are counted
 
 
 @dataclass(frozen=True)
-class Rule(ABC):
+class AlarmRule(ABC):
     """A bound on a statistic of every head; made as `Above` or `Below`.
 
     The alarm goes off for a head that breaks the bound on `patience` watched steps in a row,
@@ -65,14 +64,14 @@ class Rule(ABC):
         return f"{self.statistic} {type(self).__name__.lower()} {self.threshold:g}"
 
 
-class Above(Rule):
+class Above(AlarmRule):
     """The statistic of a head is above a threshold, as in `Above("max_logit", 100.0)`."""
 
     def _within(self, value: float, bound: float) -> bool:
         return value <= bound
 
 
-class Below(Rule):
+class Below(AlarmRule):
     """The statistic of a head is below a threshold, as in `Below("entropy", 0.1)`."""
 
     def _within(self, value: float, bound: float) -> bool:
@@ -110,7 +109,7 @@ class Alarm:
         heads: Those who break the rule, in the order of the table.
     """
 
-    rule: Rule
+    rule: AlarmRule
     step: int
     heads: tuple[AlarmedHead, ...]
 
@@ -136,10 +135,10 @@ class _Streak:
 class Alarms:
     """Keeps count, for every rule and head, of how long the rule has been broken."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self._streaks: dict[Rule, dict[Head, _Streak]] = {rule: {} for rule in rules}
+    def __init__(self, rules: Sequence[AlarmRule]) -> None:
+        self._streaks: dict[AlarmRule, dict[Head, _Streak]] = {rule: {} for rule in rules}
 
-    def take_in(self, step: int, reading: Reading) -> list[Alarm]:
+    def take_in(self, step: int, reading: StepStatistics) -> list[Alarm]:
         """What goes off at this step, one alarm for each rule."""
         new = []
         for rule, before in self._streaks.items():
@@ -163,7 +162,7 @@ class Alarms:
 
 
 def _continued(
-    rule: Rule, before: dict[Head, _Streak], step: int, reading: Reading
+    rule: AlarmRule, before: dict[Head, _Streak], step: int, reading: StepStatistics
 ) -> dict[Head, _Streak]:
     after = {}
     for head, value in reading.each(rule.statistic):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwise.errors import ArgumentError
-from headwise.monitor._alarms import Rule
+from headwise.monitor._alarms import AlarmRule
 from headwise.monitor._log import ScalarWriter
 
 
@@ -16,7 +16,7 @@ def check_rules(rules: Any, statistics: Any) -> None:
     """
     if isinstance(statistics, str) or not statistics:
         raise ArgumentError(f"HeadMonitor: statistics={statistics!r}. Give a list of names.")
-    if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
+    if not isinstance(rules, Sequence) or not all(isinstance(rule, AlarmRule) for rule in rules):
         raise ArgumentError(
             f"HeadMonitor: rules={rules!r}. Give a list of Above(...) and Below(...)."
         )

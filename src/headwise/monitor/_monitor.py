@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from headwise._interrupts import deferring, uninterrupted
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site
-from headwise.monitor._alarms import Alarm, Alarms, Rule
+from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
 from headwise.monitor._check import check_receivers, check_rules
 from headwise.monitor._log import Log, write
-from headwise.monitor._reading import Reading, read
-from headwise.monitor._window import Window, unwrapped
+from headwise.monitor._step_statistics import StepStatistics, read
+from headwise.monitor._step_watch import StepWatch, unwrapped
 from headwise.watch import Request, Watch, check_asked
 
 
@@ -47,7 +47,7 @@ class HeadMonitor:
     Args:
         model: The module that training calls. Compile it, wrap it and freeze it first.
         every: How many optimizer steps from one watched step to the next.
-        statistics: Names out of `headwise.table.STATISTICS`.
+        statistics: Names out of `headwise.tables.STATISTICS`.
         layers: The layers to watch, counted from 0. None is all of them.
         rules: `Above` and `Below`: what no head should do for long.
         log: Gets the numbers of each watched step: a `SummaryWriter`, or any function of
@@ -75,7 +75,7 @@ class HeadMonitor:
         *,
         statistics: Sequence[str] = ("entropy", "max_logit", "first"),
         layers: Collection[int] | None = None,
-        rules: Sequence[Rule] = (),
+        rules: Sequence[AlarmRule] = (),
         log: Log | None = None,
         on_alarm: Callable[[Alarm], object] | None = None,
         group: dist.ProcessGroup | None = None,
@@ -90,7 +90,7 @@ class HeadMonitor:
         self._rules, self._alarms = tuple(rules), Alarms(rules)
         self._highest: dict[str, Float64[np.ndarray, " H"]] = {}
         self._steps, self._watched, self._closed = 0, 0, False
-        self._window = Window(self._model, self._watch)
+        self._window = StepWatch(self._model, self._watch)
         self._block = ExitStack()  # of a `with` statement, while it runs
         try:
             self._window.open()
@@ -265,7 +265,7 @@ class HeadMonitor:
         self._tell(scalars, new)
         return scalars
 
-    def _read(self) -> Reading:
+    def _read(self) -> StepStatistics:
         taken = self._watch.take()
         if not taken:
             raise UnsupportedError(

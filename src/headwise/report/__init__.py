@@ -1,6 +1,6 @@
 """The study of a model's heads, and the page that shows it."""
 
-from headwise.report._run import About, roles_of_lab, study, study_lab
+from headwise.report._stages import About, roles_of_lab, study, study_lab
 from headwise.report._study import Sample, Study
 
 __all__ = ["About", "Sample", "Study", "roles_of_lab", "study", "study_lab"]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from headwise._shown import counted
-from headwise.heads import Head
-from headwise.table import HeadTable
+from headwise._display import counted
+from headwise.tables import Head, HeadTable
 
 MOST = 3
 LEAST_LIFT = 0.25

@@ -8,13 +8,13 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from headwise._shown import counted
+from headwise._display import counted
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.report._payload import applying, as_json, payload
 from headwise.report._roles import role_table
 from headwise.report._study import Study
-from headwise.report._text import visible
+from headwise.report._visible_text import visible
 
 _FOLDER = Path(__file__).parent / "page"
 # In this order: a script uses what stands before it.

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from headwise.heads import Head
 from headwise.report._findings import telling
 from headwise.report._roles import roles_of_heads
 from headwise.report._study import Sample, Side, Study
-from headwise.report._text import visible, visible_token
-from headwise.table import STATISTICS
+from headwise.report._visible_text import visible, visible_token
+from headwise.tables import STATISTICS, Head
 
 # What the numbers and the maps may take of a page, in bytes: with the rest it stays below 3 MB.
 ROOM = 2_850_000

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headwise._shown import counted
+from headwise._display import counted
 from headwise.report._study import Study
-from headwise.report._text import visible
+from headwise.report._visible_text import visible
 from headwise.roles import Roles
-from headwise.roles.matter import WITHOUT, group_line
+from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
 MOST = 100  # rows of the table; every head shows its own besides

@@ -9,12 +9,11 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float32
 
-from headwise._shown import counted, printable
+from headwise._display import counted, printable
 from headwise.errors import ArgumentError
-from headwise.heads import Head
 from headwise.report._findings import nothing_found, telling
 from headwise.roles import Roles
-from headwise.table import HeadTable
+from headwise.tables import Head, HeadTable
 
 Side = Literal["source", "target"]
 

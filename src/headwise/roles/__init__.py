@@ -4,7 +4,7 @@ from headwise.roles._alignment import alignment
 from headwise.roles._find import find_roles
 from headwise.roles._nulls import Evidence
 from headwise.roles._table import Roles
-from headwise.roles.matter import (
+from headwise.roles.effects import (
     Behaviour,
     Effect,
     Effects,
@@ -15,7 +15,7 @@ from headwise.roles.matter import (
     repetition,
     translation,
 )
-from headwise.roles.reading import check_reads_one_text
+from headwise.roles.evaluation import check_reads_one_text
 
 __all__ = [
     "Behaviour",

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import InputError
-from headwise.heads import Head
 from headwise.models import batches, context_of, in_evaluation
 from headwise.roles._evidence import best_of, halves, interval
-from headwise.roles.reading import Frame, check_reads_one_text
+from headwise.roles.evaluation import Units, check_reads_one_text
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize
+from headwise.tables import Head
 from headwise.watch import Request, observe
 
 Convention = Literal["identity", "prediction"]
@@ -135,7 +135,7 @@ def _read(model: nn.Module, asked: Sequence[_Asked]) -> tuple[list[Head], np.nda
     with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
         for batch in batches([one.item.ids for one in asked], _BATCH, device):
             those = asked[len(found) : len(found) + len(batch.input_ids)]
-            frame = Frame("word", [one.item for one in those], batch.input_ids.shape[1])
+            frame = Units("word", [one.item for one in those], batch.input_ids.shape[1])
             model(input_ids=batch.input_ids, attention_mask=batch.attention_mask)
             layers = watch.layers()
             heads = [head for layer in layers for head in layer.heads]

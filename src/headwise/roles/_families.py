@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int64
 
 from headwise.roles._evidence import Scored, best_of
 from headwise.roles._table import NULLS
-from headwise.roles.reading import OFFSETS, Closely, Measured, Reader, rule_names
+from headwise.roles.evaluation import OFFSETS, DetailedScores, Reader, RoleScores, rule_names
 from headwise.roles.relations import Role
 
 _SAYS = {
@@ -73,18 +73,18 @@ class Split:
 
     def best(
         self, value: Float[np.ndarray, "P R K"], count: Float[np.ndarray, "P R 1"]
-    ) -> tuple[Int64[np.ndarray, " R"], "Rival"]:
+    ) -> tuple[Int64[np.ndarray, " R"], "Baseline"]:
         """Which of `K` is best on the one half, and its rates in the texts of the other."""
         (value, held_value), (count, held_count) = self.halves(value), self.halves(count)
         best = best_of(value, count[..., 0])
         at = best[None, :, None]
         rates = _rate(np.take_along_axis(held_value, at, -1), held_count)
         score = _rate(np.take_along_axis(value, at, -1).sum(0), count.sum(0))
-        return best, Rival(np.nan_to_num(score, nan=-1.0), np.nan_to_num(rates))
+        return best, Baseline(np.nan_to_num(score, nan=-1.0), np.nan_to_num(rates))
 
 
 @dataclass(frozen=True)
-class Rival:
+class Baseline:
     """The best of some rules or null heads on each role, for each head that it is held against.
 
     Attributes:
@@ -96,7 +96,7 @@ class Rival:
     rates: Float[np.ndarray, "held R #N"]
 
     @classmethod
-    def strongest(cls, rivals: Sequence["Rival"]) -> "Rival":
+    def strongest(cls, rivals: Sequence["Baseline"]) -> "Baseline":
         """Of each role the one that scored best where it was chosen."""
         chosen = np.stack([one.chosen for one in rivals])
         rates = np.stack([one.rates for one in rivals])
@@ -107,7 +107,7 @@ class Rival:
         )
 
 
-def rival(measured: Measured, split: Split) -> Rival:
+def rival(measured: RoleScores, split: Split) -> Baseline:
     """The best heads of a null model, for each head the best of those that see as much.
 
     Where a layer sees a window, fewer queries are eligible, and easier ones.
@@ -115,7 +115,7 @@ def rival(measured: Measured, split: Split) -> Rival:
     seen = np.unique(measured.count.sum(0), axis=1, return_inverse=True)[1].ravel()
     alike = [np.flatnonzero(seen == one) for one in range(seen.max() + 1)]
     best = [split.best(measured.value[..., at], measured.count[..., at[:1]])[1] for at in alike]
-    return Rival(
+    return Baseline(
         np.concatenate([best[one].chosen for one in seen], axis=-1),
         np.concatenate([best[one].rates for one in seen], axis=-1),
     )
@@ -132,7 +132,7 @@ class Contrast:
 
     null: str
     roles: Sequence[int]
-    measured: Measured
+    measured: RoleScores
 
     def sums(
         self, split: Split, count: Float[np.ndarray, "held R N"]
@@ -149,10 +149,10 @@ class Contrast:
 
 def make_family(
     asked: Reader,
-    seen: Closely,
+    seen: DetailedScores,
     split: Split,
     *,
-    rivals: Mapping[str, Rival],
+    rivals: Mapping[str, Baseline],
     contrast: Contrast | None,
 ) -> Family:
     """Hold every head against every null, on the texts that nothing is chosen on.
@@ -191,7 +191,7 @@ def make_family(
 
 
 def _beside(
-    roles: Sequence[Role], seen: Closely, split: Split, count: Float[np.ndarray, " C"]
+    roles: Sequence[Role], seen: DetailedScores, split: Split, count: Float[np.ndarray, " C"]
 ) -> dict[str, Float[np.ndarray, " C"]]:
     """Mass and share per query, of relations."""
     relation = np.array([role.score != "entropy" for role in roles])[:, None]

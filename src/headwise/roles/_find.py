@@ -10,17 +10,16 @@ import pandas as pd
 from jaxtyping import Bool
 from torch import nn
 
-from headwise._shown import counted
+from headwise._display import counted
 from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import ArgumentError, InputError
-from headwise.heads import Head
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of
 from headwise.roles._evidence import FEWEST_TEXTS, Verdict, halves, judge, lift
-from headwise.roles._families import Contrast, Family, Rival, Split, make_family, rival
+from headwise.roles._families import Baseline, Contrast, Family, Split, make_family, rival
 from headwise.roles._nulls import Evidence, shuffled
 from headwise.roles._outcome import outcomes
 from headwise.roles._table import LEVEL, NULLS, Roles
-from headwise.roles.reading import Progress, Reader
+from headwise.roles.evaluation import Progress, Reader
 from headwise.roles.relations import (
     PROBED,
     Pairs,
@@ -34,6 +33,7 @@ from headwise.roles.relations import (
     token_roles,
     tokenize,
 )
+from headwise.tables import Head
 
 _SEQUENCES = 100  # of random tokens
 _FOREIGN = 0.5  # of the tokens unknown: no text of this model's language
@@ -49,7 +49,7 @@ def find_roles(
     relations: Mapping[str, Callable[[TokenText], Pairs]] | None = None,
     evidence: Evidence | None = None,
     max_tokens: int | None = None,
-    on_text: Progress | None = None,
+    on_progress: Progress | None = None,
 ) -> Roles:
     """Find out what each head does, with evidence that would stand up.
 
@@ -102,7 +102,7 @@ def find_roles(
         )
     question = _Question(tokenized, texts, evidence, _roles(tokenized, relations or {}))
     trials = [question.of_text(), *question.of_sequences(limit)]
-    families, heads, readings = _held_against(model, trials, evidence, on_text)
+    families, heads, readings = _held_against(model, trials, evidence, on_progress)
     verdicts = judge([family.scored for family in families], seed=evidence.seed)
     rows = pd.concat(
         [_rows(heads, *both) for both in zip(families, verdicts, strict=True)], ignore_index=True
@@ -139,11 +139,11 @@ class _Trial:
     contrast: str = ""
     apart: Reader | None = None
 
-    def contrasted(self, model: nn.Module, on_text: Progress | None) -> Contrast | None:
+    def contrasted(self, model: nn.Module, on_progress: Progress | None) -> Contrast | None:
         if self.apart is None:
             return None
         at = [self.reader.roles.index(role) for role in self.apart.roles]
-        return Contrast(self.contrast, at, self.apart.read(model, on_text))
+        return Contrast(self.contrast, at, self.apart.read(model, on_progress))
 
 
 @dataclass(frozen=True)
@@ -215,14 +215,14 @@ class _Question:
 
 
 def _held_against(
-    model: nn.Module, trials: Sequence[_Trial], evidence: Evidence, on_text: Progress | None
+    model: nn.Module, trials: Sequence[_Trial], evidence: Evidence, on_progress: Progress | None
 ) -> tuple[list[Family], tuple[Head, ...], str]:
     """The families of all trials, the heads, and how many readings that took."""
-    seen = [trial.reader.read_closely(model, on_text) for trial in trials]
-    contrasts = [trial.contrasted(model, on_text) for trial in trials]
-    rivals: dict[str, list[list[Rival]]] = {}
+    seen = [trial.reader.read_closely(model, on_progress) for trial in trials]
+    contrasts = [trial.contrasted(model, on_progress) for trial in trials]
+    rivals: dict[str, list[list[Baseline]]] = {}
     for name, other in evidence.models_like(model):
-        best = [rival(trial.reader.read(other, on_text), trial.split) for trial in trials]
+        best = [rival(trial.reader.read(other, on_progress), trial.split) for trial in trials]
         rivals.setdefault(name, []).append(best)
     families = [
         make_family(
@@ -230,7 +230,8 @@ def _held_against(
             own,
             trial.split,
             rivals={
-                name: Rival.strongest([best[at] for best in each]) for name, each in rivals.items()
+                name: Baseline.strongest([best[at] for best in each])
+                for name, each in rivals.items()
             },
             contrast=contrasts[at],
         )

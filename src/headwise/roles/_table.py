@@ -8,14 +8,22 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from headwise._shown import at_prompt, counted, printable
-from headwise._tablefile import numbers_of, read_saved, texts_of, write_table_file
+from headwise._display import at_prompt, counted, printable
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
-from headwise.heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.models import check_model, fingerprint
 from headwise.roles._outcome import none_found, outcomes, untested
-from headwise.roles.matter import WITHOUT, Behaviour, Effects, try_without
+from headwise.roles.effects import WITHOUT, Behaviour, Effects, try_without
+from headwise.tables import (
+    Head,
+    HeadLike,
+    HeadsLike,
+    numbers_of,
+    read_saved,
+    resolve_heads,
+    texts_of,
+    write_table_file,
+)
 
 SCHEMA = 1
 LEVEL = 0.05  # of the adjusted p
@@ -112,7 +120,7 @@ class Roles:
         *,
         heads: HeadsLike | None = None,
         seed: int = 0,
-        on_pass: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> "Roles":
         """What behaviours lose without heads: attending is not doing.
 
@@ -150,7 +158,7 @@ class Roles:
             sorted(resolve_heads(tried, known)),
             self._strongest,
             seed=seed,
-            on_pass=on_pass,
+            on_progress=on_progress,
         )
         return replace(self, rows=effects.beside(self.rows), effects=effects)
 

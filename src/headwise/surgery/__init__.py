@@ -1,6 +1,6 @@
 """Smaller models: which heads go, cutting them out, writing down what is left."""
 
-from headwise.surgery._decide import plan
+from headwise.surgery._choose_heads import plan
 from headwise.surgery._plan import LayerPlan, Plan, amount
 from headwise.surgery._prune import prune
 from headwise.surgery.grouping import GroupedLayer, Method, group_heads

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwise._json import build_from, read_object
-from headwise._shown import counted
+from headwise._display import counted
 from headwise.errors import HeadError
-from headwise.files import write_beside
-from headwise.heads import Head, HeadsLike, resolve_heads
+from headwise.files import build_from, read_object, write_beside
+from headwise.tables import Head, HeadsLike, resolve_heads
 
 FORMAT = "headwise-plan/1"
 

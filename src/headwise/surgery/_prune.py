@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.heads import HeadsLike
 from headwise.models import (
     Attention,
     around,
@@ -18,15 +17,15 @@ from headwise.models import (
     check_model,
     compose_heads,
     edit_heads,
-    example_of,
+    example_input,
     find_attentions,
-    find_shares,
+    find_ownership,
     fingerprint,
     heads_of,
     mean_heads,
     set_original_heads,
 )
-from headwise.surgery._answer import answer_of, difference
+from headwise.surgery._outputs import answer_of, difference
 from headwise.surgery._plan import Plan
 from headwise.surgery.cutting import (
     InPlaceOfTorch,
@@ -39,6 +38,7 @@ from headwise.surgery.cutting import (
     keep_heads,
     put_in_place,
 )
+from headwise.tables import HeadsLike
 
 
 def prune(
@@ -87,14 +87,14 @@ def prune(
     """
     outer, model = model, check_model("prune", model)
     batches = _checked(model, fold, reference)
-    batch = batches[0] if batches else example_of(model)
+    batch = batches[0] if batches else example_input(model)
     attentions = find_attentions(model, batch)
     plan = _fitting(plan, model, attentions)
     kept = _kept(plan, attentions)
     first = {a: stay for a, stay in kept.items() if a.nth == 0 and len(stay) < a.site.n_heads}
     small = put_in_place(deepcopy(model), [a.site.name for a in first if not a.called])
     parts = dict(zip(attentions, find_attentions(small, batch), strict=True))
-    shares = find_shares(small, [parts[a] for a in first], batch)
+    shares = find_ownership(small, [parts[a] for a in first], batch)
     bound = bound_to_biases(model, kept, batch)
     for attention, heads in first.items():
         part, own = parts[attention], shares[parts[attention]]

@@ -1,6 +1,6 @@
 """Watch the heads of a model while it runs; the answer stays equal to the last bit."""
 
-from headwise.watch._looks import Layer, TopKeys
+from headwise.watch._maps import Layer, TopKeys
 from headwise.watch._request import DEFAULT, Relation, Request
 from headwise.watch._watch import Watch, check_asked, observe
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Text
-from headwise.watch._places import NONE, Places
+from headwise.watch._positions import NONE, Positions
 from headwise.watch._request import Request
 
 TextPairs = Iterable[tuple[int, int]]
@@ -21,10 +21,10 @@ class _Known:
     """The answer for the texts of one forward pass, which all layers share."""
 
     forward_pass: int
-    places: Places
+    places: Positions
     columns: Columns
 
-    def holds(self, forward_pass: int, places: Places) -> bool:
+    def holds(self, forward_pass: int, places: Positions) -> bool:
         mine, same = self.places, self.forward_pass == forward_pass
         return same and all(
             one.shape == two.shape and torch.equal(one, two)
@@ -56,7 +56,7 @@ class Pairs:
             )
         self._given, self._given_for = pairs, forward_pass
 
-    def columns(self, places: Places, text: Text, forward_pass: int) -> Columns:
+    def columns(self, places: Positions, text: Text, forward_pass: int) -> Columns:
         """The keys of each query by name, as many columns as a query has keys at most.
 
         Across texts there are none: a relation is one within a text.
@@ -72,7 +72,7 @@ class Pairs:
             self._known = _Known(forward_pass, places, columns)
         return self._known.columns
 
-    def _from_relations(self, places: Places, text: Text) -> Columns:
+    def _from_relations(self, places: Positions, text: Text) -> Columns:
         relations = self._request.relations
         if not relations:
             return {}
@@ -89,7 +89,7 @@ class Pairs:
             for name, relation in relations.items()
         }
 
-    def _from_given(self, places: Places, forward_pass: int) -> Columns:
+    def _from_given(self, places: Positions, forward_pass: int) -> Columns:
         if self._request.pairs and self._given_for != forward_pass:
             raise ArgumentError(
                 f"observe: no pairs were given for forward pass {forward_pass}. "
@@ -107,7 +107,7 @@ class Pairs:
         }
 
 
-def _key_columns(places: Places) -> list[list[int]]:
+def _key_columns(places: Positions) -> list[list[int]]:
     """The columns of each text's keys, in order."""
     keys = places.keys
     index = keys.index.tolist()
@@ -115,7 +115,7 @@ def _key_columns(places: Places) -> list[list[int]]:
     return [index[row][start : start + length] for row, start, length in spans]
 
 
-def _query_columns(places: Places) -> dict[tuple[int, int], tuple[int, int]]:
+def _query_columns(places: Positions) -> dict[tuple[int, int], tuple[int, int]]:
     """Where the query of a text at a position is."""
     rows, columns = places.query_real.nonzero(as_tuple=True)
     number, at = places.asks[rows, columns], places.query_at[rows, columns]
@@ -123,7 +123,7 @@ def _query_columns(places: Places) -> dict[tuple[int, int], tuple[int, int]]:
     return dict(zip(asked, zip(rows.tolist(), columns.tolist(), strict=True), strict=True))
 
 
-def _placed(places: Places, told: str, pairs: Sequence[TextPairs]) -> Int[Tensor, "B T m"]:
+def _placed(places: Positions, told: str, pairs: Sequence[TextPairs]) -> Int[Tensor, "B T m"]:
     """Pairs of positions in each text as columns of keys."""
     keys, queries = _key_columns(places), _query_columns(places)
     found: dict[tuple[int, int], list[int]] = {}

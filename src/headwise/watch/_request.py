@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwise.errors import ArgumentError
-from headwise.table import STATISTICS
+from headwise.tables import STATISTICS
 
 # From the token ids of one text, without padding, to pairs of positions (query, key).
 Relation = Callable[[Sequence[int]], Iterable[tuple[int, int]]]
@@ -48,7 +48,7 @@ class Request:
     value) with a matrix of its own size. A relation is called once for each text.
 
     Attributes:
-        statistics: Names out of `headwise.table.STATISTICS`. By default all but participation
+        statistics: Names out of `headwise.tables.STATISTICS`. By default all but participation
             and output_norm.
         classes: Token ids by name.
         relations: Functions by name.

@@ -9,16 +9,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor, nn
 
+from headwise._display import counted
 from headwise._interrupts import reversible
-from headwise._shown import counted
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.heads import HeadLike
-from headwise.models import Site, check_model, fingerprint, listen, originals_of
-from headwise.table import HeadTable, Totals
-from headwise.watch._hearing import Hearing
-from headwise.watch._ledger import Ledger
-from headwise.watch._looks import Layer, Rows, TopKeys
+from headwise.models import Site, capture_calls, check_model, fingerprint, originals_of
+from headwise.tables import HeadLike, HeadTable, Totals
+from headwise.watch._accumulator import Accumulator
+from headwise.watch._maps import Layer, Rows, TopKeys
 from headwise.watch._pairs import TextPairs
+from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
 
 
@@ -80,7 +79,7 @@ def observe(
     watch = Watch(model, request or Request(), layers, every)
     hearing = watch.hearing
     answer = None if exact else hearing.answer
-    with hearing.inputs.follow(), listen(model, hearing.hear, answer) as hearing.running:
+    with hearing.inputs.follow(), capture_calls(model, hearing.hear, answer) as hearing.running:
         yield watch
 
 
@@ -111,7 +110,7 @@ class Watch:
     ) -> None:
         self._model, self._request = model, request
         self._layers = layers
-        self.hearing = Hearing(model, request, layers, every)
+        self.hearing = Recorder(model, request, layers, every)
 
     def __repr__(self) -> str:
         heard = len(self.hearing.found.all())
@@ -172,7 +171,7 @@ class Watch:
     def take(self) -> dict[Site, dict[str, Totals]]:
         """What was seen at each site since the last time; from here on it is seen anew."""
         taken = self.hearing.ledger.totals()
-        self.hearing.ledger = Ledger(self._request.per_text)
+        self.hearing.ledger = Accumulator(self._request.per_text)
         return taken
 
     def pairs(self, **pairs: Sequence[TextPairs]) -> None:

@@ -4,9 +4,9 @@ import os
 import re
 from typing import Any
 
-from headwise._json import parse_json
 from headwise.corpora._text import AnnotatedText, Arc, Mention, Span
 from headwise.corpora.readers._file import Fault, fault_at, lines_of, some, told_by
+from headwise.files import parse_json
 
 _JSONL = "read_jsonl"
 _ALIGNED = "read_aligned"

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import Attention, Counts, Share, count_heads, resize, set_count
+from headwise.models import Attention, HeadCounts, OwnershipMap, count_heads, resize, set_count
 
 # What modules call their counts; what they were and shall be decides which is meant.
 _OF_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
@@ -30,12 +30,12 @@ class Keep:
     kv_heads: tuple[int, ...]
 
     @property
-    def counts(self) -> Counts:
-        return Counts(len(self.heads), len(self.kv_heads))
+    def counts(self) -> HeadCounts:
+        return HeadCounts(len(self.heads), len(self.kv_heads))
 
 
 def choose(
-    attention: Attention, shares: Sequence[Share], heads: tuple[int, ...], expand: bool
+    attention: Attention, shares: Sequence[OwnershipMap], heads: tuple[int, ...], expand: bool
 ) -> Keep:
     """Which kv heads stay with these query heads.
 
@@ -60,7 +60,7 @@ def choose(
 
 
 @torch.no_grad()
-def cut(model: nn.Module, attention: Attention, shares: Sequence[Share], keep: Keep) -> None:
+def cut(model: nn.Module, attention: Attention, shares: Sequence[OwnershipMap], keep: Keep) -> None:
     """Cut everything out of a model, in place, that belongs to no head that is kept."""
     old = count_heads(attention, shares)
     width = attention.output.per_head.shape[1]
@@ -84,7 +84,7 @@ def fold_into_bias(model: nn.Module, attention: Attention, add: Float[Tensor, " 
     module.bias = nn.Parameter(new.to(weight).detach(), requires_grad=weight.requires_grad)
 
 
-def kept_indices(share: Share, old: Counts, keep: Keep) -> Int[Tensor, " m"]:
+def kept_indices(share: OwnershipMap, old: HeadCounts, keep: Keep) -> Int[Tensor, " m"]:
     """The indices that stay, in the order in which they shall stand."""
     heads, kv_heads = share.heads, share.kv_heads
     stays = (heads < 0) | torch.isin(heads, torch.tensor(keep.heads))
@@ -98,7 +98,7 @@ def kept_indices(share: Share, old: Counts, keep: Keep) -> Int[Tensor, " m"]:
 
 
 def _section(
-    share: Share, at: Int[Tensor, " n"], old: Counts, keep: Keep, stays: Tensor
+    share: OwnershipMap, at: Int[Tensor, " n"], old: HeadCounts, keep: Keep, stays: Tensor
 ) -> Int[Tensor, " m"]:
     """Of a run of indices of kv heads one after the other: as many as kv heads are kept."""
     kv_heads = share.kv_heads[at]
@@ -121,7 +121,7 @@ def _replace(module: nn.Module, name: str, weight: Tensor) -> None:
     resize(module)
 
 
-def _recount(module: nn.Module, old: Counts, new: Counts, width: int) -> None:
+def _recount(module: nn.Module, old: HeadCounts, new: HeadCounts, width: int) -> None:
     """Tell a module its new counts, where it knows them by a name of ours and had the old ones."""
     groups = old.heads // old.kv_heads, new.heads // new.kv_heads
     known = {

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
-from headwise.surgery.grouping._freedom import Freedom
+from headwise.surgery.grouping._symmetries import Symmetries
 
 # The least weight of a direction beside the mean one: so what is absorbed stays bounded.
 _FLOOR = 1e-6
@@ -55,7 +55,7 @@ class Fit:
         return (self.taken @ rows).sum(0)
 
 
-def fit(features: Features, freedom: Freedom) -> Fit:
+def fit(features: Features, freedom: Symmetries) -> Fit:
     """What loses least of all that heads can share when each may be mixed as it is free to be.
 
     For features that may be mixed in any way these are the leading directions of all heads
@@ -101,7 +101,7 @@ def _root(counts: Float[Tensor, "n F F"]) -> Float[Tensor, "n F F"]:
     return vectors * values.sqrt()[:, None] @ vectors.mT
 
 
-def _of_pairs(counts: Float[Tensor, "n D D"], freedom: Freedom) -> Float[Tensor, "n P"]:
+def _of_pairs(counts: Float[Tensor, "n D D"], freedom: Symmetries) -> Float[Tensor, "n P"]:
     own = counts.diagonal(dim1=1, dim2=2)[:, freedom.pairs].sum(-1)
     return (own / own.mean(0).clamp(min=1e-300)).clamp(min=_FLOOR).sqrt()
 
@@ -111,7 +111,9 @@ def _leading(products: Tensor, rank: int) -> Tensor:
     return torch.linalg.eigh(products).eigenvectors[..., -rank:]
 
 
-def _put(mixed: Float[Tensor, "n D D"], freedom: Freedom, factor: Complex[Tensor, "n P"]) -> None:
+def _put(
+    mixed: Float[Tensor, "n D D"], freedom: Symmetries, factor: Complex[Tensor, "n P"]
+) -> None:
     """Let pairs be multiplied by these, as complex numbers."""
     one, two = freedom.pairs.T
     mixed[:, one, one] = mixed[:, two, two] = factor.real

@@ -13,23 +13,23 @@ from headwise.models import (
     batches_of,
     check_model,
     compose_heads,
-    example_of,
+    example_input,
     find_attentions,
-    find_shares,
+    find_ownership,
     set_original_heads,
 )
-from headwise.surgery._answer import answer_of, difference
+from headwise.surgery._outputs import answer_of, difference
 from headwise.surgery._prune import refuse_packed
-from headwise.surgery.grouping._fewer import KvHeads
-from headwise.surgery.grouping._freedom import (
-    Freedom,
-    freedom_of_keys,
-    freedom_of_values,
-    none_free,
-)
+from headwise.surgery.grouping._config import KvHeads
+from headwise.surgery.grouping._covariance import input_roots
 from headwise.surgery.grouping._layer import Grouped, GroupedLayer, Source
-from headwise.surgery.grouping._moments import input_roots
 from headwise.surgery.grouping._rows import Layout, Trace, layout_of, traced
+from headwise.surgery.grouping._symmetries import (
+    Symmetries,
+    none_free,
+    symmetries_of_keys,
+    symmetries_of_values,
+)
 
 Method = Literal["fit", "mean"]
 
@@ -91,7 +91,7 @@ def group_heads(
     refuse_packed(model, "group_heads")
     now = KvHeads.of(model)
     batches = _checked(now, n_kv_heads, method, reference)
-    batch = batches[0] if batches else example_of(model)
+    batch = batches[0] if batches else example_input(model)
     sources = _sources(model, now, batch)
     roots = input_roots(model, {one.attention: one.layout for one in sources}, batches)
     small = deepcopy(model)
@@ -144,16 +144,16 @@ def _sources(model: nn.Module, now: KvHeads, batch: Any) -> list[Source]:
         free = {one: _freedoms(model, trace, layouts[one]) for one, trace in traces.items()}
     for one, layout in layouts.items():
         _check_layout(one, layout, now.number)
-    shares = find_shares(model, attentions, batch)
+    shares = find_ownership(model, attentions, batch)
     return [Source(one, layouts[one], *free[one], shares[one]) for one in attentions]
 
 
-def _freedoms(model: nn.Module, trace: Trace, layout: Layout) -> tuple[Freedom, Freedom]:
+def _freedoms(model: nn.Module, trace: Trace, layout: Layout) -> tuple[Symmetries, Symmetries]:
     """What may be done to keys and to values."""
     # Where they are clipped, mixing would change what is clipped, though perhaps not just now.
     if getattr(getattr(model, "config", None), "clip_qkv", None) is not None:
         return none_free(), none_free()
-    return freedom_of_keys(trace, layout), freedom_of_values(trace, layout)
+    return symmetries_of_keys(trace, layout), symmetries_of_values(trace, layout)
 
 
 def _layouts(small: nn.Module, n_kv_heads: int, batch: Any) -> list[Layout]:

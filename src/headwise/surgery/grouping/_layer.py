@@ -10,11 +10,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import Attention, OutputProjection, Share
+from headwise.models import Attention, OutputProjection, OwnershipMap
 from headwise.surgery.grouping._cluster import cluster, neighbors
 from headwise.surgery.grouping._fit import Features, Fit, fit
-from headwise.surgery.grouping._freedom import Freedom, none_free
 from headwise.surgery.grouping._rows import Layout, Rows
+from headwise.surgery.grouping._symmetries import Symmetries, none_free
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Source:
 
     attention: Attention
     layout: Layout
-    keys: Freedom
-    values: Freedom
-    shares: Sequence[Share]
+    keys: Symmetries
+    values: Symmetries
+    shares: Sequence[OwnershipMap]
 
     @property
     def group(self) -> int:
@@ -157,7 +157,7 @@ class Grouped:
             small.get_parameter(one.name).index_copy_(one.axis, torch.cat(own), moved)
 
 
-def _others(source: Source) -> list[Share]:
+def _others(source: Source) -> list[OwnershipMap]:
     """Weights with numbers for each head that make no queries, keys or values, such as sinks.
 
     Raises:
@@ -205,7 +205,7 @@ def _seen(
     return rows.read(model) if root is None else rows.read(model) @ root
 
 
-def _apart(features: Features, freedom: Freedom) -> Float64[np.ndarray, "n n"]:
+def _apart(features: Features, freedom: Symmetries) -> Float64[np.ndarray, "n n"]:
     """What each two heads lose by sharing, as a share of what all have."""
     n = len(features.counts)
     lost, whole = np.zeros((n, n)), 0.0

@@ -13,32 +13,31 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
-from headwise._json import build_from, read_object
-from headwise._shown import counted
+from headwise._display import counted
 from headwise.errors import ArgumentError
-from headwise.files import write_beside
-from headwise.heads import Head
+from headwise.files import build_from, read_object, write_beside
 from headwise.lab import MiniGPT
 from headwise.layer import MultiHeadAttention
 from headwise.models import (
     Attention,
-    Call,
-    Counts,
-    Share,
-    call_with,
+    AttentionCall,
+    HeadCounts,
+    OwnershipMap,
+    call_model,
+    capture_calls,
     check_model,
     count_heads,
-    example_of,
+    example_input,
     find_attentions,
-    find_shares,
+    find_ownership,
     fingerprint,
     heads_of,
     in_evaluation,
-    listen,
 )
 from headwise.surgery._plan import amount
 from headwise.surgery.cutting import put_in_place
 from headwise.surgery.pricing._seconds import measure_seconds
+from headwise.tables import Head
 
 FORMAT = "headwise-costs/1"
 
@@ -190,13 +189,13 @@ def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
             heads of the model cannot be cut out.
     """
     model = check_model("costs", model)
-    batch = example_of(model) if batch is None else batch
+    batch = example_input(model) if batch is None else batch
     attentions = find_attentions(model, batch)
     # Torch's own layers show nobody their heads; ours in their place cost the same.
     theirs = [one.site.name for one in attentions if not one.called]
     like = put_in_place(deepcopy(model), theirs) if theirs else model
     parts = find_attentions(like, batch) if theirs else attentions
-    shares = find_shares(like, parts, batch)
+    shares = find_ownership(like, parts, batch)
     counts = {one: count_heads(one, shares[one]) for one in parts}
     rows = [
         row
@@ -238,7 +237,11 @@ class _Sizes:
 
 
 def _rows(
-    model: nn.Module, attention: Attention, counts: Counts, shares: Sequence[Share], sizes: _Sizes
+    model: nn.Module,
+    attention: Attention,
+    counts: HeadCounts,
+    shares: Sequence[OwnershipMap],
+    sizes: _Sizes,
 ) -> Iterator[tuple[float, ...]]:
     """The columns of each head of an attention."""
     # Layers that share their weights have them once, and work with them each.
@@ -255,20 +258,22 @@ def _rows(
         yield kv_head, once * own, once * shared, *work, cache
 
 
-def _held(model: nn.Module, shares: Sequence[Share], head: int, kv_head: int) -> tuple[int, int]:
+def _held(
+    model: nn.Module, shares: Sequence[OwnershipMap], head: int, kv_head: int
+) -> tuple[int, int]:
     """How many numbers of weights are a head's own, and its kv head's."""
     own = sum(_entries(model, one, one.heads == head) for one in shares)
     of_kv = [(one, (one.kv_heads == kv_head) & (one.heads < 0)) for one in shares]
     return own, sum(_entries(model, one, chosen) for one, chosen in of_kv)
 
 
-def _entries(model: nn.Module, share: Share, chosen: Tensor) -> int:
+def _entries(model: nn.Module, share: OwnershipMap, chosen: Tensor) -> int:
     """How many numbers of a weight lie at the chosen indices of its axis."""
     weight = model.get_parameter(share.name)
     return int(chosen.sum()) * weight.numel() // weight.shape[share.axis]
 
 
-def _is_parameter(model: nn.Module, share: Share) -> bool:
+def _is_parameter(model: nn.Module, share: OwnershipMap) -> bool:
     return share.name in dict(model.named_parameters(remove_duplicate=False))
 
 
@@ -276,13 +281,13 @@ def _is_parameter(model: nn.Module, share: Share) -> bool:
 def _sizes(
     model: nn.Module,
     attentions: Sequence[Attention],
-    counts: Mapping[Attention, Counts],
+    counts: Mapping[Attention, HeadCounts],
     batch: Any,
 ) -> list[_Sizes]:
     """The sizes of the call of each attention."""
-    heard: list[Call] = []
-    with in_evaluation(model), listen(model, heard.append):
-        output = call_with(model, batch)
+    heard: list[AttentionCall] = []
+    with in_evaluation(model), capture_calls(model, heard.append):
+        output = call_model(model, batch)
     cache = getattr(output, "past_key_values", None)
     keeps = cache is not None if hasattr(model, "config") else isinstance(model, _WITH_CACHE)
     layers = getattr(cache, "layers", [])

@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Float64
 from torch import nn
 
-from headwise.heads import Head
 from headwise.models import Attention
 from headwise.surgery._prune import prune
 from headwise.surgery.pricing._time import time_passes
+from headwise.tables import Head
 
 # Smaller models that keep these shares of the heads of every layer are timed beside the model.
 _SHARES = (0.75, 0.5, 0.25)

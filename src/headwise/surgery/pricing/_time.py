@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from headwise._interrupts import reversible
-from headwise.models import Attention, call_with, find_attentions, hooked, in_evaluation
+from headwise.models import Attention, call_model, find_attentions, hooked, in_evaluation
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,10 @@ def time_passes(
     with in_evaluation(*models):
         for at, model in (passes + 1) * [*enumerate(models)]:
             started = now(model)
-            call_with(model, batch)
+            call_model(model, batch)
             whole[at].append(now(model) - started)
             with _clocks(model, found[at], partial(now, model)) as times:
-                call_with(model, batch)
+                call_model(model, batch)
             blocks[at].append(times)
     # The first pass also sets things up.
     return [

@@ -5,8 +5,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from headwise.errors import OutputError
-from headwise.models import Reader, answer_afresh, encode_sentences, example_of
-from headwise.surgery._answer import answer_of, difference
+from headwise.models import Reader, answer_in_fresh_process, encode_sentences, example_input
+from headwise.surgery._outputs import answer_of, difference
 
 
 def check_fresh(reader: Reader, folder: Path, model: nn.Module) -> None:
@@ -15,8 +15,8 @@ def check_fresh(reader: Reader, folder: Path, model: nn.Module) -> None:
     Raises:
         OutputError: it cannot be opened there, or answers something else.
     """
-    batch = example_of(model)
-    _compare(model, answer_afresh(reader, folder, batch), answer_of(model, batch))
+    batch = example_input(model)
+    _compare(model, answer_in_fresh_process(reader, folder, batch), answer_of(model, batch))
 
 
 def check_encoding(folder: Path, model: nn.Module) -> None:
@@ -25,7 +25,9 @@ def check_encoding(folder: Path, model: nn.Module) -> None:
     Raises:
         OutputError: it cannot be opened there, or gives other vectors than `model`.
     """
-    _compare(model, answer_afresh("sentence-transformers", folder), [encode_sentences(model)])
+    _compare(
+        model, answer_in_fresh_process("sentence-transformers", folder), [encode_sentences(model)]
+    )
 
 
 def _compare(model: nn.Module, found: list[Tensor] | str, answer: list[Tensor]) -> None:

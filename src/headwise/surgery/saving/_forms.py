@@ -14,7 +14,7 @@ from headwise.layer import MultiHeadAttention
 from headwise.models import (
     ORIGINAL,
     as_stock,
-    describe_smaller,
+    describe_changes,
     differences_of,
     original_heads,
     write_layer,
@@ -39,7 +39,7 @@ def form_of(format: Format, model: nn.Module) -> nn.Module:
                 f"format={format!r}. Choose 'headwise'."
             )
         return model
-    if describe_smaller(model) is None or format not in ("stock", "padded"):
+    if describe_changes(model) is None or format not in ("stock", "padded"):
         return model
     return as_stock(model) if format == "stock" else as_padded(model)
 
@@ -72,7 +72,7 @@ def write_as(format: Format, model: nn.Module, folder: Path) -> None:
     if isinstance(model, MultiHeadAttention):
         write_layer(model, folder)
         return
-    about = describe_smaller(model)
+    about = describe_changes(model)
     if about is not None and format == "remote-code":
         write_remote(model, about, folder)
     else:

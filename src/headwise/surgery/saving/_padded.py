@@ -10,14 +10,14 @@ from headwise.errors import UnsupportedError
 from headwise.models import (
     ORIGINAL,
     Attention,
-    Counts,
+    HeadCounts,
+    OwnershipMap,
     OwnHeads,
-    Share,
     compose_heads,
     count_heads,
-    example_of,
+    example_input,
     find_attentions,
-    find_shares,
+    find_ownership,
     original_heads,
     rebuild,
 )
@@ -39,10 +39,10 @@ def as_padded(model: nn.Module) -> nn.Module:
     config: Any = model.config
     with torch.random.fork_rng():  # its weights are drawn, and matter to nobody
         full = cls(config).to(next(model.parameters()).device)
-    batch = example_of(model)
+    batch = example_input(model)
     weights = {name: x.detach() for name, x in model.state_dict().items()}
     theirs = find_attentions(full, batch)
-    shares = find_shares(full, theirs, batch)
+    shares = find_ownership(full, theirs, batch)
     heads: dict[nn.Module, Sequence[int]] = {}
     layers: dict[tuple[str, int], list[int | None]] = {}
     for own, other in zip(find_attentions(model, batch), theirs, strict=True):
@@ -67,7 +67,7 @@ def as_padded(model: nn.Module) -> nn.Module:
 
 
 def _spread(
-    weights: Mapping[str, Tensor], own: Attention, other: Attention, shares: Sequence[Share]
+    weights: Mapping[str, Tensor], own: Attention, other: Attention, shares: Sequence[OwnershipMap]
 ) -> tuple[dict[str, Tensor], tuple[int, ...]]:
     """The weights of an attention at their places in the larger one: `cut`, run backwards.
 
@@ -92,7 +92,7 @@ def _spread(
     )
 
 
-def _ways(own: Attention, counts: Counts) -> Iterator[Keep]:
+def _ways(own: Attention, counts: HeadCounts) -> Iterator[Keep]:
     """The ways in which heads can stand in a larger attention: where they must, or in groups."""
     bound, n_heads = OwnHeads.on(own.module), own.site.n_heads
     if bound is not None:
@@ -106,7 +106,7 @@ def _ways(own: Attention, counts: Counts) -> Iterator[Keep]:
             yield Keep(tuple(heads), tuple(range(kv_heads)))
 
 
-def _put(weight: Tensor, share: Share, at: Tensor) -> Tensor:
+def _put(weight: Tensor, share: OwnershipMap, at: Tensor) -> Tensor:
     shape = list(weight.shape)
     shape[share.axis] = len(share.heads)
     return weight.new_zeros(shape).index_copy(share.axis, at.to(weight.device), weight)

@@ -1,0 +1,13 @@
+"""Files: written whole or not at all, and one reader of JSON."""
+
+from headwise.files._atomic import folder_beside, write_beside
+from headwise.files._json import build_from, parse_json, read_json, read_object
+
+__all__ = [
+    "build_from",
+    "folder_beside",
+    "parse_json",
+    "read_json",
+    "read_object",
+    "write_beside",
+]

@@ -1,0 +1,5 @@
+"""Hugging Face models, heard at their attention interface."""
+
+from headwise.models.capture.huggingface._interface import capture_interface
+
+__all__ = ["capture_interface"]

@@ -1,0 +1,205 @@
+"""Open a model by folder or hub name: safetensors and JSON only, never a pickle, no remote code."""
+
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from headwise._display import counted
+from headwise._size_limits import limit_model_size
+from headwise.errors import HeadwiseError, InputError
+from headwise.lab import read_model, read_tokenizer
+from headwise.models.checkpoints import (
+    ORIGINAL,
+    apply_changes,
+    changed_class,
+    read_changes,
+    read_layer,
+    read_original,
+)
+from headwise.models.open._folder_checks import check_folder, check_tokenizer_class
+from headwise.models.open._hub_checks import fetch, fetched
+
+# As the hub allows them: an owner and a slash may stand before the name.
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+def load(
+    source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> nn.Module:
+    """Open a model, ready to be watched: in evaluation mode, with all its weights.
+
+    Only JSON and safetensors are read, and only files that the folder or the name holds: an index
+    of shards that names a pickle or a file elsewhere is refused. Links in a folder are followed,
+    as in the cache of the hub. No code is run: neither code beside the weights, nor kernels of the
+    hub that a configuration names. Adapters (`adapter_config.json`) are refused, not applied. A
+    configuration that describes a far larger model than its weight files hold is refused before
+    anything of that size is allocated.
+
+    Args:
+        source: A folder of this library or of Hugging Face, or a name on its hub.
+        device: Where to put it.
+        dtype: The dtype of its weights. None keeps the one they were saved in.
+    Raises:
+        InputError: there is no such folder or name, or weights are missing, broken, pickled,
+            elsewhere, adapters, or not of the size that the configuration says.
+    """
+    folder = _folder(source)
+    model: nn.Module
+    smaller = None if folder is None else read_changes(folder)
+    if folder is not None and smaller is not None:
+        model = _from_hugging_face(source, folder, changed_class(smaller, folder))
+        model.__class__ = type(model).__mro__[1]  # it was made to begin with, and is no more needed
+    elif folder is not None and (layer := read_layer(folder)) is not None:
+        model = layer
+    elif folder is not None and (folder / "headwise.json").is_file():
+        model = read_model(folder, apply_changes)
+    else:
+        if folder is None:
+            _refuse_out_of_reach(str(source))
+        model = _from_hugging_face(source, folder)
+    return model.to(device=device, dtype=dtype).eval()
+
+
+def load_tokenizer(source: str | Path) -> Any:
+    """The tokenizer that belongs to a model.
+
+    Raises:
+        InputError: there is none.
+    """
+    folder = _folder(source)
+    own = folder is not None and (folder / "headwise.json").is_file()
+    if folder is not None and own and read_changes(folder) is None:
+        return read_tokenizer(folder)
+    from transformers import AutoTokenizer
+
+    try:
+        place = folder
+        for name in () if folder else ("tokenizer_config.json", "config.json"):
+            place = path.parent if (path := fetched(str(source), name)) else place
+        if place is not None:
+            check_tokenizer_class(place)
+        return AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+    except HeadwiseError:
+        raise
+    except Exception as error:  # transformers raises anything from OSError to TypeError here
+        raise InputError(
+            f"load_tokenizer: {source} has no tokenizer that can be opened ({_line(error)}). "
+            f"Save the tokenizer beside the model."
+        ) from error
+
+
+def _folder(source: str | Path) -> Path | None:
+    """The folder that is meant, or None for a hub name."""
+    path, name = Path(source), str(source)
+    if "\0" in name or not name.strip():
+        raise InputError(f"load: {name!r} is not a folder. Give a model's folder or a hub name.")
+    if path.is_dir():
+        if not any((path / name).is_file() for name in ("headwise.json", "config.json")):
+            raise InputError(
+                f"load: {path} holds neither headwise.json nor config.json. Give a model's folder."
+            )
+        _refuse_pickles(path)
+        return path
+    if path.exists() or not _HUB_NAME.fullmatch(name):
+        raise InputError(f"load: {path} is not a folder. Give a model's folder or a hub name.")
+    return None
+
+
+def _refuse_pickles(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        raise InputError(
+            f"load: {folder} has only {pickles[0]}, a pickle, and pickles can run code. "
+            f"Convert it to model.safetensors."
+        )
+    raise InputError(f"load: {folder} has no .safetensors file. Give a folder with weights.")
+
+
+def _refuse_out_of_reach(name: str) -> None:
+    """Ask the hub once: where there is none, its client tries for half a minute."""
+    import huggingface_hub as hub
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    known = isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
+    if known or hub.is_offline_mode():
+        return
+    try:
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=10)
+    except Exception as error:  # of whichever HTTP library it uses
+        answered = isinstance(error, HfHubHTTPError)
+        if answered and not isinstance(error, RepositoryNotFoundError):
+            return  # it is there and busy, or wants a token: its client knows what to do
+        raise InputError(
+            f"load: {name} is neither a folder here nor a hub model in reach ({_line(error)}). "
+            f"Give a model's folder or a hub name."
+        ) from error
+
+
+def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None) -> nn.Module:
+    try:
+        place = folder or fetch(str(source))
+        limit = nullcontext() if place is None else limit_model_size(check_folder(place), source)
+        # What was checked is opened, and nothing that came to the hub since.
+        pinned = {} if folder or place is None else {"revision": place.name}
+        cls = cls or _model_class(str(source), **pinned)
+        with limit:
+            model, report = cls.from_pretrained(
+                str(source),
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **pinned,
+            )
+    except HeadwiseError:
+        raise
+    except Exception as error:  # transformers raises anything from OSError to KeyError here
+        raise InputError(f"load: {source} {_why_not(error, folder)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise InputError(
+            f"load: {source} lacks {counted(len(missing), 'weight')} of {cls.__name__}, such as "
+            f"{missing[0]}. "
+            f"Give the whole checkpoint."
+        )
+    read_original(getattr(model.config, ORIGINAL, None), str(source))
+    return model
+
+
+def _why_not(error: Exception, folder: Path | None) -> str:
+    """Why a model cannot be opened, and what to do."""
+    line = _line(error)
+    if isinstance(error, SafetensorError):
+        return f"has weights that are broken or cut short ({line}). Copy or save it again."
+    if "ignore_mismatched_sizes" in str(error):  # and which they are stands in a log
+        return (
+            "cannot be opened: its weights have other sizes than its configuration says. A model "
+            "that heads were cut out of is written by headwise.save."
+        )
+    where = "cannot be opened" if folder else "is neither a folder here nor a hub model in reach"
+    return f"{where} ({line}). Give a model's folder or a hub name."
+
+
+def _model_class(source: str, **pinned: str) -> Any:
+    """The class that the checkpoint names, when transformers itself has it."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, **pinned)
+    for name in config.architectures or ():
+        cls = getattr(transformers, name, None)
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
+            return cls
+    return transformers.AutoModel
+
+
+def _line(error: Exception) -> str:
+    """The first line of a message, short enough to stand in one of ours."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rstrip(" .")[:160]

@@ -1,0 +1,121 @@
+"""Change what heads give, on their way into the output projection that mixes them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headwise._interrupts import reversible
+from headwise.errors import UnsupportedError
+from headwise.models._hooks import Hooks
+from headwise.models.capture import InputTracker
+from headwise.models.capture._stacks import Stacks
+from headwise.models.capture._torch_calls import ordinary_path
+from headwise.models.ownership._attention import Attention
+
+# From an attention and what its heads give, `[B, T, H, Dv]`, to what they shall give.
+Edit = Callable[[Attention, Tensor], Tensor]
+
+
+@reversible
+def edit_heads(
+    model: nn.Module, attentions: Sequence[Attention], edit: Edit
+) -> Iterator[InputTracker]:
+    """Let `edit` change what heads give while the block runs.
+
+    An edit that gives back what it was given leaves the answer equal to the last bit; under
+    `nn.MultiheadAttention`, which never calls its output projection, equal to that of its
+    ordinary path. Gradients pass through. Nothing is left on the model, also after an exception.
+
+    Args:
+        attentions: All of the model, as `find_attentions` gives them.
+    Yields:
+        The text that the model is reading.
+    Raises:
+        UnsupportedError: layers that share their weights run again in a backward pass.
+    """
+    with ExitStack() as stack:
+        inputs = stack.enter_context(InputTracker(model, Stacks(model).roots).follow())
+        for module in {attention.module: None for attention in attentions}:
+            calls = [attention for attention in attentions if attention.module is module]
+            put = _before_projection if calls[0].called else _around_torch_layer
+            stack.enter_context(put(calls[0], _Turns(calls, inputs), edit))
+        stack.enter_context(ordinary_path(model))
+        yield inputs
+
+
+class _Turns:
+    """Which of the attentions that share a module is running: they take turns in each pass."""
+
+    def __init__(self, calls: list[Attention], inputs: InputTracker) -> None:
+        self._calls, self._inputs = calls, inputs
+        self._next, self._pass = 0, -1
+
+    def take(self) -> Attention:
+        if len(self._calls) == 1:
+            return self._calls[0]
+        if torch._C._current_graph_task_id() != -1 and not self._inputs.inside:
+            raise UnsupportedError(
+                f"heads: {self._calls[0].site.name} is shared by {len(self._calls)} layers, and in "
+                f"a backward pass it cannot be told whose turn it is. Turn checkpointing off."
+            )
+        if self._inputs.passes != self._pass:
+            self._next, self._pass = 0, self._inputs.passes
+        self._next += 1
+        return self._calls[(self._next - 1) % len(self._calls)]
+
+
+@reversible
+def _before_projection(first: Attention, turns: _Turns, edit: Edit) -> Iterator[None]:
+    n_heads = first.site.n_heads
+
+    def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        heads = args[0].unflatten(-1, (n_heads, -1))
+        edited = edit(turns.take(), heads)
+        return args if edited is heads else (edited.flatten(-2), *args[1:])
+
+    with Hooks() as hooks:
+        hooks.before(first.output.module, enter)
+        yield
+
+
+@reversible
+def _around_torch_layer(first: Attention, turns: _Turns, edit: Edit) -> Iterator[None]:
+    """Torch's layer reads the weight of its projection without calling it.
+
+    While it runs it is given the identity for a projection, so that it gives its heads as they
+    are; its own projection follows, in the layout in which it computes it itself.
+    """
+    layer, projection = first.module, first.output.module
+    weight, bias = first.output.weight, first.output.bias
+
+    def enter(*_: Any) -> None:
+        identity = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+        layer._modules["out_proj"] = SimpleNamespace(weight=identity, bias=None)  # type: ignore[assignment]
+
+    def leave(module: nn.Module, args: Any, output: Any) -> Any:
+        layer._modules["out_proj"] = projection
+        if output is None:  # an exception is on its way
+            return None
+        joined = output[0]
+        first_batch = joined.ndim == 3 and not getattr(layer, "batch_first", False)
+        heads = joined.unflatten(-1, (first.site.n_heads, -1))
+        heads = heads.transpose(0, 1) if first_batch else heads
+        heads = heads if heads.ndim == 4 else heads[None]
+        edited = edit(turns.take(), heads).flatten(2).transpose(0, 1)  # T B d_model
+        out = F.linear(edited.flatten(0, 1), weight, bias).view(edited.shape)
+        if joined.ndim == 2:
+            out = out[:, 0]
+        elif not first_batch:
+            out = out.transpose(0, 1)
+        return out, *output[1:]
+
+    with Hooks() as hooks:
+        hooks.callback(layer._modules.__setitem__, "out_proj", projection)
+        hooks.before(layer, enter)
+        hooks.after(layer, leave, always_call=True)
+        yield

@@ -1,0 +1,102 @@
+"""The output projection of an attention: where heads are mixed, and which inputs are whose."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headwise.models.capture import Site
+
+# What models call it, beside their other projections or, as BERT and its kin, a module above.
+_NAMES = (
+    "o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "wo",
+    "proj", "to_out.0", "to_out", "projection", "proj_out", "output_proj", "linear_out",
+)  # fmt: skip
+_NAMES_ABOVE = ("output.dense", "out_proj")
+
+
+@dataclass(frozen=True)
+class OutputProjection:
+    """The linear map that mixes the heads of one attention.
+
+    Attributes:
+        name: Its qualified name in the model.
+        module: An `nn.Linear`, or a `Conv1D` of transformers, whose weight lies the other way.
+        n_heads: How many heads share its inputs, `v_head_dim` neighbors each.
+    """
+
+    name: str
+    module: nn.Module
+    n_heads: int
+
+    @property
+    def in_axis(self) -> int:
+        """The axis of the weight that its inputs lie along."""
+        return 0 if is_transposed(self.module) else 1
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self.module.get_parameter("weight")
+        return weight
+
+    @property
+    def bias(self) -> Float[Tensor, " d_model"] | None:
+        bias: Tensor | None = getattr(self.module, "bias", None)
+        return bias
+
+    @property
+    def per_head(self) -> Float[Tensor, "H Dv d_model"]:
+        """The part of each head: `heads_h @ per_head[h]` is what head `h` adds to the output.
+
+        A view: what is written into it is written into the model.
+        """
+        weight = self.weight if self.in_axis == 0 else self.weight.T
+        return weight.view(self.n_heads, -1, weight.shape[1])
+
+
+def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
+    """The output projection of a site, found by name; None where there is none to be found.
+
+    None as well where the module computes more than a linear map of its weight: under an
+    adapter or packed by quantisation.
+    """
+    above = site.name.rpartition(".")[0]
+    places = [(site.name, name) for name in _NAMES] + [(above, name) for name in _NAMES_ABOVE]
+    for place in places:
+        name = ".".join(part for part in place if part)
+        module = _submodule(model, name)
+        if module is not None:
+            fits = is_linear(module) and _inputs(module) % site.n_heads == 0
+            return OutputProjection(name, module, site.n_heads) if fits else None
+    return None
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies with its weight and adds its bias, and that is all."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
+        return False
+    if is_transposed(module):
+        return True
+    # Packed weights have another shape than the module tells.
+    return isinstance(module, nn.Linear) and weight.shape == (
+        module.out_features,
+        module.in_features,
+    )
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether the weight is `[in, out]`, as in the Conv1D of transformers."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def _inputs(module: nn.Module) -> int:
+    weight = module.get_parameter("weight")
+    return int(weight.shape[0 if is_transposed(module) else 1])
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None

@@ -1,0 +1,105 @@
+"""What a model reads in a study: texts, or pairs of them for an encoder-decoder, watched."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.corpora import list_pairs, list_texts
+from headwise.errors import ArgumentError
+from headwise.models import (
+    Piece,
+    beginning_of,
+    inputs_of,
+    reads_two_texts,
+    text_alone,
+    token_strings,
+)
+from headwise.report._study import Sample
+from headwise.tables import HeadTable
+from headwise.watch import Request, observe
+
+# Texts that the model reads at once.
+_BATCH = 16
+# A map is read by eye: this many tokens at most, in this many samples.
+_MAP_TOKENS = 24
+_SAMPLES = 3
+
+Progress = Callable[[int, int], None]
+Pair = tuple[str, str | None]
+
+
+def pairs_for(model: nn.Module, texts: Any, targets: Any) -> list[Pair]:
+    """Each text, with its target for an encoder-decoder.
+
+    Raises:
+        ArgumentError: targets for a model that reads one text, or something is not a text.
+        InputError: the texts hold no token.
+    """
+    if reads_two_texts(model):
+        return [*list_pairs("study", texts, targets)]
+    if targets is not None:
+        raise ArgumentError(
+            f"study: targets are for an encoder-decoder, and {type(model).__name__} reads one "
+            f"text. Leave them out."
+        )
+    return [(text, None) for text in list_texts("study", texts)]
+
+
+def sizes_of(pairs: Sequence[Pair], pieces: Sequence[Piece], own: bool) -> dict[str, str | int]:
+    """How much text there is; a text that was cut counts once.
+
+    Args:
+        own: Whether each text is its own target.
+    """
+    sizes: dict[str, str | int] = {"texts": len(pairs)}
+    if len(pieces) > len(pairs):
+        sizes["pieces of texts"] = len(pieces)
+    sizes["tokens"] = sum(len(piece.source) for piece in pieces)
+    sizes["longest piece"] = max(len(piece.source) for piece in pieces)
+    if pieces[0].decoder:
+        sizes["targets"] = "the texts themselves" if own else "texts of their own"
+        sizes["tokens of targets"] = sum(len(piece.decoder) for piece in pieces)
+    return sizes
+
+
+def watch_pieces(
+    model: nn.Module, pieces: Sequence[Piece], request: Request, on_progress: Progress | None
+) -> HeadTable:
+    """The statistics of every head over all pieces."""
+    with observe(model, request) as watch:
+        _read(model, pieces, on_progress)
+        return watch.table()
+
+
+def sample_maps(model: nn.Module, tokenizer: Any, pairs: Sequence[Pair]) -> tuple[Sample, ...]:
+    """Maps of the beginnings of a few texts, spread over all of them."""
+    step = max(1, len(pairs) // _SAMPLES)
+    stripped = [
+        (text.strip(), None if target is None else target.strip())
+        for text, target in pairs[::step][:_SAMPLES]
+    ]
+    pieces = [beginning_of(tokenizer, pair, model, _MAP_TOKENS) for pair in stripped]
+    return tuple(_sample(model, tokenizer, piece) for piece in pieces if piece is not None)
+
+
+@torch.no_grad()
+def _sample(model: nn.Module, tokenizer: Any, piece: Piece) -> Sample:
+    with observe(model, Request(statistics=(), maps=True)) as watch:
+        _read(model, [piece])
+        heads = [head for site in watch.sites() for head in site.heads()]
+        weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}
+    source, target = (token_strings(tokenizer, ids) for ids in (piece.source, piece.decoder))
+    return Sample(source, weights, target)
+
+
+@torch.no_grad()
+def _read(model: nn.Module, pieces: Sequence[Piece], on_progress: Progress | None = None) -> None:
+    done = 0
+    for batch in inputs_of(pieces, _BATCH, next(model.parameters()).device):
+        with text_alone("study", model):
+            model(**batch)
+        done += len(batch["input_ids"])
+        if on_progress is not None:
+            on_progress(done, len(pieces))

@@ -1,0 +1,23 @@
+"""How much each head matters to what a model should go on doing."""
+
+from headwise.scoring._batches import BatchesLike, paired, read_batches
+from headwise.scoring._curves import prune_curves
+from headwise.scoring._importance import importance
+from headwise.scoring._loss import Loss, embedding, find_loss
+from headwise.scoring._task_score import Inputs, Score
+from headwise.scoring.methods import RESUMABLE, Gates
+
+__all__ = [
+    "RESUMABLE",
+    "BatchesLike",
+    "Gates",
+    "Inputs",
+    "Loss",
+    "Score",
+    "embedding",
+    "find_loss",
+    "importance",
+    "paired",
+    "prune_curves",
+    "read_batches",
+]

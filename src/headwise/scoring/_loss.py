@@ -1,0 +1,226 @@
+"""What a model should go on doing, as one number for each text."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, ShapeError
+from headwise.lab import MiniGPT
+from headwise.models import is_sentence_transformer, sentence_embedding
+from headwise.scoring._task_score import Inputs, Score, label_score
+
+PerText = Float[Tensor, " B"]
+Pooling = Literal["mean", "first", "last"]
+
+_IGNORED = -100  # what Hugging Face writes where a token has no label
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of each text, made from what the model gave for a batch.
+
+    Attributes:
+        name: What tables and plots call it.
+        of: Makes the loss of each text from the output of the model and the batch; or, of a
+            loss that compares, the embedding of each text, a vector of length 1.
+        compares: Whether the loss is 1 − cosine to the embedding of the full model. Such a loss
+            is least, so flat, at the full model.
+        score: The score of the task that goes with it, which curves show too.
+    """
+
+    name: str
+    of: Callable[[Any, Inputs], Tensor]
+    compares: bool = False
+    score: Score | None = None
+
+    def per_text(self, output: Any, batch: Inputs, full: Tensor | None = None) -> PerText:
+        """The loss of each text of a batch.
+
+        Args:
+            full: What `of` made of the full model, for a loss that compares.
+        Raises:
+            ShapeError: the loss is not one number for each text.
+        """
+        losses = self.of(output, batch)
+        if not isinstance(losses, Tensor):
+            raise ShapeError(
+                f"loss {self.name}: it gives a {type(losses).__name__}. Give a tensor of one "
+                f"number for each text."
+            )
+        if full is not None:
+            losses = 1 - (losses * full).sum(-1)
+        if losses.shape != (texts_in(batch),):
+            raise ShapeError(
+                f"loss {self.name}: shape {tuple(losses.shape)} for {texts_in(batch)} texts. "
+                f"Give one number for each text."
+            )
+        return losses
+
+
+def texts_in(batch: Inputs) -> int:
+    """How many texts a batch holds: the length of its first tensor.
+
+    Raises:
+        ArgumentError: there is no tensor in it.
+    """
+    for value in batch.values():
+        if isinstance(value, Tensor) and value.ndim:
+            return len(value)
+    raise ArgumentError(
+        f"batch: no tensor in {sorted(batch)}. Give the model's inputs by name, such as input_ids."
+    )
+
+
+def embedding(pooling: Pooling = "mean") -> Loss:
+    """How far the embedding of a text turns away from the full model's: 1 − cosine.
+
+    Args:
+        pooling: What makes one vector of the last layer's: the mean over the tokens of the
+            text, its first token or its last.
+    Raises:
+        ArgumentError: `pooling` is another.
+    """
+    if pooling not in ("mean", "first", "last"):
+        raise ArgumentError(f"embedding: pooling={pooling!r}. Give 'mean', 'first' or 'last'.")
+    name = "embedding" if pooling == "mean" else f"embedding ({pooling} token)"
+    return Loss(name, partial(_embeddings, pooling), compares=True)
+
+
+def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
+    """The loss that is meant, or the one that goes with the model's class.
+
+    Args:
+        loss: A loss, the name of one, a function of output and batch, or None for the class's.
+    Raises:
+        ArgumentError: there is no loss of this name, or none that goes with the class.
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if callable(loss):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        return Loss(name, loss)
+    if is_sentence_transformer(model) and loss in (None, "embedding"):
+        return Loss("embedding", partial(_sentence_vectors, model), compares=True)
+    name = _name_for(model, batch) if loss is None else loss
+    if name not in _LOSSES:
+        raise ArgumentError(f"loss: {name!r} is none of {', '.join(_LOSSES)}. Give one of them.")
+    made = _LOSSES[name]()
+    if name == "label" and "labels" in batch:
+        return replace(made, score=label_score(batch["labels"]))
+    return made
+
+
+def _name_for(model: nn.Module, batch: Inputs) -> str:
+    kind = type(model).__name__
+    if isinstance(model, MiniGPT) or kind.endswith(_CAUSAL):
+        return "lm"
+    if kind.endswith("ForMaskedLM"):
+        return "masked-lm"
+    if "labels" in batch:
+        return "label"
+    if kind.endswith("Model"):
+        return "embedding"
+    raise ArgumentError(
+        f"loss: no loss goes with {kind} and inputs {', '.join(batch)}. Add labels, or give loss=: "
+        f"{', '.join(_LOSSES)}, or a function of the output and the batch."
+    )
+
+
+def _lm(output: Any, batch: Inputs) -> Tensor:
+    """Nats per predicted token, its mean over each text."""
+    if "input_ids" not in batch:
+        raise ArgumentError(
+            f"loss lm: the batch has {', '.join(batch)}, no input_ids to predict. Add them, or "
+            f"give another loss=."
+        )
+    ids = batch["input_ids"]
+    real = batch.get("attention_mask", torch.ones_like(ids)).bool()
+    # What pads the left side predicts nothing.
+    labels = batch.get("labels", ids)[:, 1:].masked_fill(~(real[:, 1:] & real[:, :-1]), _IGNORED)
+    return _token_loss(_logits(output)[:, :-1], labels, "lm")
+
+
+def _masked_lm(output: Any, batch: Inputs) -> Tensor:
+    """Nats per hidden token, its mean over each text."""
+    return _token_loss(_logits(output), _labels(batch, "masked-lm"), "masked-lm")
+
+
+def _label(output: Any, batch: Inputs) -> Tensor:
+    """The loss of the model's own head: classes, several labels, numbers, or a label per token."""
+    logits, labels = _logits(output), _labels(batch, "label")
+    if logits.ndim == 3:
+        return _token_loss(logits, labels, "label")
+    if not labels.is_floating_point() and logits.shape[-1] > 1:
+        return F.cross_entropy(logits, labels, reduction="none")
+    labels = labels.to(logits.dtype).view(len(logits), -1)
+    if logits.shape[-1] == 1:
+        return (logits - labels).square().mean(-1)
+    return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)
+
+
+def _token_loss(logits: Tensor, labels: Tensor, name: str) -> Tensor:
+    counted = labels != _IGNORED
+    counts = counted.sum(-1)
+    if not counts.all():
+        raise ArgumentError(
+            f"loss {name}: {int((counts == 0).sum())} of {len(counts)} texts have no token to "
+            f"predict. Leave them out."
+        )
+    kept = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = F.cross_entropy(kept.mT, labels, ignore_index=_IGNORED, reduction="none")
+    return losses.sum(-1) / counts
+
+
+def _labels(batch: Inputs, name: str) -> Tensor:
+    if "labels" not in batch:
+        raise ArgumentError(
+            f"loss {name}: the batch has {', '.join(batch)}, no labels. Add labels to each batch."
+        )
+    return batch["labels"]
+
+
+def _logits(output: Any) -> Tensor:
+    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if logits is None:
+        raise ArgumentError(
+            f"loss: {type(output).__name__} has no logits. Open the model with its head, "
+            f"or give loss='embedding'."
+        )
+    return logits
+
+
+def _embeddings(pooling: Pooling, output: Any, batch: Inputs) -> Float[Tensor, "B d_model"]:
+    """One vector of length 1 for each text."""
+    states = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
+    if states is None or states.ndim != 3:
+        raise ArgumentError(
+            f"loss embedding: {type(output).__name__} has no vector for each token. Open the model "
+            f"without its head, or give another loss=."
+        )
+    real = batch.get("attention_mask")
+    real = states.new_ones(states.shape[:2]) if real is None else real.to(states.dtype)
+    if pooling == "first":
+        real = real * (real.cumsum(1) == 1)
+    if pooling == "last":
+        real = real * (real.flip(1).cumsum(1).flip(1) == 1)
+    pooled = (states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+    return F.normalize(pooled, dim=-1)
+
+
+def _sentence_vectors(model: nn.Module, output: Any, batch: Inputs) -> Float[Tensor, "B d_model"]:
+    return F.normalize(sentence_embedding(model, output, batch), dim=-1)
+
+
+_LOSSES: Mapping[str, Callable[[], Loss]] = {
+    "lm": lambda: Loss("lm", _lm),
+    "masked-lm": lambda: Loss("masked-lm", _masked_lm),
+    "label": lambda: Loss("label", _label),
+    "embedding": embedding,
+}

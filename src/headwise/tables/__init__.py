@@ -1,0 +1,43 @@
+"""Results of this library: one row per head, plain arrays, and the files that hold them."""
+
+from headwise.tables._chart import draw_curves
+from headwise.tables._curves import Curves, Elbow
+from headwise.tables._file import (
+    check_ending,
+    heads_of_rows,
+    indices_of,
+    numbers_of,
+    read_saved,
+    texts_of,
+    write_table_file,
+)
+from headwise.tables._head_table import STATISTICS, HeadTable
+from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
+from headwise.tables._scores import Scores, bootstrap_means, random_orders, removable
+from headwise.tables._totals import COLUMNS, TextSums, Totals
+
+__all__ = [
+    "COLUMNS",
+    "STATISTICS",
+    "Curves",
+    "Elbow",
+    "Head",
+    "HeadLike",
+    "HeadTable",
+    "HeadsLike",
+    "Scores",
+    "TextSums",
+    "Totals",
+    "bootstrap_means",
+    "check_ending",
+    "draw_curves",
+    "heads_of_rows",
+    "indices_of",
+    "numbers_of",
+    "random_orders",
+    "read_saved",
+    "removable",
+    "resolve_heads",
+    "texts_of",
+    "write_table_file",
+]

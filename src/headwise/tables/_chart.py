@@ -1,0 +1,221 @@
+"""Curves as a picture: SVG that opens anywhere and needs nothing."""
+
+from collections.abc import Sequence
+from html import escape
+from itertools import cycle
+from math import ceil, floor, isfinite, log10
+
+import numpy as np
+from jaxtyping import Float64
+
+from headwise.tables._curves import Curves, Elbow
+
+__all__ = ["draw_curves"]
+
+_WIDTH, _LEFT, _RIGHT = 760.0, 64.0, 520.0
+_TOP, _FLOOR = 24.0, 372.0
+# Beneath the axis: where elbows begin, and how far their rows lie apart.
+_ELBOWS, _ROW = 446.0, 18.0
+# Told apart without red and green, and in print.
+_COLORS = ("#0b6e99", "#d9730d", "#6940a5", "#448361", "#ad1a72", "#64473a")
+_BAND = "#8a8a8a"
+# What stands on lines can be read all the same.
+_HALO = 'stroke="#ffffff" stroke-width="3" paint-order="stroke"'
+_ROUNDING = 1e-3  # of a step
+_DASHES, _DOTS = 'stroke-dasharray="6 3"', 'stroke-dasharray="2 3"'
+_UNITS = {"lm": "nats per token", "masked-lm": "nats per token", "embedding": "1 − cosine"}
+
+
+def draw_curves(*curves: Curves, title: str = "", allowed: float | None = None) -> str:
+    """Draw the mean loss against the heads removed; several orders of a name as a band.
+
+    Curves after the first are dashed, and one that goes on from the name of an order of the
+    first, as `half-gate, recovered`, has its color.
+
+    Args:
+        curves: Curves of one model and loss, of different orders.
+        allowed: How much the loss may grow: a dashed line, and on each curve its elbow, a dot.
+            Beneath, each elbow has a row with its interval.
+    Returns:
+        An SVG document. Names are escaped.
+    """
+    lines = _lines(curves)
+    bar = None if allowed is None else float(lines[0].mean[0]) + allowed
+    lowest = min(line.low.min() for line in lines)
+    highest = max(bar or 0.0, *(line.high.max() for line in lines))
+    plane = _Plane(max(int(line.removed[-1]) for line in lines), _marks(lowest, highest))
+    parts = [plane.frame(curves[0]), *(plane.band(line) for line in lines if line.several)]
+    parts += [plane.line(line) for line in lines]
+    parts += _labels(lines, [plane.y(line.mean[-1]) for line in lines])
+    height = _FLOOR + 64
+    if allowed is not None and bar is not None:
+        parts += [plane.bar(bar, allowed), *(plane.dot(line, allowed) for line in lines)]
+        parts += plane.elbows(lines, allowed)
+        height = _ELBOWS + _ROW * (len(lines) + 1)
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}" '
+        f'font-family="sans-serif" font-size="12" role="img">\n<title>{escape(title)}</title>\n'
+        f'<rect width="{_WIDTH:g}" height="{height:g}" fill="#ffffff"/>\n{body}\n</svg>\n'
+    )
+
+
+class _Line:
+    """One name of some curves: its mean over orders, their range, and its look."""
+
+    def __init__(self, curves: Curves, name: str, color: str, *, dashed: bool) -> None:
+        self._curves, self.name, self.removed = curves, name, curves.removed
+        self.mean = curves.mean(name).mean(0)
+        self.several = len(curves.per_text[name]) > 1
+        band: tuple[np.ndarray, np.ndarray] = (self.mean, self.mean)
+        self.low, self.high = curves.interval(name) if self.several else band
+        self.color, self.dashes = color, _DASHES if dashed else ""
+
+    @property
+    def label(self) -> str:
+        orders = len(self._curves.per_text[self.name])
+        return escape(f"{self.name}, {orders} orders" if self.several else self.name)
+
+    def elbow(self, allowed: float) -> Elbow:
+        return self._curves.elbow(self.name, allowed)
+
+    def drawn(self, path: str) -> str:
+        look = f'stroke="{self.color}" stroke-width="2" {self.dashes}'.rstrip()
+        return f'<path d="M{path}" fill="none" {look}/>'
+
+
+def _lines(curves: Sequence[Curves]) -> list[_Line]:
+    """Each name of each of the curves, in a color of its own or in that of its namesake."""
+    colors: dict[str, str] = {}
+    fresh = cycle(_COLORS)
+    lines = []
+    for at, one in enumerate(curves):
+        for name, orders in one.per_text.items():
+            known = max(
+                (x for x in colors if at and name.startswith(f"{x}, ")), key=len, default=""
+            )
+            color = colors.get(known) or (_BAND if len(orders) > 1 else next(fresh))
+            if not at:
+                colors[name] = color
+            lines.append(_Line(one, name, color, dashed=at > 0))
+    return lines
+
+
+class _Plane:
+    """Where a number of heads and a loss lie in the picture."""
+
+    def __init__(self, heads: int, marks: list[float]) -> None:
+        self._heads, self._marks = max(heads, 1), marks
+
+    def x(self, heads: float) -> float:
+        return _LEFT + heads / self._heads * (_RIGHT - _LEFT)
+
+    def y(self, loss: float) -> float:
+        low, high = self._marks[0], self._marks[-1]
+        return _FLOOR - (loss - low) / (high - low) * (_FLOOR - _TOP)
+
+    def path(self, heads: np.ndarray, losses: Float64[np.ndarray, " K"]) -> str:
+        pairs = zip(heads.astype(float).tolist(), losses.tolist(), strict=True)
+        return " L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in pairs)
+
+    def line(self, line: _Line) -> str:
+        return line.drawn(self.path(line.removed, line.mean))
+
+    def band(self, line: _Line) -> str:
+        there = self.path(line.removed, line.high)
+        back = self.path(line.removed[::-1], line.low[::-1])
+        return f'<path d="M{there} L{back} Z" fill="{line.color}" opacity="0.25"/>'
+
+    def bar(self, loss: float, allowed: float) -> str:
+        """The line that a curve should stay below."""
+        y = self.y(loss)
+        told = _mark(_RIGHT - 4, y - 4, "end", f"{allowed:.2g} more", _HALO)
+        return f'<path d="M{_LEFT:g} {y:.1f} H{_RIGHT:g}" stroke="#333333" {_DOTS}/>{told}'
+
+    def dot(self, line: _Line, allowed: float) -> str:
+        """The elbow on its curve; of several orders it is on none of them."""
+        heads = line.elbow(allowed).heads
+        if line.several:
+            return ""
+        return self._dot(
+            float(heads), self.y(float(line.mean[line.removed == heads][0])), line.color
+        )
+
+    def elbows(self, lines: Sequence[_Line], allowed: float) -> list[str]:
+        """A row for each line: its elbow, and the interval from end to end."""
+        title = f"heads that go before {allowed:.2g} more is lost, and 95 % of draws of texts"
+        parts = [_mark(_LEFT, _ELBOWS, "start", title)]
+        for row, line in enumerate(lines, 1):
+            found, y = line.elbow(allowed), _ELBOWS + _ROW * row
+            if isfinite(found.low):
+                low, high = self.x(found.low), self.x(found.high)
+                ends = f"M{low:.1f} {y - 4:.1f} v8 m0 -4 H{high:.1f} m0 -4 v8"
+                parts.append(f'<path d="{ends}" fill="none" stroke="{line.color}"/>')
+            parts.append(self._dot(float(found.heads), y, line.color))
+            told = f"{line.label}: {escape(str(found))}"
+            parts.append(
+                f'<text x="{_RIGHT + 8:g}" y="{y + 4:.1f}" fill="{line.color}">{told}</text>'
+            )
+        return parts
+
+    def frame(self, curves: Curves) -> str:
+        """Axes with a handful of marks each, and what they are."""
+        parts = []
+        for loss in self._marks:
+            y = self.y(loss)
+            parts.append(f'<path d="M{_LEFT:g} {y:.1f} H{_RIGHT:g}" stroke="#dddddd"/>')
+            parts.append(_mark(_LEFT - 8, y + 4, "end", f"{loss:.6g}"))
+        for heads in range(
+            0, self._heads + 1, ceil(_step(float(self._heads), (1.0, 2.0, 5.0, 10.0)))
+        ):
+            x, share = self.x(float(heads)), f"{100 * heads / curves.n_heads:.0f} %"
+            parts.append(_mark(x, _FLOOR + 18, "middle", str(heads)))
+            parts.append(_mark(x, _FLOOR + 33, "middle", share))
+        told = f"heads removed, of {curves.n_heads}"
+        parts.append(_mark((_LEFT + _RIGHT) / 2, _FLOOR + 50, "middle", told))
+        unit = _UNITS.get(curves.loss.partition(" ")[0])
+        told = f"mean loss: {curves.loss}" + (f", {unit}" if unit else "")
+        parts.append(_mark(_LEFT, _TOP - 8, "start", told))
+        return "\n".join(parts)
+
+    def _dot(self, heads: float, y: float, color: str) -> str:
+        return f'<circle cx="{self.x(heads):.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>'
+
+
+def _mark(x: float, y: float, anchor: str, text: str, look: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}'.rstrip()
+    return f"<text {place}>{escape(text)}</text>"
+
+
+def _marks(low: float, high: float) -> list[float]:
+    """Round numbers a step apart, from one at or below `low` to one at or above `high`."""
+    step = _step(high - low or abs(low) or 1.0, (1.0, 2.0, 2.5, 5.0, 10.0))
+    # A rounding error of the loss is no reason for a further mark.
+    first = floor(low / step + _ROUNDING)
+    last = max(ceil(high / step - _ROUNDING), first + 1)
+    return [step * at for at in range(first, last + 1)]
+
+
+def _step(span: float, sizes: Sequence[float]) -> float:
+    """A step, one of these sizes times a power of ten, of which about five fill a span."""
+    unit = 10.0 ** floor(log10(span / 5))
+    return next(size * unit for size in sizes if 5 * size * unit >= 0.999 * span)
+
+
+def _labels(lines: Sequence[_Line], ends: list[float]) -> list[str]:
+    """The names beside the ends of their lines, each with a piece of its line before it."""
+    parts = []
+    for line, y in zip(lines, _apart(ends), strict=True):
+        parts.append(line.drawn(f"{_RIGHT + 8:g} {y:.1f} h20"))
+        label = f'<text x="{_RIGHT + 34:g}" y="{y + 4:.1f}" fill="{line.color}">{line.label}</text>'
+        parts.append(label)
+    return parts
+
+
+def _apart(places: list[float], least: float = 15.0) -> list[float]:
+    """Places of labels, moved so that none covers another; the lowest stays lowest."""
+    found = list(places)
+    last = float("inf")
+    for at in sorted(range(len(places)), key=lambda at: -places[at]):
+        last = found[at] = min(places[at], last - least)
+    return found

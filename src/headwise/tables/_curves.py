@@ -1,0 +1,194 @@
+"""What a model loses as its heads go, by one order of them or another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Int64
+
+from headwise._display import at_prompt
+from headwise.errors import ArgumentError, ShapeError
+from headwise.tables._scores import bootstrap_means
+
+__all__ = ["Curves", "Elbow"]
+
+
+@dataclass(frozen=True)
+class Elbow:
+    """How many heads may go before too much is lost, and how sure that is.
+
+    Attributes:
+        heads: The last point up to which the mean loss has grown by less than is allowed.
+        low: The lower end of the interval of that number, texts drawn with replacement: so many
+            may go by 97.5 % of the draws. NaN for a single text.
+        high: Its upper end.
+        last: The last point looked at. What reaches it is so many heads or more.
+    """
+
+    heads: int
+    low: float
+    high: float
+    last: int
+
+    def __str__(self) -> str:
+        """Such as `12 (11 to 13)`."""
+        if np.isnan(self.low):
+            return self._told(float(self.heads))
+        ends = dict.fromkeys([self._told(self.low), self._told(self.high)])
+        return f"{self._told(float(self.heads))} ({' to '.join(ends)})"
+
+    def _told(self, heads: float) -> str:
+        return f"≥ {heads:g}" if heads >= self.last else f"{heads:g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The loss of each text after so many heads are gone, for several orders of going.
+
+    Attributes:
+        removed: How many heads are gone at each point, from none on.
+        n_heads: How many heads the model has.
+        per_text: By the name of an order the loss of each text at each point; of a name with
+            several orders, as the random one, each order's.
+        loss: What was lost.
+        compares: Whether the loss compares with the full model, which so loses nothing.
+        score: The name of a task's score; "" for none.
+        scores: By order that score at each point, of each order of the name.
+    Raises:
+        ShapeError: the points do not begin at 0 and rise, or a curve has others.
+
+    Example:
+        >>> values = np.array([[[0.0, 0.0], [0.5, 1.5]]])
+        >>> curves = Curves(np.array([0, 3]), 12, {"half-gate": values}, "embedding")
+        >>> curves.frame()[["order", "removed", "share", "loss"]]
+               order  removed  share  loss
+        0  half-gate        0   0.00   0.0
+        1  half-gate        3   0.25   1.0
+    """
+
+    removed: Int64[np.ndarray, " K"]
+    n_heads: int
+    per_text: Mapping[str, Float64[np.ndarray, "orders K M"]]
+    loss: str = ""
+    compares: bool = False
+    score: str = ""
+    scores: Mapping[str, Float64[np.ndarray, "orders K"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        points = {values.shape[1] for values in self.per_text.values()}
+        rising = len(self.removed) and self.removed[0] == 0 and (np.diff(self.removed) > 0).all()
+        if not rising or points != {len(self.removed)}:
+            raise ShapeError(
+                f"Curves: points at {self.removed.tolist()} heads and curves of {sorted(points)}. "
+                f"Begin with 0 heads, rise, and give each curve a value at each point."
+            )
+
+    def __repr__(self) -> str:
+        shown = self.frame()[["order", "removed", "loss", "low", "high"]]
+        title = f"Curves of the loss {self.loss}, as some of {self.n_heads} heads go"
+        return at_prompt(title, shown.rename(columns={"order": "name"}))
+
+    def mean(self, order: str) -> Float64[np.ndarray, "orders K"]:
+        """The mean over texts at each point, of each order of that name."""
+        return self._of(order).mean(-1)
+
+    def interval(
+        self, order: str, level: float = 0.95
+    ) -> tuple[Float64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
+        """The ends of the interval of the mean, texts drawn with replacement; of several orders,
+        the least and the largest mean of any."""
+        values = self._of(order)
+        if len(values) > 1:
+            means = values.mean(-1)
+            return means.min(0), means.max(0)
+        drawn = bootstrap_means(values[0].T)
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return low, high
+
+    def allowance(self, share: float = 0.01) -> float:
+        """This share of the full model's loss; of a loss that compares with it, of 1."""
+        full = next(iter(self.per_text.values()))[0, 0].mean()
+        return share if self.compares else share * float(full)
+
+    def removable(self, order: str, allowed: float) -> int:
+        """How many heads go before the mean loss has grown by `allowed`; the points decide.
+
+        Of several orders, the median number.
+
+        Raises:
+            ArgumentError: there is no such order, or `allowed` is not above 0.
+        """
+        lost = self._lost(order, allowed)
+        return int(np.median(self._reached(lost.mean(-1), allowed)))
+
+    def elbow(self, order: str, allowed: float, level: float = 0.95) -> Elbow:
+        """How many heads are `removable`, with the interval of that number.
+
+        Texts are drawn with replacement, and in each draw it is seen how many may go; of several
+        orders, the draws of all count.
+
+        Args:
+            allowed: How much the mean loss may grow, such as `allowance()`.
+        Raises:
+            ArgumentError: there is no such order, or `allowed` is not above 0.
+        """
+        heads = self.removable(order, allowed)
+        lost, last = self._lost(order, allowed), int(self.removed[-1])
+        if lost.shape[-1] == 1:
+            return Elbow(heads, np.nan, np.nan, last)
+        drawn = [self._reached(bootstrap_means(one.T), allowed) for one in lost]
+        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+        return Elbow(heads, float(low), float(high), last)
+
+    def frame(self, allowed: float | None = None) -> pd.DataFrame:
+        """A row per order and point: the mean loss, its interval, the 95th percentile of texts.
+
+        The interval of several orders is their range. Where there is a task's score, it has a
+        column of its name, and the ends of its range.
+
+        Args:
+            allowed: How much the loss may grow, for columns of the elbow of each order.
+        """
+        return pd.concat([self._rows(order, allowed) for order in self.per_text], ignore_index=True)
+
+    def _rows(self, order: str, allowed: float | None) -> pd.DataFrame:
+        values = self.per_text[order]
+        low, high = self.interval(order)
+        columns = {
+            "order": order,
+            "removed": self.removed,
+            "share": self.removed / self.n_heads,
+            "loss": values.mean((0, 2)),
+            "low": low,
+            "high": high,
+            "p95": np.quantile(values, 0.95, axis=2).mean(0),
+        }
+        if self.score:
+            scores = self.scores[order]
+            columns[self.score] = scores.mean(0)
+            columns |= {f"{self.score}.low": scores.min(0), f"{self.score}.high": scores.max(0)}
+        if allowed is not None:
+            found = self.elbow(order, allowed)
+            columns |= {"elbow": found.heads, "elbow.low": found.low, "elbow.high": found.high}
+        return pd.DataFrame(columns)
+
+    def _lost(self, order: str, allowed: float) -> Float64[np.ndarray, "orders K M"]:
+        """What each text has lost at each point."""
+        if not allowed > 0:
+            raise ArgumentError(f"Curves: allowed={allowed}. Give a growth of the loss above 0.")
+        values = self._of(order)
+        return values - values[:, :1]
+
+    def _reached(
+        self, lost: Float64[np.ndarray, "draws K"], allowed: float
+    ) -> Int64[np.ndarray, " draws"]:
+        """The last point up to which less is lost than allowed."""
+        return self.removed[np.cumprod(lost < allowed, axis=1).sum(1) - 1]
+
+    def _of(self, order: str) -> Float64[np.ndarray, "orders K M"]:
+        if order not in self.per_text:
+            raise ArgumentError(
+                f"Curves: there is no order {order!r}. There are {', '.join(self.per_text)}."
+            )
+        return self.per_text[order]

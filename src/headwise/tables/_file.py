@@ -1,0 +1,208 @@
+"""A frame and what it is about in one file: Parquet, CSV or JSON by the file's ending."""
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from jaxtyping import Float64, Int64
+
+from headwise.errors import ArgumentError, InputError
+from headwise.files import build_from, parse_json, write_beside
+from headwise.tables._heads import Head
+from headwise.tables._size_limits import check_table_size
+
+T = TypeVar("T")
+
+ENDINGS = (".parquet", ".csv", ".json")
+# The first line of a CSV carries what the other formats keep in their metadata.
+_COMMENT = "# "
+# Where pandas keeps `DataFrame.attrs` in a Parquet file.
+_ATTRIBUTES = b"PANDAS_ATTRS"
+# Where that line says which columns of a CSV hold lists.
+_LISTS = "lists"
+
+
+def check_ending(path: Path) -> None:
+    """Refuse an ending that names no format, before any work is done."""
+    if path.suffix not in ENDINGS:
+        raise ArgumentError(
+            f"table file: {path} ends in {path.suffix!r}. End it in {', '.join(ENDINGS)}."
+        )
+
+
+def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) -> Path:
+    """Write the frame and its description; nothing half-written is left behind.
+
+    A column may hold an array of numbers in each row.
+    """
+    check_ending(path)
+    with write_beside(path) as beside:
+        if path.suffix == ".parquet":
+            frame.attrs.update(about)
+            frame.to_parquet(beside)
+        elif path.suffix == ".csv":
+            lists = [str(name) for name in frame if _holds_lists(frame[name])]
+            written = frame.assign(**{name: frame[name].map(_as_json) for name in lists})
+            with beside.open("w", encoding="utf-8", newline="") as out:
+                out.write(_COMMENT + json.dumps({**about, _LISTS: lists}) + "\n")
+                written.to_csv(out, index=False)
+        else:
+            rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+            whole = json.dumps(
+                {**about, "heads": rows}, indent=1, allow_nan=False, default=_as_list
+            )
+            beside.write_text(whole + "\n", "utf-8")
+    return path
+
+
+def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read what `write_table_file` wrote; never a pickle."""
+    check_ending(path)
+    if not path.is_file():
+        raise InputError(f"table file: {path} does not exist. Give a file that was saved.")
+    check_table_size(path)
+    read = {".parquet": _read_parquet, ".csv": _read_csv, ".json": _read_json}[path.suffix]
+    try:
+        return read(path)
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise InputError(
+            f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it anew."
+        ) from error
+
+
+def read_saved(
+    kind: str,
+    path: str | Path,
+    schema: tuple[str, int],
+    build: Callable[[pd.DataFrame, dict[str, Any]], T],
+) -> T:
+    """Read what an object of this kind saved, and build it again.
+
+    Args:
+        schema: The name under which its version stands in the file, and the version.
+    Raises:
+        InputError: the file is missing, or holds no such object of this version.
+    """
+    frame, about = read_table_file(Path(path))
+    name, version = schema
+    if about.get(name) != version:
+        raise InputError(
+            f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
+            f"Give a file that {kind}.save of this version of headwise wrote."
+        )
+    problem = f"{kind}.load: {path} is not whole"
+    return build_from(lambda: build(frame, about), problem, "Save it anew.")
+
+
+def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
+    """The head of each row of a file that has a row for each head.
+
+    Raises:
+        ValueError: a row names no head, or the head of another row.
+    """
+    heads = tuple(Head.parse(name) for name in texts_of(frame, "name"))
+    if not heads or len(set(heads)) < len(heads):
+        raise ValueError(f"{len(heads)} rows of {len(set(heads))} heads")
+    return heads
+
+
+def numbers_of(frame: pd.DataFrame, name: str) -> Float64[np.ndarray, " N"]:
+    """A column of numbers; NaN where the file holds none.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is no number.
+    """
+    return np.asarray(_column(frame, name), dtype=np.float64)
+
+
+def indices_of(frame: pd.DataFrame, name: str) -> Int64[np.ndarray, " N"]:
+    """A column of whole numbers from 0 on.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is no such number.
+    """
+    numbers = numbers_of(frame, name)
+    # Beyond 2⁵³ a float skips whole numbers.
+    if not ((numbers >= 0) & (numbers < 2.0**53) & (numbers == np.floor(numbers))).all():
+        raise ValueError(f"{name} holds {numbers[:5].tolist()}, not indices")
+    return numbers.astype(np.int64)
+
+
+def texts_of(frame: pd.DataFrame, name: str) -> list[str]:
+    """A column of texts; empty where the file holds none, which a CSV does not tell apart.
+
+    Raises:
+        KeyError: there is no such column.
+        ValueError: a cell is no text.
+    """
+    cells = ["" if cell is None or cell != cell else cell for cell in _column(frame, name)]
+    for cell in cells:
+        if not isinstance(cell, str):
+            raise ValueError(f"{name} holds {str(cell)[:40]}, not a text")
+    return cells
+
+
+def _column(frame: pd.DataFrame, name: str) -> list[Any]:
+    column = frame[name]
+    if column.ndim != 1:
+        raise ValueError(f"there are several columns {name}")
+    return column.tolist()
+
+
+def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(path).read()
+    about = parse_json((table.schema.metadata or {}).get(_ATTRIBUTES, b"{}").decode())
+    # What pandas adds about its own index and types is not needed, and could be broken too.
+    return table.to_pandas(ignore_metadata=True), _described(about)
+
+
+def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    about = _described(parse_json(path.read_bytes().decode("utf-8-sig")))
+    rows = about.pop("heads", None)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"its heads are {str(rows)[:40]}, not a list of objects")
+    return pd.DataFrame(rows), about
+
+
+def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    first, _, rest = path.read_bytes().decode("utf-8-sig").partition("\n")
+    about = _described(parse_json(first.removeprefix(_COMMENT)))
+    # In pieces, which is its way to save memory, pandas may read one column as of several types.
+    frame = pd.read_csv(io.StringIO(rest), low_memory=False)
+    lists = about.pop(_LISTS, [])
+    if not isinstance(lists, list) or not all(isinstance(name, str) for name in lists):
+        raise ValueError(f"its lists are {str(lists)[:40]}, not names of columns")
+    missing = [name for name in lists if name not in frame]
+    if missing:
+        raise ValueError(f"it has no column {missing[0]!r}")
+    for name in lists:
+        frame[name] = [parse_json(str(cell)) for cell in _column(frame, name)]
+    return frame, about
+
+
+def _described(about: Any) -> dict[str, Any]:
+    if not isinstance(about, dict):
+        raise ValueError(f"it is described by {str(about)[:40]}, not by an object")
+    return about
+
+
+def _holds_lists(column: pd.Series) -> bool:
+    return any(isinstance(cell, np.ndarray) for cell in column)
+
+
+def _as_json(array: np.ndarray) -> str:
+    return json.dumps(_as_list(array))
+
+
+def _as_list(array: np.ndarray) -> list[float | None]:
+    """Numbers that JSON can hold; None for what is none."""
+    return [None if np.isnan(one) else one for one in array.tolist()]

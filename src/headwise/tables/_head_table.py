@@ -1,0 +1,343 @@
+"""One row per head: the narrow waist between models and what is said about them.
+
+A table holds sums, not means, so the table of two runs is the sum of their tables. It needs
+no model and no torch. Its standard errors take the text as the unit: tokens of one text are
+not independent of each other.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Int64
+
+from headwise._display import at_prompt, counted
+from headwise.errors import ArgumentError, HeadError
+from headwise.tables._file import (
+    heads_of_rows,
+    indices_of,
+    numbers_of,
+    read_saved,
+    write_table_file,
+)
+from headwise.tables._heads import Head, HeadLike, resolve_heads
+from headwise.tables._totals import COLUMNS, Column, TextSums, Totals
+
+__all__ = ["SCHEMA", "STATISTICS", "HeadTable", "Statistic", "TextSums", "Totals"]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What a number means: its unit, its range, and a sentence about it."""
+
+    unit: str
+    low: float
+    high: float
+    says: str
+
+
+_SHARE = ("share", 0.0, 1.0)
+STATISTICS: Mapping[str, Statistic] = {
+    "entropy": Statistic("nats", 0.0, np.inf, "how widely the head spreads its attention"),
+    "max_weight": Statistic(*_SHARE, "the largest weight of a query"),
+    "first": Statistic(*_SHARE, "attention given to the first token of the text, where visible"),
+    "self": Statistic(*_SHARE, "attention a token gives to itself"),
+    "previous": Statistic(*_SHARE, "attention given to the token before, where visible"),
+    "next": Statistic(*_SHARE, "attention given to the token after, where visible"),
+    "distance": Statistic("tokens", 0.0, np.inf, "how far away the head looks on average"),
+    "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
+    "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
+    "sink": Statistic(*_SHARE, "attention lost to a sink that is no token"),
+    "participation": Statistic("keys", 1.0, np.inf, "how many keys take part, (Σp)² / Σp²"),
+    "output_norm": Statistic("norm", 0.0, np.inf, "how much the head writes, by its length"),
+}
+
+
+# The sums of each text in a file: a list in each row, one below the other in a table.
+_TEXT_COLUMNS = tuple(f"per_text.{part}" for part in TextSums.__dataclass_fields__)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable:
+    """What was seen of every head: means, standard errors, counts and maxima of statistics.
+
+    A statistic that does not apply to a head is NaN, never 0. Tables of the same model add,
+    in any order.
+
+    Attributes:
+        heads: The address of each row.
+        kv_heads: The key/value head that each head reads.
+        totals: The sums behind each statistic, by name.
+        covered: How many queries were captured, and how many tokens those layers were given.
+        queries: "eligible" or "all": the queries that the means are over (see `Request`).
+        model: The fingerprint of the model's weights.
+        versions: The versions of what the table was made with.
+        original: In a pruned or grouped model, the address that each head had in the original
+            model, None for a head of zeros; empty where that is not known.
+
+    Example:
+        >>> zeros = np.zeros((1, 1))
+        >>> entropy = Totals.of_texts(zeros + 6.0, zeros + 4.0, np.array([2.0]))
+        >>> table = HeadTable((Head("", 5, 3),), np.array([1]), {"entropy": entropy})
+        >>> (table + table).frame()
+            name stack  layer  head  entropy
+        0  L5.H3            5     3      1.5
+    """
+
+    heads: tuple[Head, ...]
+    kv_heads: Int64[np.ndarray, " N"]
+    totals: Mapping[str, Totals]
+    covered: Float64[np.ndarray, "2 N"] | None = None
+    queries: str = "eligible"
+    model: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    original: tuple[Head | None, ...] = ()
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of the statistics, in the order in which they were asked for."""
+        return tuple(self.totals)
+
+    @property
+    def coverage(self) -> Column:
+        """The share of a text's queries that the numbers of each head are about, 0 … 1.
+
+        Below 1 for attention of which only a part is computed for every query, or captured.
+        """
+        if self.covered is None:
+            return np.ones(len(self.heads))
+        captured, tokens = self.covered
+        return np.minimum(1.0, captured / np.maximum(tokens, 1.0))
+
+    def mean(self, statistic: str) -> Column:
+        """The mean over all eligible rows; NaN for a head that had none."""
+        return self._of(statistic).mean()
+
+    def even(self, statistic: str) -> Column:
+        """The mean if each row's attention were spread evenly over its visible keys.
+
+        NaN where the statistic is not one of weights.
+        """
+        return self._of(statistic).even_mean()
+
+    def standard_error(self, statistic: str) -> Column:
+        """The standard error of the mean, texts being the unit; NaN for fewer than two texts."""
+        return self._of(statistic).standard_error()
+
+    def count(self, statistic: str) -> Column:
+        """How many rows were eligible."""
+        return self._of(statistic).count
+
+    def maximum(self, statistic: str) -> Column:
+        """The largest value of any row; NaN for a head that had none."""
+        return self._of(statistic).maximum
+
+    def per_text(self, statistic: str) -> TextSums:
+        """The sums of each text, in the order in which the texts were read.
+
+        Texts are rows and the same for every statistic, so what is drawn for one can be drawn
+        for another.
+
+        Raises:
+            ArgumentError: they were not kept.
+        """
+        kept = self._of(statistic).per_text
+        if kept is None:
+            raise ArgumentError(
+                f"HeadTable: the sums of {statistic!r} in each text were not kept. "
+                f"Observe with Request(per_text=True)."
+            )
+        return kept
+
+    def interval(
+        self, statistic: str, level: float = 0.95, draws: int = 1000, seed: int = 0
+    ) -> tuple[Column, Column]:
+        """The ends of an interval of the mean: texts are drawn with replacement.
+
+        NaN for a head that had eligible rows in fewer than two texts.
+
+        Args:
+            statistic: Its name.
+            level: How often such an interval holds the mean, 0 … 1.
+            draws: How many times as many texts are drawn as there are.
+            seed: Decides which.
+        Raises:
+            ArgumentError: `level` or `draws` is out of range, or the request did not ask for
+                `per_text` sums.
+        """
+        if not 0 < level < 1 or draws < 1:
+            raise ArgumentError(
+                f"HeadTable.interval: level={level} and draws={draws}. "
+                f"Give a share such as 0.95, and at least 1 draw."
+            )
+        return self.per_text(statistic).interval(level, draws, seed)
+
+    def _of(self, statistic: str) -> Totals:
+        if statistic not in self.totals:
+            raise ArgumentError(
+                f"HeadTable: there is no statistic {statistic!r}. "
+                f"There are {', '.join(self.totals) or 'none'}."
+            )
+        return self.totals[statistic]
+
+    def row(self, head: HeadLike) -> int:
+        """The row of a head, named in any way that means one."""
+        return self.heads.index(resolve_heads(head, self.heads)[0])
+
+    def __add__(self, other: "HeadTable") -> "HeadTable":
+        """The table of both runs.
+
+        Raises:
+            ArgumentError: the tables are of different models or hold different statistics.
+            HeadError: they have different heads.
+        """
+        if self.model != other.model:
+            raise ArgumentError(
+                f"HeadTable: models {self.model[:12]!r} and {other.model[:12]!r} differ. "
+                f"Add tables of the same weights."
+            )
+        if set(self.heads) != set(other.heads):
+            raise HeadError(
+                f"HeadTable: {len(self.heads)} and {len(other.heads)} heads do not match. "
+                f"Add tables made with the same layers."
+            )
+        if set(self.totals) != set(other.totals):
+            odd = ", ".join(sorted(set(self.totals) ^ set(other.totals)))
+            raise ArgumentError(
+                f"HeadTable: only one of the two has {odd}. Add tables of the same request."
+            )
+        if self.queries != other.queries:
+            raise ArgumentError(
+                f"HeadTable: means over {self.queries!r} and {other.queries!r} queries do not add. "
+                f"Add tables of the same request."
+            )
+        order = [other.heads.index(head) for head in self.heads]
+        totals = {
+            name: mine + other.totals[name].select(lambda column: column[order])
+            for name, mine in self.totals.items()
+        }
+        known = [] if self.covered is None else [self.covered]
+        known += [] if other.covered is None else [other.covered[:, order]]
+        covered = np.sum(known, 0) if known else None
+        original = self.original or tuple(other.original[at] for at in order if other.original)
+        return replace(self, totals=totals, covered=covered, original=original)
+
+    def frame(self, detail: bool = False) -> pd.DataFrame:
+        """A tidy frame: name, stack, layer, head, then the mean of each statistic.
+
+        Where some head's numbers are about a part of the queries, `coverage` says which share.
+        The table of a pruned or grouped model has a column `original` after these, with the name
+        of each head in the original model, where that is known.
+
+        Args:
+            detail: Whether to add, after each mean, its standard error (`.se`), the number of
+                rows (`.count`), the largest value (`.max`) and the mean under even attention
+                (`.even`), and the kv head of each row.
+        """
+        columns: dict[str, object] = {
+            "name": [str(head) for head in self.heads],
+            "stack": [head.stack for head in self.heads],
+            "layer": [head.layer for head in self.heads],
+            "head": [head.head for head in self.heads],
+        }
+        if (self.coverage < 1).any():
+            columns["coverage"] = self.coverage
+        if self.original:
+            columns["original"] = [str(head or "") for head in self.original]
+        if detail:
+            columns["kv_head"] = self.kv_heads
+        for name, totals in self.totals.items():
+            columns[name] = totals.mean()
+            if detail:
+                columns[f"{name}.se"] = totals.standard_error()
+                columns[f"{name}.count"] = totals.count
+                columns[f"{name}.max"] = totals.maximum
+                columns[f"{name}.even"] = totals.even_mean()
+        return pd.DataFrame(columns)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the whole table, sums and all; the ending says how: .parquet, .csv or .json.
+
+        A .csv begins with a line about the table; `pd.read_csv(path, comment="#")` leaves it out.
+
+        Raises:
+            ArgumentError: another ending.
+            OutputError: the file cannot be written; nothing is left half-written.
+        """
+        frame = self.frame()
+        frame["kv_head"] = self.kv_heads
+        if self.covered is not None:
+            frame["covered.queries"], frame["covered.tokens"] = self.covered
+        for name, totals in self.totals.items():
+            for part in COLUMNS:
+                frame[f"{name}.{part}"] = getattr(totals, part)
+            if totals.per_text is not None:
+                for part, sums in zip(_TEXT_COLUMNS, totals.per_text.parts, strict=True):
+                    frame[f"{name}.{part}"] = list(sums.T)
+        about = {
+            "headwise": SCHEMA,
+            "model": self.model,
+            "versions": dict(self.versions),
+            "statistics": list(self.totals),
+            "queries": self.queries,
+            "original": bool(self.original),
+            "per_text": any(one.per_text is not None for one in self.totals.values()),
+        }
+        return write_table_file(frame, about, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "HeadTable":
+        """Read a table that `save` wrote.
+
+        Raises:
+            InputError: the file is missing, or is no table of this schema.
+        """
+        return read_saved("HeadTable", path, ("headwise", SCHEMA), _from_frame)
+
+    def __repr__(self) -> str:
+        shown = self.frame().drop(columns=["stack", "layer", "head"])
+        return at_prompt(
+            f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}", shown
+        )
+
+    def _repr_html_(self) -> str:
+        return self.frame().to_html(index=False, float_format="{:.3f}".format, escape=True)
+
+
+def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
+    def texts(name: str) -> TextSums | None:
+        # Tables of an earlier version do not say.
+        if not about.get("per_text", False):
+            return None
+        lists = (frame[f"{name}.{part}"] for part in _TEXT_COLUMNS)
+        return TextSums(*(np.stack([_floats(one) for one in each], 1) for each in lists))
+
+    def totals(name: str) -> Totals:
+        columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
+        return Totals(**columns, per_text=texts(name))
+
+    covered = [f"covered.{part}" for part in ("queries", "tokens") if f"covered.{part}" in frame]
+    return HeadTable(
+        heads=heads_of_rows(frame),
+        kv_heads=indices_of(frame, "kv_head"),
+        totals={name: totals(name) for name in about["statistics"]},
+        covered=np.stack([_floats(frame[part]) for part in covered]) if covered else None,
+        queries=str(about.get("queries", "eligible")),
+        model=str(about["model"]),
+        versions=dict(about["versions"]),
+        original=_originals(frame["original"]) if about.get("original", False) else (),
+    )
+
+
+def _originals(names: Iterable[Any]) -> tuple[Head | None, ...]:
+    # An empty cell of a CSV is read as NaN.
+    return tuple(Head.parse(x) if isinstance(x, str) and x else None for x in names)
+
+
+def _floats(values: Any) -> Column:
+    return np.asarray(values, dtype=np.float64)

@@ -1,0 +1,250 @@
+"""How much each head matters: a row per head, with an interval over texts.
+
+The values of each text are kept, so that the interval is drawn over texts: tokens of one text
+are not independent of each other. It needs no model and no torch.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float64, Int64
+
+from headwise._display import at_prompt, counted
+from headwise.errors import ArgumentError, ShapeError
+from headwise.tables._file import (
+    heads_of_rows,
+    indices_of,
+    numbers_of,
+    read_saved,
+    write_table_file,
+)
+from headwise.tables._heads import Head, HeadLike, resolve_heads
+
+__all__ = ["Scores", "bootstrap_means", "random_orders", "removable"]
+
+SCHEMA = 1
+_DRAWS = 1000
+_TEXT = "text."
+
+
+def bootstrap_means(
+    values: Float64[np.ndarray, "M N"], draws: int = _DRAWS, seed: int = 0
+) -> Float64[np.ndarray, "draws N"]:
+    """The mean of each column over texts drawn with replacement, again and again.
+
+    All columns share the draws, so differences of columns keep what texts have in common.
+    """
+    texts = len(values)
+    rng = np.random.default_rng(seed)
+    share = rng.multinomial(texts, np.full(texts, 1 / texts), size=draws) / texts
+    return share @ values
+
+
+def random_orders(heads: Iterable[Head], n: int = 5, seed: int = 0) -> list[list[Head]]:
+    """Orders drawn at random: what any order of importance has to beat.
+
+    Raises:
+        ArgumentError: `n` is below 1.
+    """
+    if n < 1:
+        raise ArgumentError(f"random_orders: n={n}. Give at least 1.")
+    known = sorted(heads)
+    rng = np.random.default_rng(seed)
+    return [[known[at] for at in rng.permutation(len(known))] for _ in range(n)]
+
+
+def removable(order: Sequence[Head]) -> list[Head]:
+    """Those heads of an order of all that may go, in this order: the last of each layer stays."""
+    last = {(head.stack, head.layer): head for head in order}
+    return [head for head in order if last[head.stack, head.layer] != head]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The importance of every head by one method and one loss.
+
+    Attributes:
+        heads: The address of each row.
+        kv_heads: The key/value head that each head reads.
+        per_text: The importance of each head in each text, or by each seed.
+        rounds: In which round of scoring a head was the least important and went, from 0;
+            equal for all heads where they were scored once. Its importance is that of its
+            round, when the heads of earlier rounds were gone.
+        method: How importance was measured.
+        loss: What was to be kept.
+        over: What a row of `per_text` is, so what intervals are over: "texts" or "seeds".
+        model: The fingerprint of the model's weights.
+        versions: The versions of what the scores were made with.
+    Raises:
+        ShapeError: the columns do not have a row for each head, or there is no text.
+
+    Example:
+        >>> heads = (Head("", 0, 0), Head("", 0, 1))
+        >>> values = np.array([[0.5, 0.25], [1.5, 0.25]])
+        >>> scores = Scores(heads, np.array([0, 1]), values, method="ablation", loss="lm")
+        >>> scores.frame()[["name", "importance", "method"]]
+            name  importance    method
+        0  L0.H0        1.00  ablation
+        1  L0.H1        0.25  ablation
+        >>> [str(head) for head in scores.order()]
+        ['L0.H1', 'L0.H0']
+    """
+
+    heads: tuple[Head, ...]
+    kv_heads: Int64[np.ndarray, " N"]
+    per_text: Float64[np.ndarray, "M N"]
+    rounds: Int64[np.ndarray, " N"] | None = None
+    method: str = ""
+    loss: str = ""
+    over: str = "texts"
+    model: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        heads, texts = len(self.heads), len(self.per_text)
+        rows = sorted({len(self.kv_heads), self.per_text.shape[1], len(self.round)} - {heads})
+        if rows or not texts:
+            raise ShapeError(
+                f"Scores: {heads} heads, columns of {rows or heads} rows and {texts} texts. "
+                f"Give a value for each head in at least one text."
+            )
+
+    @cached_property
+    def round(self) -> Int64[np.ndarray, " N"]:
+        """The round of each head, 0 for all where they were scored once."""
+        return np.zeros(len(self.heads), np.int64) if self.rounds is None else self.rounds
+
+    @cached_property
+    def importance(self) -> Float64[np.ndarray, " N"]:
+        """The mean over texts, in units of the loss."""
+        return self.per_text.mean(0)
+
+    def interval(
+        self, level: float = 0.95
+    ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
+        """The ends of the interval of each head's importance, texts drawn with replacement.
+
+        NaN for a single text.
+
+        Raises:
+            ArgumentError: `level` is not between 0 and 1.
+        """
+        if not 0 < level < 1:
+            raise ArgumentError(f"Scores.interval: level={level}. Give a share such as 0.95.")
+        if len(self.per_text) == 1:
+            unknown = np.full(len(self.heads), np.nan)
+            return unknown, unknown
+        tails = [(1 - level) / 2, (1 + level) / 2]
+        low, high = np.quantile(bootstrap_means(self.per_text), tails, axis=0)
+        return low, high
+
+    def order(self) -> list[Head]:
+        """The heads from the least to the most important: the order in which they may go."""
+        rows = np.lexsort((self.importance, self.round))
+        return [self.heads[row] for row in rows]
+
+    def per_layer(self) -> "Scores":
+        """The scores with those of each layer divided by their ℓ2 norm.
+
+        It makes layers alike that are not: on models where some layers matter more, the order
+        over all layers gets worse. A layer of zeros stays as it is.
+
+        Source: Michel et al. 2019, section 4.1, after Molchanov et al. 2017.
+        """
+        layers = [(head.stack, head.layer) for head in self.heads]
+        squared = dict.fromkeys(layers, 0.0)
+        for layer, value in zip(layers, self.importance.tolist(), strict=True):
+            squared[layer] += value**2
+        norms = np.array([squared[layer] ** 0.5 or 1.0 for layer in layers])
+        return replace(self, per_text=self.per_text / norms, method=f"{self.method} per layer")
+
+    def row(self, head: HeadLike) -> int:
+        """The row of a head, named in any way that means one."""
+        return self.heads.index(resolve_heads(head, self.heads)[0])
+
+    def frame(self) -> pd.DataFrame:
+        """A tidy frame: name, stack, layer, head, importance with its 95 % interval, method, loss.
+
+        Heads that were scored in several rounds have a column `round` too.
+        """
+        low, high = self.interval()
+        columns: dict[str, object] = {
+            "name": [str(head) for head in self.heads],
+            "stack": [head.stack for head in self.heads],
+            "layer": [head.layer for head in self.heads],
+            "head": [head.head for head in self.heads],
+            "importance": self.importance,
+            "ci_low": low,
+            "ci_high": high,
+            "method": self.method,
+            "loss": self.loss,
+        }
+        if self.rounds is not None:
+            columns["round"] = self.rounds
+        return pd.DataFrame(columns)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the scores and the values of each text; the ending says how.
+
+        Args:
+            path: It ends in .parquet, .csv or .json.
+        Raises:
+            ArgumentError: another ending.
+            OutputError: the file cannot be written; nothing is left half-written.
+        """
+        kept = {"kv_head": self.kv_heads}
+        kept |= {f"{_TEXT}{at}": values for at, values in enumerate(self.per_text)}
+        frame = pd.concat([self.frame(), pd.DataFrame(kept)], axis=1)
+        about = {
+            "headwise_scores": SCHEMA,
+            "method": self.method,
+            "loss": self.loss,
+            "over": self.over,
+            "texts": len(self.per_text),
+            "model": self.model,
+            "versions": dict(self.versions),
+        }
+        return write_table_file(frame, about, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Scores":
+        """Read scores that `save` wrote.
+
+        Raises:
+            InputError: the file is missing, or holds no scores of this schema.
+        """
+        return read_saved("Scores", path, ("headwise_scores", SCHEMA), _from_frame)
+
+    def __str__(self) -> str:
+        """Of how many heads these are, and how they came about."""
+        return (
+            f"{counted(len(self.heads), 'head')} by {self.method} of the loss {self.loss}, over "
+            f"{counted(len(self.per_text), self.over.removesuffix('s'))}"
+        )
+
+    def __repr__(self) -> str:
+        shown = self.frame().drop(columns=["stack", "layer", "head", "method", "loss"])
+        return at_prompt(f"Scores of {self}", shown)
+
+    def _repr_html_(self) -> str:
+        return self.frame().to_html(index=False, float_format="{:.4g}".format, escape=True)
+
+
+def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Scores:
+    texts = [numbers_of(frame, f"{_TEXT}{number}") for number in range(about["texts"])]
+    return Scores(
+        heads=heads_of_rows(frame),
+        kv_heads=indices_of(frame, "kv_head"),
+        per_text=np.stack(texts),
+        rounds=indices_of(frame, "round") if "round" in frame else None,
+        method=str(about["method"]),
+        loss=str(about["loss"]),
+        over=str(about.get("over", "texts")),
+        model=str(about["model"]),
+        versions=dict(about["versions"]),
+    )
