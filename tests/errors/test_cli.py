@@ -146,7 +146,7 @@ def test_training_does_not_overwrite_a_model_of_other_origin(place: Path) -> Non
 def test_facts_that_cannot_be_read(place: Path, facts: str) -> None:
     (place / "lab").mkdir()
     (place / "lab" / "training.json").write_text(facts, "utf-8")
-    assert "the settings in lab/training.json" in refused(place, "report", "--lab-folder", "lab")
+    assert "lab/training.json" in refused(place, "report", "--lab-folder", "lab")
 
 
 def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,5 +156,5 @@ def test_prompts_that_are_no_text(place: Path, prompt: str) -> None:
 def test_half_of_a_surrogate_pair_in_a_file(place: Path, command: tuple[str, ...]) -> None:
     (place / "spans.jsonl").write_text('{"text": "one \\ud800 two"}\n', "ascii")
     line = refused(place, *command, "model", "--spans", "spans.jsonl")
-    assert "spans.jsonl, line 1: the text" in line
+    assert "spans.jsonl, line 1" in line
     assert "surrogate pair" in line

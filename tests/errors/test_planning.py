@@ -29,7 +29,7 @@ def _costs(model: str = "abc") -> Costs:
         ({"remove": 3}, ArgumentError, r"remove=3\. Give a share"),
         ({"remove": ["L0.H1"]}, ArgumentError, r"remove=\['L0.H1'\].*heads by name.*as heads="),
         ({"remove": "0.3"}, ArgumentError, "remove='0.3'. Give a share"),
-        ({"remove": 0.1}, ArgumentError, r"remove=0\.1 of 8 heads removes none.*is 1 heads"),
+        ({"remove": 0.1}, ArgumentError, r"remove=0\.1 of 8 heads removes none.*is 1 head\b"),
         ({"remove": 0.9}, ArgumentError, r"remove=0\.9 of 8 heads would empty.*6 heads at most"),
         ({"remove": 0.2, "uniform": True}, ArgumentError, "removes none.*is 2 heads"),
         ({"heads": "L2.H0"}, HeadError, r"no head L2\.H0"),

@@ -3,7 +3,7 @@
 import pytest
 
 import headwise as hw
-from headwise.errors import InputError
+from headwise.errors import ArgumentError, InputError
 from planted import TOKENIZER, PlantedGPT
 
 MODEL = PlantedGPT((("before", "even"), ("induction", "even")))
@@ -11,12 +11,12 @@ HALF = ["w1 w2", "w1 \ud800 w2"]
 
 
 def test_half_of_a_surrogate_pair() -> None:
-    why = r"encode: character 3 of the text 'w1 \\ud800 w2' is half of a surrogate pair"
-    with pytest.raises(InputError, match=why):
+    why = r"[a-z]+\[1\] holds '\\ud800' at 3, half of a surrogate pair"
+    with pytest.raises(ArgumentError, match=why):
         hw.study(MODEL, TOKENIZER, HALF)
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(ArgumentError, match=why):
         hw.find_roles(MODEL, TOKENIZER, HALF)
-    with pytest.raises(InputError, match=why):
+    with pytest.raises(ArgumentError, match=why):
         hw.importance(MODEL, HALF, tokenizer=TOKENIZER)
 
 

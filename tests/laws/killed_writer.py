@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headwise import _scratch, files
+from headwise.files import _atomic as files
+from headwise.files import _scratch
 
 SOURCES = (files.__file__, _scratch.__file__)
 OLD, NEW = {"a": "old a", "b": "old b"}, {"a": "new a", "c": "new c"}

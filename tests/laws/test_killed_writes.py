@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headwise import _scratch
 from headwise.errors import OutputError
-from headwise.files import folder_beside, write_beside
+from headwise.files import _scratch, folder_beside, write_beside
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 WRITER = Path(__file__).parent / "killed_writer.py"

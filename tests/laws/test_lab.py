@@ -165,9 +165,9 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, last):
 
 
 def test_an_interruption_while_writing_leaves_the_checkpoint_before(tmp_path, monkeypatch):
-    from headwise.lab import _checkpoint
+    from headwise import _tensors
 
-    write, calls = _checkpoint.save_file, []
+    write, calls = _tensors.save_file, []
 
     def fails_at_the_second(tensors, path, about):
         calls.append(path)
@@ -176,7 +176,7 @@ def test_an_interruption_while_writing_leaves_the_checkpoint_before(tmp_path, mo
             raise Interruption
         write(tensors, path, about)
 
-    monkeypatch.setattr(_checkpoint, "save_file", fails_at_the_second)
+    monkeypatch.setattr(_tensors, "save_file", fails_at_the_second)
     with pytest.raises(Interruption):
         train(SMALL, tmp_path, checkpoint_every=2)
     assert [path.name for path in tmp_path.iterdir()] == ["training.safetensors"]

@@ -40,7 +40,7 @@ def say_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
 
 def say_table(frame: "pd.DataFrame") -> None:
     """Print the rows of a table: as wide as a terminal, or a line each where a program reads."""
-    from headwise._display import in_columns
+    from headwise.tables import in_columns
 
     width = get_terminal_size().columns if sys.stdout.isatty() else None
     for line in in_columns(frame, width=width).split("\n"):

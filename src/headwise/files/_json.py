@@ -122,4 +122,4 @@ def _check_characters(value: Any) -> None:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise ValueError(f"{half!r} is half a character") from error
+        raise ValueError(f"{half!r} is half of a surrogate pair") from error

@@ -53,21 +53,6 @@ def encode(
     return pieces
 
 
-def check_encodable(text: str) -> None:
-    """Refuse a text that cannot be written as UTF-8, of which no tokenizer makes tokens.
-
-    Raises:
-        InputError: it holds half of a surrogate pair.
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"encode: character {error.start} of the text {text[:40]!a} is half of a surrogate "
-            f"pair. Replace it, for example with text.encode('utf-8', 'replace').decode()."
-        ) from error
-
-
 def limit_of(model: nn.Module, tokenizer: Any, max_tokens: int | None) -> int:
     """The most tokens that are read at once: what the model reads, or fewer.
 

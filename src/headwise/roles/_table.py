@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from headwise._display import at_prompt, counted, printable
+from headwise._display import counted, printable
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
@@ -18,6 +18,7 @@ from headwise.tables import (
     Head,
     HeadLike,
     HeadsLike,
+    at_prompt,
     numbers_of,
     read_saved,
     resolve_heads,

@@ -2,6 +2,7 @@
 
 from headwise.tables._chart import draw_curves
 from headwise.tables._curves import Curves, Elbow
+from headwise.tables._display import at_prompt, in_columns
 from headwise.tables._file import (
     check_ending,
     heads_of_rows,
@@ -28,10 +29,12 @@ __all__ = [
     "Scores",
     "TextSums",
     "Totals",
+    "at_prompt",
     "bootstrap_means",
     "check_ending",
     "draw_curves",
     "heads_of_rows",
+    "in_columns",
     "indices_of",
     "numbers_of",
     "random_orders",

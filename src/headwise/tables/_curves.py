@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from headwise._display import at_prompt
 from headwise.errors import ArgumentError, ShapeError
+from headwise.tables._display import at_prompt
 from headwise.tables._scores import bootstrap_means
 
 __all__ = ["Curves", "Elbow"]

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from headwise._display import at_prompt, counted
+from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
+from headwise.tables._display import at_prompt
 from headwise.tables._file import (
     heads_of_rows,
     indices_of,
@@ -269,16 +270,15 @@ class HeadTable:
             ArgumentError: another ending.
             OutputError: the file cannot be written; nothing is left half-written.
         """
-        frame = self.frame()
-        frame["kv_head"] = self.kv_heads
+        columns: dict[str, Any] = {str(name): column for name, column in self.frame().items()}
+        columns["kv_head"] = self.kv_heads
         if self.covered is not None:
-            frame["covered.queries"], frame["covered.tokens"] = self.covered
+            columns["covered.queries"], columns["covered.tokens"] = self.covered
         for name, totals in self.totals.items():
-            for part in COLUMNS:
-                frame[f"{name}.{part}"] = getattr(totals, part)
+            columns |= {f"{name}.{part}": getattr(totals, part) for part in COLUMNS}
             if totals.per_text is not None:
                 for part, sums in zip(_TEXT_COLUMNS, totals.per_text.parts, strict=True):
-                    frame[f"{name}.{part}"] = list(sums.T)
+                    columns[f"{name}.{part}"] = list(sums.T)
         about = {
             "headwise": SCHEMA,
             "model": self.model,
@@ -288,7 +288,7 @@ class HeadTable:
             "original": bool(self.original),
             "per_text": any(one.per_text is not None for one in self.totals.values()),
         }
-        return write_table_file(frame, about, Path(path))
+        return write_table_file(pd.DataFrame(columns), about, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> "HeadTable":

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64
 
-from headwise._display import at_prompt, counted
+from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
+from headwise.tables._display import at_prompt
 from headwise.tables._file import (
     heads_of_rows,
     indices_of,

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from headwise.corpora import AnnotatedText, Corpus, Span, list_corpus
 from headwise.errors import InputError, UnsupportedError
-from headwise.models import check_encodable, token_classes
+from headwise.models import token_classes
 
 # A sentence ends with one of these, and what closes after it, before white space; or with a line.
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'’”»)\]]*\s+|\n+")
@@ -95,13 +95,8 @@ def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Toke
         tokenizer: A fast tokenizer of transformers, or one of the library tokenizers.
     Raises:
         UnsupportedError: the tokenizer cannot say which characters a token stands for.
-        InputError: a single word has more tokens than the limit, or a text has half of a
-            surrogate pair.
+        InputError: a single word has more tokens than the limit.
     """
-    for text in texts:
-        check_encodable(text.text)
-    for text in texts:
-        check_encodable(text.text)
     reader = _Reader(tokenizer, limit)
     pieces: list[TokenText] = []
     cut = within = 0
