@@ -67,11 +67,14 @@ def attend(
     Args:
         mask: Booleans (True = may attend), floats (added to the logits; −inf and the lowest of
             their dtype hide, and what is below −1e29 counts as that), or a rule of
-            `headwise.masks`. `[T, S]` or `[B, H, T, S]`, with 1 to broadcast.
+            `headwise.masks`. `[T, S]` or `[B, H, T, S]`, with 1 to broadcast. Floats that are
+            all 0 or 1 are refused, since added to logits they hide nothing: give `mask.bool()`,
+            `masks.from_binary(mask)`, or `bias=mask`. They are added where values cannot be
+            read: while being traced, on the meta device, and inside `vmap`.
         causal: Whether a query sees only its own position and earlier ones. With `T < S` the
             last query sees the last key.
         window: How many keys are visible on each side of the query, `(left, right)`.
-        scale: What `q · k` is multiplied by. None is `1 / sqrt(D)`.
+        scale: What `q · k` is multiplied by: any finite number. None is `1 / sqrt(D)`.
         bias: Added to the logits after the softcap.
         softcap: Logits become `softcap · tanh(logits / softcap)`.
         sinks: A further logit for each head, in the denominator alone.
@@ -87,7 +90,7 @@ def attend(
         else is returned is float32.
     Raises:
         ShapeError: sizes do not fit together, or a mask does not fit them.
-        MaskError: a mask is neither boolean nor float.
+        MaskError: a mask is neither boolean nor float, or holds only zeros and ones as floats.
         ArgumentError: a value out of range, or a kernel that cannot follow the rule.
     Source:
         Vaswani et al. 2017, eq. 1 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023

@@ -20,6 +20,8 @@ from headwise.masks import Tile, Window, in_func_gradient, is_trained, known, se
 
 BACKENDS = ("auto", "fused", "rows", "native", "triton")
 _PACKED = "the heads of a group are packed, so that keys and values are read once"
+# The smallest scale for torch's causal flag: what float32 holds in full precision.
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 # Rows in one block, where blocks skip the keys that none of their rows may attend to.
 BLOCK = 128
 # Whether this CPU multiplies tiles of bfloat16. There is no public way to ask.
@@ -170,6 +172,12 @@ def _n_threads() -> int:
 def _kernel(rule: Rule, backend: str) -> tuple[str, str]:
     if backend == "rows":
         return "rows", "asked for by name"
+    if rule.needs_double:
+        if backend == "fused":
+            raise _refusal(
+                backend, f"at scale={rule.scale:g} logits need float64, which is left to the rows"
+            )
+        return "rows", f"at scale={rule.scale:g} logits need float64, which is left to the rows"
     missing = [name for name in ("softcap", "sinks") if getattr(rule, name) is not None]
     if not missing:
         return "fused", "torch's kernel follows this rule"
@@ -186,7 +194,9 @@ def _form(rule: Rule, q: Tensor, k: Tensor) -> tuple[str, str]:
     if rule.visible is None and rule.bias is None:
         return "none", "nothing is hidden"
     # Torch aligns its causal flag top-left, which is ours only where T equals S.
+    # Torch multiplies by the scale after it has masked: −inf must stay −inf, in float32 too.
     is_flag = rule.visible == Window(None, 0) and rule.bias is None and T == S
+    is_flag = is_flag and rule.scale >= SMALLEST_SCALE
     if is_flag and not _computes_hidden(q):
         return "causal", "the mask is the kernel's own causal flag"
     share = 1.0 if torch.compiler.is_compiling() else _share(rule, T, S)

@@ -16,6 +16,8 @@ from headwise.masks import Mask, Tile, Window, as_mask, can_look, causal, split_
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
 BiasLike = Bias | Float[Tensor, "*bias"]
 WindowLike = int | tuple[int | None, int | None]
+# Beyond this scale float32 may neither tell logits apart nor hold them: they take float64.
+LARGEST_SCALE = 1e10
 _ALL = slice(None)
 
 
@@ -32,6 +34,11 @@ class Rule:
     bias: Bias | None = None
     softcap: float | None = None
     sinks: Float[Tensor, " H"] | None = None
+
+    @property
+    def needs_double(self) -> bool:
+        """Whether logits are too large for float32."""
+        return abs(self.scale) > LARGEST_SCALE
 
     def simplify(self, T: int, S: int) -> "Rule":
         """The same rule for these lengths, without masks that hide nothing."""
@@ -73,8 +80,15 @@ def make_rule(
     bias: BiasLike | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
+    is_added: bool = False,
 ) -> Rule:
-    """Gather the arguments of `attend` into one rule: masks into one mask, biases into one bias."""
+    """Gather the arguments of `attend` into one rule: masks into one mask, biases into one bias.
+
+    Args:
+        is_added: Whether a model adds its float mask to the logits, even one of zeros and ones.
+    Raises:
+        MaskError: a mask is neither boolean nor float, or holds only zeros and ones as floats.
+    """
     if softcap is not None and not 0 < softcap < math.inf:
         raise ArgumentError(f"attend: softcap={softcap}. Give a positive number, or None.")
     if scale is not None and not math.isfinite(scale):
@@ -85,9 +99,9 @@ def make_rule(
         masks.append(causal())
     if near is not None:
         masks.append(window(near))
-    for additive in _read_mask(mask, masks), bias:
+    for additive, binary in (_read_mask(mask, masks), is_added), (bias, True):
         if isinstance(additive, Tensor):
-            visible, finite = split_additive(additive, "attend")
+            visible, finite = split_additive(additive, "attend", allow_binary=binary)
             if visible is not None:
                 masks.append(visible)
             if finite is not None:
@@ -115,7 +129,8 @@ def _read_mask(mask: MaskLike | None, masks: list[Mask]) -> Tensor | None:
     if not isinstance(mask, Tensor) or not mask.is_floating_point():
         raise MaskError(
             f"attend: a mask of {kind}. "
-            f"Give a tensor of booleans (True = may attend) or floats (added to the logits)."
+            f"Give a tensor of booleans (True = may attend) or floats (added to the logits); "
+            f"masks.from_binary(mask) reads zeros and ones (1 = may attend)."
         )
     return mask
 

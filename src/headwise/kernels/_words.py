@@ -43,6 +43,8 @@ class Words(NamedTuple):
 
 def cannot_follow(rule: Rule, T: int, S: int) -> str | None:
     """Why a rule is not put into words; None: it is."""
+    if rule.needs_double:
+        return f"at scale={rule.scale:g} logits need float64, which is left to the rows"
     if rule.bias is None and (rule.visible is None or isinstance(rule.visible, Window)):
         return None
     parts = Parts.of(rule.visible, T, S)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.masks._look import can_look
+from headwise.masks._look import can_look, has_values
 from headwise.masks._mask import Mask
 from headwise.masks._tile import Tile, cut
 
@@ -57,12 +57,52 @@ def from_additive(additive: Float[Tensor, "*shape"]) -> Mask:
         ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
     """
     visible, bias = _parts(additive, "from_additive")
+    _check_not_binary(additive, "from_additive")
     if bool(bias.any()):
         raise MaskError(
             f"from_additive: entries between {bias.min().item():g} and {bias.max().item():g} "
             f"are a bias, not a mask. Give them as attend(bias=...)."
         )
     return Dense(visible)
+
+
+def from_binary(binary: Shaped[Tensor, "*shape"]) -> Mask:
+    """Read a mask of zeros and ones, 1 = may attend, of any dtype.
+
+    Raises:
+        MaskError: it is no tensor, or has other entries.
+        ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
+    """
+    if not isinstance(binary, Tensor):
+        raise MaskError(
+            f"from_binary: a {type(binary).__name__}. Give a tensor of zeros and ones, 1 where a "
+            f"query may attend."
+        )
+    visible = binary.bool()
+    if has_values(binary) and bool((others := binary != visible).any()):
+        value = binary[others][0].item()
+        raise MaskError(
+            f"from_binary: the mask holds {value:g}. Give zeros and ones, 1 where a query may "
+            f"attend; numbers to be added to the logits are attend(bias=...)."
+        )
+    return Dense(_four(visible, "from_binary"))
+
+
+def _check_not_binary(mask: Tensor, where: str) -> None:
+    """Refuse a float mask that holds zeros and ones alone: added to logits it hides nothing.
+
+    It passes where its values cannot be read: while being traced, on the meta device, in `vmap`.
+    """
+    if not mask.numel() or not has_values(mask):
+        return
+    values = mask.detach()
+    if values.amax() != 1 or values.amin() != 0 or not ((values == 0) | (values == 1)).all():
+        return
+    raise MaskError(
+        f"{where}: a {mask.dtype} mask of shape {tuple(mask.shape)} that holds only 0 and 1. "
+        f"Floats are added to the logits, so it would hide nothing. Give mask.bool() or "
+        f"masks.from_binary(mask) if 1 means may attend, or bias=mask to add these numbers."
+    )
 
 
 def from_flex(block_mask: Any) -> Mask:
@@ -110,17 +150,24 @@ def as_mask(visible: Bool[Tensor, "*shape"], where: str = "mask") -> Mask:
 
 
 def split_additive(
-    additive: Float[Tensor, "*shape"], where: str
+    additive: Float[Tensor, "*shape"], where: str, *, allow_binary: bool = False
 ) -> tuple[Mask | None, Float[Tensor, "#B #H T S"] | None]:
     """Part an additive mask into what may be attended to and the finite bias that remains.
 
     Either is None where a look at the numbers shows that it does nothing. Where looking is not
     allowed, both are there.
 
+    Args:
+        where: The function that an error names.
+        allow_binary: Whether it may hold zeros and ones alone: a bias may, a mask is more likely
+            meant as 1 = may attend.
     Raises:
         ArgumentError: an entry is +inf or NaN, where looking is allowed.
+        MaskError: it holds zeros and ones alone, and must not.
     """
     visible, bias = _parts(additive, where)
+    if not allow_binary:
+        _check_not_binary(additive, where)
     if not can_look(additive):
         return Dense(visible), bias
     highest = additive.detach().amax().item() if additive.numel() else 0.0

@@ -47,6 +47,13 @@ def is_there(*tensors: Tensor) -> bool:
     )
 
 
+def has_values(x: Tensor) -> bool:
+    """Whether the numbers of a tensor can be read, be it that a GPU has to be waited for."""
+    if x.device.type != "cuda":
+        return can_look(x)
+    return is_there(x) and not torch.cuda.is_current_stream_capturing()
+
+
 def is_trained(*inputs: Tensor) -> bool:
     """Whether gradients will be asked for."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)

@@ -14,13 +14,13 @@ from headwise.kernels._rule import Rule
 from headwise.kernels.rows._cells import (
     CELL,
     LN2,
-    Cell,
     Powers,
     Scratch,
     mix,
     over_cells,
     powers_of_cell,
 )
+from headwise.kernels.rows._hidden import Cell, as_given, in_double
 from headwise.masks import Tile, is_trained, is_transformed
 
 # Far enough below 0 that two to that power is 0 in float64, too.
@@ -41,6 +41,8 @@ def attend_rows(
     In training each block is computed again on the way back, so that no `T` x `S` array is
     kept for it either.
     """
+    dtype = q.dtype
+    q, k, v = in_double(q, k, v, rule)
 
     def compute(cell: Cell) -> Named:
         soft = powers_of_cell(q, k, rule, cell)
@@ -62,7 +64,8 @@ def attend_rows(
         rule,
         lambda cell: checkpoint(compute, cell, use_reentrant=False) if again else compute(cell),
     )
-    return found | {"heads": found["heads"].to(q.dtype)}
+    found = as_given(found, dtype, rule)
+    return found | {"heads": found["heads"].to(dtype)}
 
 
 def weights_of_head(
@@ -73,6 +76,8 @@ def weights_of_head(
     rows: range | None = None,
 ) -> Float[Tensor, "B R S"]:
     """The exact weights of one head, for some queries or all of them."""
+    dtype = q.dtype
+    q, k, _ = in_double(q, k, k, rule)
     T, S = q.shape[2], k.shape[2]
     rows = range(T) if rows is None else rows
     kv_head = head // (q.shape[1] // k.shape[1])
@@ -83,7 +88,8 @@ def weights_of_head(
         tile=Tile(T, S, rows, rule.extent(rows, T, S), q.device),
     )
     soft = powers_of_cell(q, k, rule, cell)
-    return _all_keys(soft.powers / soft.divisor, cell)[:, 0]
+    weights = _all_keys(soft.powers / soft.divisor, cell)[:, 0]
+    return as_given({"weights": weights}, dtype, rule)["weights"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ def weights_in_blocks(
     A block holds at least the heads that share one key/value head. Its memory is used again for
     the next block.
     """
+    dtype = q.dtype
+    q, k, _ = in_double(q, k, k, rule)
     B, H, T, _ = q.shape
     Hkv, S = k.shape[1], k.shape[2]
     groups = H // Hkv
@@ -118,7 +126,8 @@ def weights_in_blocks(
         moment = soft.shifted.mul_(weights).sum(-1)
         divisor = soft.divisor[..., 0]
         nats = (torch.log2(divisor) * soft.kept / divisor - moment) * LN2
-        yield HeadBlock(heads, weights, nats.clamp_(min=0.0))
+        named = {"weights": weights, "entropy": nats.clamp_(min=0.0)}
+        yield HeadBlock(heads, **as_given(named, dtype, rule))
 
 
 def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:

@@ -7,101 +7,21 @@ Exponentials are taken in base 2 (three times cheaper than base e); `LN2` leads 
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from headwise.kernels._request import Named
 from headwise.kernels._rule import Rule
-from headwise.masks import Mask, Tile, mapped_with
+from headwise.kernels.rows._hidden import Cell, Hidden, hidden_logit, is_without_keys
+from headwise.masks import Tile, mapped_with
 
 LN2 = math.log(2.0)
 LOG2E = 1.0 / LN2
-# Far below any logit, and finite: 0 · HIDDEN is 0 where 0 · −inf would be NaN.
-HIDDEN = -1e30
 # Entries in one cell. Half a million floats stay in the cache of one core.
 CELL = 1 << 19
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Slices of a batch: texts, kv heads, the query heads that read them, and a tile."""
-
-    texts: slice
-    kv_heads: slice
-    heads: slice
-    tile: Tile
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.tile.rows.start, self.tile.rows.stop)
-
-    @property
-    def keys(self) -> slice:
-        return slice(self.tile.keys.start, self.tile.keys.stop)
-
-
-@dataclass
-class Hidden:
-    """What the rows of a cell may not attend to: nothing but some edges of its columns."""
-
-    edges: tuple[tuple[slice, Bool[Tensor, "#b #h R _"]], ...]
-    _ceilings: list[Tensor] | None = None
-
-    @classmethod
-    def of(cls, rule: Rule, cell: Cell) -> "Hidden":
-        if rule.visible is None:
-            return cls(())
-        edges = []
-        for tile in _edges(rule.visible, cell.tile):
-            visible = rule.visible_in(tile, cell.texts, cell.heads)
-            if visible is not None:
-                start, stop = tile.keys.start, tile.keys.stop
-                # A mask that is the same for all queries or keys hides from each of them.
-                rows = tile.rows.stop - tile.rows.start
-                hidden = ~visible.expand(-1, -1, rows, stop - start)
-                shift = cell.tile.keys.start
-                edges.append((slice(start - shift, stop - shift), hidden))
-        return cls(tuple(edges))
-
-    @cached_property
-    def number(self) -> Int[Tensor, "#b #h R"] | int:
-        """How many keys each row may not attend to."""
-        return sum(hidden.sum(-1) for _, hidden in self.edges)
-
-    def cover(self, logits: Float[Tensor, "b h R n"], value: float = HIDDEN) -> Tensor:
-        for at, hidden in self.edges:
-            _part(logits, at, hidden).masked_fill_(hidden, value)
-        return logits
-
-    def press(self, logits: Float[Tensor, "b h R n"]) -> Tensor:
-        """What `cover` does, ten times faster on a CPU; but hidden logits that are NaN stay."""
-        if self._ceilings is None:
-            high = logits.new_tensor(math.inf)
-            self._ceilings = [torch.where(hidden, HIDDEN, high) for _, hidden in self.edges]
-        for (at, hidden), ceiling in zip(self.edges, self._ceilings, strict=True):
-            part = _part(logits, at, hidden)
-            torch.minimum(part, ceiling, out=part)
-        return logits
-
-
-def _part(logits: Tensor, at: slice, hidden: Tensor) -> Tensor:
-    return logits if hidden.shape[-1] == logits.shape[-1] else logits[..., at]
-
-
-def _edges(visible: Mask, tile: Tile) -> list[Tile]:
-    """The parts of a tile left and right of the keys that all its queries may attend to."""
-    rows, keys = tile.rows, tile.keys
-    if isinstance(rows, slice) or isinstance(keys, slice):  # of a length that is open
-        return [tile]
-    shared = visible.shared(rows, tile.T, tile.S)
-    start = min(max(shared.start, keys.start), keys.stop)
-    stop = max(min(shared.stop, keys.stop), start)
-    parts = range(keys.start, start), range(stop, keys.stop)
-    return [replace(tile, keys=part) for part in parts if len(part)]
 
 
 class _Rooms(threading.local):
@@ -154,7 +74,7 @@ class Powers:
     total: Float[Tensor, "b h R"]  # and of the sink's
     peak: Float[Tensor, "b h R"]
     highest: Float[Tensor, "b h R"]  # of `shifted`: 0 unless a sink is the peak
-    max_logit: Float[Tensor, "b h R"]  # in base 2, without bias; HIDDEN for a row without keys
+    max_logit: Float[Tensor, "b h R"]  # in base 2, without bias; hidden where no key is seen
     hidden: Hidden
     divisor: Float[Tensor, "b h R 1"]  # the total, or 1 for a row without keys: weights all zero
 
@@ -230,7 +150,7 @@ def powers_of_cell(
         sinks = (rule.sinks[cell.heads] * LOG2E).to(shifted.dtype)[None, :, None]
         peak = torch.maximum(peak, sinks.detach())
     if hidden.edges or shifted.shape[-1] == 0:
-        peak = torch.where(peak < HIDDEN / 2, 0.0, peak)
+        peak = torch.where(is_without_keys(peak), 0.0, peak)
     shifted = shifted.sub_(peak.unsqueeze(-1))
     room = None if scratch is None else scratch.take("powers", shifted, shifted.shape)
     powers = torch.exp2(shifted, out=room)
@@ -286,7 +206,7 @@ def grouped_product(
 
 def _amax(logits: Tensor) -> Tensor:
     if logits.shape[-1] == 0:  # no key is in sight of any of these rows
-        return logits.new_full(logits.shape[:-1], HIDDEN)
+        return logits.new_full(logits.shape[:-1], hidden_logit(logits))
     return logits.detach().amax(-1)
 
 

@@ -15,9 +15,7 @@ from headwise.kernels._request import Named, RowRequest, RowStatistics
 from headwise.kernels._rule import Rule
 from headwise.kernels.rows._attend import log_sum_exp
 from headwise.kernels.rows._cells import (
-    HIDDEN,
     LN2,
-    Cell,
     Powers,
     Scratch,
     mix,
@@ -25,6 +23,7 @@ from headwise.kernels.rows._cells import (
     positive,
     powers_of_cell,
 )
+from headwise.kernels.rows._hidden import Cell, as_given, in_double, is_without_keys
 
 
 @torch.no_grad()
@@ -42,6 +41,8 @@ def rows_statistics(
         and u = Σ exp(z − m)(z − m).
     """
     B, H, T, _ = q.shape
+    dtype = q.dtype
+    q, k, v = in_double(q, k, v, rule)
     work = torch.promote_types(q.dtype, torch.float32)
     safe = guard(q, k, v, rule) if request.heads else Guarded(q, k, v[..., :0], None)
     whole = _Whole(
@@ -65,18 +66,16 @@ def rows_statistics(
         if request.argmax:
             found["argmax"] = _argmax(soft, cell)
         if request.received is not None:
-            part = _received(soft, cell, request.received)
-            whole.received[cell.texts, cell.heads, cell.keys] += part
+            _add_received(soft, cell, request.received, whole.received)
         if request.entropy:  # last: it reuses the logits' memory
             found["moment"] = _moment(soft)
         return found
 
     rows = over_cells(q, k, rule, compute)
-    return RowStatistics(
-        **_finish(rows, rule),
-        received=None if request.received is None else whole.received,
-        heads=safe.mark(whole.heads) if request.heads else None,
-    )
+    found = _finish(rows, rule)
+    found |= {} if request.received is None else {"received": whole.received}
+    found |= {"heads": safe.mark(whole.heads)} if request.heads else {}
+    return RowStatistics(**as_given(found, dtype, rule))
 
 
 @dataclass
@@ -114,7 +113,7 @@ def _finish(rows: Named, rule: Rule) -> Named:
     peak, max_logit = rows.pop("peak"), rows.pop("max_logit")
     divisor = positive(total)
     rows["lse"] = log_sum_exp(peak, total)
-    rows["max_logit"] = torch.where(max_logit < HIDDEN / 2, -torch.inf, max_logit * LN2)
+    rows["max_logit"] = torch.where(is_without_keys(max_logit), -torch.inf, max_logit * LN2)
     rows["max_weight"] = torch.exp2(highest) / divisor
     if rule.sinks is not None:
         rows["sink"] = 1.0 - kept / divisor
@@ -146,7 +145,7 @@ def _participation(soft: Powers, rule: Rule) -> Float[Tensor, "b h R"]:
         relative = torch.exp2(soft.shifted - soft.highest.unsqueeze(-1))
         kept = relative.sum(-1)
     squares = torch.linalg.vector_norm(relative, dim=-1).square()
-    none = soft.highest <= HIDDEN / 2  # not of a row that is no number
+    none = is_without_keys(soft.highest)  # not of a row that is no number
     return torch.where(none, 0.0, kept.square() / torch.where(none, 1.0, squares))
 
 
@@ -154,16 +153,19 @@ def _argmax(soft: Powers, cell: Cell) -> Int[Tensor, "b h R"]:
     if not soft.shifted.shape[-1]:
         return torch.full_like(soft.total, -1, dtype=torch.int64)
     first = soft.shifted.argmax(-1) + cell.tile.keys.start
-    return torch.where(soft.highest > HIDDEN / 2, first, -1)
+    return torch.where(is_without_keys(soft.highest) | soft.highest.isnan(), -1, first)
 
 
-def _received(soft: Powers, cell: Cell, queries: Bool[Tensor, "B T"]) -> Float[Tensor, "b h n"]:
+def _add_received(
+    soft: Powers, cell: Cell, queries: Bool[Tensor, "B T"], received: Float[Tensor, "B H S"]
+) -> None:
+    """Add the weights of the counted queries to the sum of each key."""
     counted = queries[cell.texts, None, cell.rows, None]  # b 1 R 1
     share = torch.where(counted, 1.0 / soft.divisor, 0.0).transpose(-1, -2)
-    found = torch.matmul(share, soft.powers)
-    if not found.isfinite().all():  # perhaps of a query that does not count
-        found = torch.matmul(share, soft.powers.masked_fill(~counted, 0.0))
-    return found.squeeze(-2)
+    sums = torch.matmul(share, soft.powers)
+    if not sums.isfinite().all():  # perhaps of a query that does not count
+        sums = torch.matmul(share, soft.powers.masked_fill(~counted, 0.0))
+    received[cell.texts, cell.heads, cell.keys] += sums.squeeze(-2)
 
 
 def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch) -> Named:
@@ -194,7 +196,7 @@ def _measures(
     room = scratch.take("measure", powers, powers.shape)
     if request.top:
         # By their logits: where all keys are hidden, none of them is the largest.
-        highest = torch.where(soft.highest < HIDDEN / 2, torch.inf, soft.highest)
+        highest = torch.where(is_without_keys(soft.highest), torch.inf, soft.highest)
         largest = torch.eq(soft.shifted, highest.unsqueeze(-1), out=room)
         yield "top", largest, largest.sum(-1, keepdim=True).clamp_(min=1.0)
     if request.key_norms is not None:

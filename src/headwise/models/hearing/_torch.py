@@ -104,7 +104,7 @@ def _call(
     return Call(
         module=module,
         q=q, k=k, v=v,
-        rule=make_rule(head_dim=q.shape[-1], mask=mask, scale=scale),
+        rule=make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True),
         heads=heads,
         watched="the function mode",
         kernel="scaled_dot_product_attention",
@@ -184,7 +184,9 @@ def tell_torch_layer(
         Call(
             module=module,
             q=q, k=k, v=v,
-            rule=make_rule(head_dim=module.head_dim, mask=_mask(given, real, q, k)),
+            rule=make_rule(
+                head_dim=module.head_dim, mask=_mask(given, real, q, k), is_added=True
+            ),
             heads=out[:, None],
             join=partial(_join, module.out_proj),
             watched="a hook on the module",

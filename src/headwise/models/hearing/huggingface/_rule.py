@@ -33,6 +33,7 @@ def rule_of(
         bias=_bias(kwargs.get("position_bias"), q, S),
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
+        is_added=True,
     )
 
 
