@@ -49,7 +49,7 @@ test-sanitized: .venv/dev $(NATIVE)
 	@mkdir -p build
 	@cmake -S . -B build/sanitized -D SANITIZE=ON >build/sanitized.log
 	@cmake --build build/sanitized --parallel 2 >>build/sanitized.log
-	@best=$$($(BIN)/python -c "from headwise._native import library; print(library().name)"); \
+	@best=$$($(BIN)/python -c "from headwise._library import library; print(library().name)"); \
 	for name in $$(printf "%s\n" avx2 $$best | sort -u); do \
 	    echo "The $$name build, watched"; \
 	    LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
 from headwise import masks
-from headwise.masks import Mask, Tile
+from headwise.masks import Mask
+from headwise.masks.tiles import Tile
 
 T, S = 5, 7
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from describing import assert_same, cast, described, everything
 from headwise import masks
-from headwise._native import library
+from headwise._library import library
 from headwise.kernels import RowRequest, RowStatistics, attend, make_rule, row_statistics
 from headwise.kernels.native._compute import FEW, is_packed
 from strategies import Problem

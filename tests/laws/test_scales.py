@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headwise import reference
-from headwise._native import library
+from headwise._library import library
 from headwise.errors import ArgumentError
-from headwise.kernels import RowRequest, Rule, attend, choose, make_rule, row_statistics
+from headwise.kernels import AttentionRule, RowRequest, attend, choose, make_rule, row_statistics
 from strategies import Problem, problems
 
 ORDINARY = [0.0, -0.0, 1e-320, 1e-46, -1e-40, 1e-30, -0.3, 1.0, -8.0]
@@ -93,7 +93,7 @@ def _gradients(problem: Problem) -> tuple[Tensor, ...]:
     return torch.autograd.grad(heads.square().sum(), (q, k, v))
 
 
-def _rule(problem: Problem) -> Rule:
+def _rule(problem: Problem) -> AttentionRule:
     how = {NAMES.get(name, name): x for name, x in problem.how.items()}
     return make_rule(head_dim=problem.q.shape[-1], **how)
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.errors import MaskError
-from headwise.masks._tile import Tile
+from headwise.masks.tiles import Tile
 
 
 class Mask:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from headwise._torch_private import can_read, statically
 from headwise.errors import ArgumentError, ShapeError
-from headwise.masks._look import can_look, known
 from headwise.masks._mask import Mask
-from headwise.masks._tile import Tile
+from headwise.masks.tiles import Tile
 
 
 def causal() -> Mask:
@@ -59,7 +59,7 @@ def padding(
     if side not in ("left", "right"):
         raise ArgumentError(f"padding: side={side!r}. Say 'left' or 'right'.")
     whole = not counts.is_floating_point() and counts.dtype != torch.bool
-    if counts.ndim != 1 or not whole or (can_look(counts) and bool((counts < 0).any())):
+    if counts.ndim != 1 or not whole or (can_read(counts) and bool((counts < 0).any())):
         raise ArgumentError(
             f"padding: lengths {counts.tolist()}. Give one whole number of real keys for each text."
         )
@@ -109,8 +109,8 @@ class Window(Mask):
 
     def simplify(self, T: int, S: int) -> Mask | None:
         # The last query stands on the last key, the first one T - 1 keys before it.
-        left = None if self.left is None or known(self.left >= S - 1) else self.left
-        right = None if self.right is None or known(self.right >= T - 1) else self.right
+        left = None if self.left is None or statically(self.left >= S - 1) else self.left
+        right = None if self.right is None or statically(self.right >= T - 1) else self.right
         if (left, right) == (self.left, self.right):
             return self
         return None if left is None and right is None else Window(left, right)
@@ -170,7 +170,7 @@ class _Documents(Mask):
             raise ShapeError(
                 f"documents: {self.ids.shape[-1]} ids for {tile.S} keys. Give one id for each key."
             )
-        if known(tile.T > tile.S):
+        if statically(tile.T > tile.S):
             raise ShapeError(
                 f"documents: {tile.T} queries of {tile.S} keys. The queries of packed texts are "
                 f"among their keys: give no more of them."

@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics
-from headwise.masks import is_wrapped
 from headwise.models import Call, Inputs, Running, Site, Sites, Text, output_projection
 from headwise.watch._collect import Heard, collect
 from headwise.watch._ledger import Ledger, Sums
@@ -56,7 +56,7 @@ class Hearing:
             return
         _check_numbers(call)
         # What listens for attention need not listen to what is computed about it.
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             self._take_in(site, call)
 
     def _take_in(self, site: Site, call: Call) -> None:
@@ -81,7 +81,7 @@ class Hearing:
             return None
         _check_numbers(call)
         site = self.found.of(call, self.running)
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             heard = self._heard(site, call)
             sums, rows = self._collect(heard, heads_too=True)
             self._enter(site, heard, sums, rows)
@@ -91,7 +91,7 @@ class Hearing:
     def _passes_over(self) -> bool:
         """Whether nothing is watched just now."""
         # In a backward pass, checkpointed layers run again: they have been counted already.
-        again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
+        again = in_backward() and not self.inputs.inside
         return again or max(0, self.inputs.passes - 1) % self._every > 0
 
     def _collect(self, heard: Heard, heads_too: bool) -> tuple[Sums, RowStatistics]:

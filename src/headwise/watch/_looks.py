@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError
 from headwise.heads import Head, HeadLike, resolve_heads
 from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
-from headwise.masks import Tile
+from headwise.masks.tiles import Tile
 from headwise.models import Call, Site, output_projection
 from headwise.watch._collect import norms_behind
 from headwise.watch._places import NONE

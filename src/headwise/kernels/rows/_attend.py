@@ -9,19 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.kernels._request import Named
-from headwise.kernels._rule import Rule
-from headwise.kernels.rows._cells import (
-    CELL,
-    LN2,
-    Powers,
-    Scratch,
-    mix,
-    over_cells,
-    powers_of_cell,
-)
+from headwise._torch_private import is_under_func_gradient, needs_gradient
+from headwise.kernels.rows._cells import CELL, LN2, Powers, Scratch, mix, over_cells, powers_of_cell
 from headwise.kernels.rows._hidden import Cell, as_given, in_double
-from headwise.masks import Tile, is_trained, is_transformed
+from headwise.kernels.spec import AttentionRule, Named
+from headwise.masks.tiles import Tile
 
 # Far enough below 0 that two to that power is 0 in float64, too.
 VANISHED = -2000.0
@@ -31,15 +23,15 @@ def attend_rows(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
-    rule: Rule,
+    rule: AttentionRule,
     dropout_p: float = 0.0,
     keep_weights: bool = False,
     entropy: bool = False,
 ) -> Named:
-    """The `heads`, their `lse`, and where asked for the `weights` and `entropy` (before dropout).
+    """The `heads`, their `lse`, and if requested the `weights` and `entropy` (before dropout).
 
-    In training each block is computed again on the way back, so that no `T` x `S` array is
-    kept for it either.
+    In training each block is recomputed in the backward pass, so that no `T` x `S` array is kept
+    for it either.
     """
     dtype = q.dtype
     q, k, v = in_double(q, k, v, rule)
@@ -57,7 +49,7 @@ def attend_rows(
             found["entropy"] = _entropy(soft, weights)
         return found
 
-    again = is_trained(q, k, v) and not keep_weights and not is_transformed(q, k, v)
+    again = needs_gradient(q, k, v) and not keep_weights and not is_under_func_gradient(q, k, v)
     found = over_cells(
         q,
         k,
@@ -71,7 +63,7 @@ def attend_rows(
 def weights_of_head(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
-    rule: Rule,
+    rule: AttentionRule,
     head: int,
     rows: range | None = None,
 ) -> Float[Tensor, "B R S"]:
@@ -94,7 +86,7 @@ def weights_of_head(
 
 @dataclass(frozen=True)
 class HeadBlock:
-    """Some heads of a layer: their weights, and the entropy of each row (nats, over real keys)."""
+    """Several heads of a layer: their weights, and each row's entropy (nats, over real keys)."""
 
     heads: slice
     weights: Float[Tensor, "B h T S"]
@@ -103,7 +95,7 @@ class HeadBlock:
 
 @torch.no_grad()
 def weights_in_blocks(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], rule: Rule
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], rule: AttentionRule
 ) -> Iterator[HeadBlock]:
     """The exact weights of all heads, a few at a time: as many as stay in the cache of one core.
 
@@ -139,12 +131,12 @@ def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:
 def _entropy(soft: Powers, weights: Tensor) -> Float[Tensor, "b h R"]:
     """In nats, over real keys."""
     divisor = soft.divisor[..., 0]
-    # What is hidden has no weight, and its logarithm times none must be a number, and small.
+    # A masked key has a weight of 0, and its logarithm times 0 must be a small number.
     moment = (soft.shifted.clamp(min=VANISHED) * weights).sum(-1)
     return ((torch.log2(divisor) * soft.kept / divisor - moment) * LN2).clamp(min=0.0)
 
 
 def _all_keys(weights: Tensor, cell: Cell) -> Tensor:
-    """Zeros for the keys that were not even looked at."""
+    """Weights with zeros for the keys outside of the cell."""
     keys = cell.tile.keys
     return F.pad(weights, (keys.start, cell.tile.S - keys.stop))

@@ -1,4 +1,4 @@
-"""A cell of the plane of weights, what is masked in it, and the precision of its logits."""
+"""A cell of the plane of weights, its mask, and the precision of its logits."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headwise.kernels._request import Named
-from headwise.kernels._rule import Rule
-from headwise.masks import Mask, Tile
+from headwise.kernels.spec import AttentionRule, Named
+from headwise.masks import Mask
+from headwise.masks.tiles import Tile
 
 # The logit of a masked key, far below any other, and finite: 0 · HIDDEN is 0, 0 · −inf is NaN.
 # In float64 differences of two such logits are finite, too.
@@ -37,13 +37,13 @@ class Cell:
 
 @dataclass
 class Hidden:
-    """What the rows of a cell may not attend to: nothing but some edges of its columns."""
+    """What is masked in a cell: parts of it at its left and right edge."""
 
     edges: tuple[tuple[slice, Bool[Tensor, "#b #h R _"]], ...]
     _ceilings: list[Tensor] | None = None
 
     @classmethod
-    def of(cls, rule: Rule, cell: Cell) -> "Hidden":
+    def of(cls, rule: AttentionRule, cell: Cell) -> "Hidden":
         if rule.visible is None:
             return cls(())
         edges = []
@@ -51,7 +51,7 @@ class Hidden:
             visible = rule.visible_in(tile, cell.texts, cell.heads)
             if visible is not None:
                 start, stop = tile.keys.start, tile.keys.stop
-                # A mask that is the same for all queries or keys hides from each of them.
+                # A mask that is the same for all queries or keys is expanded to them.
                 rows = tile.rows.stop - tile.rows.start
                 hidden = ~visible.expand(-1, -1, rows, stop - start)
                 shift = cell.tile.keys.start
@@ -60,17 +60,17 @@ class Hidden:
 
     @cached_property
     def number(self) -> Int[Tensor, "#b #h R"] | int:
-        """How many keys each row may not attend to."""
+        """The number of masked keys of each row."""
         return sum(hidden.sum(-1) for _, hidden in self.edges)
 
-    def cover(self, logits: Float[Tensor, "b h R n"], value: float | None = None) -> Tensor:
+    def fill(self, logits: Float[Tensor, "b h R n"], value: float | None = None) -> Tensor:
         value = hidden_logit(logits) if value is None else value
         for at, hidden in self.edges:
             _part(logits, at, hidden).masked_fill_(hidden, value)
         return logits
 
-    def press(self, logits: Float[Tensor, "b h R n"]) -> Tensor:
-        """What `cover` does, ten times faster on a CPU; but hidden logits that are NaN stay."""
+    def apply_ceilings(self, logits: Float[Tensor, "b h R n"]) -> Tensor:
+        """The same as `fill`, and faster on a CPU; but masked logits that are NaN stay."""
         if self._ceilings is None:
             high = logits.new_tensor(math.inf)
             low = hidden_logit(logits)
@@ -96,9 +96,9 @@ def _part(logits: Tensor, at: slice, hidden: Tensor) -> Tensor:
 
 
 def _edges(visible: Mask, tile: Tile) -> list[Tile]:
-    """The parts of a tile left and right of the keys that all its queries may attend to."""
+    """The parts of a tile left and right of the keys that are visible to all its queries."""
     rows, keys = tile.rows, tile.keys
-    if isinstance(rows, slice) or isinstance(keys, slice):  # of a length that is open
+    if isinstance(rows, slice) or isinstance(keys, slice):  # of a dynamic length
         return [tile]
     shared = visible.shared(rows, tile.T, tile.S)
     start = min(max(shared.start, keys.start), keys.stop)
@@ -108,13 +108,13 @@ def _edges(visible: Mask, tile: Tile) -> list[Tile]:
 
 
 def in_double(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule
 ) -> tuple[Float[Tensor, "B H T D"], Float[Tensor, "B Hkv S D"], Float[Tensor, "B Hkv S Dv"]]:
     """Queries, keys and values in float64 where the logits of the rule need it."""
     return (q.double(), k.double(), v.double()) if rule.needs_double else (q, k, v)
 
 
-def as_given(named: Named, dtype: torch.dtype, rule: Rule) -> Named:
+def as_given(named: Named, dtype: torch.dtype, rule: AttentionRule) -> Named:
     """Results in the precision promised for queries of a dtype, if `in_double` has changed it."""
     if not rule.needs_double:
         return named

@@ -1,7 +1,4 @@
-"""What the weights of each row were like, without keeping them.
-
-Queries, keys, a rule and a request go in, statistics of rows come out: here in plain PyTorch.
-"""
+"""Statistics of the weights of each row in plain PyTorch, without storing the weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,9 +7,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headwise.kernels._guard import Guarded, guard
-from headwise.kernels._request import Named, RowRequest, RowStatistics
-from headwise.kernels._rule import Rule
 from headwise.kernels.rows._attend import log_sum_exp
 from headwise.kernels.rows._cells import (
     LN2,
@@ -24,6 +18,17 @@ from headwise.kernels.rows._cells import (
     powers_of_cell,
 )
 from headwise.kernels.rows._hidden import Cell, as_given, in_double, is_without_keys
+from headwise.kernels.spec import (
+    AttentionRule,
+    Guarded,
+    Named,
+    RowRequest,
+    RowStatistics,
+    guard_nonfinite,
+)
+
+# How results name this kernel.
+KERNEL = "blocks of rows"
 
 
 @torch.no_grad()
@@ -31,7 +36,7 @@ def rows_statistics(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
-    rule: Rule,
+    rule: AttentionRule,
     request: RowRequest,
 ) -> RowStatistics:
     """Statistics of the weights of every row, a cell at a time.
@@ -44,11 +49,11 @@ def rows_statistics(
     dtype = q.dtype
     q, k, v = in_double(q, k, v, rule)
     work = torch.promote_types(q.dtype, torch.float32)
-    safe = guard(q, k, v, rule) if request.heads else Guarded(q, k, v[..., :0], None)
+    safe = guard_nonfinite(q, k, v, rule) if request.heads else Guarded(q, k, v[..., :0], None)
     whole = _Whole(
         heads=q.new_empty(B, H, T, v.shape[3] if request.heads else 0, dtype=work),
         received=q.new_zeros(B, H, k.shape[2], dtype=work),
-        # The rest never multiplies a hidden number by 0.
+        # Only the values are multiplied by weights of 0.
         mixed=_mixed(safe.v, request),
     )
 
@@ -75,12 +80,12 @@ def rows_statistics(
     found = _finish(rows, rule)
     found |= {} if request.received is None else {"received": whole.received}
     found |= {"heads": safe.mark(whole.heads)} if request.heads else {}
-    return RowStatistics(**as_given(found, dtype, rule))
+    return RowStatistics(**as_given(found, dtype, rule), kernel=KERNEL)
 
 
 @dataclass
 class _Whole:
-    """What all cells share: what they fill or add to, and memory to compute in."""
+    """What all cells share: outputs that they fill or add to, and memory to compute in."""
 
     heads: Float[Tensor, "B H T _"]
     received: Float[Tensor, "B H S"]
@@ -90,7 +95,7 @@ class _Whole:
 
 
 def _mixed(v: Float[Tensor, "B Hkv S _"], request: RowRequest) -> Float[Tensor, "B Hkv S _"]:
-    """Values and members of classes: columns of one matrix product with the weights."""
+    """Values and shares in classes, as columns of one matrix product with the weights."""
     if request.classes is None:
         return v
     members = request.classes[:, None].expand(-1, v.shape[1], -1, -1)
@@ -107,7 +112,7 @@ def _mix(soft: Powers, cell: Cell, whole: _Whole) -> Named:
     return {"class_mass": classes / soft.divisor} if classes.shape[-1] else {}
 
 
-def _finish(rows: Named, rule: Rule) -> Named:
+def _finish(rows: Named, rule: AttentionRule) -> Named:
     """Statistics from sums over the keys of each row."""
     kept, total, highest = (rows.pop(name) for name in ("kept", "total", "highest"))
     peak, max_logit = rows.pop("peak"), rows.pop("max_logit")
@@ -133,19 +138,19 @@ def _moment(soft: Powers) -> Float[Tensor, "b h R"]:
     """Σ p · ln p up to the total and the base. It takes the memory of `shifted`."""
     parts = soft.shifted.mul_(soft.powers)
     found = parts.sum(-1)
-    if found.isnan().any():  # perhaps 0 · −inf, of a key that is hidden
-        found = soft.hidden.cover(parts, 0.0).sum(-1)
+    if found.isnan().any():  # perhaps 0 · −inf, of a masked key
+        found = soft.hidden.fill(parts, 0.0).sum(-1)
     return found
 
 
-def _participation(soft: Powers, rule: Rule) -> Float[Tensor, "b h R"]:
-    # A sink far above all logits leaves powers that vanish when they are squared.
+def _participation(soft: Powers, rule: AttentionRule) -> Float[Tensor, "b h R"]:
+    # Under a sink far above all logits the squares of powers vanish.
     relative, kept = soft.powers, soft.kept
     if rule.sinks is not None:
         relative = torch.exp2(soft.shifted - soft.highest.unsqueeze(-1))
         kept = relative.sum(-1)
     squares = torch.linalg.vector_norm(relative, dim=-1).square()
-    none = is_without_keys(soft.highest)  # not of a row that is no number
+    none = is_without_keys(soft.highest)  # NaN rows stay NaN
     return torch.where(none, 0.0, kept.square() / torch.where(none, 1.0, squares))
 
 
@@ -169,7 +174,7 @@ def _add_received(
 
 
 def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch) -> Named:
-    """How each measure of the keys falls on single keys and on classes of keys."""
+    """Each measure of the weights, on single keys and on classes of keys."""
     found: Named = {}
     if request.keys is not None:
         at, found["key_seen"] = _seen(soft, cell, request.keys)
@@ -182,7 +187,7 @@ def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch)
         if request.keys is not None:
             part = amounts.gather(-1, at) if amounts.shape[-1] else at.to(amounts.dtype)
             found[f"key_{name}"] = part.masked_fill(~found["key_seen"], 0.0) / whole
-        if request.classes is not None and name != "mass":  # which is mixed as values are
+        if request.classes is not None and name != "mass":  # mixed together with the values
             found[f"class_{name}"] = torch.matmul(amounts, members) / whole
     return found
 
@@ -190,31 +195,31 @@ def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch)
 def _measures(
     soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch
 ) -> Iterator[tuple[str, Float[Tensor, "b h R n"], Float[Tensor, "b h R 1"]]]:
-    """What each key of a row has of something, and how much of that there is."""
+    """Measures of the weights: their name, the part of each key, and their total."""
     powers = soft.powers
     yield "mass", powers, soft.divisor
-    room = scratch.take("measure", powers, powers.shape)
+    buffer = scratch.take("measure", powers, powers.shape)
     if request.top:
-        # By their logits: where all keys are hidden, none of them is the largest.
+        # By their logits: where all keys are masked, none of them is the largest.
         highest = torch.where(is_without_keys(soft.highest), torch.inf, soft.highest)
-        largest = torch.eq(soft.shifted, highest.unsqueeze(-1), out=room)
+        largest = torch.eq(soft.shifted, highest.unsqueeze(-1), out=buffer)
         yield "top", largest, largest.sum(-1, keepdim=True).clamp_(min=1.0)
     if request.key_norms is not None:
         norms = request.key_norms[cell.texts, cell.heads, None, cell.keys].to(powers.dtype)
-        parts = torch.mul(powers, norms.where(norms.isfinite(), 0.0), out=room)
+        parts = torch.mul(powers, norms.where(norms.isfinite(), 0.0), out=buffer)
         yield "share", parts, parts.sum(-1, keepdim=True)
 
 
 def _seen(
     soft: Powers, cell: Cell, keys: Int[Tensor, "B T N"]
 ) -> tuple[Int[Tensor, "b h R N"], Bool[Tensor, "b h R N"]]:
-    """Where single keys stand in a cell, and whether they exist there and may be attended to."""
+    """The columns of single keys in a cell, and whether they exist and are visible."""
     b, h, _, n = soft.powers.shape
     inside = keys[cell.texts, cell.rows] - cell.tile.keys.start  # b R N
     seen = ((inside >= 0) & (inside < n))[:, None]
     at = inside.clamp(0, max(0, n - 1))[:, None].expand(b, h, -1, -1)
     for edge, hidden in soft.hidden.edges:
-        # A mask that is the same for all heads is read for one.
+        # A mask that all heads share is read once.
         there = at[:, : hidden.shape[1]] - edge.start
         width = edge.stop - edge.start
         found = hidden.expand(b, -1, -1, -1).gather(-1, there.clamp(0, width - 1))
@@ -232,8 +237,8 @@ def _members_seen(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tens
 
 def _distance(soft: Powers, cell: Cell, request: RowRequest, whole: _Whole) -> Named:
     away, even = _away(soft, cell, request, whole)
-    room = whole.scratch.take("measure", soft.powers, soft.powers.shape)
-    mean = torch.mul(soft.powers, away, out=room).sum(-1) / soft.divisor[..., 0]
+    buffer = whole.scratch.take("measure", soft.powers, soft.powers.shape)
+    mean = torch.mul(soft.powers, away, out=buffer).sum(-1) / soft.divisor[..., 0]
     for edge, hidden in soft.hidden.edges:
         even = even - (away[..., edge] * hidden).sum(-1)
     return {"distance": mean, "even_distance": even / _n_keys(soft).clamp(min=1)}
@@ -242,7 +247,7 @@ def _distance(soft: Powers, cell: Cell, request: RowRequest, whole: _Whole) -> N
 def _away(
     soft: Powers, cell: Cell, request: RowRequest, whole: _Whole
 ) -> tuple[Float[Tensor, "#b 1 R n"], Float[Tensor, "#b 1 R"]]:
-    """How far each key is, and the sum of that: kept for the heads that come next."""
+    """The distance of each key, and their sum: kept for the next heads."""
     this = (cell.texts, cell.rows)
     if whole.away is None or whole.away[0] != this:
         if request.query_at is None or request.key_at is None:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headwise._torch_private import pop_function_mode, push_function_mode
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, Window, as_mask, from_blocked
@@ -67,16 +68,15 @@ def listen_to_functions(hear: Hear, running: Running, softmaxes: Softmaxes) -> I
     Watches may end in any order; a mode's own exit would take the latest one out.
     """
     listener = _FunctionListener(hear, running, softmaxes)
-    modes: Any = torch.overrides  # what it has for modes bears no types
-    modes._push_mode(listener)
+    push_function_mode(listener)
     try:
         yield
     finally:
         later = []
-        while (top := modes._pop_mode()) is not listener:
+        while (top := pop_function_mode()) is not listener:
             later.append(top)
         for mode in reversed(later):
-            modes._push_mode(mode)
+            push_function_mode(mode)
 
 
 def _call(

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.heads import Head
 from headwise.roles.reading._asked import Asked
@@ -99,7 +100,7 @@ class Reader:
                 layers = watch.layers()
                 batch.check(model, layers)
                 # What listens for attention need not listen to what is computed from it.
-                with torch._C.DisableTorchFunction():
+                with without_function_modes():
                     parts.append(batch.sums(layers, self.tags if closely else None))
                 done += len(batch.items)
                 if on_text is not None:

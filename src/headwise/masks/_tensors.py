@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from headwise._torch_private import can_read, has_readable_values
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.masks._look import can_look, has_values
 from headwise.masks._mask import Mask
-from headwise.masks._tile import Tile, cut
+from headwise.masks.tiles import Tile, cut
 
 # What is added to a logit counts as this much where it is less: kernels take logits below -1e30
 # for hidden ones, and a row of a mask that holds nothing else hides nothing from itself.
@@ -79,7 +79,7 @@ def from_binary(binary: Shaped[Tensor, "*shape"]) -> Mask:
             f"query may attend."
         )
     visible = binary.bool()
-    if has_values(binary) and bool((others := binary != visible).any()):
+    if has_readable_values(binary) and bool((others := binary != visible).any()):
         value = binary[others][0].item()
         raise MaskError(
             f"from_binary: the mask holds {value:g}. Give zeros and ones, 1 where a query may "
@@ -93,7 +93,7 @@ def _check_not_binary(mask: Tensor, where: str) -> None:
 
     It passes where its values cannot be read: while being traced, on the meta device, in `vmap`.
     """
-    if not mask.numel() or not has_values(mask):
+    if not mask.numel() or not has_readable_values(mask):
         return
     values = mask.detach()
     if values.amax() != 1 or values.amin() != 0 or not ((values == 0) | (values == 1)).all():
@@ -123,7 +123,7 @@ def from_flex(block_mask: Any) -> Mask:
 
 @dataclass(frozen=True)
 class _Flex(Mask):
-    """A rule in the words of flex attention, where queries are counted from the first one."""
+    """A rule in the lowered of flex attention, where queries are counted from the first one."""
 
     rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     made_for: tuple[int, int]
@@ -168,7 +168,7 @@ def split_additive(
     visible, bias = _parts(additive, where)
     if not allow_binary:
         _check_not_binary(additive, where)
-    if not can_look(additive):
+    if not can_read(additive):
         return Dense(visible), bias
     highest = additive.detach().amax().item() if additive.numel() else 0.0
     if not highest < math.inf:

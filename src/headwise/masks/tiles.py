@@ -27,7 +27,7 @@ class Tile:
         return cls(T, S, slice(0, T), slice(0, S), torch.device(device))
 
     @classmethod
-    def corner(cls, T: int, S: int, device: torch.device | str = "cpu") -> "Tile":
+    def sample(cls, T: int, S: int, device: torch.device | str = "cpu") -> "Tile":
         """As little as tells of what kind the whole is: one query and one key at most."""
         return cls(T, S, range(min(1, T)), range(min(1, S)), torch.device(device))
 

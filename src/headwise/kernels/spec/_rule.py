@@ -1,4 +1,4 @@
-"""How logits become weights: everything about an attention but its queries, keys and values."""
+"""The rule by which logits become weights: all of an attention but queries, keys and values."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,9 +9,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headwise._torch_private import can_read
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.kernels._bias import Bias, Given
-from headwise.masks import Mask, Tile, Window, as_mask, can_look, causal, split_additive, window
+from headwise.kernels.spec._bias import Bias, TensorBias
+from headwise.masks import Mask, Window, as_mask, causal, window
+from headwise.masks.parts import split_additive
+from headwise.masks.tiles import Tile
 
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
 BiasLike = Bias | Float[Tensor, "*bias"]
@@ -22,7 +25,7 @@ _ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Rule:
+class AttentionRule:
     """Scale, then softcap, then bias and mask; sinks join the denominator.
 
     `visible` is None where every query may attend to every key. `bias` is finite: what an
@@ -40,7 +43,7 @@ class Rule:
         """Whether logits are too large for float32."""
         return abs(self.scale) > LARGEST_SCALE
 
-    def simplify(self, T: int, S: int) -> "Rule":
+    def simplify(self, T: int, S: int) -> "AttentionRule":
         """The same rule for these lengths, without masks that hide nothing."""
         visible = None if self.visible is None else self.visible.simplify(T, S)
         return self if visible is self.visible else replace(self, visible=visible)
@@ -57,11 +60,11 @@ class Rule:
         """The bias of a tile, for some texts and heads."""
         return None if self.bias is None else _part(self.bias.tile(tile), texts, heads)
 
-    def corner(self, T: int, S: int, device: torch.device | str = "cpu") -> list[Tensor]:
-        """A little of all that it is made of, which tells of what kind its tensors are."""
+    def sample(self, T: int, S: int, device: torch.device | str = "cpu") -> list[Tensor]:
+        """A 1×1 sample of its tensors, to inspect dtype and device."""
         parts = [self.sinks]
         if self.bias is not None or not isinstance(self.visible, Window | None):
-            tile = Tile.corner(T, S, device)
+            tile = Tile.sample(T, S, device)
             parts += self.visible_in(tile), self.bias_in(tile)
         return [x for x in parts if x is not None]
 
@@ -81,7 +84,7 @@ def make_rule(
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     is_added: bool = False,
-) -> Rule:
+) -> AttentionRule:
     """Gather the arguments of `attend` into one rule: masks into one mask, biases into one bias.
 
     Args:
@@ -105,8 +108,8 @@ def make_rule(
             if visible is not None:
                 masks.append(visible)
             if finite is not None:
-                biases.append(Given(finite))
-    return Rule(
+                biases.append(TensorBias(finite))
+    return AttentionRule(
         scale=1 / math.sqrt(head_dim) if scale is None else scale,
         visible=reduce(and_, masks) if masks else None,
         bias=reduce(add, biases) if biases else None,
@@ -135,7 +138,7 @@ def _read_mask(mask: MaskLike | None, masks: list[Mask]) -> Tensor | None:
     return mask
 
 
-def check_rule(rule: Rule, q: Tensor) -> None:
+def check_rule(rule: AttentionRule, q: Tensor) -> None:
     """Refuse what was made for another batch or another number of heads.
 
     Other lengths are refused where a tile is cut.
@@ -168,7 +171,7 @@ def _check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
         raise ArgumentError(
             f"attend: sinks on {sinks.device}, queries on {device}. Bring them to one device."
         )
-    if can_look(sinks) and not (highest := sinks.detach().amax().item()) < math.inf:
+    if can_read(sinks) and not (highest := sinks.detach().amax().item()) < math.inf:
         raise ArgumentError(
             f"attend: sinks hold {highest}. Give finite numbers, or -inf for a head without."
         )

@@ -1,4 +1,4 @@
-"""A mask taken apart, for kernels that follow its parts without writing it out."""
+"""Masks taken apart: rules into what kernels read directly, tensors into a mask and a bias."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,15 +7,17 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from headwise.masks._given import Dense
-from headwise.masks._look import known
+from headwise._torch_private import statically
 from headwise.masks._mask import Mask, _And
 from headwise.masks._rules import Window, _Documents, _Padding
-from headwise.masks._tile import Tile
+from headwise.masks._tensors import Dense, split_additive
+from headwise.masks.tiles import Tile
+
+__all__ = ["Dense", "MaskParts", "split_additive"]
 
 
 @dataclass(frozen=True)
-class Parts:
+class MaskParts:
     """What a query may attend to is what all of these allow; None allows everything."""
 
     window: Window
@@ -24,7 +26,7 @@ class Parts:
     rest: Mask | None  # what has to be written out, or is given whole
 
     @classmethod
-    def of(cls, mask: Mask | None, T: int, S: int) -> "Parts":
+    def of(cls, mask: Mask | None, T: int, S: int) -> "MaskParts":
         """The parts for these lengths."""
         window, key_range, documents = Window(None, None), None, None
         rest: Mask | None = None
@@ -40,8 +42,8 @@ class Parts:
         return cls(window, key_range, documents, rest)
 
     @property
-    def whole(self) -> bool:
-        """Whether the rest is one tensor that was given whole."""
+    def is_dense(self) -> bool:
+        """Whether the rest is a tensor already."""
         return isinstance(self.rest, Dense)
 
     def dense(
@@ -75,4 +77,4 @@ def _nearer(one: Tensor | None, two: Tensor) -> Tensor:
 
 
 def _fits(documents: _Documents, T: int, S: int) -> bool:
-    return known(documents.ids.shape[-1] == S) and known(T <= S)
+    return statically(documents.ids.shape[-1] == S) and statically(T <= S)
