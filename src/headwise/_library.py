@@ -92,7 +92,7 @@ class Library:
 def library() -> Library:
     """The best kernel that was built for this processor. The result is cached."""
     wanted = os.environ.get(SWITCH, "")
-    reason = f"set by {SWITCH}={wanted}"
+    reason = f"asked for by {SWITCH}={wanted}"
     if wanted == "0":
         return Library("none", f"switched off by {SWITCH}=0")
     if wanted.endswith(".so"):

@@ -182,8 +182,8 @@ def test_ranges_beyond_the_keys_are_those_of_the_keys() -> None:
     q = torch.randn(1, 2, 5, 4)
     plain = compute_heads(q, q, q, Lowered())
     wide = compute_heads(q, q, q, Lowered(key_range=torch.tensor([[-(2**40), 2**40]])))
-    assert torch.equal(wide.found[0], plain.found[0])
-    assert not compute_heads(q, q, q, Lowered(key_range=torch.tensor([[4, 2]]))).found[0].any()
+    assert torch.equal(wide.results[0], plain.results[0])
+    assert not compute_heads(q, q, q, Lowered(key_range=torch.tensor([[4, 2]]))).results[0].any()
 
 
 def test_gradients_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

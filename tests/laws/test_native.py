@@ -171,7 +171,7 @@ def test_threads_do_not_change_a_bit(threads: int) -> None:
         together = row_statistics(q, k, v, rule, request, backend="native")
     finally:
         torch.set_num_threads(before)
-    for one in (one.name for one in fields(alone)):
+    for one in (field.name for field in fields(alone) if field.name != "kernel"):
         mine, theirs = getattr(alone, one), getattr(together, one)
         assert mine is theirs or torch.equal(mine, theirs), one
 
@@ -472,10 +472,10 @@ def test_a_library_that_does_not_fit_is_left_alone(
     for length in (1000, len(whole) // 2, len(whole) - 1):  # loading these would end the process
         other.write_bytes(whole[:length])
         assert "is not whole" in open_library(other).why
-    monkeypatch.setattr(_native, "INTERFACE", -1)
+    monkeypatch.setattr(_library, "INTERFACE", -1)
     assert "built from other sources" in open_library(Path(library().functions._name)).why
     monkeypatch.delenv(_library.SWITCH, raising=False)
-    monkeypatch.setattr(_native, "BUILT", tmp_path / "nothing")
+    monkeypatch.setattr(_library, "BUILT", tmp_path / "nothing")
     assert "none was built" in library.__wrapped__().why
     monkeypatch.setenv(_library.SWITCH, "neon")
     assert "neon was not built" in library.__wrapped__().why

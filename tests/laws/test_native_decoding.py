@@ -103,7 +103,7 @@ def test_threads_do_not_change_a_bit() -> None:
     for n in (1, 2, 3):
         with _threads(n):
             found.append(row_statistics(q, k, v, rule, request, backend="native"))
-    for one in (one.name for one in fields(found[0])):
+    for one in (field.name for field in fields(found[0]) if field.name != "kernel"):
         mine, *others = (getattr(run, one) for run in found)
         assert all(mine is other or torch.equal(mine, other) for other in others), one
 

@@ -1,4 +1,4 @@
-"""Masks that are given whole, as tensors of any of the usual kinds."""
+"""Masks from tensors of any of the usual kinds."""
 
 import math
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.masks._mask import Mask
 from headwise.masks.tiles import Tile, cut
 
-# What is added to a logit counts as this much where it is less: kernels take logits below -1e30
-# for hidden ones, and a row of a mask that holds nothing else hides nothing from itself.
+# The lowest bias: kernels take logits below -1e30 as masked, and a row of a float mask whose
+# entries are all finite masks nothing.
 LOWEST = -1e29
 
 
 @dataclass(frozen=True)
 class Dense(Mask):
-    """A boolean tensor that was given whole; axes of one entry broadcast."""
+    """A boolean tensor; axes of length 1 broadcast."""
 
     visible: Bool[Tensor, "#B #H #T #S"]
 
@@ -106,7 +106,7 @@ def _check_not_binary(mask: Tensor, where: str) -> None:
 
 
 def from_flex(block_mask: Any) -> Mask:
-    """Read a `BlockMask` of `torch.nn.attention.flex_attention`: its rule, asked tile by tile.
+    """Read a `BlockMask` of `torch.nn.attention.flex_attention`: its rule, evaluated tile by tile.
 
     Raises:
         MaskError: it is something else.
@@ -152,17 +152,17 @@ def as_mask(visible: Bool[Tensor, "*shape"], where: str = "mask") -> Mask:
 def split_additive(
     additive: Float[Tensor, "*shape"], where: str, *, allow_binary: bool = False
 ) -> tuple[Mask | None, Float[Tensor, "#B #H T S"] | None]:
-    """Part an additive mask into what may be attended to and the finite bias that remains.
+    """Split an additive mask into a boolean mask and the finite bias that remains.
 
-    Either is None where a look at the numbers shows that it does nothing. Where looking is not
-    allowed, both are there.
+    Either is None where its values show that it has no effect. Where values cannot be read, both
+    are returned.
 
     Args:
         where: The function that an error names.
         allow_binary: Whether it may hold zeros and ones alone: a bias may, a mask is more likely
             meant as 1 = may attend.
     Raises:
-        ArgumentError: an entry is +inf or NaN, where looking is allowed.
+        ArgumentError: an entry is +inf or NaN, where values can be read.
         MaskError: it holds zeros and ones alone, and must not.
     """
     visible, bias = _parts(additive, where)

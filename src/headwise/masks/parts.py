@@ -18,12 +18,12 @@ __all__ = ["Dense", "MaskParts", "split_additive"]
 
 @dataclass(frozen=True)
 class MaskParts:
-    """What a query may attend to is what all of these allow; None allows everything."""
+    """The parts of a mask: a key is visible if all of them allow it; None allows every key."""
 
     window: Window
     key_range: Int[Tensor, "#B 2"] | None  # the first key of each text, and one past its last
     documents: Int[Tensor, "#B S"] | None
-    rest: Mask | None  # what has to be written out, or is given whole
+    rest: Mask | None  # is a tensor, or has to be materialized
 
     @classmethod
     def of(cls, mask: Mask | None, T: int, S: int) -> "MaskParts":
@@ -49,7 +49,7 @@ class MaskParts:
     def dense(
         self, T: int, S: int, device: torch.device | str = "cpu"
     ) -> Bool[Tensor, "#B #H #T #S"] | None:
-        """The rest, written out where it was not given so."""
+        """The rest as a tensor."""
         return None if self.rest is None else self.rest.tile(Tile.whole(T, S, device))
 
 
@@ -68,11 +68,11 @@ def _range_of(padding: _Padding, S: int) -> Int[Tensor, "B 2"]:
     return torch.stack(ends, dim=-1)
 
 
-def _nearer(one: Tensor | None, two: Tensor) -> Tensor:
-    if one is None:
-        return two
+def _nearer(left: Tensor | None, right: Tensor) -> Tensor:
+    if left is None:
+        return right
     return torch.stack(
-        [torch.maximum(one[:, 0], two[:, 0]), torch.minimum(one[:, 1], two[:, 1])], dim=-1
+        [torch.maximum(left[:, 0], right[:, 0]), torch.minimum(left[:, 1], right[:, 1])], dim=-1
     )
 
 

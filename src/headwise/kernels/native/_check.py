@@ -23,18 +23,18 @@ def check_axes(*shapes: tuple[int, ...]) -> None:
     """Refuse queries, keys and values that do not have four axes each.
 
     Raises:
-        ShapeError: there are other axes.
+        ShapeError: one has other axes.
     """
     if any(len(shape) != 4 for shape in shapes):
-        told = ", ".join(str(tuple(shape)) for shape in shapes)
-        raise ShapeError(f"native: shapes {told}. Give batch, heads, tokens and width of each.")
+        listed = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ShapeError(f"native: shapes {listed}. Give batch, heads, tokens and width of each.")
 
 
 def check_heads(H: int, Hkv: int) -> None:
     """Refuse heads that cannot share keys and values evenly: the kernel divides one by the other.
 
     Raises:
-        ShapeError: there are other axes.
+        ShapeError: H is no multiple of Hkv.
     """
     if Hkv < 1 or H % Hkv:
         raise ShapeError(
@@ -63,7 +63,7 @@ def check_size(name: str, shape: tuple[int, ...]) -> None:
     """Refuse an array whose size is no 64-bit number.
 
     Raises:
-        ShapeError: there are other axes.
+        ShapeError: it is too large.
     """
     # Steps over an axis are counted also where another axis is empty.
     entries = math.prod(shape) or math.prod(length or 1 for length in shape)
@@ -104,7 +104,7 @@ def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> ByteS
     """Refuse what is no array of such numbers in memory, all of so many bytes.
 
     Raises:
-        ArgumentError: it is so.
+        ArgumentError: it is of another dtype, device or kind, or its memory is too short.
     """
     if x.dtype != dtype or not x.is_cpu:
         raise ArgumentError(

@@ -134,11 +134,11 @@ def _recomputed(
     sinks = None if inputs[3] is None else inputs[3].view_as(inputs[3])
     results = attend_rows(q, k, v, replace(rule, sinks=sinks), entropy="entropy" in grads)
     alone = zip((q, k, v, sinks), needed, strict=True)
-    learned = [x for x, asked in alone if asked and x is not None]
+    learned = [x for x, is_needed in alone if is_needed and x is not None]
     outputs = [results[name] for name in grads]
     gradients = iter(
         torch.autograd.grad(
             outputs, learned, [*grads.values()], create_graph=True, allow_unused=True
         )
     )
-    return [next(gradients) if asked else None for asked in needed]
+    return [next(gradients) if is_needed else None for is_needed in needed]

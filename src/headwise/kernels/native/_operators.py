@@ -42,8 +42,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, entropy: bool, *lowered: Any) -> 
     """
     none = q.new_empty(*q.shape[:2], 0, dtype=torch.float32)
     if library():
-        heads, lse, *rest = compute_heads(q, k, v, Lowered(*lowered), entropy).results
-        return heads, lse, *(rest or [none])
+        heads, lse, *others = compute_heads(q, k, v, Lowered(*lowered), entropy).results
+        return heads, lse, *(others or [none])
     rule = rule_from_lowered(Lowered(*lowered), q.shape[2], k.shape[2])
     rows = attend_rows(q, k, v, rule, entropy=entropy)
     heads = rows["heads"].transpose(1, 2).contiguous().transpose(1, 2)
@@ -74,7 +74,7 @@ def attention_backward(
     heads: Tensor,
     lse: Tensor,
     entropies: Tensor | None,
-    *rest: Any,
+    *others: Any,
 ) -> tuple[Tensor, ...]:
     """Gradients of queries, keys, values and sinks; that of the sinks is empty without sinks."""
     if not library():
@@ -82,21 +82,21 @@ def attention_backward(
             f"native: there is no kernel to go back by ({library().why}). "
             f"Train where headwise was built with one, or with backend='fused'."
         )
-    found = [heads, lse] if entropies is None else [heads, lse, entropies]
-    grads, lowered = rest[: len(found)], Lowered(*rest[3:])
-    given = compute_gradients(q, k, v, lowered, found, grads)
+    results = [heads, lse] if entropies is None else [heads, lse, entropies]
+    grads, lowered = others[: len(results)], Lowered(*others[3:])
+    gradients = compute_gradients(q, k, v, lowered, results, grads)
     if lowered.sinks is None:
         of_sinks = q.new_empty(q.shape[0], 0)
     else:
-        of_sinks = sinks_gradient(lowered.sinks.float(), found, grads).to(lowered.sinks.dtype)
-    return *given, of_sinks
+        of_sinks = sinks_gradient(lowered.sinks.float(), results, grads).to(lowered.sinks.dtype)
+    return *gradients, of_sinks
 
 
 @attention_backward.register_fake
-def _like_backward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    sinks = rest[-1]
-    given = (_by_token(x, x.shape[3]) for x in (q, k, v))
-    return *given, q.new_empty(q.shape[0], 0) if sinks is None else torch.empty_like(sinks)
+def _like_backward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    sinks = others[-1]
+    gradients = (_by_token(x, x.shape[3]) for x in (q, k, v))
+    return *gradients, q.new_empty(q.shape[0], 0) if sinks is None else torch.empty_like(sinks)
 
 
 def _by_token(x: Tensor, width: int | torch.SymInt) -> Tensor:
@@ -107,9 +107,9 @@ def _by_token(x: Tensor, width: int | torch.SymInt) -> Tensor:
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, entropy, *lowered = inputs
-    told = Lowered(*lowered)
+    rule = Lowered(*lowered)
     for name in ("bias", "by_distance"):
-        x = getattr(told, name)
+        x = getattr(rule, name)
         if x is not None and x.requires_grad:
             raise ArgumentError(
                 f"native: {name} requires gradients, and there are none of a bias. "
@@ -124,8 +124,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _go_back(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     *known, key_range, documents, mask, bias, by_distance, sinks = ctx.saved_tensors
     lowered = (*ctx.numbers, key_range, documents, mask, bias, by_distance, sinks)
-    *given, of_sinks = attention_backward(*known, *grads, *lowered)
-    return *given, *[None] * 10, None if sinks is None else of_sinks
+    *gradients, of_sinks = attention_backward(*known, *grads, *lowered)
+    return *gradients, *[None] * 10, None if sinks is None else of_sinks
 
 
 attention.register_autograd(_go_back, setup_context=_keep)
@@ -138,16 +138,16 @@ def _map(
     N, sinks = info.batch_size, inputs[-1]
     if in_dims[-1] is not None or (operator is attention_backward and sinks is not None):
         each = [operator(*_one(inputs, in_dims, n)) for n in range(N)]
-        found = tuple(torch.stack(x) for x in zip(*each, strict=True))
+        results = tuple(torch.stack(x) for x in zip(*each, strict=True))
     else:
-        q, at = inputs[0], in_dims[0]
-        B = q.shape[0] if at is None else q.movedim(at, 0).shape[1]
+        q, axis = inputs[0], in_dims[0]
+        B = q.shape[0] if axis is None else q.movedim(axis, 0).shape[1]
         folded = [
-            _fold(x, at, N, B) if isinstance(x, Tensor) else x
-            for x, at in zip(inputs[:-1], in_dims, strict=False)
+            _fold(x, axis, N, B) if isinstance(x, Tensor) else x
+            for x, axis in zip(inputs[:-1], in_dims, strict=False)
         ]
-        found = tuple(x.reshape(N, B, *x.shape[1:]) for x in operator(*folded, sinks))
-    return found, (0,) * len(found)
+        results = tuple(x.reshape(N, B, *x.shape[1:]) for x in operator(*folded, sinks))
+    return results, (0,) * len(results)
 
 
 attention.register_vmap(partial(_map, attention))
@@ -155,12 +155,14 @@ attention_backward.register_vmap(partial(_map, attention_backward))
 
 
 def _one(inputs: Sequence[Any], in_dims: Dims, n: int) -> list[Any]:
-    return [x if at is None else x.select(at, n) for x, at in zip(inputs, in_dims, strict=True)]
+    return [
+        x if axis is None else x.select(axis, n) for x, axis in zip(inputs, in_dims, strict=True)
+    ]
 
 
-def _fold(x: Tensor, at: int | None, N: int, B: int) -> Tensor:
+def _fold(x: Tensor, axis: int | None, N: int, B: int) -> Tensor:
     """Texts of all `N` batches of `B`, copied only where strides cannot express it."""
-    if at is None and x.shape[0] == 1:
+    if axis is None and x.shape[0] == 1:
         return x.expand(N * B, *x.shape[1:])
-    x = x.unsqueeze(0) if at is None else x.movedim(at, 0)
+    x = x.unsqueeze(0) if axis is None else x.movedim(axis, 0)
     return x.expand(N, B, *x.shape[2:]).flatten(0, 1)

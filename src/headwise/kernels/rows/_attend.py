@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise._torch_private import is_under_func_gradient, needs_gradient
 from headwise.kernels.rows._cells import CELL, LN2, Powers, Scratch, mix, over_cells, powers_of_cell
-from headwise.kernels.rows._hidden import Cell, as_given, in_double
+from headwise.kernels.rows._hidden import Cell, in_double, restore_dtype
 from headwise.kernels.spec import AttentionRule, Named
 from headwise.masks.tiles import Tile
 
@@ -39,25 +39,25 @@ def attend_rows(
     def compute(cell: Cell) -> Named:
         soft = powers_of_cell(q, k, rule, cell)
         weights = soft.powers / soft.divisor
-        found = {
+        results = {
             "heads": mix(cell, F.dropout(weights, dropout_p) if dropout_p else weights, v),
             "lse": log_sum_exp(soft.peak, soft.total),
         }
         if keep_weights:
-            found["weights"] = _all_keys(weights, cell)
+            results["weights"] = _all_keys(weights, cell)
         if entropy:
-            found["entropy"] = _entropy(soft, weights)
-        return found
+            results["entropy"] = _entropy(soft, weights)
+        return results
 
     again = needs_gradient(q, k, v) and not keep_weights and not is_under_func_gradient(q, k, v)
-    found = over_cells(
+    results = over_cells(
         q,
         k,
         rule,
         lambda cell: checkpoint(compute, cell, use_reentrant=False) if again else compute(cell),
     )
-    found = as_given(found, dtype, rule)
-    return found | {"heads": found["heads"].to(dtype)}
+    results = restore_dtype(results, dtype, rule)
+    return results | {"heads": results["heads"].to(dtype)}
 
 
 def weights_of_head(
@@ -81,7 +81,7 @@ def weights_of_head(
     )
     soft = powers_of_cell(q, k, rule, cell)
     weights = _all_keys(soft.powers / soft.divisor, cell)[:, 0]
-    return as_given({"weights": weights}, dtype, rule)["weights"]
+    return restore_dtype({"weights": weights}, dtype, rule)["weights"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def weights_in_blocks(
         divisor = soft.divisor[..., 0]
         nats = (torch.log2(divisor) * soft.kept / divisor - moment) * LN2
         named = {"weights": weights, "entropy": nats.clamp_(min=0.0)}
-        yield HeadBlock(heads, **as_given(named, dtype, rule))
+        yield HeadBlock(heads, **restore_dtype(named, dtype, rule))
 
 
 def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:

@@ -95,17 +95,17 @@ def over_cells(
     skips = T > 0 and len(rule.extent(range(1), T, S)) < S
     texts, kv_heads, rows = _cell_size(B, Hkv, H // Hkv, T, S, skips)
 
-    def of_rows(at: slice, tile: Tile) -> Named:
+    def of_rows(texts_of_cell: slice, tile: Tile) -> Named:
         groups = [(kv, slice(kv.start * (H // Hkv), kv.stop * (H // Hkv))) for kv in all_heads]
-        return _join(1, [compute(Cell(at, kv, heads, tile)) for kv, heads in groups])
+        return _join(1, [compute(Cell(texts_of_cell, kv, heads, tile)) for kv, heads in groups])
 
-    def of_texts(at: slice) -> Named:
-        return _join(2, [of_rows(at, tile) for tile in tiles])
+    def of_texts(texts_of_cell: slice) -> Named:
+        return _join(2, [of_rows(texts_of_cell, tile) for tile in tiles])
 
     all_heads = _slices(Hkv, kv_heads)
     blocks = [range(start, min(T, start + rows)) for start in range(0, max(1, T), rows)]
     tiles = [Tile(T, S, block, rule.extent(block, T, S), q.device) for block in blocks]
-    return _join(0, [of_texts(at) for at in _slices(B, texts)])
+    return _join(0, [of_texts(texts_of_cell) for texts_of_cell in _slices(B, texts)])
 
 
 def _slices(size: int, step: int) -> list[slice]:

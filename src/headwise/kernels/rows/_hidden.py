@@ -65,8 +65,8 @@ class Hidden:
 
     def fill(self, logits: Float[Tensor, "b h R n"], value: float | None = None) -> Tensor:
         value = hidden_logit(logits) if value is None else value
-        for at, hidden in self.edges:
-            _part(logits, at, hidden).masked_fill_(hidden, value)
+        for columns, hidden in self.edges:
+            _part(logits, columns, hidden).masked_fill_(hidden, value)
         return logits
 
     def apply_ceilings(self, logits: Float[Tensor, "b h R n"]) -> Tensor:
@@ -75,8 +75,8 @@ class Hidden:
             high = logits.new_tensor(math.inf)
             low = hidden_logit(logits)
             self._ceilings = [torch.where(hidden, low, high) for _, hidden in self.edges]
-        for (at, hidden), ceiling in zip(self.edges, self._ceilings, strict=True):
-            part = _part(logits, at, hidden)
+        for (columns, hidden), ceiling in zip(self.edges, self._ceilings, strict=True):
+            part = _part(logits, columns, hidden)
             torch.minimum(part, ceiling, out=part)
         return logits
 
@@ -91,8 +91,8 @@ def is_without_keys(highest: Float[Tensor, "b h R"]) -> Bool[Tensor, "b h R"]:
     return highest < hidden_logit(highest) / 2
 
 
-def _part(logits: Tensor, at: slice, hidden: Tensor) -> Tensor:
-    return logits if hidden.shape[-1] == logits.shape[-1] else logits[..., at]
+def _part(logits: Tensor, columns: slice, hidden: Tensor) -> Tensor:
+    return logits if hidden.shape[-1] == logits.shape[-1] else logits[..., columns]
 
 
 def _edges(visible: Mask, tile: Tile) -> list[Tile]:
@@ -114,7 +114,7 @@ def in_double(
     return (q.double(), k.double(), v.double()) if rule.needs_double else (q, k, v)
 
 
-def as_given(named: Named, dtype: torch.dtype, rule: AttentionRule) -> Named:
+def restore_dtype(named: Named, dtype: torch.dtype, rule: AttentionRule) -> Named:
     """Results in the precision promised for queries of a dtype, if `in_double` has changed it."""
     if not rule.needs_double:
         return named

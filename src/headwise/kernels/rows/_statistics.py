@@ -17,7 +17,7 @@ from headwise.kernels.rows._cells import (
     positive,
     powers_of_cell,
 )
-from headwise.kernels.rows._hidden import Cell, as_given, in_double, is_without_keys
+from headwise.kernels.rows._hidden import Cell, in_double, is_without_keys, restore_dtype
 from headwise.kernels.spec import (
     AttentionRule,
     Guarded,
@@ -60,27 +60,27 @@ def rows_statistics(
     def compute(cell: Cell) -> Named:
         soft = powers_of_cell(q, k, rule, cell, whole.scratch)
         names = ("kept", "total", "peak", "highest", "max_logit")
-        found = {name: getattr(soft, name) for name in names} | {"n_keys": _n_keys(soft)}
+        results = {name: getattr(soft, name) for name in names} | {"n_keys": _n_keys(soft)}
         if whole.mixed.shape[-1]:
-            found |= _mix(soft, cell, whole)
-        found |= _on_columns(soft, cell, request, whole.scratch)
+            results |= _mix(soft, cell, whole)
+        results |= _on_columns(soft, cell, request, whole.scratch)
         if request.distance:
-            found |= _distance(soft, cell, request, whole)
+            results |= _distance(soft, cell, request, whole)
         if request.participation:
-            found["participation"] = _participation(soft, rule)
+            results["participation"] = _participation(soft, rule)
         if request.argmax:
-            found["argmax"] = _argmax(soft, cell)
+            results["argmax"] = _argmax(soft, cell)
         if request.received is not None:
             _add_received(soft, cell, request.received, whole.received)
         if request.entropy:  # last: it reuses the logits' memory
-            found["moment"] = _moment(soft)
-        return found
+            results["moment"] = _moment(soft)
+        return results
 
     rows = over_cells(q, k, rule, compute)
-    found = _finish(rows, rule)
-    found |= {} if request.received is None else {"received": whole.received}
-    found |= {"heads": safe.mark(whole.heads)} if request.heads else {}
-    return RowStatistics(**as_given(found, dtype, rule), kernel=KERNEL)
+    results = _finish(rows, rule)
+    results |= {} if request.received is None else {"received": whole.received}
+    results |= {"heads": safe.mark(whole.heads)} if request.heads else {}
+    return RowStatistics(**restore_dtype(results, dtype, rule), kernel=KERNEL)
 
 
 @dataclass
@@ -137,10 +137,10 @@ def _n_keys(soft: Powers) -> Int[Tensor, "b h R"]:
 def _moment(soft: Powers) -> Float[Tensor, "b h R"]:
     """Σ p · ln p up to the total and the base. It takes the memory of `shifted`."""
     parts = soft.shifted.mul_(soft.powers)
-    found = parts.sum(-1)
-    if found.isnan().any():  # perhaps 0 · −inf, of a masked key
-        found = soft.hidden.fill(parts, 0.0).sum(-1)
-    return found
+    results = parts.sum(-1)
+    if results.isnan().any():  # perhaps 0 · −inf, of a masked key
+        results = soft.hidden.fill(parts, 0.0).sum(-1)
+    return results
 
 
 def _participation(soft: Powers, rule: AttentionRule) -> Float[Tensor, "b h R"]:
@@ -175,21 +175,21 @@ def _add_received(
 
 def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch) -> Named:
     """Each measure of the weights, on single keys and on classes of keys."""
-    found: Named = {}
+    results: Named = {}
     if request.keys is not None:
-        at, found["key_seen"] = _seen(soft, cell, request.keys)
+        columns, results["key_seen"] = _seen(soft, cell, request.keys)
     if request.classes is not None:
         members = request.classes[cell.texts, cell.keys].to(soft.powers.dtype)[:, None]  # b 1 n C
-        found["class_keys"] = _members_seen(soft, members)
-    if not found:
-        return found
+        results["class_keys"] = _members_seen(soft, members)
+    if not results:
+        return results
     for name, amounts, whole in _measures(soft, cell, request, scratch):
         if request.keys is not None:
-            part = amounts.gather(-1, at) if amounts.shape[-1] else at.to(amounts.dtype)
-            found[f"key_{name}"] = part.masked_fill(~found["key_seen"], 0.0) / whole
+            part = amounts.gather(-1, columns) if amounts.shape[-1] else columns.to(amounts.dtype)
+            results[f"key_{name}"] = part.masked_fill(~results["key_seen"], 0.0) / whole
         if request.classes is not None and name != "mass":  # mixed together with the values
-            found[f"class_{name}"] = torch.matmul(amounts, members) / whole
-    return found
+            results[f"class_{name}"] = torch.matmul(amounts, members) / whole
+    return results
 
 
 def _measures(
@@ -217,14 +217,14 @@ def _seen(
     b, h, _, n = soft.powers.shape
     inside = keys[cell.texts, cell.rows] - cell.tile.keys.start  # b R N
     seen = ((inside >= 0) & (inside < n))[:, None]
-    at = inside.clamp(0, max(0, n - 1))[:, None].expand(b, h, -1, -1)
+    columns = inside.clamp(0, max(0, n - 1))[:, None].expand(b, h, -1, -1)
     for edge, hidden in soft.hidden.edges:
         # A mask that all heads share is read once.
-        there = at[:, : hidden.shape[1]] - edge.start
+        there = columns[:, : hidden.shape[1]] - edge.start
         width = edge.stop - edge.start
-        found = hidden.expand(b, -1, -1, -1).gather(-1, there.clamp(0, width - 1))
-        seen = seen & ~(found & (there >= 0) & (there < width))
-    return at, seen.expand_as(at)
+        results = hidden.expand(b, -1, -1, -1).gather(-1, there.clamp(0, width - 1))
+        seen = seen & ~(results & (there >= 0) & (there < width))
+    return columns, seen.expand_as(columns)
 
 
 def _members_seen(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tensor, "b h R C"]:

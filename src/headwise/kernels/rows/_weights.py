@@ -38,17 +38,17 @@ def weights_from_lse(
             rows = range(start, min(T, start + ROWS))
             seen = rule.extent(rows, T, S)
             tile = Tile(T, S, rows, seen, q.device)
-            at = slice(rows.start, rows.stop), slice(seen.start, seen.stop)
+            region = slice(rows.start, rows.stop), slice(seen.start, seen.stop)
             for first in range(0, H, n_heads):
-                some = slice(first, first + n_heads)
-                block = weights[text, some, *at]
-                torch.bmm(queries[some, at[0]], keys[some, at[1]].mT, out=block)
-                which = slice(text, text + 1), some
+                heads = slice(first, first + n_heads)
+                block = weights[text, heads, *region]
+                torch.bmm(queries[heads, region[0]], keys[heads, region[1]].mT, out=block)
+                which = slice(text, text + 1), heads
                 bias, visible = rule.bias_in(tile, *which), rule.visible_in(tile, *which)
                 if bias is not None:
                     added = bias[0] if wide else bias[0].to(q.dtype)
                     block.add_(added, alpha=LOG2E)
-                block.sub_(lse[text, some, at[0]]).exp2_()
+                block.sub_(lse[text, heads, region[0]]).exp2_()
                 if visible is not None:
                     block.masked_fill_(~visible[0], 0.0)
                 # Otherwise the rounding of `lse` would be the largest error of a weight.

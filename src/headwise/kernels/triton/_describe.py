@@ -97,8 +97,10 @@ def _empty_sums(t):
 @triton.jit
 @no_type_check
 def _sweep(t, queries, sums, start, stop, EDGE: tl.constexpr):
-    for at in range(start, stop, t.KEYS):
-        sums = _add(t, queries, sums, logits_of_block(t, queries, at + tl.arange(0, t.KEYS), EDGE))
+    for first in range(start, stop, t.KEYS):
+        sums = _add(
+            t, queries, sums, logits_of_block(t, queries, first + tl.arange(0, t.KEYS), EDGE)
+        )
     return sums
 
 
@@ -179,9 +181,9 @@ def _add_distances(t, queries, sums, block, p, factor):
 def _add_classes(t, queries, sums, block, p, factor):
     classes, members = sums.classes, sums.members
     if classes is not None:
-        at = tl.arange(0, t.CLASSES)
-        inside = (block.keys < t.S)[:, None] & (at < t.C)[None, :]
-        place = (queries.b * t.S + block.keys[:, None]) * t.C + at[None, :]
+        columns = tl.arange(0, t.CLASSES)
+        inside = (block.keys < t.S)[:, None] & (columns < t.C)[None, :]
+        place = (queries.b * t.S + block.keys[:, None]) * t.C + columns[None, :]
         share = tl.load(t.classes + place, mask=inside, other=0.0)
         classes = tl.dot(p, share, factor[:, None] * classes, input_precision="ieee")
         if block.seen is None:
@@ -260,18 +262,21 @@ def _write_spread(t, queries, sums, end, row, moment):
 @no_type_check
 def _write_heads(t, queries, sums, end):
     if t.heads is not None:
-        at = tl.arange(0, t.VALUES)[None, :]
+        columns = tl.arange(0, t.VALUES)[None, :]
         rows = queries.rows[:, None]
-        place = address_of(t.heads, t.heads_stride, queries.b, queries.h, rows, at)
-        tl.store(place, sums.heads * end.weight[:, None], mask=(rows < t.T) & (at < t.Dv))
+        place = address_of(t.heads, t.heads_stride, queries.b, queries.h, rows, columns)
+        tl.store(place, sums.heads * end.weight[:, None], mask=(rows < t.T) & (columns < t.Dv))
 
 
 @triton.jit
 @no_type_check
 def _write_classes(t, queries, sums, end, row):
     if t.classes is not None:
-        at = tl.arange(0, t.CLASSES)[None, :]
-        place, inside = row[:, None] * t.C + at, (queries.rows < t.T)[:, None] & (at < t.C)
+        columns = tl.arange(0, t.CLASSES)[None, :]
+        place, inside = (
+            row[:, None] * t.C + columns,
+            (queries.rows < t.T)[:, None] & (columns < t.C),
+        )
         tl.store(t.class_mass + place, sums.classes * end.weight[:, None], mask=inside)
         tl.store(t.class_keys + place, sums.members, mask=inside)
 

@@ -35,10 +35,10 @@ class KeyBlock(NamedTuple):
 def queries_of(t, head, first):
     """A block of queries of one head."""
     b, h = (head // t.H).to(tl.int64), (head % t.H).to(tl.int64)
-    rows, at = first + tl.arange(0, t.ROWS), tl.arange(0, t.WIDTH)
-    inside = (rows < t.T)[:, None] & (at < t.D)[None, :]
+    rows, columns = first + tl.arange(0, t.ROWS), tl.arange(0, t.WIDTH)
+    inside = (rows < t.T)[:, None] & (columns < t.D)[None, :]
     q = tl.load(
-        address_of(t.q, t.q_stride, b, h, rows[:, None], at[None, :]), mask=inside, other=0.0
+        address_of(t.q, t.q_stride, b, h, rows[:, None], columns[None, :]), mask=inside, other=0.0
     )
     return Queries(b, h, rows, q)
 
@@ -47,15 +47,15 @@ def queries_of(t, head, first):
 @no_type_check
 def extent(t, b, first):
     """The range of keys outside of which all are masked, and that within which none is."""
-    at = first + t.S - t.T
-    last = tl.minimum(at + t.ROWS, t.S) - 1
+    position = first + t.S - t.T
+    last = tl.minimum(position + t.ROWS, t.S) - 1
     low, high = 0, t.S
     if t.key_range is not None:
         low, high = tl.load(t.key_range + 2 * b), tl.load(t.key_range + 2 * b + 1)
-    start = tl.maximum(at - t.left, low) // t.KEYS * t.KEYS
+    start = tl.maximum(position - t.left, low) // t.KEYS * t.KEYS
     stop = tl.maximum(tl.minimum(last + t.right + 1, high), start)
     open_start = tl.minimum(tl.cdiv(tl.maximum(last - t.left, low), t.KEYS) * t.KEYS, stop)
-    open_stop = tl.minimum(tl.maximum(at + t.right + 1, 0), high) // t.KEYS * t.KEYS
+    open_stop = tl.minimum(tl.maximum(position + t.right + 1, 0), high) // t.KEYS * t.KEYS
     if t.documents is not None or t.mask is not None:
         open_stop = 0
     return start, open_start, tl.maximum(open_stop, open_start), stop
@@ -90,9 +90,9 @@ def single_logits(t, queries, keys):
 @no_type_check
 def rows_of(t, start, stride, queries, keys, width, WIDTH: tl.constexpr):
     """The rows of keys or values; 0 beyond the last of them, and beyond their width."""
-    at = tl.arange(0, WIDTH)
-    inside = (keys < t.S)[:, None] & (at < width)[None, :]
-    place = address_of(start, stride, queries.b, queries.h // t.G, keys[:, None], at[None, :])
+    columns = tl.arange(0, WIDTH)
+    inside = (keys < t.S)[:, None] & (columns < width)[None, :]
+    place = address_of(start, stride, queries.b, queries.h // t.G, keys[:, None], columns[None, :])
     return tl.load(place, mask=inside, other=0.0)
 
 

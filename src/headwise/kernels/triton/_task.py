@@ -172,8 +172,8 @@ def add_distances(task: Fields, request: RowRequest) -> Named:
 def add_keys(task: Fields, keys: Int[Tensor, "B T N"]) -> Named:
     """Add the mass on single keys; an index beyond the last is no key."""
     q, N = task["q"], keys.shape[2]
-    at = keys.clamp(-1, task["S"])
-    task |= {"N": N, "keys": _dense(at, q, torch.int32, len(q), task["T"], N)}
+    indices = keys.clamp(-1, task["S"])
+    task |= {"N": N, "keys": _dense(indices, q, torch.int32, len(q), task["T"], N)}
     return add_output(task, "key_mass", last=(N,)) | add_output(
         task, "key_seen", last=(N,), dtype=torch.uint8
     )
