@@ -17,7 +17,7 @@ export PIP_CONSTRAINT = constraints.txt
 export PIP_BUILD_CONSTRAINT = constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*)
+NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/headwise/kernels/native/source/*/*)
 # What rests on the native kernel, or on its absence.
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py

@@ -7,7 +7,7 @@
 // queries are processed from the last to the first: under a causal mask all shares see the last
 // one, so that all tasks begin at once and rarely wait.
 #pragma once
-#include "online_softmax.hpp"
+#include "softmax/online_softmax.hpp"
 #include "threads.hpp"
 
 // Keys in a tile of gradients, with two vectors of columns each.
@@ -55,20 +55,20 @@ struct BackwardWorkspace {
 // pair holds two lanes.
 template <int R, int C, class Element>
 INLINE void outer_tile(const Element *p, const float *x, int64_t width, int n, float *sums) {
-    Floats found[R][C] = {};
+    Floats acc[R][C] = {};
     for (int i = 0; i < n; i++) {
         Floats row[C];
         UNROLL for (int c = 0; c < C; c++) row[c] = load(x + i * width + c * W);
         UNROLL for (int r = 0; r < R; r++) {
             Element weight = p[r * ROWS + i];
-            UNROLL for (int c = 0; c < C; c++) add_product(found[r][c], weight, row[c]);
+            UNROLL for (int c = 0; c < C; c++) add_product(acc[r][c], weight, row[c]);
         }
     }
     // The queries of a tile are summed separately, so that rounding grows only with the number of
     // tiles.
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) {
         float *sum = sums + r * width + c * W;
-        store(sum, load(sum) + found[r][c]);
+        store(sum, load(sum) + acc[r][c]);
     }
 }
 
@@ -272,15 +272,15 @@ struct KeyShare {
 
     template <int N, class Element>
     void add(const QueryTile &queries, TicketLock &lock, int32_t own) const {
-        Backward<N, Element> way(queries, buffers);
+        Backward<N, Element> backward(queries, buffers);
         for (int64_t from = start; from < stop; from += KEYS) {
             Block block = queries.block(from, std::min(from + KEYS, stop));
             int64_t at = block.start - start;
             if (!block.empty)
-                way.add(block, buffers.dk + at * padded_width(problem.D),
+                backward.add(block, buffers.dk + at * padded_width(problem.D),
                         buffers.dv + at * padded_width(problem.Dv));
         }
-        lock.run(own, [&] { way.finish(own == 0); });
+        lock.run(own, [&] { backward.finish(own == 0); });
     }
 
     template <class Stored>

@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "online_softmax.hpp"
+#include "softmax/online_softmax.hpp"
 
 // Keys of a chunk; and how many keys ahead of the products to prefetch: hardware does not predict
 // reading several keys side by side.
@@ -40,18 +40,18 @@ inline void dot_rows(int n, const Element *block, int64_t stride, int64_t D, con
     for (int j = 0; j < n; j += K) {
         const Element *key[K];
         UNROLL for (int i = 0; i < K; i++) key[i] = block + std::min(j + i, n - 1) * stride;
-        Floats found[W] = {};
-        auto add = [&](int64_t d, int64_t some) __attribute__((always_inline)) {
+        Floats acc[W] = {};
+        auto add = [&](int64_t d, int64_t count) __attribute__((always_inline)) {
             Floats x[K];
             UNROLL for (int i = 0; i < K; i++) {
                 __builtin_prefetch(key[i] + PREFETCH_KEYS * stride + d, 0, 2);
-                x[i] = load_some(key[i] + d, some);
+                x[i] = load_some(key[i] + d, count);
             }
             UNROLL for (int r = 0; r < R; r++) {
                 Floats y = load(queries + r * q_stride + d);
                 UNROLL for (int i = 0; i < K; i++) {
-                    if constexpr (UNIT<Element> == 2) add_pairs(found[i * R + r], x[i], y);
-                    else found[i * R + r] += x[i] * y;
+                    if constexpr (UNIT<Element> == 2) add_pairs(acc[i * R + r], x[i], y);
+                    else acc[i * R + r] += x[i] * y;
                 }
             }
         };
@@ -59,7 +59,7 @@ inline void dot_rows(int n, const Element *block, int64_t stride, int64_t D, con
         for (; d + W <= D; d += W) add(d, W);
         if (d < D) add(d, D - d);
         float products[W];
-        store(products, scale * sums(found));
+        store(products, scale * sums(acc));
         UNROLL for (int i = 0; i < K; i++) memcpy(s + (j + i) * ROWS, products + i * R, 4 * R);
     }
 }
@@ -69,9 +69,9 @@ inline void dot_rows(int n, const Element *block, int64_t stride, int64_t D, con
 template <int R, int C, class Element>
 INLINE void mix_rows(int n, const Element *v, int64_t stride, int64_t columns, const float *p,
                      float *o, int64_t o_stride) {
-    Floats found[R][C];
+    Floats acc[R][C];
     UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int c = 0; c < C; c++) found[r][c] = load(o + r * o_stride + c * W);
+        UNROLL for (int c = 0; c < C; c++) acc[r][c] = load(o + r * o_stride + c * W);
     for (int j = 0; j < n; j++, v += stride, p += ROWS) {
         Floats x[C];
         UNROLL for (int c = 0; c < C; c++) {
@@ -79,10 +79,10 @@ INLINE void mix_rows(int n, const Element *v, int64_t stride, int64_t columns, c
             x[c] = load_some(v + c * W, C == 1 ? columns : W);
         }
         UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int c = 0; c < C; c++) found[r][c] += p[r] * x[c];
+            UNROLL for (int c = 0; c < C; c++) acc[r][c] += p[r] * x[c];
     }
     UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int c = 0; c < C; c++) store(o + r * o_stride + c * W, found[r][c]);
+        UNROLL for (int c = 0; c < C; c++) store(o + r * o_stride + c * W, acc[r][c]);
 }
 
 template <int R, int C, class Element>

@@ -81,8 +81,8 @@ template <int N> void give(const QueryTile &queries, const OnlineSoftmax &softma
                     Floats p = load(s + r * ROWS + vec * W) * factor[vec];
                     parts[r - first] += (Floats)((Ints)p & counted[vec]);
                 }
-            int some = std::min(W, block.n - first);
-            store_some(received + first, load_some(received + first, some) + sums(parts), some);
+            int count = std::min(W, block.n - first);
+            store_some(received + first, load_some(received + first, count) + sums(parts), count);
         }
         s += KEPT_BLOCK;
     }

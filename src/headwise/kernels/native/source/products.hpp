@@ -68,13 +68,13 @@ inline void pack_transposed(const Element *from, int64_t stride, int n, int64_t 
         for (int64_t column = 0; column < columns; column += W) {
             Floats tile[W];
             float *transposed = to + column * ROWS + v * W;
-            int64_t some = columns - column;
-            if (some >= W && (v + 1) * W <= n) {
+            int64_t count = columns - column;
+            if (count >= W && (v + 1) * W <= n) {
                 load_transposed<true>(rows + column, stride, W, W, tile);
                 UNROLL for (int i = 0; i < W; i++) store(transposed + i * ROWS, tile[i]);
             } else {
-                load_transposed<false>(rows + column, stride, n - v * W, some, tile);
-                for (int i = 0; i < W && i < some; i++) store(transposed + i * ROWS, tile[i]);
+                load_transposed<false>(rows + column, stride, n - v * W, count, tile);
+                for (int i = 0; i < W && i < count; i++) store(transposed + i * ROWS, tile[i]);
             }
         }
     }
@@ -85,16 +85,16 @@ template <class Element, class Column>
 inline void unpack_transposed(int n, int64_t columns, Element *to, int64_t stride, Column column) {
     for (int64_t first = 0; first < columns; first += W) {
         Floats tile[W];
-        int64_t some = columns - first;
-        if (some >= W && n == W) {
+        int64_t count = columns - first;
+        if (count >= W && n == W) {
             UNROLL for (int i = 0; i < W; i++) tile[i] = column(first + i);
             transpose(tile);
             UNROLL for (int i = 0; i < W; i++) store_some(to + i * stride + first, tile[i], W);
         } else {
-            some = some < W ? some : W;
-            for (int i = 0; i < W; i++) tile[i] = i < some ? column(first + i) : Floats{};
+            count = count < W ? count : W;
+            for (int i = 0; i < W; i++) tile[i] = i < count ? column(first + i) : Floats{};
             transpose(tile);
-            for (int i = 0; i < n; i++) store_some(to + i * stride + first, tile[i], some);
+            for (int i = 0; i < n; i++) store_some(to + i * stride + first, tile[i], count);
         }
     }
 }
@@ -103,9 +103,9 @@ inline void unpack_transposed(int n, int64_t columns, Element *to, int64_t strid
 template <class Element, class Column>
 inline void write_columns(int n, int64_t columns, Element *to, Column column) {
     for (int64_t c = 0; c < columns; c++) {
-        float found[W];
-        store(found, column(c));
-        for (int i = 0; i < n; i++) to[i * columns + c] = found[i];
+        float acc[W];
+        store(acc, column(c));
+        for (int i = 0; i < n; i++) to[i * columns + c] = acc[i];
     }
 }
 
@@ -114,17 +114,17 @@ inline void write_columns(int n, int64_t columns, Element *to, Column column) {
 template <int R, int N, class Element>
 INLINE void dot_tile(const Element *k, int64_t stride, int64_t D, const float *queries, float scale,
                      float *s) {
-    Floats found[R][N] = {};
+    Floats acc[R][N] = {};
     for (int64_t d = 0; d < D; d++) {
         Floats x[N];
         UNROLL for (int v = 0; v < N; v++) x[v] = load(queries + d * ROWS + v * W);
         UNROLL for (int r = 0; r < R; r++) {
             Element key = k[r * stride + d];
-            UNROLL for (int v = 0; v < N; v++) add_product(found[r][v], key, x[v]);
+            UNROLL for (int v = 0; v < N; v++) add_product(acc[r][v], key, x[v]);
         }
     }
     UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int v = 0; v < N; v++) store(s + r * ROWS + v * W, scale * found[r][v]);
+        UNROLL for (int v = 0; v < N; v++) store(s + r * ROWS + v * W, scale * acc[r][v]);
 }
 
 template <int N, class Element>
@@ -139,16 +139,16 @@ inline void dot(int n, const Element *k, int64_t stride, int64_t D, const float 
     for (; r < n; r++) dot_tile<1, N>(k + r * stride, stride, D, queries, scale, s + r * ROWS);
 }
 
-// sums[column][lane] += sum over n keys of v[key][column] * p[key][lane], for all vectors but the
+// acc[column][lane] += sum over n keys of v[key][column] * p[key][lane], for all vectors but the
 // first F.
 template <int R, int F, int N, class Element>
-INLINE void mix_keys(int n, const Element *v, int64_t stride, const float *p, Floats (*found)[N]) {
+INLINE void mix_keys(int n, const Element *v, int64_t stride, const float *p, Floats (*acc)[N]) {
     for (int j = 0; j < n; j++) {
         Floats x[N];
         UNROLL for (int i = F; i < N; i++) x[i] = load(p + j * ROWS + i * W);
         UNROLL for (int r = 0; r < R; r++) {
             Element value = v[j * stride + r];
-            UNROLL for (int i = F; i < N; i++) add_product(found[r][i], value, x[i]);
+            UNROLL for (int i = F; i < N; i++) add_product(acc[r][i], value, x[i]);
         }
     }
 }
@@ -158,16 +158,16 @@ template <int R, int N, class Element, int... F>
 INLINE void mix_tile(const int *rows, const Element *v, int64_t stride, const float *p,
                      const Floats *factor, bool fresh, float *o,
                      std::integer_sequence<int, F...>) {
-    Floats found[R][N];
+    Floats acc[R][N];
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++)
-        found[r][i] = fresh ? Floats{} : load(o + r * ROWS + i * W) * factor[i];
+        acc[r][i] = fresh ? Floats{} : load(o + r * ROWS + i * W) * factor[i];
     auto stretch = [&]<int first>() {
         int from = first ? rows[first - 1] : 0;
-        mix_keys<R, first>(rows[first] - from, v + from * stride, stride, p + from * ROWS, found);
+        mix_keys<R, first>(rows[first] - from, v + from * stride, stride, p + from * ROWS, acc);
     };
     (stretch.template operator()<F>(), ...);
     UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int i = 0; i < N; i++) store(o + r * ROWS + i * W, found[r][i]);
+        UNROLL for (int i = 0; i < N; i++) store(o + r * ROWS + i * W, acc[r][i]);
 }
 
 template <int N, class Element>

@@ -165,8 +165,8 @@ struct QueryTile {
                       block.n, problem.Dv);
     }
     void prefetch_keys(int64_t from) const {
-        int64_t some = std::min<int64_t>(KEYS, stop - from);
-        prefetch_rows(problem.k, problem.k_stride, h / (problem.H / problem.Hkv), from, some,
+        int64_t count = std::min<int64_t>(KEYS, stop - from);
+        prefetch_rows(problem.k, problem.k_stride, h / (problem.H / problem.Hkv), from, count,
                       problem.D);
     }
     int64_t query(int lane) const { return low + offset[lane]; }
@@ -272,10 +272,10 @@ struct QueryTile {
   private:
     template <bool write = false>
     void prefetch_rows(const void *array, const int64_t *stride, int64_t of_head, int64_t from,
-                    int64_t some, int64_t columns) const {
+                    int64_t count, int64_t columns) const {
         if (problem.dtype == FLOAT32)
-            prefetch<write>(in<float>(array, stride, of_head, from), stride[2], some, columns);
-        else prefetch<write>(in<Float16>(array, stride, of_head, from), stride[2], some, columns);
+            prefetch<write>(in<float>(array, stride, of_head, from), stride[2], count, columns);
+        else prefetch<write>(in<Float16>(array, stride, of_head, from), stride[2], count, columns);
     }
 
     // The positions of the first and the last query of a vector.
@@ -334,31 +334,31 @@ struct QueryTile {
     }
 
     void scan_mask(Block &block) const {
-        uint8_t each = 1, some = 0;
+        uint8_t each = 1, count = 0;
         for (int i = 0; i < n; i++) {
             const uint8_t *row = of_lane(i, problem.mask, problem.mask_stride) + block.start;
             for (int j = 0; j < block.n; j++) {
                 each &= row[j];
-                some |= row[j];
+                count |= row[j];
             }
         }
         block.has_masked |= !each;
-        block.empty = !some;
+        block.empty = !count;
     }
 
     void mask_by_mask(const Block &block) const {
         for (int vec = 0; vec < vectors; vec++) {
             for (int r = 0; r < block.counts[vec]; r += 4) {  // four bytes of each query at once
-                int some = std::min(4, block.counts[vec] - r);
+                int count = std::min(4, block.counts[vec] - r);
                 int32_t four[W] = {};
                 for (int i = 0; i < W && vec * W + i < n; i++) {
                     const uint8_t *row =
                         of_lane(vec * W + i, problem.mask, problem.mask_stride) + block.start + r;
-                    if (some == 4) memcpy(&four[i], row, 4);
-                    else memcpy(&four[i], row, some);
+                    if (count == 4) memcpy(&four[i], row, 4);
+                    else memcpy(&four[i], row, count);
                 }
                 Ints bytes = load(four);
-                change(vec, r, r + some, [&](Floats s, int at) {
+                change(vec, r, r + count, [&](Floats s, int at) {
                     return ((bytes >> 8 * (at - r)) & 255) != 0 ? s : broadcast(MASKED);
                 });
             }

@@ -211,8 +211,8 @@ INLINE Floats logarithm(Floats x) {
     series = series * z + 0.28498786688f;
     series = series * z + 0.40000972152f;
     series = series * z + 0.66666662693f;
-    Floats found = s * (half + z * series) + k * 9.0580006145e-6f - half + f + k * 0.69313812256f;
-    return x == x ? found : x;
+    Floats result = s * (half + z * series) + k * 9.0580006145e-6f - half + f + k * 0.69313812256f;
+    return x == x ? result : x;
 }
 
 INLINE Floats tanh(Floats x) {

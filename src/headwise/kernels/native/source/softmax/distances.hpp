@@ -1,6 +1,6 @@
 // How far away the keys are that each row attends to.
 #pragma once
-#include "query_tile.hpp"
+#include "../query_tile.hpp"
 
 struct Distances {
     const QueryTile &queries;

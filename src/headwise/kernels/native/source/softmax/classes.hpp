@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdlib>
 
-#include "query_tile.hpp"
+#include "../query_tile.hpp"
 
 // The keys of each class, listed once for all tiles of queries: by block, and within a block by
 // class. So the sum of a class over a block stays in a register.
@@ -14,7 +14,7 @@ struct Members {
 
     explicit Members(const Problem &problem) : problem(problem),
         blocks((problem.S + KEYS - 1) / KEYS) {
-        int64_t lists = problem.B * blocks * problem.C, found = 0;
+        int64_t lists = problem.B * blocks * problem.C, count = 0;
         starts = static_cast<int64_t *>(std::malloc(8 * (lists + 1) + problem.B * problem.S *
                                                     problem.C));
         if (!starts) return;
@@ -22,13 +22,13 @@ struct Members {
         for (int64_t list = 0; list < lists; list++) {
             int64_t block = list / problem.C, first = block % blocks * KEYS;
             const float *shares = of_block(block / blocks, first) + list % problem.C;
-            starts[list] = found;
+            starts[list] = count;
             for (int64_t r = 0; r < std::min<int64_t>(KEYS, problem.S - first); r++) {
-                keys[found] = r;
-                found += shares[r * problem.C] != 0;
+                keys[count] = r;
+                count += shares[r * problem.C] != 0;
             }
         }
-        starts[lists] = found;
+        starts[lists] = count;
     }
     Members(const Members &) = delete;
     ~Members() { std::free(starts); }
@@ -97,9 +97,9 @@ struct Classes {
     }
 
     void write(int vec, int n, Floats weight, Floats normed, Floats ties) const {
-        auto put = [&](float *found, auto column) {
-            if (found)
-                write_columns(n, problem.C, found + queries.row(vec * W) * problem.C, column);
+        auto put = [&](float *result, auto column) {
+            if (result)
+                write_columns(n, problem.C, result + queries.row(vec * W) * problem.C, column);
         };
         put(problem.class_mass, [&](int64_t c) { return of(MASS, c, vec) * weight; });
         put(problem.class_keys,

@@ -1,6 +1,6 @@
 // The weights of single keys of each row.
 #pragma once
-#include "query_tile.hpp"
+#include "../query_tile.hpp"
 
 struct SingleKeys {
     const QueryTile &queries;

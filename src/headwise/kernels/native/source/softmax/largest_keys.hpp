@@ -1,6 +1,6 @@
 // Which keys of each row have the largest logit, and how many.
 #pragma once
-#include "query_tile.hpp"
+#include "../query_tile.hpp"
 
 struct LargestKeys {
     const QueryTile &queries;
