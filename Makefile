@@ -17,7 +17,7 @@ export PIP_CONSTRAINT = constraints.txt
 export PIP_BUILD_CONSTRAINT = constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*)
+NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/headwise/kernels/native/source/*/*)
 # What rests on the native kernel, or on its absence.
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
@@ -49,7 +49,7 @@ test-sanitized: .venv/dev $(NATIVE)
 	@mkdir -p build
 	@cmake -S . -B build/sanitized -D SANITIZE=ON >build/sanitized.log
 	@cmake --build build/sanitized --parallel 2 >>build/sanitized.log
-	@best=$$($(BIN)/python -c "from headwise._native import library; print(library().name)"); \
+	@best=$$($(BIN)/python -c "from headwise._library import library; print(library().name)"); \
 	for name in $$(printf "%s\n" avx2 $$best | sort -u); do \
 	    echo "The $$name build, watched"; \
 	    LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \

@@ -21,12 +21,13 @@ from _telling import Row, aloud, machine, publish, rows_of
 from _timing import Times, Work, interleaved, rounds_for
 from torch import Tensor
 
-from headwise._native import library
-from headwise.kernels import RowRequest, Rule, attend, make_rule, row_statistics
+from headwise._library import library
+from headwise.kernels import AttentionRule, RowRequest, attend, make_rule, row_statistics
 from headwise.kernels.native import attend_native
-from headwise.kernels.native._filling import Filling
+from headwise.kernels.native._builder import ProblemBuilder
 from headwise.kernels.native._operators import attention
-from headwise.kernels.native._rule import give_rule, words_of
+from headwise.kernels.native._rule import add_rule
+from headwise.kernels.spec import lower
 
 # Texts, heads, tokens, width.
 FORWARD = (
@@ -150,14 +151,16 @@ def _decoding_works(size: tuple[int, ...], dtype: str) -> dict[str, Work]:
     return {name: lambda kernel=kernel: kernel(*next(turns)) for name, kernel in kernels.items()}
 
 
-def _filled(q: Tensor, k: Tensor, v: Tensor, rule: Rule, packed: bool = False) -> Filling:
+def _filled(
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, packed: bool = False
+) -> ProblemBuilder:
     """What `attend` fills in and checks at every call."""
-    filling = Filling.of(q, k, v)
-    filling.number("packed", packed)
-    give_rule(filling, rule)
-    filling.ask("heads", (*q.shape[:3], v.shape[3]), q.dtype, steps=3)
-    filling.ask("lse", q.shape[:3])
-    return filling
+    builder = ProblemBuilder.of(q, k, v)
+    builder.set("packed", packed)
+    add_rule(builder, rule)
+    builder.add_output("heads", (*q.shape[:3], v.shape[3]), q.dtype, strided_axes=3)
+    builder.add_output("lse", q.shape[:3])
+    return builder
 
 
 def small(how: argparse.Namespace) -> Iterator[Row]:
@@ -176,14 +179,14 @@ def calls(how: argparse.Namespace) -> Iterator[Row]:
     q, k, v = (torch.randn(1, 4, 2, 8) for _ in "qkv")
     rule = make_rule(head_dim=8)
     asked = RowRequest(heads=True, distance=True, keys=_neighbors(1, 2))
-    filling = _filled(q, k, v, rule)
-    problem = ctypes.byref(filling.problem)
-    filling.solve()
+    builder = _filled(q, k, v, rule)
+    problem = ctypes.byref(builder.problem)
+    builder.solve()
     works: dict[str, Work] = {
         "torch's kernel": partial(F.scaled_dot_product_attention, q, k, v),
         "the native kernel in C": partial(library().functions.headwise_forward, problem),
         "the same, checked and filled in": partial(attend_native, q, k, v, rule),
-        "the same as an operator": partial(attention, q, k, v, False, *words_of(rule, 2, 2)),
+        "the same as an operator": partial(attention, q, k, v, False, *lower(rule, 2, 2)),
         "attend, native": partial(attend, q, k, v, backend="native"),
         "attend, native and causal": partial(attend, q, k, v, causal=True, backend="native"),
         "attend, fused": partial(attend, q, k, v, backend="fused"),
@@ -243,7 +246,7 @@ def _neighbors(B: int, T: int) -> Tensor:
     return torch.stack([torch.zeros_like(at), at, at - 1, after], dim=-1).expand(B, T, 4)
 
 
-def _described(q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest) -> Work:
+def _described(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest) -> Work:
     return partial(row_statistics, q, k, v, rule, request, backend="native")
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from headwise._native import library
+from headwise._library import library
 from headwise.kernels import RowRequest, make_rule, row_statistics
 
 TOKENS = (128, 256, 512, 1024, 2048, 4096)

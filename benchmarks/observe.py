@@ -23,7 +23,7 @@ from _telling import Row, aloud, machine, peak_of, publish, rows_of
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor, nn
 
-from headwise._native import library
+from headwise._library import library
 from headwise.kernels import RowRequest, make_rule, row_statistics
 from headwise.watch import observe
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from headwise import _native
-from headwise._native import SETS, library, open_library
+from headwise import _library
+from headwise._library import SETS, library, open_library
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Kernels in Triton are interpreted where there is no GPU: said before it is first imported.
@@ -27,8 +27,8 @@ def _seeded() -> None:
 
 
 # One native build that is named, or all that were built for this processor.
-NAMED = os.environ.get(_native.SWITCH)
-RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_native.BUILT / f"{n}.so")]
+NAMED = os.environ.get(_library.SWITCH)
+RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_library.BUILT / f"{n}.so")]
 
 
 def _best_at_once(names: list[str]) -> list[Any]:
@@ -55,7 +55,7 @@ def built_for_halves(request: pytest.FixtureRequest) -> Iterator[str]:
 
 def _picked(name: str) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(_native.SWITCH, name)
+        patch.setenv(_library.SWITCH, name)
         library.cache_clear()
         yield name
     library.cache_clear()

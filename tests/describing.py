@@ -51,7 +51,7 @@ def described(problem: Problem, request: RowRequest, backend: str) -> RowStatist
 
 def assert_same(ours: RowStatistics, exact: RowStatistics, close: float) -> None:
     """Equal to rounding; whole numbers exactly."""
-    for name in (one.name for one in fields(exact)):
+    for name in (field.name for field in fields(exact) if field.name != "kernel"):
         mine, theirs = getattr(ours, name), getattr(exact, name)
         if theirs is None or not theirs.is_floating_point():
             assert mine is theirs or torch.equal(mine.cpu(), theirs.cpu()), name

@@ -79,14 +79,14 @@ def attention(
         to 1 (less with a sink, 0 without keys).
     Raises:
         ShapeError: sizes do not fit, H is no multiple of Hkv, or a mask does not broadcast.
-        MaskError: a mask or bias is neither boolean nor float.
-        ArgumentError: the softcap is not positive, or a side of the window is negative.
+        MaskError: a mask or bias is neither boolean nor float, or a float mask is all 0 and 1.
+        ArgumentError: a scale not finite, a softcap not positive, or a negative side of the window.
     Source:
         Vaswani et al. 2017, eq. 1 (arXiv:1706.03762). Groups: Ainslie et al. 2023, section 2.2
         (arXiv:2305.13245).
     """
     _check_sizes(q, k, v, sinks)
-    _check_values(softcap, window)
+    _check_values(scale, softcap, window)
     (B, H, T, D), (Hkv, S), Dv = q.shape, k.shape[1:3], v.shape[3]
     factor = 1 / math.sqrt(D) if scale is None else scale
     added = _additive("attention: mask", mask, (B, H, T, S))
@@ -255,6 +255,9 @@ def _additive(what: str, mask: np.ndarray | None, shape: tuple[int, ...]) -> np.
     if mask.dtype.kind not in "bf":
         advice = "Give booleans (True = may attend) or floats (added to the logits)."
         raise MaskError(f"{what} of dtype {mask.dtype}. {advice}")
+    if mask.dtype.kind == "f" and what.endswith("mask") and np.array_equal(np.unique(mask), [0, 1]):
+        advice = "Give mask.astype(bool) if 1 means may attend, or bias=mask to add the numbers."
+        raise MaskError(f"{what} of {mask.dtype}, {mask.shape}, holds only 0 and 1. {advice}")
     sizes = shape[-2:] if mask.ndim == 2 else shape
     pairs = zip(mask.shape, sizes, strict=False)
     if mask.ndim != len(sizes) or any(has not in (1, size) for has, size in pairs):
@@ -301,7 +304,11 @@ def _check_sizes(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray 
         raise ShapeError(f"attention: sinks {sinks.shape}. Give one logit for each of {H} heads.")
 
 
-def _check_values(softcap: float | None, window: tuple[int | None, int | None] | None) -> None:
+def _check_values(
+    scale: float | None, softcap: float | None, window: tuple[int | None, int | None] | None
+) -> None:
+    if scale is not None and not math.isfinite(scale):
+        raise ArgumentError(f"attention: scale={scale}. Give a finite number, or None.")
     negative = any(side is not None and side < 0 for side in window or ())
     if negative or not (softcap is None or softcap > 0):
         raise ArgumentError(

@@ -1,5 +1,6 @@
 """Bad sizes, masks and arguments: one clear error each, with the values."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,8 @@ import torch
 
 from headwise import masks
 from headwise.errors import ArgumentError, HeadwiseError, MaskError, ShapeError
-from headwise.kernels import attend
-from headwise.layer import MultiHeadAttention
+from headwise.kernels import attend, make_rule
+from headwise.layer import KVCache, MultiHeadAttention
 
 Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
 
@@ -53,6 +54,9 @@ Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
         ({"k": K[:, :0], "v": K[:, :0]}, ShapeError, r"k \(2, 0, 7, 4\).*at least one head"),
         ({"q": Q[..., :0], "k": K[..., :0]}, ShapeError, r"q \(2, 6, 5, 0\).*width"),
         ({"scale": float("nan")}, ArgumentError, "scale=nan"),
+        ({"scale": float("inf")}, ArgumentError, "scale=inf"),
+        ({"scale": -float("inf")}, ArgumentError, "scale=-inf"),
+        ({"mask": torch.ones(5, 7).tril()}, MaskError, r"\(5, 7\).*only 0 and 1.*from_binary"),
         ({"mask": np.ones((5, 7), dtype=bool)}, MaskError, "a mask of ndarray"),
         ({"dropout_p": 1.0}, ArgumentError, "dropout_p=1.0"),
         ({"backend": "eager"}, ArgumentError, "'eager' is not known"),
@@ -97,11 +101,60 @@ def test_attend_refuses(
         (lambda: masks.from_flex(torch.ones(2, 2).bool()), MaskError, "a Tensor"),
         (lambda: masks.from_additive(torch.tensor([[0.5, 0.0]])), MaskError, "0.5"),
         (lambda: masks.from_additive(torch.zeros(2, 2).bool()), MaskError, "torch.bool"),
+        (lambda: masks.from_additive(torch.eye(3)), MaskError, r"\(3, 3\).*only 0 and 1"),
+        (lambda: masks.from_binary(torch.tensor([[0.0, 0.5]])), MaskError, "holds 0.5"),
+        (lambda: masks.from_binary(torch.tensor([[0, 1], [2, 1]])), MaskError, "holds 2"),
+        (lambda: masks.from_binary(torch.tensor([[0.0, -torch.inf]])), MaskError, "holds -inf"),
+        (lambda: masks.from_binary(torch.tensor([[1.0, torch.nan]])), MaskError, "holds nan"),
+        (lambda: masks.from_binary(np.eye(2)), MaskError, "a ndarray"),
+        (lambda: masks.from_binary(torch.ones(3)), ShapeError, r"\(3,\)"),
     ],
 )
 def test_masks_refuse(make: Any, error: type[HeadwiseError], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+BINARY = torch.ones(5, 5).tril()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(5, 5), (2, 1, 5, 5)])
+def test_every_door_refuses_a_float_mask_of_zeros_and_ones(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    q, mask = torch.randn(2, 6, 5, 4), BINARY.to(dtype).expand(shape)
+    said = rf"{dtype} mask of shape {re.escape(str(shape))}.*bool\(\).*from_binary.*bias=mask"
+    plain, cached = MultiHeadAttention(24, 6), MultiHeadAttention(24, 6)
+    doors = [
+        lambda: attend(q, q, q, mask=mask),
+        lambda: make_rule(head_dim=4, mask=mask),
+        lambda: masks.from_additive(mask),
+        lambda: plain(torch.randn(2, 5, 24), mask=mask),
+        lambda: cached(torch.randn(2, 5, 24), mask=mask, cache=KVCache(window=9)),
+    ]
+    for door in doors:
+        with pytest.raises(MaskError, match=said):
+            door()
+
+
+@pytest.mark.parametrize("backend", ["fused", "rows"])
+def test_numbers_that_are_zeros_and_ones_are_added_as_a_bias(backend: str) -> None:
+    q = torch.randn(2, 6, 5, 4)
+    heads = attend(q, q, q, bias=BINARY, backend=backend)
+    logits = q @ q.mT / 2 + BINARY
+    torch.testing.assert_close(heads, logits.softmax(-1) @ q)
+    for mask in (torch.zeros(5, 5), torch.ones(5, 5), BINARY - 1, 2 * BINARY):  # no such masks
+        assert attend(q, q, q, mask=mask, backend=backend).isfinite().all()
+
+
+def test_where_values_cannot_be_read_zeros_and_ones_are_added() -> None:
+    q = torch.randn(2, 6, 5, 4)
+    added = attend(q, q, q, bias=BINARY)
+    mapped = torch.func.vmap(lambda mask: attend(q, q, q, mask=mask, backend="rows"))(BINARY[None])
+    torch.testing.assert_close(mapped[0], added)
+    meta = attend(*[q.to("meta")] * 3, mask=BINARY.to("meta"))
+    assert meta.shape == added.shape
 
 
 @pytest.mark.parametrize(

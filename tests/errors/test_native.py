@@ -8,13 +8,13 @@ import torch
 
 from describing import assert_refused
 from headwise import masks
-from headwise._native import SWITCH, library
+from headwise._library import SWITCH, library
 from headwise.errors import ArgumentError, HeadwiseError, ShapeError, UnsupportedError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
-from headwise.kernels._words import Words
-from headwise.kernels.native._check import Span, check_apart, check_tensor
+from headwise.kernels.native._check import ByteSpan, check_apart, check_tensor
 from headwise.kernels.native._compute import compute_heads
 from headwise.kernels.native._operators import attention
+from headwise.kernels.spec._lowered import Lowered
 
 Q = torch.zeros(1, 2, 5, 4)
 
@@ -71,8 +71,8 @@ def test_a_request_of_another_size(name: str, x: Any, fitting: str, backend: str
         (torch.zeros(2, 5).double(), 0, ArgumentError, "x is torch.float64 on cpu"),
         (torch.zeros(2, 5, device="meta"), 0, ArgumentError, "float32 on meta"),
         (torch.zeros(2, 6), 0, ShapeError, r"\(2, 6\) instead of \(2, 5\)"),
-        (torch.zeros(5, 2).T, 1, ArgumentError, r"steps of \(1, 2\), but its last axis is"),
-        (torch.zeros(2, 6)[:, :5], 0, ArgumentError, r"steps of \(6, 1\), but its axes are"),
+        (torch.zeros(5, 2).T, 1, ArgumentError, r"strides of \(1, 2\), but its last axis is"),
+        (torch.zeros(2, 6)[:, :5], 0, ArgumentError, r"strides of \(6, 1\), but its axes are"),
         (torch._neg_view(torch.zeros(2, 5)), 0, ArgumentError, "may not be in memory"),
     ],
 )
@@ -114,7 +114,7 @@ def test_nothing_in_any_order(shape: tuple[int, ...]) -> None:
 
 
 def test_memory_that_is_shared() -> None:
-    def spans(**slices: slice) -> list[Span]:
+    def spans(**slices: slice) -> list[ByteSpan]:
         whole = torch.zeros(10)
         made = ((name, whole[part]) for name, part in slices.items())
         return [check_tensor(name, x, (len(x),), torch.float32) for name, x in made]
@@ -148,7 +148,7 @@ def test_words_that_do_not_fit(
     words: dict[str, Any], error: type[HeadwiseError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        compute_heads(Q, Q, Q, Words(**words))
+        compute_heads(Q, Q, Q, Lowered(**words))
 
 
 def test_sinks_elsewhere() -> None:
@@ -160,38 +160,38 @@ def test_an_operator_is_given_anything() -> None:
     with pytest.raises(
         ArgumentError, match=r"q is torch\.float64\. The kernel takes torch\.float32"
     ):
-        attention(Q.double(), Q.double(), Q.double(), False, *Words())
+        attention(Q.double(), Q.double(), Q.double(), False, *Lowered())
     with pytest.raises(ShapeError, match=r"shapes \(2, 5, 4\), .*Give batch, heads"):
-        attention(Q[0], Q[0], Q[0], False, *Words())
+        attention(Q[0], Q[0], Q[0], False, *Lowered())
     nowhere = torch.tensor([[torch.nan, 1e30]])
-    assert attention(Q, Q, Q + 1, False, *Words(key_range=nowhere))[0].isfinite().all()
+    assert attention(Q, Q, Q + 1, False, *Lowered(key_range=nowhere))[0].isfinite().all()
 
 
 def test_sizes_that_do_not_fit_together() -> None:
     with pytest.raises(ShapeError, match="3 query heads cannot share 2 key/value heads"):
-        compute_heads(torch.zeros(1, 3, 5, 4), Q, Q, Words())
+        compute_heads(torch.zeros(1, 3, 5, 4), Q, Q, Lowered())
     with pytest.raises(ShapeError, match=r"k has shape \(1, 2, 5, 6\) instead of \(1, 2, 5, 4\)"):
-        compute_heads(Q, torch.zeros(1, 2, 5, 6), Q, Words())
+        compute_heads(Q, torch.zeros(1, 2, 5, 6), Q, Lowered())
     with pytest.raises(ShapeError, match=r"v has shape \(3, 2, 5, 4\) instead of \(1, 2, 5, 4\)"):
-        compute_heads(Q, Q, torch.zeros(3, 2, 5, 4), Words())
+        compute_heads(Q, Q, torch.zeros(3, 2, 5, 4), Lowered())
     with pytest.raises(ShapeError, match="documents of 4 keys for 5 queries"):
-        compute_heads(Q, Q[:, :, :4], Q[:, :, :4], Words(documents=torch.zeros(1, 4).long()))
+        compute_heads(Q, Q[:, :, :4], Q[:, :, :4], Lowered(documents=torch.zeros(1, 4).long()))
 
 
 def test_ranges_beyond_the_keys_are_those_of_the_keys() -> None:
     q = torch.randn(1, 2, 5, 4)
-    plain = compute_heads(q, q, q, Words())
-    wide = compute_heads(q, q, q, Words(key_range=torch.tensor([[-(2**40), 2**40]])))
-    assert torch.equal(wide.found[0], plain.found[0])
-    assert not compute_heads(q, q, q, Words(key_range=torch.tensor([[4, 2]]))).found[0].any()
+    plain = compute_heads(q, q, q, Lowered())
+    wide = compute_heads(q, q, q, Lowered(key_range=torch.tensor([[-(2**40), 2**40]])))
+    assert torch.equal(wide.results[0], plain.results[0])
+    assert not compute_heads(q, q, q, Lowered(key_range=torch.tensor([[4, 2]]))).results[0].any()
 
 
 def test_gradients_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     q = Q.clone().requires_grad_()
     bias = torch.zeros(1, 1, 5, 5, requires_grad=True)
     with pytest.raises(ArgumentError, match="bias requires gradients, and there are none"):
-        attention(q, Q, Q, False, *Words(bias=bias))
-    heads, *_ = attention(q, Q, Q, False, *Words())
+        attention(q, Q, Q, False, *Lowered(bias=bias))
+    heads, *_ = attention(q, Q, Q, False, *Lowered())
     monkeypatch.setenv(SWITCH, "0")
     library.cache_clear()
     with pytest.raises(UnsupportedError, match=r"no kernel to go back by \(switched off"):

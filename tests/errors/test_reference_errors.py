@@ -52,6 +52,8 @@ def test_sinks_must_be_one_for_each_head():
 @pytest.mark.parametrize(
     ("how", "said"),
     [
+        ({"scale": float("inf")}, "scale=inf"),
+        ({"scale": float("nan")}, "scale=nan"),
         ({"softcap": 0.0}, "softcap=0.0"),
         ({"softcap": -2.0}, "softcap=-2.0"),
         ({"softcap": float("nan")}, "softcap=nan"),
@@ -120,3 +122,18 @@ def test_the_layer_names_both_shapes_of_a_wrong_mask(shape):
 def test_the_layer_names_the_type_of_a_wrong_mask():
     with pytest.raises(MaskError, match=r"mask of dtype int64\. Give booleans"):
         MultiHeadAttention(6, 2).forward(zeros(5, 6), np.ones((5, 5), dtype=np.int64))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_a_float_mask_of_zeros_and_ones_is_refused(kind):
+    q, mask = zeros(1, 1, 5, 3), np.tril(np.ones((5, 5), kind))
+    said = rf"mask of {kind}, \(5, 5\), holds only 0 and 1.*bool.*bias=mask"
+    doors = [
+        lambda: reference.attention(q, q, q, mask=mask),
+        lambda: reference.scaled_dot_product(q, q, q, mask),
+        lambda: MultiHeadAttention(6, 2, seed=0).forward(zeros(5, 6), mask=mask),
+    ]
+    for door in doors:
+        with pytest.raises(MaskError, match=said):
+            door()
+    assert np.isfinite(reference.attention(q, q, q, bias=mask)).all()

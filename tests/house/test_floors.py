@@ -1,11 +1,15 @@
 """The floors: a file imports its own folder and lower floors, and other folders by their door."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 
 from house.source import Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_native", "_interrupts", "_display", "_progress"),
+    ("errors", "shapes", "_library", "_torch_private", "_interrupts", "_display", "_progress"),
     ("files", "_tensors", "_size_limits", "_evaluation"),
     ("reference", "masks", "tables", "corpora"),
     ("kernels", "example"),
@@ -45,6 +49,45 @@ def test_a_folder_is_entered_by_its_door(source: Source) -> None:
     for line, name in source.imports():
         private = any(word.startswith("_") for word in name.split(".")[2:])
         assert not private or _part(name) == source.part, f"{source}:{line} imports {name}"
+
+
+@each_source
+def test_the_private_files_of_a_kernel_stay_private(source: Source) -> None:
+    """A folder inside `kernels` is entered by its door, from the other kernels too."""
+    folder = source.path.parent.name
+    for line, name in source.imports():
+        parts = name.split(".")
+        if source.part == "kernels" and parts[:2] == ["headwise", "kernels"] and len(parts) > 3:
+            private = any(word.startswith("_") for word in parts[3:])
+            assert not private or parts[2] == folder, f"{source}:{line} imports {name}"
+
+
+# How torch's private interface is written down, wherever it is reached from.
+PRIVATE = re.compile(
+    r"\btorch(?:\.\w+)*\._(?!_)|\b_C\._|\b_(?:push|pop)_mode\b|\baten\._|\._version\b|_dynamo"
+    r"|\b_current_level\b|_fused_sdp_choice|_is_amx|DisableTorchFunction"
+)
+
+
+@each_source
+def test_torchs_private_interface_is_used_in_one_file(source: Source) -> None:
+    if source.part == "_torch_private":
+        return
+    lines = enumerate(source.path.read_text("utf-8").splitlines(), 1)
+    used = [f"{source}:{number}: {line.strip()}" for number, line in lines if PRIVATE.search(line)]
+    assert not used, "\n".join(used)
+
+
+def test_importing_torchs_private_interface_needs_none_of_it() -> None:
+    """A version of torch without any of these names is met when one is used, not before."""
+    code = (
+        "import sys, torch; sys.modules['torch._subclasses.fake_tensor'] = None\n"
+        "del torch.cpu._is_amx_tile_supported, torch._fused_sdp_choice\n"
+        "from headwise import _torch_private as private\n"
+        "print(private.cpu_multiplies_bfloat16_tiles(), private.can_read(torch.ones(1)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False True\n", "")
 
 
 @each_source

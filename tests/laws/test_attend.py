@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import masks, reference
-from headwise.kernels import AttendOutput, Choice, _choose, attend, choose, make_rule
+from headwise.kernels import AttendOutput, KernelChoice, attend, choose, make_rule
+from headwise.kernels.fused import _form
 from headwise.kernels.rows import _cells
+from headwise.kernels.spec import cpu
 from strategies import Problem, problems
 
 
@@ -19,7 +21,7 @@ from strategies import Problem, problems
 def cell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Cells and blocks so small that every axis is cut, and such that hold everything."""
     monkeypatch.setattr(_cells, "CELL", request.param)
-    monkeypatch.setattr(_choose, "BLOCK", min(request.param // 12, 1 << 10))
+    monkeypatch.setattr(_form, "BLOCK", min(request.param // 12, 1 << 10))
     return request.param
 
 
@@ -212,7 +214,7 @@ def test_inputs_are_not_written_to(backend: str) -> None:
 def test_whatever_is_chosen_for_long_texts_equals_the_definition(
     T: int, dtype: torch.dtype, has_amx: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_choose, "HAS_AMX", has_amx)
+    monkeypatch.setattr(cpu, "HAS_AMX", has_amx)
     q, k, v = (torch.randn(1, H, T, 8, dtype=torch.float64).to(dtype) for H in (4, 2, 2))
     exact = attend(q.double(), k.double(), v.double(), causal=True, need_weights=True)
     with torch.no_grad():
@@ -245,7 +247,7 @@ def test_short_causal_texts_are_cut_into_blocks_by_what_the_cpu_can(
 ) -> None:
     q = torch.zeros(1, 1, T, 8, dtype=dtype, requires_grad=grad)
     for has_amx, form in zip((False, True), forms, strict=True):
-        monkeypatch.setattr(_choose, "HAS_AMX", has_amx)
+        monkeypatch.setattr(cpu, "HAS_AMX", has_amx)
         rule = make_rule(head_dim=8, is_causal=True)
         assert choose(rule, q, q, q, "fused").form == form
 
@@ -259,7 +261,7 @@ def test_dropout_scales_what_it_keeps() -> None:
     torch.testing.assert_close(found.weights, torch.full((1, 1, 3, 400), 1 / 400))
 
 
-def _choice(T: int, S: int, backend: str = "auto", **how: Any) -> Choice:
+def _choice(T: int, S: int, backend: str = "auto", **how: Any) -> KernelChoice:
     q, k = torch.zeros(1, 4, T, 8, device="meta"), torch.zeros(1, 2, S, 8, device="meta")
     rule = make_rule(head_dim=8, **how).simplify(T, S)
     return choose(rule, q, k, k, backend)

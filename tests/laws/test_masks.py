@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
 from headwise import masks
-from headwise.masks import Mask, Tile
+from headwise.masks import Mask
+from headwise.masks.tiles import Tile
 
 T, S = 5, 7
 
@@ -117,3 +118,13 @@ def test_a_flex_mask_counts_queries_from_the_first() -> None:
     block_mask = create_block_mask(lambda b, h, q, k: k <= q, None, None, T, S, device="cpu")
     seen = torch.ones(T, S, dtype=torch.bool).tril()
     assert torch.equal(masks.from_flex(block_mask).dense(T, S)[0, 0], seen)
+
+
+@given(visible=st.lists(st.booleans(), min_size=T * S, max_size=T * S))
+def test_a_mask_of_zeros_and_ones_says_the_same_in_every_dtype(visible: list[bool]) -> None:
+    booleans = torch.tensor(visible).view(T, S)
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64):
+        mask = masks.from_binary(booleans.to(dtype))
+        assert torch.equal(mask.dense(T, S)[0, 0], booleans)
+    four = masks.from_binary(booleans.float().expand(2, 1, T, S))
+    assert torch.equal(four.dense(T, S)[:, 0], booleans.expand(2, T, S))

@@ -1,5 +1,6 @@
 """The native kernel equals the definition, as far as float32 goes, and says what it says."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -16,13 +17,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from describing import assert_same, cast, described, everything
-from headwise import _native, masks, reference
-from headwise._native import SETS, library, open_library
+from headwise import _library, masks, reference
+from headwise._library import BUILT, LAYOUT, SETS, layout_of, library, open_library
 from headwise.errors import ArgumentError
-from headwise.kernels import RowRequest, Rule, attend, make_rule, row_statistics
-from headwise.kernels._words import Words
+from headwise.kernels import AttentionRule, RowRequest, attend, make_rule, row_statistics
 from headwise.kernels.native._check import MOST_TOKENS, check_apart, check_sizes, reach
 from headwise.kernels.native._compute import compute_heads
+from headwise.kernels.spec._lowered import Lowered
 from headwise.layer import ALiBi
 from headwise.layer._biases import Placed
 from strategies import Problem, problems, seeds
@@ -95,7 +96,7 @@ def test_every_rule_holds_across_blocks(how: str, sizes: tuple[int, int]) -> Non
     if how == "documents" and T > S:
         return
 
-    def rule(dtype: torch.dtype) -> Rule:
+    def rule(dtype: torch.dtype) -> AttentionRule:
         made = {n: x.to(dtype) if n == "sinks" else x for n, x in given_.items()}
         if "bias" in made:
             at = torch.arange(S - T, S)[None], torch.arange(S)[None]
@@ -150,9 +151,9 @@ def test_the_kernel_says_whether_heads_are_finite(T: int, wild: float) -> None:
     for dtype in torch.float32, torch.float16, torch.bfloat16:
         q, k, v = (torch.randn(2, 2, n, 9).to(dtype) for n in (T, 75, 75))
         for packed in {False, T < 9}:
-            assert compute_heads(q, k, v, Words(right=0), packed=packed).finite
+            assert compute_heads(q, k, v, Lowered(right=0), packed=packed).finite
             v[1, 0, 75 - T, 8] = wild
-            assert not compute_heads(q, k, v, Words(right=0), packed=packed).finite
+            assert not compute_heads(q, k, v, Lowered(right=0), packed=packed).finite
             v[1, 0, 75 - T, 8] = 0
 
 
@@ -170,7 +171,7 @@ def test_threads_do_not_change_a_bit(threads: int) -> None:
         together = row_statistics(q, k, v, rule, request, backend="native")
     finally:
         torch.set_num_threads(before)
-    for one in (one.name for one in fields(alone)):
+    for one in (field.name for field in fields(alone) if field.name != "kernel"):
         mine, theirs = getattr(alone, one), getattr(together, one)
         assert mine is theirs or torch.equal(mine, theirs), one
 
@@ -453,7 +454,7 @@ def test_without_it_everything_works_and_says_why(switch: str, why: str) -> None
         "rows = row_statistics(q, q, q, make_rule(head_dim=8), RowRequest())\n"
         "print(rows.kernel, attend(q, q, q, need_lse=True).backend, sep=', ')"
     )
-    environment = os.environ | {_native.SWITCH: switch}
+    environment = os.environ | {_library.SWITCH: switch}
     run = {"capture_output": True, "text": True, "env": environment}
     done = subprocess.run([sys.executable, "-c", program], **run)
     assert (done.stderr, done.stdout) == ("", "blocks of rows, fused\n")
@@ -471,24 +472,24 @@ def test_a_library_that_does_not_fit_is_left_alone(
     for length in (1000, len(whole) // 2, len(whole) - 1):  # loading these would end the process
         other.write_bytes(whole[:length])
         assert "is not whole" in open_library(other).why
-    monkeypatch.setattr(_native, "INTERFACE", -1)
+    monkeypatch.setattr(_library, "INTERFACE", -1)
     assert "built from other sources" in open_library(Path(library().functions._name)).why
-    monkeypatch.delenv(_native.SWITCH, raising=False)
-    monkeypatch.setattr(_native, "BUILT", tmp_path / "nothing")
+    monkeypatch.delenv(_library.SWITCH, raising=False)
+    monkeypatch.setattr(_library, "BUILT", tmp_path / "nothing")
     assert "none was built" in library.__wrapped__().why
-    monkeypatch.setenv(_native.SWITCH, "neon")
+    monkeypatch.setenv(_library.SWITCH, "neon")
     assert "neon was not built" in library.__wrapped__().why
-    monkeypatch.setenv(_native.SWITCH, "\udcff.so")  # a byte that is no text
+    monkeypatch.setenv(_library.SWITCH, "\udcff.so")  # a byte that is no text
     assert "cannot be loaded" in library.__wrapped__().why
 
 
 def test_it_is_told_who_chose_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(library().functions._name)
     monkeypatch.chdir(path.parent)
-    monkeypatch.setenv(_native.SWITCH, path.name)
+    monkeypatch.setenv(_library.SWITCH, path.name)
     assert library.__wrapped__().why == f"asked for by HEADWISE_NATIVE={path.name}"
-    monkeypatch.delenv(_native.SWITCH)
-    if _native.BUILT.is_dir():
+    monkeypatch.delenv(_library.SWITCH)
+    if _library.BUILT.is_dir():
         assert library.__wrapped__().why == "the best that was built for this processor"
 
 
@@ -505,3 +506,22 @@ def test_what_is_added_may_be_as_low_as_numbers_go(backend: str, lowest: float) 
     torch.testing.assert_close(found.heads[:, :, [0, 1, 3, 4]], seen[:, :, [0, 1, 3, 4]])
     torch.testing.assert_close(found.heads[:, :, 2], v[:, :, :5].mean(-2))
     assert found.lse.isfinite().all()
+
+
+@pytest.mark.usefixtures("built")
+def test_both_sides_of_the_interface_have_the_same_fields() -> None:
+    layout = layout_of(library().functions)
+    assert layout == LAYOUT
+    assert list(layout) == [name for name, *_ in _library.Problem._fields_]
+    assert sum(size for _, size in layout.values()) == ctypes.sizeof(_library.Problem)
+
+
+@pytest.mark.parametrize(("one", "other"), [("q", "k"), ("lse", "max_logit"), ("dk", "dv")])
+def test_a_library_whose_fields_are_swapped_is_not_loaded(
+    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = BUILT / f"{library().name}.so"
+    assert open_library(path)
+    swapped = LAYOUT | {one: LAYOUT[other], other: LAYOUT[one]}
+    monkeypatch.setattr(_library, "LAYOUT", swapped)
+    assert "built from other sources" in open_library(path).why

@@ -6,23 +6,23 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from headwise import _native
-from headwise._native import library
+from headwise import _library
+from headwise._library import library
 from headwise.kernels import attend
-from headwise.kernels._words import Words, rule_of, words_of
 from headwise.kernels.native._operators import attention, attention_backward
 from headwise.kernels.rows import attend_rows
+from headwise.kernels.spec._lowered import Lowered, lower, rule_from_lowered
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
 
 B, H, Hkv, T, S, D, Dv = 2, 6, 3, 7, 11, 5, 13
 WORDS = {
-    "nothing": Words(scale=0.4),
-    "window": Words(left=3, right=0, softcap=2.0),
-    "lengths": Words(key_range=torch.tensor([[0, 9], [2, 2]])),
-    "documents": Words(documents=torch.arange(S)[None] // 4),
-    "mask": Words(mask=torch.rand(1, 1, T, S) < 0.7),
-    "added": Words(
+    "nothing": Lowered(scale=0.4),
+    "window": Lowered(left=3, right=0, softcap=2.0),
+    "lengths": Lowered(key_range=torch.tensor([[0, 9], [2, 2]])),
+    "documents": Lowered(documents=torch.arange(S)[None] // 4),
+    "mask": Lowered(mask=torch.rand(1, 1, T, S) < 0.7),
+    "added": Lowered(
         bias=torch.randn(B, 1, T, S), by_distance=torch.randn(1, H, T + S - 1), sinks=torch.zeros(H)
     ),
 }
@@ -34,11 +34,11 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @each
-def test_it_is_an_operator_that_pytorch_can_trace(words: Words) -> None:
+def test_it_is_an_operator_that_pytorch_can_trace(words: Lowered) -> None:
     torch.library.opcheck(attention, (*_inputs(), True, *words))
 
 
-def _learned(words: Words) -> tuple[list[Tensor], Words]:
+def _learned(words: Lowered) -> tuple[list[Tensor], Lowered]:
     """Queries, keys, values and sinks that gradients are asked of, and the words with them."""
     if words.sinks is not None:
         words = words._replace(sinks=words.sinks.clone().requires_grad_())
@@ -47,17 +47,17 @@ def _learned(words: Words) -> tuple[list[Tensor], Words]:
 
 
 @each
-def test_it_is_one_in_training_too(words: Words) -> None:
+def test_it_is_one_in_training_too(words: Lowered) -> None:
     inputs, words = _learned(words)
     torch.library.opcheck(attention, (*inputs, True, *words))
 
 
 @each
 @pytest.mark.parametrize("back", [(0,), (1,), (0, 1, 2)], ids=str)
-def test_gradients_are_those_of_pytorch(words: Words, back: tuple[int, ...]) -> None:
+def test_gradients_are_those_of_pytorch(words: Lowered, back: tuple[int, ...]) -> None:
     inputs, words = _learned(words)
     leaves = inputs + ([] if words.sinks is None else [words.sinks])
-    rows = attend_rows(*inputs, rule_of(words, T, S), entropy=True)
+    rows = attend_rows(*inputs, rule_from_lowered(words, T, S), entropy=True)
     rows["lse"] = rows["lse"].masked_fill(rows["lse"] == -torch.inf, 0.0)
     found = attention(*inputs, True, *words)
     ours = [found[0], found[1].masked_fill(found[1] == -torch.inf, 0.0), found[2]]
@@ -88,7 +88,7 @@ def test_gradients_come_back_through_vmap() -> None:
 
 @each
 @pytest.mark.parametrize("mapped", ["gradients", "all"])
-def test_the_way_back_maps_too(words: Words, mapped: str) -> None:
+def test_the_way_back_maps_too(words: Lowered, mapped: str) -> None:
     inputs = _inputs()
     found = attention(*inputs, True, *words)
     given = [*inputs, *found, *(torch.randn_like(x) for x in found), *words]
@@ -106,7 +106,7 @@ def test_the_way_back_maps_too(words: Words, mapped: str) -> None:
 def test_half_precision_comes_back_as_by_attend() -> None:
     inputs = [x.bfloat16().requires_grad_() for x in _inputs()]
     sinks = torch.randn(H, dtype=torch.bfloat16, requires_grad=True)
-    found = attention(*inputs, True, *Words(scale=0.3, sinks=sinks))
+    found = attention(*inputs, True, *Lowered(scale=0.3, sinks=sinks))
     known = attend(
         *inputs, scale=0.3, sinks=sinks, need_lse=True, need_entropy=True, backend="native"
     )
@@ -135,10 +135,10 @@ def test_torch_func_differentiates_what_pytorch_computes() -> None:
 
 
 @each
-def test_words_and_rules_say_the_same(words: Words) -> None:
+def test_words_and_rules_say_the_same(words: Lowered) -> None:
     q, k, v = _inputs()
-    rule = rule_of(words, T, S)
-    again = words_of(rule, T, S)
+    rule = rule_from_lowered(words, T, S)
+    again = lower(rule, T, S)
     for found, expected in zip(
         attention(q, k, v, False, *again), attention(q, k, v, False, *words), strict=True
     ):
@@ -147,11 +147,11 @@ def test_words_and_rules_say_the_same(words: Words) -> None:
 
 @each
 def test_without_the_kernel_it_still_computes(
-    words: Words, monkeypatch: pytest.MonkeyPatch
+    words: Lowered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = (*_inputs(), True, *words)
     with monkeypatch.context() as patch:
-        patch.setenv(_native.SWITCH, "0")
+        patch.setenv(_library.SWITCH, "0")
         library.cache_clear()
         found = attention(*inputs)
     library.cache_clear()
@@ -162,7 +162,7 @@ def test_without_the_kernel_it_still_computes(
 
 @each
 @pytest.mark.parametrize("mapped", ["all", "queries", "keys and values", "rule"])
-def test_it_maps_over_any_of_its_inputs(words: Words, mapped: str) -> None:
+def test_it_maps_over_any_of_its_inputs(words: Lowered, mapped: str) -> None:
     inputs = [*_inputs(), True, *words]
     chosen = {
         "all": range(len(inputs)),
@@ -221,8 +221,8 @@ def test_a_tracer_that_sees_numbers_writes_the_kernel_down() -> None:
 
 
 def test_tables_of_distances_are_the_bias_that_they_stand_for() -> None:
-    words = Words(by_distance=torch.arange(T + S - 1.0)[None, None])
-    bias = rule_of(words, T, S).bias.values
+    words = Lowered(by_distance=torch.arange(T + S - 1.0)[None, None])
+    bias = rule_from_lowered(words, T, S).bias.values
     assert bias.shape == (1, 1, T, S)
     assert bias[0, 0, 0, S - 1] == 0
     assert bias[0, 0, T - 1, 0] == T + S - 2

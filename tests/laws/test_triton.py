@@ -17,6 +17,7 @@ from torch import Tensor
 import headwise as hw
 from describing import assert_same, cast, described, everything
 from headwise import masks, reference
+from headwise.errors import ArgumentError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels.triton import is_installed
 from headwise.layer import ALiBi, MultiHeadAttention
@@ -214,6 +215,23 @@ def test_half_precision_is_as_good_as_a_plain_implementation() -> None:
     rule, request = make_rule(head_dim=32), RowRequest(keys=torch.zeros(1, 70, 1).long())
     told = row_statistics(q, k, v, rule, request, backend="triton")
     assert_same(told, row_statistics(q, k, v, rule, request, backend="rows"), 2e-5)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, 1e-46, -8.0])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_every_scale_gives_what_the_definition_gives(scale: float, softcap: float | None) -> None:
+    q, k = _random(1, 4, 19, 8), _random(1, 2, 23, 8)
+    how = {"causal": True, "scale": scale, "softcap": softcap}
+    exact = attend(q.double(), k.double(), k.double(), **how, backend="rows", need_lse=True)
+    ours = attend(q, k, k, **how, backend="triton", need_lse=True)
+    torch.testing.assert_close(ours.heads.double(), exact.heads, rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours.lse.double(), exact.lse, rtol=1e-5, atol=1e-4)
+
+
+def test_huge_scales_are_refused() -> None:
+    q = _random(1, 2, 5, 4)
+    with pytest.raises(ArgumentError, match=r"'triton' cannot.*scale=1e\+30"):
+        attend(q, q, q, scale=1e30, backend="triton")
 
 
 def test_a_whole_watch_is_served_where_the_switch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

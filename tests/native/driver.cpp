@@ -79,20 +79,20 @@ int64_t solve(Sizes n, int64_t kind, bool packed, bool causal) {
     std::vector<float> received(n.B * n.H * n.S);
 
     Problem p = {};
-    p.kind = kind;
+    p.dtype = kind;
     p.B = n.B, p.H = n.H, p.Hkv = n.Hkv, p.T = n.T, p.S = n.S, p.D = n.D, p.Dv = n.Dv;
     p.packed = packed;
     p.q = q.data(), p.k = k.data(), p.v = v.data(), p.heads = heads.data();
     auto step = [](int64_t *to, int64_t heads, int64_t tokens, int64_t width) {
         to[0] = heads * tokens * width, to[1] = tokens * width, to[2] = width;
     };
-    step(p.q_step, n.H, n.T, n.D), step(p.k_step, n.Hkv, n.S, n.D);
-    step(p.v_step, n.Hkv, n.S, n.Dv), step(p.heads_step, n.H, n.T, n.Dv);
+    step(p.q_stride, n.H, n.T, n.D), step(p.k_stride, n.Hkv, n.S, n.D);
+    step(p.v_stride, n.Hkv, n.S, n.Dv), step(p.heads_stride, n.H, n.T, n.Dv);
     p.scale = 3, p.softcap = causal ? 0 : 2, p.sinks = sinks.data(), p.threads = 2;
     p.left = causal ? n.S - 3 : int64_t(1) << 40, p.right = causal ? 0 : int64_t(1) << 40;
     if (!causal) {
         p.mask = mask.data(), p.bias = bias.data();
-        step(p.mask_step, n.H, n.T, n.S), step(p.bias_step, n.H, n.T, n.S);
+        step(p.mask_stride, n.H, n.T, n.S), step(p.bias_stride, n.H, n.T, n.S);
     }
     p.n_keys = n_keys.data(), p.argmax = argmax.data();
     float **asked[STATISTICS] = {&p.lse, &p.max_logit, &p.max_weight, &p.entropy, &p.sink,
@@ -121,8 +121,8 @@ int64_t solve(Sizes n, int64_t kind, bool packed, bool causal) {
     std::vector<uint8_t> dk(k.size()), dv(v.size());
     p.grad_heads = back.data(), p.grad_lse = back_lse.data(), p.grad_entropy = back_entropy.data();
     p.dq = dq.data(), p.dk = dk.data(), p.dv = dv.data();
-    step(p.grad_heads_step, n.H, n.T, n.Dv), step(p.dq_step, n.H, n.T, n.D);
-    step(p.dk_step, n.Hkv, n.S, n.D), step(p.dv_step, n.Hkv, n.S, n.Dv);
+    step(p.grad_heads_stride, n.H, n.T, n.Dv), step(p.dq_stride, n.H, n.T, n.D);
+    step(p.dk_stride, n.Hkv, n.S, n.D), step(p.dv_stride, n.Hkv, n.S, n.Dv);
     if (headwise_backward(&p)) return 1;
     print("query", dq);
     print_stored(dk, kind), print_stored(dv, kind);

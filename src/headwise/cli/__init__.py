@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from headwise._native import library
+from headwise._library import library
 from headwise.cli._arguments import CheckedCommand
 from headwise.cli._count import count
 from headwise.cli._group import group

@@ -1,25 +1,34 @@
-"""Attention computed: one function that mixes values, one that says what the weights were like."""
+"""Attention: one function that mixes values, and one that describes the weights of each row."""
 
 from headwise.kernels._attend import AttendOutput, attend, under_autocast
-from headwise.kernels._bias import Bias, Given
-from headwise.kernels._choose import BACKENDS, Choice, choose
-from headwise.kernels._describe import row_statistics, statistics_kernel
-from headwise.kernels._request import RowRequest, RowStatistics
-from headwise.kernels._rule import BiasLike, MaskLike, Rule, WindowLike, make_rule
+from headwise.kernels._choose import BACKENDS, choose
+from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
+from headwise.kernels.spec import (
+    AttentionRule,
+    Bias,
+    BiasLike,
+    KernelChoice,
+    MaskLike,
+    RowRequest,
+    RowStatistics,
+    TensorBias,
+    WindowLike,
+    make_rule,
+)
 
 __all__ = [
     "BACKENDS",
     "AttendOutput",
+    "AttentionRule",
     "Bias",
     "BiasLike",
-    "Choice",
-    "Given",
     "HeadBlock",
+    "KernelChoice",
     "MaskLike",
     "RowRequest",
     "RowStatistics",
-    "Rule",
+    "TensorBias",
     "WindowLike",
     "attend",
     "choose",

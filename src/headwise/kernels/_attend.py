@@ -1,4 +1,4 @@
-"""The one door to attention: check, choose a kernel, compute."""
+"""The door to attention: check, choose a kernel, compute."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -9,25 +9,30 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headwise.errors import ArgumentError, ShapeError
-from headwise.kernels._choose import Choice, choose
-from headwise.kernels._fused import attend_fused
-from headwise.kernels._guard import shielded
-from headwise.kernels._request import Named
-from headwise.kernels._rule import BiasLike, MaskLike, Rule, WindowLike, check_rule, make_rule
-from headwise.kernels._weights import weights_from_lse
-from headwise.kernels.native import attend_native
-from headwise.kernels.rows import attend_rows
-from headwise.kernels.triton import attend_triton
+from headwise.kernels._choose import BY_NAME, choose
+from headwise.kernels.rows import ROWS, weights_from_lse
+from headwise.kernels.spec import (
+    AttentionRule,
+    BiasLike,
+    Extras,
+    KernelChoice,
+    MaskLike,
+    Named,
+    WindowLike,
+    check_rule,
+    compute_guarded,
+    make_rule,
+)
 
 
 class AttendOutput(NamedTuple):
-    """The heads, and what else was asked for."""
+    """The heads, and the requested extras."""
 
     heads: Float[Tensor, "B H T Dv"]
     weights: Float[Tensor, "B H T S"] | None  # before dropout
     lse: Float[Tensor, "B H T"] | None  # nats; −inf for a query that may attend to nothing
     entropy: Float[Tensor, "B H T"] | None  # nats, of the weights of real keys, before dropout
-    choice: Choice  # what computed the heads, on which form of the mask, and why
+    choice: KernelChoice  # the kernel of the heads, the form of its input, and the reasons
 
     @property
     def backend(self) -> str:
@@ -56,22 +61,25 @@ def attend(
     """Mix each head's values by how well its queries match its keys.
 
     Query head `h` reads kv head `h // (H // Hkv)`. Logits are scaled, then capped, then biased
-    and masked. A query that may attend to nothing gets zeros and a log-sum-exp of −inf, with
-    finite gradients. What is masked reaches nothing, whatever it holds: under a mask, a query
-    that may attend to something not finite gets NaN and gives no gradient, and no other query
-    is changed. Queries and keys above 1e16 and values above 1e32 may count as not finite there,
-    since their products may not be (beyond single precision: 1e151 and 1e302). Asking for
-    weights, log-sum-exp or entropy does not change the heads by a bit, unless there is dropout:
-    then one kernel computes all of them. Gradients go through each of them.
+    and masked. A query without visible keys gets zeros and a log-sum-exp of −inf, with finite
+    gradients. Masked keys and values have no effect, even if they are NaN: under a mask, a query
+    that sees a nonfinite key or value gets NaN, without gradient, and no other query changes.
+    Queries and keys above 1e16 and values above 1e32 may count as nonfinite there, since products
+    of them may overflow (in float64: 1e151 and 1e302). Requesting weights, log-sum-exp or entropy
+    does not change a bit of the heads, except under dropout: then one kernel computes all of
+    them. All of them are differentiable.
 
     Args:
         mask: Booleans (True = may attend), floats (added to the logits; −inf and the lowest of
             their dtype hide, and what is below −1e29 counts as that), or a rule of
-            `headwise.masks`. `[T, S]` or `[B, H, T, S]`, with 1 to broadcast.
+            `headwise.masks`. `[T, S]` or `[B, H, T, S]`, with 1 to broadcast. Floats that are
+            all 0 or 1 are refused, since added to logits they hide nothing: give `mask.bool()`,
+            `masks.from_binary(mask)`, or `bias=mask`. They are added where values cannot be
+            read: while being traced, on the meta device, and inside `vmap`.
         causal: Whether a query sees only its own position and earlier ones. With `T < S` the
             last query sees the last key.
         window: How many keys are visible on each side of the query, `(left, right)`.
-        scale: What `q · k` is multiplied by. None is `1 / sqrt(D)`.
+        scale: What `q · k` is multiplied by: any finite number. None is `1 / sqrt(D)`.
         bias: Added to the logits after the softcap.
         softcap: Logits become `softcap · tanh(logits / softcap)`.
         sinks: A further logit for each head, in the denominator alone.
@@ -80,14 +88,14 @@ def attend(
         need_lse: Whether to return the log of the sum of the exponentials too.
         need_entropy: Whether to return the entropy of each query's weights too, −Σ p ln p: from
             0 to the log of the number of its keys.
-        backend: "auto", "native" (in C++), "triton" (for GPUs, unmeasured), "fused" (torch's
-            kernel) or "rows" (in PyTorch).
+        backend: "auto", "native" (C++), "triton" (for GPUs, unmeasured), "fused" (torch's kernel)
+            or "rows" (PyTorch).
     Returns:
-        The heads; with extras an `AttendOutput`. Of half precision the heads stay in it, what
-        else is returned is float32.
+        The heads; with extras an `AttendOutput`. The heads have the dtype of the inputs; for half
+        precision all extras are float32.
     Raises:
         ShapeError: sizes do not fit together, or a mask does not fit them.
-        MaskError: a mask is neither boolean nor float.
+        MaskError: a mask is neither boolean nor float, or holds only zeros and ones as floats.
         ArgumentError: a value out of range, or a kernel that cannot follow the rule.
     Source:
         Vaswani et al. 2017, eq. 1 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023
@@ -100,82 +108,63 @@ def attend(
     )  # fmt: skip
     check_rule(rule, q)
     rule = rule.simplify(q.shape[2], k.shape[2])
-    wanted = _Wanted(need_weights, need_lse, need_entropy)
-    extras = any(wanted)
-    dropped_by_rows = extras and dropout_p > 0 and backend == "auto"
-    choice = choose(rule, q, k, v, "rows" if dropped_by_rows else backend, dropout_p)
-    if extras and dropout_p:
-        _check_tells(choice, dropout_p)
+    extras = Extras(need_weights, need_lse, need_entropy)
+    choice = choose(rule, q, k, v, backend, dropout_p, extras)
 
-    compute = partial(_compute, rule=rule, choice=choice, dropout_p=dropout_p, wanted=wanted)
-    own = choice.backend in ("native", "triton") and not need_weights  # which shield themselves
-    with _given_precision(q):
+    compute = partial(_compute, rule=rule, choice=choice, dropout_p=dropout_p, extras=extras)
+    guards = BY_NAME[choice.backend].guards_nonfinite and not need_weights
+    with _without_autocast(q):
         is_flag = choice.form == "causal"
-        found = compute(q, k, v) if own else shielded(compute, q, k, v, rule, is_flag)
-    if not extras:
-        return found["heads"]
-    lse = found["lse"] if need_lse else None
-    return AttendOutput(found["heads"], found.get("weights"), lse, found.get("entropy"), choice)
-
-
-def _check_tells(choice: Choice, dropout_p: float) -> None:
-    if choice.backend == "fused":
-        raise ArgumentError(
-            f"attend: backend='fused' cannot return weights under dropout_p={dropout_p}: "
-            f"it does not tell which it dropped. Use backend='rows' or 'auto'."
-        )
-
-
-class _Wanted(NamedTuple):
-    """What is to be returned besides the heads."""
-
-    weights: bool
-    lse: bool
-    entropy: bool
+        result = compute(q, k, v) if guards else compute_guarded(compute, q, k, v, rule, is_flag)
+    if not any(extras):
+        return result["heads"]
+    lse = result["lse"] if need_lse else None
+    return AttendOutput(result["heads"], result.get("weights"), lse, result.get("entropy"), choice)
 
 
 def _compute(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, choice: Choice, dropout_p: float, wanted: _Wanted
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: AttentionRule,
+    choice: KernelChoice,
+    dropout_p: float,
+    extras: Extras,
 ) -> Named:
-    """The heads and more; extras come from the pass that computes the heads where they can."""
-    extras = any(wanted)
-    # Rows put the heads of a group below one another, for which lengths must be settled.
-    if torch.compiler.is_exporting() and (choice.backend == "rows" or extras):
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    if choice.backend == "rows":
-        return attend_rows(q, k, v, rule, dropout_p, wanted.weights, wanted.entropy)
-    if choice.backend == "native":
-        found = attend_native(q, k, v, rule, wanted.entropy)
-    elif choice.backend == "triton":
-        found = attend_triton(q, k, v, rule, wanted.entropy)
-    else:
-        found = attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=extras)
-    return found | _missing(q, k, v, rule, choice, wanted, found) if extras else found
+    """The heads and extras, these from the pass that computes the heads where possible."""
+    result = BY_NAME[choice.backend].attend(q, k, v, rule, choice, dropout_p, extras)
+    return result | _missing(q, k, v, rule, choice, extras, result) if any(extras) else result
 
 
 def _missing(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, choice: Choice, wanted: _Wanted, found: Named
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: AttentionRule,
+    choice: KernelChoice,
+    extras: Extras,
+    result: Named,
 ) -> Named:
-    """What is wanted, and not told by the kernel that gave the heads."""
-    missing = {name for name, asked in wanted._asdict().items() if asked and name not in found}
+    """The extras that the kernel of the heads did not return."""
+    names = {name for name, wanted in extras._asdict().items() if wanted and name not in result}
     plain = rule.softcap is None and rule.sinks is None
-    if missing == {"weights"} and plain and "lse" in found and not found["lse"].requires_grad:
-        return {"weights": weights_from_lse(q, k, rule, found["lse"], choice.wide)}
-    if not missing:
+    if names == {"weights"} and plain and "lse" in result and not result["lse"].requires_grad:
+        return {"weights": weights_from_lse(q, k, rule, result["lse"], choice.wide)}
+    if not names:
         return {}
-    more = attend_rows(q, k, v[..., :0], rule, 0.0, wanted.weights, wanted.entropy)
-    return {name: more[name] for name in missing}
+    more = ROWS.attend(q, k, v[..., :0], rule, choice, 0.0, extras)
+    return {name: more[name] for name in names}
 
 
-def _given_precision(q: Tensor) -> AbstractContextManager[None]:
-    """Autocast has done its work on the projections: here the precision given is the one used."""
+def _without_autocast(q: Tensor) -> AbstractContextManager[None]:
+    """Autocast has cast the projections; from here on the precision of the inputs is used."""
     return torch.autocast(q.device.type, enabled=False) if under_autocast(q) else nullcontext()
 
 
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
     kind = x.device.type
-    # A CPU has it: there the question would take longer than all others of a call.
+    # A CPU has autocast, and asking would take longer than all other checks of a call.
     return (x.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
 
 
@@ -206,10 +195,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:
     if not 0.0 <= dropout_p < 1.0:
         raise ArgumentError(f"attend: dropout_p={dropout_p}. Give a share from 0 up to 1.")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-        found = ", ".join(
+        kinds = ", ".join(
             f"{n} {x.dtype} on {x.device}" for n, x in zip("qkv", (q, k, v), strict=True)
         )
-        raise ArgumentError(f"attend: {found}. Bring them to one dtype and device.")
+        raise ArgumentError(f"attend: {kinds}. Bring them to one dtype and device.")
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:

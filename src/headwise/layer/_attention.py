@@ -7,14 +7,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.kernels import Bias, Given, MaskLike, WindowLike
+from headwise.kernels import Bias, MaskLike, TensorBias, WindowLike
 from headwise.layer._biases import Placed, PositionBias
 from headwise.layer._cache import Held, KVCache
 from headwise.layer._check import check_cache, check_inputs, check_parts, read_bias, read_sizes
 from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput, LayerOutputWithLse
 from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import RoPE
-from headwise.masks import Mask, as_mask, split_additive
+from headwise.masks import Mask, as_mask
+from headwise.masks.parts import split_additive
 
 Layer = TypeVar("Layer", bound="MultiHeadAttention")
 
@@ -297,4 +298,4 @@ def _both(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None,
     if mask.dtype == torch.bool:
         return as_mask(mask) & visible, None
     seen, bias = split_additive(mask, "MultiHeadAttention")
-    return visible if seen is None else seen & visible, None if bias is None else Given(bias)
+    return visible if seen is None else seen & visible, None if bias is None else TensorBias(bias)

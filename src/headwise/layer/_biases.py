@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError
 from headwise.kernels import Bias
-from headwise.masks import Tile
+from headwise.masks.tiles import Tile
 from headwise.shapes import is_size
 
 # One row for each text, or a single row for all of them.

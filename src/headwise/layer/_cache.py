@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from headwise._torch_private import can_read
 from headwise.errors import ArgumentError, ShapeError
-from headwise.masks import Mask, as_mask, can_look
+from headwise.masks import Mask, as_mask
 from headwise.shapes import is_size
 
 ScoringCheckpoint = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
@@ -178,7 +179,7 @@ class KVCache:
         index = _whole("KVCache.reorder: index", index)
         n_texts = len(self._next) if self._held is None else len(self._held.k)
         known = self._held is not None or n_texts > 1
-        wrong = can_look(index) and bool(((index < 0) | (index >= n_texts)).any())
+        wrong = can_read(index) and bool(((index < 0) | (index >= n_texts)).any())
         if index.ndim != 1 or (known and wrong):
             raise ArgumentError(
                 f"KVCache.reorder: index={index.tolist()} of {n_texts} texts. "

@@ -12,9 +12,9 @@ from headwise import masks
 from headwise.errors import ArgumentError
 from headwise.kernels import (
     AttendOutput,
+    AttentionRule,
     BiasLike,
     MaskLike,
-    Rule,
     WindowLike,
     attend,
     make_rule,
@@ -136,7 +136,7 @@ class HeadAttention(nn.Module):
         mask: MaskLike | None = None,
         causal: bool = False,
         bias: BiasLike | None = None,
-    ) -> Rule:
+    ) -> AttentionRule:
         """How a call with these arguments turns logits into weights."""
         return make_rule(
             head_dim=q.shape[-1], mask=mask, is_causal=causal, near=self.window,

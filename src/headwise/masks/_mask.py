@@ -1,4 +1,4 @@
-"""What every mask can be asked, and how masks combine."""
+"""The interface of masks, and how they combine."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.errors import MaskError
-from headwise.masks._tile import Tile
+from headwise.masks.tiles import Tile
 
 
 class Mask:
-    """A rule that says for every query and key whether the query may attend to the key."""
+    """A rule that decides for every query and key whether the query may attend to the key."""
 
     def tile(self, tile: Tile) -> Bool[Tensor, "#B #H R n"]:
         """The rule on one rectangle of queries and keys."""
@@ -19,39 +19,39 @@ class Mask:
 
     @property
     def batch(self) -> tuple[int, int]:
-        """For how many texts and heads the rule is made; 1 is for all of them."""
+        """Number of texts and of heads that the rule is for; 1 broadcasts."""
         return 1, 1
 
     def extent(self, rows: range, T: int, S: int) -> range:
-        """The keys outside of which these queries see nothing, without making a tensor."""
+        """The range of keys that these queries may see, computed without a tensor."""
         return range(S)
 
     def shared(self, rows: range, T: int, S: int) -> range:
-        """Keys that all these queries may attend to, as far as known without making a tensor."""
+        """A range of keys that all these queries see, as far as known without a tensor."""
         return range(0)
 
     def simplify(self, T: int, S: int) -> "Mask | None":
-        """The same rule for these lengths, without the parts that hide nothing; None: all do."""
+        """The same rule for these lengths without parts that mask nothing; None: no part does."""
         return self
 
     def texts(self) -> Int[Tensor, "#B S"] | None:
-        """Which of the texts packed into a row each key belongs to, where the rule knows."""
+        """The document of each key, where the rule separates texts packed into a row."""
         return None
 
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H #T"]:
-        """Which queries may attend to one or more of the marked keys."""
+        """Which queries may attend to at least one of the marked keys."""
         S = marked.shape[-1]
         visible = self.dense(T, S, marked.device).expand(-1, -1, -1, S)
-        # As a matrix product, in which texts and heads that share a mask share its reading.
+        # As a matrix product, which reads a mask once for all texts and heads that share it.
         axes = "".join(axis for axis, size in zip("bh", visible.shape, strict=False) if size > 1)
         shape = [size for size in visible.shape[:2] if size > 1] + list(visible.shape[2:])
-        found = torch.einsum(f"{axes}ts,bhs->bht", visible.reshape(shape).float(), marked.float())
-        return found > 0
+        counts = torch.einsum(f"{axes}ts,bhs->bht", visible.reshape(shape).float(), marked.float())
+        return counts > 0
 
     def dense(
         self, T: int, S: int, device: torch.device | str = "cpu"
     ) -> Bool[Tensor, "#B #H T S"]:
-        """The whole rule as a tensor. It holds T·S entries: kernels ask for tiles instead."""
+        """The whole rule as a tensor of T·S entries, which kernels avoid by reading tiles."""
         return self.tile(Tile.whole(T, S, device))
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -60,7 +60,7 @@ class Mask:
     def __or__(self, other: "Mask") -> "Mask":
         return _Or(self, _checked(other))
 
-    # What is no mask stands on the left: `tensor & mask`.
+    # For a left operand that is no mask: `tensor & mask`.
     __rand__ = __and__
     __ror__ = __or__
 
@@ -86,24 +86,24 @@ class _And(Mask):
         return self.left.tile(tile) & self.right.tile(tile)
 
     def texts(self) -> Int[Tensor, "#B S"] | None:
-        told = self.left.texts()
-        return self.right.texts() if told is None else told
+        ids = self.left.texts()
+        return self.right.texts() if ids is None else ids
 
     @property
     def batch(self) -> tuple[int, int]:
         return _broader(self.left, self.right)
 
     def simplify(self, T: int, S: int) -> Mask | None:
-        one, two = self.left.simplify(T, S), self.right.simplify(T, S)
-        if one is None or two is None:
-            return two if one is None else one
-        return one & two
+        left, right = self.left.simplify(T, S), self.right.simplify(T, S)
+        if left is None or right is None:
+            return right if left is None else left
+        return left & right
 
     def extent(self, rows: range, T: int, S: int) -> range:
-        return _both(self.left.extent(rows, T, S), self.right.extent(rows, T, S))
+        return _overlap(self.left.extent(rows, T, S), self.right.extent(rows, T, S))
 
     def shared(self, rows: range, T: int, S: int) -> range:
-        return _both(self.left.shared(rows, T, S), self.right.shared(rows, T, S))
+        return _overlap(self.left.shared(rows, T, S), self.right.shared(rows, T, S))
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class _Or(Mask):
         return _broader(self.left, self.right)
 
     def extent(self, rows: range, T: int, S: int) -> range:
-        one, two = self.left.extent(rows, T, S), self.right.extent(rows, T, S)
-        return range(min(one.start, two.start), max(one.stop, two.stop))
+        left, right = self.left.extent(rows, T, S), self.right.extent(rows, T, S)
+        return range(min(left.start, right.start), max(left.stop, right.stop))
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ class _Not(Mask):
         return self.inner.batch
 
 
-def _broader(one: Mask, two: Mask) -> tuple[int, int]:
-    (texts, heads), (more_texts, more_heads) = one.batch, two.batch
+def _broader(left: Mask, right: Mask) -> tuple[int, int]:
+    (texts, heads), (more_texts, more_heads) = left.batch, right.batch
     return max(texts, more_texts), max(heads, more_heads)
 
 
-def _both(one: range, two: range) -> range:
-    start = max(one.start, two.start)
-    return range(start, max(start, min(one.stop, two.stop)))
+def _overlap(left: range, right: range) -> range:
+    start = max(left.start, right.start)
+    return range(start, max(start, min(left.stop, right.stop)))

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from headwise._torch_private import can_read, statically
 from headwise.errors import ArgumentError, ShapeError
-from headwise.masks._look import can_look, known
 from headwise.masks._mask import Mask
-from headwise.masks._tile import Tile
+from headwise.masks.tiles import Tile
 
 
 def causal() -> Mask:
@@ -46,11 +46,11 @@ def _is_count(n: object) -> bool:
 def padding(
     lengths: Sequence[int] | Int[Tensor, " B"], side: Literal["left", "right"] = "right"
 ) -> Mask:
-    """Only the real keys of each text are seen: the first `lengths[b]`, or the last of them.
+    """Only the real keys of each text are visible: the first `lengths[b]`, or the last ones.
 
     Args:
         lengths: The number of real keys of each text.
-        side: Where the padding stands.
+        side: The side of the padding.
     Raises:
         ArgumentError: a length is negative or no whole number, or `side` is neither "left" nor
             "right".
@@ -59,7 +59,7 @@ def padding(
     if side not in ("left", "right"):
         raise ArgumentError(f"padding: side={side!r}. Say 'left' or 'right'.")
     whole = not counts.is_floating_point() and counts.dtype != torch.bool
-    if counts.ndim != 1 or not whole or (can_look(counts) and bool((counts < 0).any())):
+    if counts.ndim != 1 or not whole or (can_read(counts) and bool((counts < 0).any())):
         raise ArgumentError(
             f"padding: lengths {counts.tolist()}. Give one whole number of real keys for each text."
         )
@@ -67,7 +67,7 @@ def padding(
 
 
 def documents(ids: Int[Tensor, "B S"] | Sequence[Sequence[int]]) -> Mask:
-    """Texts packed into one row are kept apart: a query sees the keys of its own document.
+    """Separate texts packed into one row: a query sees the keys of its own document.
 
     Args:
         ids: For each key the number of its document; queries are the last `T` of them. There can
@@ -104,13 +104,13 @@ class Window(Mask):
         return self.nearer(other) if isinstance(other, Window) else super().__and__(other)
 
     def nearer(self, other: "Window") -> "Window":
-        """What both windows show."""
+        """The window that both allow."""
         return Window(_nearer(self.left, other.left), _nearer(self.right, other.right))
 
     def simplify(self, T: int, S: int) -> Mask | None:
-        # The last query stands on the last key, the first one T - 1 keys before it.
-        left = None if self.left is None or known(self.left >= S - 1) else self.left
-        right = None if self.right is None or known(self.right >= T - 1) else self.right
+        # The last query is at the last key, the first one T - 1 keys before it.
+        left = None if self.left is None or statically(self.left >= S - 1) else self.left
+        right = None if self.right is None or statically(self.right >= T - 1) else self.right
         if (left, right) == (self.left, self.right):
             return self
         return None if left is None and right is None else Window(left, right)
@@ -118,9 +118,17 @@ class Window(Mask):
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H T"]:
         S = marked.shape[-1]
         before = F.pad(marked.cumsum(-1), (1, 0))  # marked keys before each key, and before S
-        at = torch.arange(S - T, S, device=marked.device)
-        start = torch.zeros_like(at) if self.left is None else (at - self.left).clamp(0, S)
-        stop = torch.full_like(at, S) if self.right is None else (at + 1 + self.right).clamp(0, S)
+        positions = torch.arange(S - T, S, device=marked.device)
+        start = (
+            torch.zeros_like(positions)
+            if self.left is None
+            else (positions - self.left).clamp(0, S)
+        )
+        stop = (
+            torch.full_like(positions, S)
+            if self.right is None
+            else (positions + 1 + self.right).clamp(0, S)
+        )
         return before[..., stop] > before[..., start]
 
     def extent(self, rows: range, T: int, S: int) -> range:
@@ -138,8 +146,8 @@ class Window(Mask):
         return range(start, max(start, stop))
 
 
-def _nearer(one: int | None, two: int | None) -> int | None:
-    limits = [limit for limit in (one, two) if limit is not None]
+def _nearer(left: int | None, right: int | None) -> int | None:
+    limits = [limit for limit in (left, right) if limit is not None]
     return min(limits, default=None)
 
 
@@ -170,7 +178,7 @@ class _Documents(Mask):
             raise ShapeError(
                 f"documents: {self.ids.shape[-1]} ids for {tile.S} keys. Give one id for each key."
             )
-        if known(tile.T > tile.S):
+        if statically(tile.T > tile.S):
             raise ShapeError(
                 f"documents: {tile.T} queries of {tile.S} keys. The queries of packed texts are "
                 f"among their keys: give no more of them."

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError
 from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
-from headwise.masks import Tile
+from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Site, output_projection
 from headwise.tables import Head, HeadLike, resolve_heads
 from headwise.watch._positions import NONE

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
-from headwise.masks import Tile
+from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Text
 
 _ROWS = 256  # of a mask, looked at together

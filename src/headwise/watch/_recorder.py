@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics
-from headwise.masks import is_wrapped
 from headwise.models import (
     ActiveModules,
     AttentionCall,
@@ -70,7 +70,7 @@ class Recorder:
             return
         _check_numbers(call)
         # What listens for attention need not listen to what is computed about it.
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             self._take_in(site, call)
 
     def _supports(self, call: AttentionCall) -> bool:
@@ -105,7 +105,7 @@ class Recorder:
             return None
         _check_numbers(call)
         site = self.found.of(call, self.running)
-        with torch._C.DisableTorchFunction():
+        with without_function_modes():
             heard = self._heard(site, call)
             sums, rows = self._collect(heard, heads_too=True)
             self._enter(site, heard, sums, rows)
@@ -115,7 +115,7 @@ class Recorder:
     def _passes_over(self) -> bool:
         """Whether nothing is watched just now."""
         # In a backward pass, checkpointed layers run again: they have been counted already.
-        again = torch._C._current_graph_task_id() != -1 and not self.inputs.inside
+        again = in_backward() and not self.inputs.inside
         return again or max(0, self.inputs.passes - 1) % self._every > 0
 
     def _collect(self, heard: Heard, heads_too: bool) -> tuple[CallSums, RowStatistics]:

@@ -1,7 +1,8 @@
-"""Heads and statistics from one pass in C++, where it was built: `source/` has it."""
+"""Heads and statistics from one pass in C++, where it was built; its code is in `source/`."""
 
 from headwise.kernels.native import _operators as _operators
-from headwise.kernels.native._compute import cannot, cannot_describe, is_packed, native_statistics
+from headwise.kernels.native._compute import is_packed
 from headwise.kernels.native._gradients import attend_native
+from headwise.kernels.native._kernel import NATIVE
 
-__all__ = ["attend_native", "cannot", "cannot_describe", "is_packed", "native_statistics"]
+__all__ = ["NATIVE", "attend_native", "is_packed"]

@@ -1,6 +1,6 @@
-"""What is checked before a pointer leaves Python. C trusts all of it.
+"""The checks before a pointer leaves Python: C++ trusts all of it.
 
-Everything here is done at every call, and so in as few steps as it can be.
+All of this runs at every call, so it takes as few operations as possible.
 """
 
 import math
@@ -16,25 +16,25 @@ from headwise.errors import ArgumentError, ShapeError
 MOST_TOKENS, MOST_BYTES = 2**31 - 2**10, 2**62
 
 # Where a tensor begins in memory and one past its last byte, and what it is called.
-Span = tuple[int, int, str]
+ByteSpan = tuple[int, int, str]
 
 
 def check_axes(*shapes: tuple[int, ...]) -> None:
     """Refuse queries, keys and values that do not have four axes each.
 
     Raises:
-        ShapeError: it is so.
+        ShapeError: one has other axes.
     """
     if any(len(shape) != 4 for shape in shapes):
-        told = ", ".join(str(tuple(shape)) for shape in shapes)
-        raise ShapeError(f"native: shapes {told}. Give batch, heads, tokens and width of each.")
+        listed = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise ShapeError(f"native: shapes {listed}. Give batch, heads, tokens and width of each.")
 
 
 def check_heads(H: int, Hkv: int) -> None:
     """Refuse heads that cannot share keys and values evenly: the kernel divides one by the other.
 
     Raises:
-        ShapeError: it is so.
+        ShapeError: H is no multiple of Hkv.
     """
     if Hkv < 1 or H % Hkv:
         raise ShapeError(
@@ -63,7 +63,7 @@ def check_size(name: str, shape: tuple[int, ...]) -> None:
     """Refuse an array whose size is no 64-bit number.
 
     Raises:
-        ShapeError: it is so.
+        ShapeError: it is too large.
     """
     # Steps over an axis are counted also where another axis is empty.
     entries = math.prod(shape) or math.prod(length or 1 for length in shape)
@@ -75,9 +75,9 @@ def check_size(name: str, shape: tuple[int, ...]) -> None:
 
 
 def check_tensor(
-    name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, steps: int = 0
-) -> Span:
-    """Refuse what is not such an array in memory, dense but for the steps of its first axes.
+    name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, strided_axes: int = 0
+) -> ByteSpan:
+    """Refuse what is not such an array in memory, dense but for its first axes.
 
     Raises:
         ArgumentError: the dtype, device, kind, layout or alignment is another.
@@ -86,10 +86,10 @@ def check_tensor(
     if x.shape != shape:
         raise ShapeError(f"native: {name} has shape {tuple(x.shape)} instead of {tuple(shape)}.")
     span = check_memory(name, x, dtype, reach(shape, x.stride()) * dtype.itemsize)
-    if not (x.is_contiguous() or (steps and has_dense_rows(x))):
+    if not (x.is_contiguous() or (strided_axes and has_dense_rows(x))):
         raise ArgumentError(
-            f"native: {name} has steps of {x.stride()}, but its "
-            f"{'last axis is' if steps else 'axes are'} read as dense. "
+            f"native: {name} has strides of {x.stride()}, but its "
+            f"{'last axis is' if strided_axes else 'axes are'} read as dense. "
             f"Give {name}.contiguous()."
         )
     if not is_aligned(span, dtype):
@@ -100,11 +100,11 @@ def check_tensor(
     return span
 
 
-def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> Span:
+def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> ByteSpan:
     """Refuse what is no array of such numbers in memory, all of so many bytes.
 
     Raises:
-        ArgumentError: it is so.
+        ArgumentError: it is of another dtype, device or kind, or its memory is too short.
     """
     if x.dtype != dtype or not x.is_cpu:
         raise ArgumentError(
@@ -127,7 +127,7 @@ def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> Span:
     return start, start + length, name
 
 
-def is_aligned(span: Span, dtype: torch.dtype) -> bool:
+def is_aligned(span: ByteSpan, dtype: torch.dtype) -> bool:
     return span[0] % dtype.itemsize == 0
 
 
@@ -136,7 +136,7 @@ def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 0 if 0 in shape else 1 + sum(map(mul, shape, strides)) - sum(strides)
 
 
-def check_apart(spans: Iterable[Span], written: Container[str]) -> None:
+def check_apart(spans: Iterable[ByteSpan], written: Container[str]) -> None:
     """Refuse an array that is written and shares memory with another.
 
     Raises:

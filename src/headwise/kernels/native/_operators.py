@@ -1,6 +1,6 @@
-"""The kernel as operators, which a compiler, an exporter, autograd and `vmap` can follow.
+"""The kernel as operators, for compilers, exporters, autograd and `vmap`.
 
-Eager calls of plain tensors go past them: an operator costs more than the rest of a short call.
+Eager calls of plain tensors bypass them: an operator costs more than the rest of a short call.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from headwise._native import library
+from headwise._library import library
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.kernels._words import Words, rule_of
 from headwise.kernels.native._compute import compute_gradients, compute_heads
 from headwise.kernels.native._gradients import sinks_gradient
 from headwise.kernels.rows import attend_rows
+from headwise.kernels.spec import Lowered, rule_from_lowered
 
-# What `Words` holds, field by field. They come last, and of them the sinks.
+# The fields of `Lowered`, in their order: the last arguments, and of them the sinks come last.
 _WORDS = (
     "float scale, float softcap, SymInt? left, SymInt? right, Tensor? key_range, "
     "Tensor? documents, Tensor? mask, Tensor? bias, Tensor? by_distance, Tensor? sinks"
@@ -34,16 +34,17 @@ Operator = Callable[..., tuple[Tensor, ...]]
     schema=f"(Tensor q, Tensor k, Tensor v, bool entropy, {_WORDS}) "
     "-> (Tensor heads, Tensor lse, Tensor entropies)",
 )
-def attention(q: Tensor, k: Tensor, v: Tensor, entropy: bool, *words: Any) -> tuple[Tensor, ...]:
-    """Heads, log-sum-exp and entropy of every row; no entropies where none are asked for.
+def attention(q: Tensor, k: Tensor, v: Tensor, entropy: bool, *lowered: Any) -> tuple[Tensor, ...]:
+    """Heads, log-sum-exp and entropy of every row; entropies are empty unless requested.
 
-    Where there is no native kernel, as where an exported program may come to, PyTorch computes.
+    Without a native kernel, which an exported program may meet on another machine, PyTorch
+    computes them.
     """
     none = q.new_empty(*q.shape[:2], 0, dtype=torch.float32)
     if library():
-        heads, lse, *rest = compute_heads(q, k, v, Words(*words), entropy).found
-        return heads, lse, *(rest or [none])
-    rule = rule_of(Words(*words), q.shape[2], k.shape[2])
+        heads, lse, *others = compute_heads(q, k, v, Lowered(*lowered), entropy).results
+        return heads, lse, *(others or [none])
+    rule = rule_from_lowered(Lowered(*lowered), q.shape[2], k.shape[2])
     rows = attend_rows(q, k, v, rule, entropy=entropy)
     heads = rows["heads"].transpose(1, 2).contiguous().transpose(1, 2)
     return heads, rows["lse"], rows.get("entropy", none)
@@ -51,7 +52,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, entropy: bool, *words: Any) -> tu
 
 @attention.register_fake
 def _like_attention(
-    q: Tensor, k: Tensor, v: Tensor, entropy: bool, *words: Any
+    q: Tensor, k: Tensor, v: Tensor, entropy: bool, *lowered: Any
 ) -> tuple[Tensor, ...]:
     B, H, T, _ = q.shape
     rows = (q.new_empty(B, H, n, dtype=torch.float32) for n in (T, T if entropy else 0))
@@ -73,58 +74,58 @@ def attention_backward(
     heads: Tensor,
     lse: Tensor,
     entropies: Tensor | None,
-    *rest: Any,
+    *others: Any,
 ) -> tuple[Tensor, ...]:
-    """Gradients of queries, keys, values and sinks; no gradient of sinks that are not there."""
+    """Gradients of queries, keys, values and sinks; that of the sinks is empty without sinks."""
     if not library():
         raise UnsupportedError(
             f"native: there is no kernel to go back by ({library().why}). "
             f"Train where headwise was built with one, or with backend='fused'."
         )
-    found = [heads, lse] if entropies is None else [heads, lse, entropies]
-    grads, words = rest[: len(found)], Words(*rest[3:])
-    given = compute_gradients(q, k, v, words, found, grads)
-    if words.sinks is None:
+    results = [heads, lse] if entropies is None else [heads, lse, entropies]
+    grads, lowered = others[: len(results)], Lowered(*others[3:])
+    gradients = compute_gradients(q, k, v, lowered, results, grads)
+    if lowered.sinks is None:
         of_sinks = q.new_empty(q.shape[0], 0)
     else:
-        of_sinks = sinks_gradient(words.sinks.float(), found, grads).to(words.sinks.dtype)
-    return *given, of_sinks
+        of_sinks = sinks_gradient(lowered.sinks.float(), results, grads).to(lowered.sinks.dtype)
+    return *gradients, of_sinks
 
 
 @attention_backward.register_fake
-def _like_backward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    sinks = rest[-1]
-    given = (_by_token(x, x.shape[3]) for x in (q, k, v))
-    return *given, q.new_empty(q.shape[0], 0) if sinks is None else torch.empty_like(sinks)
+def _like_backward(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    sinks = others[-1]
+    gradients = (_by_token(x, x.shape[3]) for x in (q, k, v))
+    return *gradients, q.new_empty(q.shape[0], 0) if sinks is None else torch.empty_like(sinks)
 
 
 def _by_token(x: Tensor, width: int | torch.SymInt) -> Tensor:
-    """As the kernel leaves heads and gradients: the heads of a token side by side."""
+    """The layout of heads and gradients: the heads of a token side by side."""
     B, H, T, _ = x.shape
     return x.new_empty(B, T, H, width).transpose(1, 2)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, entropy, *words = inputs
-    told = Words(*words)
+    q, k, v, entropy, *lowered = inputs
+    rule = Lowered(*lowered)
     for name in ("bias", "by_distance"):
-        x = getattr(told, name)
+        x = getattr(rule, name)
         if x is not None and x.requires_grad:
             raise ArgumentError(
                 f"native: {name} requires gradients, and there are none of a bias. "
                 f"Give {name}.detach(), or use backend='fused'."
             )
-    ctx.numbers = words[:4]
+    ctx.numbers = lowered[:4]
     heads, lse, entropies = output
-    ctx.save_for_backward(q, k, v, heads, lse, entropies if entropy else None, *words[4:])
+    ctx.save_for_backward(q, k, v, heads, lse, entropies if entropy else None, *lowered[4:])
     ctx.set_materialize_grads(False)
 
 
 def _go_back(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     *known, key_range, documents, mask, bias, by_distance, sinks = ctx.saved_tensors
-    words = (*ctx.numbers, key_range, documents, mask, bias, by_distance, sinks)
-    *given, of_sinks = attention_backward(*known, *grads, *words)
-    return *given, *[None] * 10, None if sinks is None else of_sinks
+    lowered = (*ctx.numbers, key_range, documents, mask, bias, by_distance, sinks)
+    *gradients, of_sinks = attention_backward(*known, *grads, *lowered)
+    return *gradients, *[None] * 10, None if sinks is None else of_sinks
 
 
 attention.register_autograd(_go_back, setup_context=_keep)
@@ -133,20 +134,20 @@ attention.register_autograd(_go_back, setup_context=_keep)
 def _map(
     operator: Operator, info: Any, in_dims: Dims, *inputs: Any
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    """One more axis becomes part of the batch. Sinks, and gradients of them, have none there."""
+    """Fold a mapped axis into the batch. Sinks and their gradients have no batch: one call each."""
     N, sinks = info.batch_size, inputs[-1]
     if in_dims[-1] is not None or (operator is attention_backward and sinks is not None):
         each = [operator(*_one(inputs, in_dims, n)) for n in range(N)]
-        found = tuple(torch.stack(x) for x in zip(*each, strict=True))
+        results = tuple(torch.stack(x) for x in zip(*each, strict=True))
     else:
-        q, at = inputs[0], in_dims[0]
-        B = q.shape[0] if at is None else q.movedim(at, 0).shape[1]
+        q, axis = inputs[0], in_dims[0]
+        B = q.shape[0] if axis is None else q.movedim(axis, 0).shape[1]
         folded = [
-            _fold(x, at, N, B) if isinstance(x, Tensor) else x
-            for x, at in zip(inputs[:-1], in_dims, strict=False)
+            _fold(x, axis, N, B) if isinstance(x, Tensor) else x
+            for x, axis in zip(inputs[:-1], in_dims, strict=False)
         ]
-        found = tuple(x.reshape(N, B, *x.shape[1:]) for x in operator(*folded, sinks))
-    return found, (0,) * len(found)
+        results = tuple(x.reshape(N, B, *x.shape[1:]) for x in operator(*folded, sinks))
+    return results, (0,) * len(results)
 
 
 attention.register_vmap(partial(_map, attention))
@@ -154,12 +155,14 @@ attention_backward.register_vmap(partial(_map, attention_backward))
 
 
 def _one(inputs: Sequence[Any], in_dims: Dims, n: int) -> list[Any]:
-    return [x if at is None else x.select(at, n) for x, at in zip(inputs, in_dims, strict=True)]
+    return [
+        x if axis is None else x.select(axis, n) for x, axis in zip(inputs, in_dims, strict=True)
+    ]
 
 
-def _fold(x: Tensor, at: int | None, N: int, B: int) -> Tensor:
-    """Texts of all `N` batches of `B`, copied only where steps cannot say the same."""
-    if at is None and x.shape[0] == 1:
+def _fold(x: Tensor, axis: int | None, N: int, B: int) -> Tensor:
+    """Texts of all `N` batches of `B`, copied only where strides cannot express it."""
+    if axis is None and x.shape[0] == 1:
         return x.expand(N * B, *x.shape[1:])
-    x = x.unsqueeze(0) if at is None else x.movedim(at, 0)
+    x = x.unsqueeze(0) if axis is None else x.movedim(axis, 0)
     return x.expand(N, B, *x.shape[2:]).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The kernel in plain PyTorch: heads, weights and statistics, some rows at a time."""
+"""The kernel in plain PyTorch: heads, weights and statistics, a block of rows at a time."""
 
 from headwise.kernels.rows._attend import (
     HeadBlock,
@@ -7,13 +7,15 @@ from headwise.kernels.rows._attend import (
     weights_of_head,
 )
 from headwise.kernels.rows._cells import LOG2E
-from headwise.kernels.rows._statistics import rows_statistics
+from headwise.kernels.rows._kernel import ROWS
+from headwise.kernels.rows._weights import weights_from_lse
 
 __all__ = [
     "LOG2E",
+    "ROWS",
     "HeadBlock",
     "attend_rows",
-    "rows_statistics",
+    "weights_from_lse",
     "weights_in_blocks",
     "weights_of_head",
 ]

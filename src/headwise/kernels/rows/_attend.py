@@ -9,19 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from headwise.kernels._request import Named
-from headwise.kernels._rule import Rule
-from headwise.kernels.rows._cells import (
-    CELL,
-    LN2,
-    Cell,
-    Powers,
-    Scratch,
-    mix,
-    over_cells,
-    powers_of_cell,
-)
-from headwise.masks import Tile, is_trained, is_transformed
+from headwise._torch_private import is_under_func_gradient, needs_gradient
+from headwise.kernels.rows._cells import CELL, LN2, Powers, Scratch, mix, over_cells, powers_of_cell
+from headwise.kernels.rows._hidden import Cell, in_double, restore_dtype
+from headwise.kernels.spec import AttentionRule, Named
+from headwise.masks.tiles import Tile
 
 # Far enough below 0 that two to that power is 0 in float64, too.
 VANISHED = -2000.0
@@ -31,48 +23,53 @@ def attend_rows(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
-    rule: Rule,
+    rule: AttentionRule,
     dropout_p: float = 0.0,
     keep_weights: bool = False,
     entropy: bool = False,
 ) -> Named:
-    """The `heads`, their `lse`, and where asked for the `weights` and `entropy` (before dropout).
+    """The `heads`, their `lse`, and if requested the `weights` and `entropy` (before dropout).
 
-    In training each block is computed again on the way back, so that no `T` x `S` array is
-    kept for it either.
+    In training each block is recomputed in the backward pass, so that no `T` x `S` array is kept
+    for it either.
     """
+    dtype = q.dtype
+    q, k, v = in_double(q, k, v, rule)
 
     def compute(cell: Cell) -> Named:
         soft = powers_of_cell(q, k, rule, cell)
         weights = soft.powers / soft.divisor
-        found = {
+        results = {
             "heads": mix(cell, F.dropout(weights, dropout_p) if dropout_p else weights, v),
             "lse": log_sum_exp(soft.peak, soft.total),
         }
         if keep_weights:
-            found["weights"] = _all_keys(weights, cell)
+            results["weights"] = _all_keys(weights, cell)
         if entropy:
-            found["entropy"] = _entropy(soft, weights)
-        return found
+            results["entropy"] = _entropy(soft, weights)
+        return results
 
-    again = is_trained(q, k, v) and not keep_weights and not is_transformed(q, k, v)
-    found = over_cells(
+    again = needs_gradient(q, k, v) and not keep_weights and not is_under_func_gradient(q, k, v)
+    results = over_cells(
         q,
         k,
         rule,
         lambda cell: checkpoint(compute, cell, use_reentrant=False) if again else compute(cell),
     )
-    return found | {"heads": found["heads"].to(q.dtype)}
+    results = restore_dtype(results, dtype, rule)
+    return results | {"heads": results["heads"].to(dtype)}
 
 
 def weights_of_head(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
-    rule: Rule,
+    rule: AttentionRule,
     head: int,
     rows: range | None = None,
 ) -> Float[Tensor, "B R S"]:
     """The exact weights of one head, for some queries or all of them."""
+    dtype = q.dtype
+    q, k, _ = in_double(q, k, k, rule)
     T, S = q.shape[2], k.shape[2]
     rows = range(T) if rows is None else rows
     kv_head = head // (q.shape[1] // k.shape[1])
@@ -83,12 +80,13 @@ def weights_of_head(
         tile=Tile(T, S, rows, rule.extent(rows, T, S), q.device),
     )
     soft = powers_of_cell(q, k, rule, cell)
-    return _all_keys(soft.powers / soft.divisor, cell)[:, 0]
+    weights = _all_keys(soft.powers / soft.divisor, cell)[:, 0]
+    return restore_dtype({"weights": weights}, dtype, rule)["weights"]
 
 
 @dataclass(frozen=True)
 class HeadBlock:
-    """Some heads of a layer: their weights, and the entropy of each row (nats, over real keys)."""
+    """Several heads of a layer: their weights, and each row's entropy (nats, over real keys)."""
 
     heads: slice
     weights: Float[Tensor, "B h T S"]
@@ -97,13 +95,15 @@ class HeadBlock:
 
 @torch.no_grad()
 def weights_in_blocks(
-    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], rule: Rule
+    q: Float[Tensor, "B H T D"], k: Float[Tensor, "B Hkv S D"], rule: AttentionRule
 ) -> Iterator[HeadBlock]:
     """The exact weights of all heads, a few at a time: as many as stay in the cache of one core.
 
     A block holds at least the heads that share one key/value head. Its memory is used again for
     the next block.
     """
+    dtype = q.dtype
+    q, k, _ = in_double(q, k, k, rule)
     B, H, T, _ = q.shape
     Hkv, S = k.shape[1], k.shape[2]
     groups = H // Hkv
@@ -118,7 +118,8 @@ def weights_in_blocks(
         moment = soft.shifted.mul_(weights).sum(-1)
         divisor = soft.divisor[..., 0]
         nats = (torch.log2(divisor) * soft.kept / divisor - moment) * LN2
-        yield HeadBlock(heads, weights, nats.clamp_(min=0.0))
+        named = {"weights": weights, "entropy": nats.clamp_(min=0.0)}
+        yield HeadBlock(heads, **restore_dtype(named, dtype, rule))
 
 
 def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:
@@ -130,12 +131,12 @@ def log_sum_exp(peak: Tensor, total: Tensor) -> Tensor:
 def _entropy(soft: Powers, weights: Tensor) -> Float[Tensor, "b h R"]:
     """In nats, over real keys."""
     divisor = soft.divisor[..., 0]
-    # What is hidden has no weight, and its logarithm times none must be a number, and small.
+    # A masked key has a weight of 0, and its logarithm times 0 must be a small number.
     moment = (soft.shifted.clamp(min=VANISHED) * weights).sum(-1)
     return ((torch.log2(divisor) * soft.kept / divisor - moment) * LN2).clamp(min=0.0)
 
 
 def _all_keys(weights: Tensor, cell: Cell) -> Tensor:
-    """Zeros for the keys that were not even looked at."""
+    """Weights with zeros for the keys outside of the cell."""
     keys = cell.tile.keys
     return F.pad(weights, (keys.start, cell.tile.S - keys.stop))

@@ -1,142 +1,62 @@
-"""The plane of weights, cut into cells that fit the cache: nothing larger is ever held.
+"""The plane of weights, cut into cells that fit the cache: nothing larger is ever stored.
 
 A cell is some texts, some heads and some queries against all the keys they may see.
-Exponentials are taken in base 2 (three times cheaper than base e); `LN2` leads back.
+Exponentials are in base 2, which is cheaper than base e; `LN2` converts back.
 """
 
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from headwise.kernels._request import Named
-from headwise.kernels._rule import Rule
-from headwise.masks import Mask, Tile, mapped_with
+from headwise._torch_private import mapped_with
+from headwise.kernels.rows._hidden import Cell, Hidden, hidden_logit, is_without_keys
+from headwise.kernels.spec import AttentionRule, Named
+from headwise.masks.tiles import Tile
 
 LN2 = math.log(2.0)
 LOG2E = 1.0 / LN2
-# Far below any logit, and finite: 0 · HIDDEN is 0 where 0 · −inf would be NaN.
-HIDDEN = -1e30
 # Entries in one cell. Half a million floats stay in the cache of one core.
 CELL = 1 << 19
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Slices of a batch: texts, kv heads, the query heads that read them, and a tile."""
-
-    texts: slice
-    kv_heads: slice
-    heads: slice
-    tile: Tile
-
-    @property
-    def rows(self) -> slice:
-        return slice(self.tile.rows.start, self.tile.rows.stop)
-
-    @property
-    def keys(self) -> slice:
-        return slice(self.tile.keys.start, self.tile.keys.stop)
-
-
-@dataclass
-class Hidden:
-    """What the rows of a cell may not attend to: nothing but some edges of its columns."""
-
-    edges: tuple[tuple[slice, Bool[Tensor, "#b #h R _"]], ...]
-    _ceilings: list[Tensor] | None = None
-
-    @classmethod
-    def of(cls, rule: Rule, cell: Cell) -> "Hidden":
-        if rule.visible is None:
-            return cls(())
-        edges = []
-        for tile in _edges(rule.visible, cell.tile):
-            visible = rule.visible_in(tile, cell.texts, cell.heads)
-            if visible is not None:
-                start, stop = tile.keys.start, tile.keys.stop
-                # A mask that is the same for all queries or keys hides from each of them.
-                rows = tile.rows.stop - tile.rows.start
-                hidden = ~visible.expand(-1, -1, rows, stop - start)
-                shift = cell.tile.keys.start
-                edges.append((slice(start - shift, stop - shift), hidden))
-        return cls(tuple(edges))
-
-    @cached_property
-    def number(self) -> Int[Tensor, "#b #h R"] | int:
-        """How many keys each row may not attend to."""
-        return sum(hidden.sum(-1) for _, hidden in self.edges)
-
-    def cover(self, logits: Float[Tensor, "b h R n"], value: float = HIDDEN) -> Tensor:
-        for at, hidden in self.edges:
-            _part(logits, at, hidden).masked_fill_(hidden, value)
-        return logits
-
-    def press(self, logits: Float[Tensor, "b h R n"]) -> Tensor:
-        """What `cover` does, ten times faster on a CPU; but hidden logits that are NaN stay."""
-        if self._ceilings is None:
-            high = logits.new_tensor(math.inf)
-            self._ceilings = [torch.where(hidden, HIDDEN, high) for _, hidden in self.edges]
-        for (at, hidden), ceiling in zip(self.edges, self._ceilings, strict=True):
-            part = _part(logits, at, hidden)
-            torch.minimum(part, ceiling, out=part)
-        return logits
-
-
-def _part(logits: Tensor, at: slice, hidden: Tensor) -> Tensor:
-    return logits if hidden.shape[-1] == logits.shape[-1] else logits[..., at]
-
-
-def _edges(visible: Mask, tile: Tile) -> list[Tile]:
-    """The parts of a tile left and right of the keys that all its queries may attend to."""
-    rows, keys = tile.rows, tile.keys
-    if isinstance(rows, slice) or isinstance(keys, slice):  # of a length that is open
-        return [tile]
-    shared = visible.shared(rows, tile.T, tile.S)
-    start = min(max(shared.start, keys.start), keys.stop)
-    stop = max(min(shared.stop, keys.stop), start)
-    parts = range(keys.start, start), range(stop, keys.stop)
-    return [replace(tile, keys=part) for part in parts if len(part)]
-
-
-class _Rooms(threading.local):
-    """Memory of each thread that is kept from call to call: new pages cost more than their use."""
+class _Buffers(threading.local):
+    """Memory of each thread, kept between calls: new pages cost more than computing in them."""
 
     def __init__(self) -> None:
         self.known: dict[object, Tensor] = {}
 
 
-_rooms = _Rooms()
+_buffers = _Buffers()
 
 
 class Scratch:
-    """What one cell leaves for the next: memory to compute in, and what both may not see."""
+    """What one cell leaves for the next: memory to compute in, and their mask."""
 
     def __init__(self) -> None:
         self._large: dict[object, Tensor] = {}
         self._hidden: tuple[object, Hidden] | None = None
 
     def take(self, name: str, like: Tensor, shape: Sequence[int]) -> Tensor:
-        """Room for a tensor; what was in the room of that name is lost."""
+        """Memory for a tensor; it overwrites the last tensor of that name."""
         size = math.prod(shape)
         plain = type(like) is Tensor and like.device.type == "cpu"
-        # Small rooms alone outlive the call.
-        rooms = _rooms.known if plain and size <= CELL else self._large
+        # Only small buffers outlive the call.
+        buffers = _buffers.known if plain and size <= CELL else self._large
         key = (name, like.dtype, like.device)
-        known = rooms.get(key)
+        known = buffers.get(key)
         if known is None or known.numel() < size:
             with torch.inference_mode(False):  # so that it may be written to in either mode
                 known = torch.empty(size, dtype=like.dtype, device=like.device)
-            rooms[key] = known
+            buffers[key] = known
         return known[:size].view(*shape)
 
-    def hidden(self, rule: Rule, cell: Cell) -> Hidden:
-        """What a cell may not see; cells of one tile come in a row, and mostly share it."""
+    def hidden(self, rule: AttentionRule, cell: Cell) -> Hidden:
+        """The mask of a cell; consecutive cells have the same tile, and mostly share it."""
         texts, heads = (1, 1) if rule.visible is None else rule.visible.batch
         key = (cell.tile, texts > 1 and str(cell.texts), heads > 1 and str(cell.heads))
         if self._hidden is None or self._hidden[0] != key:
@@ -154,7 +74,7 @@ class Powers:
     total: Float[Tensor, "b h R"]  # and of the sink's
     peak: Float[Tensor, "b h R"]
     highest: Float[Tensor, "b h R"]  # of `shifted`: 0 unless a sink is the peak
-    max_logit: Float[Tensor, "b h R"]  # in base 2, without bias; HIDDEN for a row without keys
+    max_logit: Float[Tensor, "b h R"]  # in base 2, without bias; hidden where no key is seen
     hidden: Hidden
     divisor: Float[Tensor, "b h R 1"]  # the total, or 1 for a row without keys: weights all zero
 
@@ -163,27 +83,29 @@ def positive(total: Tensor) -> Tensor:
     return torch.where(total == 0, 1.0, total)
 
 
-def over_cells(q: Tensor, k: Tensor, rule: Rule, compute: Callable[[Cell], Named]) -> Named:
-    """Join what `compute` says of each cell: tensors that begin with `b h R` become `B H T`."""
+def over_cells(
+    q: Tensor, k: Tensor, rule: AttentionRule, compute: Callable[[Cell], Named]
+) -> Named:
+    """Join the results of `compute` for all cells: leading axes `b h R` become `B H T`."""
     B, H, T, _ = q.shape
     Hkv, S = k.shape[1], k.shape[2]
-    if torch.compiler.is_exporting():  # a loop over a length that is open cannot be written down
+    if torch.compiler.is_exporting():  # a loop over a dynamic length cannot be exported
         every = slice(None)
         return compute(Cell(every, every, every, Tile.whole(T, S, q.device)))
     skips = T > 0 and len(rule.extent(range(1), T, S)) < S
     texts, kv_heads, rows = _cell_size(B, Hkv, H // Hkv, T, S, skips)
 
-    def of_rows(at: slice, tile: Tile) -> Named:
+    def of_rows(texts_of_cell: slice, tile: Tile) -> Named:
         groups = [(kv, slice(kv.start * (H // Hkv), kv.stop * (H // Hkv))) for kv in all_heads]
-        return _join(1, [compute(Cell(at, kv, heads, tile)) for kv, heads in groups])
+        return _join(1, [compute(Cell(texts_of_cell, kv, heads, tile)) for kv, heads in groups])
 
-    def of_texts(at: slice) -> Named:
-        return _join(2, [of_rows(at, tile) for tile in tiles])
+    def of_texts(texts_of_cell: slice) -> Named:
+        return _join(2, [of_rows(texts_of_cell, tile) for tile in tiles])
 
     all_heads = _slices(Hkv, kv_heads)
     blocks = [range(start, min(T, start + rows)) for start in range(0, max(1, T), rows)]
     tiles = [Tile(T, S, block, rule.extent(block, T, S), q.device) for block in blocks]
-    return _join(0, [of_texts(at) for at in _slices(B, texts)])
+    return _join(0, [of_texts(texts_of_cell) for texts_of_cell in _slices(B, texts)])
 
 
 def _slices(size: int, step: int) -> list[slice]:
@@ -191,9 +113,9 @@ def _slices(size: int, step: int) -> list[slice]:
 
 
 def _cell_size(B: int, Hkv: int, G: int, T: int, S: int, skips: bool) -> tuple[int, int, int]:
-    """How many texts, kv heads and rows go into a cell: rows first, then heads, then texts."""
+    """How many texts, kv heads and rows a cell has: rows first, then heads, then texts."""
     most = 256 if S <= 4096 else 128
-    if skips and T > 256:  # the fewer rows in a block, the more keys are hidden from all of them
+    if skips and T > 256:  # the fewer rows in a block, the more keys are masked for all of them
         most = min(most, max(64, T // 8))
     rows = max(1, min(T, most, CELL // max(1, S * G)))
     kv_heads = max(1, min(Hkv, CELL // max(1, S * G * rows)))
@@ -209,7 +131,7 @@ def _join(axis: int, parts: Sequence[Named]) -> Named:
 
 
 def powers_of_cell(
-    q: Tensor, k: Tensor, rule: Rule, cell: Cell, scratch: Scratch | None = None
+    q: Tensor, k: Tensor, rule: AttentionRule, cell: Cell, scratch: Scratch | None = None
 ) -> Powers:
     """The unnormalised softmax of one cell. Half precisions are computed in float32.
 
@@ -219,7 +141,7 @@ def powers_of_cell(
     logits = _base2_logits(q, k, rule, cell, scratch)
     if scratch is None:
         logits = mapped_with(logits, [part for _, part in hidden.edges] + _some(rule.sinks))
-    shifted, highest = _covered(logits, hidden, scratch)
+    shifted, highest = _masked_logits(logits, hidden, scratch)
     max_logit = highest
     bias = rule.bias_in(cell.tile, cell.texts, cell.heads)
     if bias is not None:
@@ -230,25 +152,25 @@ def powers_of_cell(
         sinks = (rule.sinks[cell.heads] * LOG2E).to(shifted.dtype)[None, :, None]
         peak = torch.maximum(peak, sinks.detach())
     if hidden.edges or shifted.shape[-1] == 0:
-        peak = torch.where(peak < HIDDEN / 2, 0.0, peak)
+        peak = torch.where(is_without_keys(peak), 0.0, peak)
     shifted = shifted.sub_(peak.unsqueeze(-1))
-    room = None if scratch is None else scratch.take("powers", shifted, shifted.shape)
-    powers = torch.exp2(shifted, out=room)
+    buffer = None if scratch is None else scratch.take("powers", shifted, shifted.shape)
+    powers = torch.exp2(shifted, out=buffer)
     kept = powers.sum(-1)
     total = kept if sinks is None else kept + torch.exp2(sinks - peak)
     divisor = positive(total).unsqueeze(-1)
     return Powers(shifted, powers, kept, total, peak, highest - peak, max_logit, hidden, divisor)
 
 
-def _covered(
+def _masked_logits(
     logits: Float[Tensor, "b h R n"], hidden: Hidden, scratch: Scratch | None
 ) -> tuple[Float[Tensor, "b h R n"], Float[Tensor, "b h R"]]:
-    """The logits that may be seen, and the highest of each row."""
+    """The logits with masked ones filled in, and the largest of each row."""
     if scratch is None or logits.device.type != "cpu" or not logits.shape[-1]:
-        return hidden.cover(logits), _amax(logits)
-    highest = _amax(hidden.press(logits))
+        return hidden.fill(logits), _amax(logits)
+    highest = _amax(hidden.apply_ceilings(logits))
     if hidden.edges and highest.isnan().any():
-        return hidden.cover(logits), _amax(logits)
+        return hidden.fill(logits), _amax(logits)
     return logits, highest
 
 
@@ -257,7 +179,7 @@ def _some(x: Tensor | None) -> list[Tensor]:
 
 
 def _base2_logits(
-    q: Tensor, k: Tensor, rule: Rule, cell: Cell, scratch: Scratch | None
+    q: Tensor, k: Tensor, rule: AttentionRule, cell: Cell, scratch: Scratch | None
 ) -> Float[Tensor, "b h R n"]:
     work = torch.promote_types(q.dtype, torch.float32)
     queries = q[cell.texts, cell.heads, cell.rows].to(work)
@@ -278,15 +200,15 @@ def grouped_product(
     """A matrix product for each head, whose kv head is read once for all heads of its group."""
     b, h, R, m = rows.shape
     kv, n = columns.shape[1], columns.shape[3]
-    # The heads of a group stand one below the other.
+    # The heads of a group are stacked as rows.
     below = rows.reshape(b * kv, h // kv * R, m)
-    room = None if scratch is None else scratch.take(name, rows, (b * kv, h // kv * R, n))
-    return torch.bmm(below, columns.reshape(b * kv, m, n), out=room).view(b, h, R, n)
+    buffer = None if scratch is None else scratch.take(name, rows, (b * kv, h // kv * R, n))
+    return torch.bmm(below, columns.reshape(b * kv, m, n), out=buffer).view(b, h, R, n)
 
 
 def _amax(logits: Tensor) -> Tensor:
-    if logits.shape[-1] == 0:  # no key is in sight of any of these rows
-        return logits.new_full(logits.shape[:-1], HIDDEN)
+    if logits.shape[-1] == 0:  # no key is visible to any of these rows
+        return logits.new_full(logits.shape[:-1], hidden_logit(logits))
     return logits.detach().amax(-1)
 
 

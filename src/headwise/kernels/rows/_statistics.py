@@ -1,7 +1,4 @@
-"""What the weights of each row were like, without keeping them.
-
-Queries, keys, a rule and a request go in, statistics of rows come out: here in plain PyTorch.
-"""
+"""Statistics of the weights of each row in plain PyTorch, without storing the weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,14 +7,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headwise.kernels._guard import Guarded, guard
-from headwise.kernels._request import Named, RowRequest, RowStatistics
-from headwise.kernels._rule import Rule
 from headwise.kernels.rows._attend import log_sum_exp
 from headwise.kernels.rows._cells import (
-    HIDDEN,
     LN2,
-    Cell,
     Powers,
     Scratch,
     mix,
@@ -25,6 +17,18 @@ from headwise.kernels.rows._cells import (
     positive,
     powers_of_cell,
 )
+from headwise.kernels.rows._hidden import Cell, in_double, is_without_keys, restore_dtype
+from headwise.kernels.spec import (
+    AttentionRule,
+    Guarded,
+    Named,
+    RowRequest,
+    RowStatistics,
+    guard_nonfinite,
+)
+
+# How results name this kernel.
+KERNEL = "blocks of rows"
 
 
 @torch.no_grad()
@@ -32,7 +36,7 @@ def rows_statistics(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
-    rule: Rule,
+    rule: AttentionRule,
     request: RowRequest,
 ) -> RowStatistics:
     """Statistics of the weights of every row, a cell at a time.
@@ -42,46 +46,46 @@ def rows_statistics(
         and u = Σ exp(z − m)(z − m).
     """
     B, H, T, _ = q.shape
+    dtype = q.dtype
+    q, k, v = in_double(q, k, v, rule)
     work = torch.promote_types(q.dtype, torch.float32)
-    safe = guard(q, k, v, rule) if request.heads else Guarded(q, k, v[..., :0], None)
+    safe = guard_nonfinite(q, k, v, rule) if request.heads else Guarded(q, k, v[..., :0], None)
     whole = _Whole(
         heads=q.new_empty(B, H, T, v.shape[3] if request.heads else 0, dtype=work),
         received=q.new_zeros(B, H, k.shape[2], dtype=work),
-        # The rest never multiplies a hidden number by 0.
+        # Only the values are multiplied by weights of 0.
         mixed=_mixed(safe.v, request),
     )
 
     def compute(cell: Cell) -> Named:
         soft = powers_of_cell(q, k, rule, cell, whole.scratch)
         names = ("kept", "total", "peak", "highest", "max_logit")
-        found = {name: getattr(soft, name) for name in names} | {"n_keys": _n_keys(soft)}
+        results = {name: getattr(soft, name) for name in names} | {"n_keys": _n_keys(soft)}
         if whole.mixed.shape[-1]:
-            found |= _mix(soft, cell, whole)
-        found |= _on_columns(soft, cell, request, whole.scratch)
+            results |= _mix(soft, cell, whole)
+        results |= _on_columns(soft, cell, request, whole.scratch)
         if request.distance:
-            found |= _distance(soft, cell, request, whole)
+            results |= _distance(soft, cell, request, whole)
         if request.participation:
-            found["participation"] = _participation(soft, rule)
+            results["participation"] = _participation(soft, rule)
         if request.argmax:
-            found["argmax"] = _argmax(soft, cell)
+            results["argmax"] = _argmax(soft, cell)
         if request.received is not None:
-            part = _received(soft, cell, request.received)
-            whole.received[cell.texts, cell.heads, cell.keys] += part
+            _add_received(soft, cell, request.received, whole.received)
         if request.entropy:  # last: it reuses the logits' memory
-            found["moment"] = _moment(soft)
-        return found
+            results["moment"] = _moment(soft)
+        return results
 
     rows = over_cells(q, k, rule, compute)
-    return RowStatistics(
-        **_finish(rows, rule),
-        received=None if request.received is None else whole.received,
-        heads=safe.mark(whole.heads) if request.heads else None,
-    )
+    results = _finish(rows, rule)
+    results |= {} if request.received is None else {"received": whole.received}
+    results |= {"heads": safe.mark(whole.heads)} if request.heads else {}
+    return RowStatistics(**restore_dtype(results, dtype, rule), kernel=KERNEL)
 
 
 @dataclass
 class _Whole:
-    """What all cells share: what they fill or add to, and memory to compute in."""
+    """What all cells share: outputs that they fill or add to, and memory to compute in."""
 
     heads: Float[Tensor, "B H T _"]
     received: Float[Tensor, "B H S"]
@@ -91,7 +95,7 @@ class _Whole:
 
 
 def _mixed(v: Float[Tensor, "B Hkv S _"], request: RowRequest) -> Float[Tensor, "B Hkv S _"]:
-    """Values and members of classes: columns of one matrix product with the weights."""
+    """Values and shares in classes, as columns of one matrix product with the weights."""
     if request.classes is None:
         return v
     members = request.classes[:, None].expand(-1, v.shape[1], -1, -1)
@@ -108,13 +112,13 @@ def _mix(soft: Powers, cell: Cell, whole: _Whole) -> Named:
     return {"class_mass": classes / soft.divisor} if classes.shape[-1] else {}
 
 
-def _finish(rows: Named, rule: Rule) -> Named:
+def _finish(rows: Named, rule: AttentionRule) -> Named:
     """Statistics from sums over the keys of each row."""
     kept, total, highest = (rows.pop(name) for name in ("kept", "total", "highest"))
     peak, max_logit = rows.pop("peak"), rows.pop("max_logit")
     divisor = positive(total)
     rows["lse"] = log_sum_exp(peak, total)
-    rows["max_logit"] = torch.where(max_logit < HIDDEN / 2, -torch.inf, max_logit * LN2)
+    rows["max_logit"] = torch.where(is_without_keys(max_logit), -torch.inf, max_logit * LN2)
     rows["max_weight"] = torch.exp2(highest) / divisor
     if rule.sinks is not None:
         rows["sink"] = 1.0 - kept / divisor
@@ -133,20 +137,20 @@ def _n_keys(soft: Powers) -> Int[Tensor, "b h R"]:
 def _moment(soft: Powers) -> Float[Tensor, "b h R"]:
     """Σ p · ln p up to the total and the base. It takes the memory of `shifted`."""
     parts = soft.shifted.mul_(soft.powers)
-    found = parts.sum(-1)
-    if found.isnan().any():  # perhaps 0 · −inf, of a key that is hidden
-        found = soft.hidden.cover(parts, 0.0).sum(-1)
-    return found
+    results = parts.sum(-1)
+    if results.isnan().any():  # perhaps 0 · −inf, of a masked key
+        results = soft.hidden.fill(parts, 0.0).sum(-1)
+    return results
 
 
-def _participation(soft: Powers, rule: Rule) -> Float[Tensor, "b h R"]:
-    # A sink far above all logits leaves powers that vanish when they are squared.
+def _participation(soft: Powers, rule: AttentionRule) -> Float[Tensor, "b h R"]:
+    # Under a sink far above all logits the squares of powers vanish.
     relative, kept = soft.powers, soft.kept
     if rule.sinks is not None:
         relative = torch.exp2(soft.shifted - soft.highest.unsqueeze(-1))
         kept = relative.sum(-1)
     squares = torch.linalg.vector_norm(relative, dim=-1).square()
-    none = soft.highest <= HIDDEN / 2  # not of a row that is no number
+    none = is_without_keys(soft.highest)  # NaN rows stay NaN
     return torch.where(none, 0.0, kept.square() / torch.where(none, 1.0, squares))
 
 
@@ -154,70 +158,73 @@ def _argmax(soft: Powers, cell: Cell) -> Int[Tensor, "b h R"]:
     if not soft.shifted.shape[-1]:
         return torch.full_like(soft.total, -1, dtype=torch.int64)
     first = soft.shifted.argmax(-1) + cell.tile.keys.start
-    return torch.where(soft.highest > HIDDEN / 2, first, -1)
+    return torch.where(is_without_keys(soft.highest) | soft.highest.isnan(), -1, first)
 
 
-def _received(soft: Powers, cell: Cell, queries: Bool[Tensor, "B T"]) -> Float[Tensor, "b h n"]:
+def _add_received(
+    soft: Powers, cell: Cell, queries: Bool[Tensor, "B T"], received: Float[Tensor, "B H S"]
+) -> None:
+    """Add the weights of the counted queries to the sum of each key."""
     counted = queries[cell.texts, None, cell.rows, None]  # b 1 R 1
     share = torch.where(counted, 1.0 / soft.divisor, 0.0).transpose(-1, -2)
-    found = torch.matmul(share, soft.powers)
-    if not found.isfinite().all():  # perhaps of a query that does not count
-        found = torch.matmul(share, soft.powers.masked_fill(~counted, 0.0))
-    return found.squeeze(-2)
+    sums = torch.matmul(share, soft.powers)
+    if not sums.isfinite().all():  # perhaps of a query that does not count
+        sums = torch.matmul(share, soft.powers.masked_fill(~counted, 0.0))
+    received[cell.texts, cell.heads, cell.keys] += sums.squeeze(-2)
 
 
 def _on_columns(soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch) -> Named:
-    """How each measure of the keys falls on single keys and on classes of keys."""
-    found: Named = {}
+    """Each measure of the weights, on single keys and on classes of keys."""
+    results: Named = {}
     if request.keys is not None:
-        at, found["key_seen"] = _seen(soft, cell, request.keys)
+        columns, results["key_seen"] = _seen(soft, cell, request.keys)
     if request.classes is not None:
         members = request.classes[cell.texts, cell.keys].to(soft.powers.dtype)[:, None]  # b 1 n C
-        found["class_keys"] = _members_seen(soft, members)
-    if not found:
-        return found
+        results["class_keys"] = _members_seen(soft, members)
+    if not results:
+        return results
     for name, amounts, whole in _measures(soft, cell, request, scratch):
         if request.keys is not None:
-            part = amounts.gather(-1, at) if amounts.shape[-1] else at.to(amounts.dtype)
-            found[f"key_{name}"] = part.masked_fill(~found["key_seen"], 0.0) / whole
-        if request.classes is not None and name != "mass":  # which is mixed as values are
-            found[f"class_{name}"] = torch.matmul(amounts, members) / whole
-    return found
+            part = amounts.gather(-1, columns) if amounts.shape[-1] else columns.to(amounts.dtype)
+            results[f"key_{name}"] = part.masked_fill(~results["key_seen"], 0.0) / whole
+        if request.classes is not None and name != "mass":  # mixed together with the values
+            results[f"class_{name}"] = torch.matmul(amounts, members) / whole
+    return results
 
 
 def _measures(
     soft: Powers, cell: Cell, request: RowRequest, scratch: Scratch
 ) -> Iterator[tuple[str, Float[Tensor, "b h R n"], Float[Tensor, "b h R 1"]]]:
-    """What each key of a row has of something, and how much of that there is."""
+    """Measures of the weights: their name, the part of each key, and their total."""
     powers = soft.powers
     yield "mass", powers, soft.divisor
-    room = scratch.take("measure", powers, powers.shape)
+    buffer = scratch.take("measure", powers, powers.shape)
     if request.top:
-        # By their logits: where all keys are hidden, none of them is the largest.
-        highest = torch.where(soft.highest < HIDDEN / 2, torch.inf, soft.highest)
-        largest = torch.eq(soft.shifted, highest.unsqueeze(-1), out=room)
+        # By their logits: where all keys are masked, none of them is the largest.
+        highest = torch.where(is_without_keys(soft.highest), torch.inf, soft.highest)
+        largest = torch.eq(soft.shifted, highest.unsqueeze(-1), out=buffer)
         yield "top", largest, largest.sum(-1, keepdim=True).clamp_(min=1.0)
     if request.key_norms is not None:
         norms = request.key_norms[cell.texts, cell.heads, None, cell.keys].to(powers.dtype)
-        parts = torch.mul(powers, norms.where(norms.isfinite(), 0.0), out=room)
+        parts = torch.mul(powers, norms.where(norms.isfinite(), 0.0), out=buffer)
         yield "share", parts, parts.sum(-1, keepdim=True)
 
 
 def _seen(
     soft: Powers, cell: Cell, keys: Int[Tensor, "B T N"]
 ) -> tuple[Int[Tensor, "b h R N"], Bool[Tensor, "b h R N"]]:
-    """Where single keys stand in a cell, and whether they exist there and may be attended to."""
+    """The columns of single keys in a cell, and whether they exist and are visible."""
     b, h, _, n = soft.powers.shape
     inside = keys[cell.texts, cell.rows] - cell.tile.keys.start  # b R N
     seen = ((inside >= 0) & (inside < n))[:, None]
-    at = inside.clamp(0, max(0, n - 1))[:, None].expand(b, h, -1, -1)
+    columns = inside.clamp(0, max(0, n - 1))[:, None].expand(b, h, -1, -1)
     for edge, hidden in soft.hidden.edges:
-        # A mask that is the same for all heads is read for one.
-        there = at[:, : hidden.shape[1]] - edge.start
+        # A mask that all heads share is read once.
+        there = columns[:, : hidden.shape[1]] - edge.start
         width = edge.stop - edge.start
-        found = hidden.expand(b, -1, -1, -1).gather(-1, there.clamp(0, width - 1))
-        seen = seen & ~(found & (there >= 0) & (there < width))
-    return at, seen.expand_as(at)
+        results = hidden.expand(b, -1, -1, -1).gather(-1, there.clamp(0, width - 1))
+        seen = seen & ~(results & (there >= 0) & (there < width))
+    return columns, seen.expand_as(columns)
 
 
 def _members_seen(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tensor, "b h R C"]:
@@ -230,8 +237,8 @@ def _members_seen(soft: Powers, members: Float[Tensor, "b 1 n C"]) -> Float[Tens
 
 def _distance(soft: Powers, cell: Cell, request: RowRequest, whole: _Whole) -> Named:
     away, even = _away(soft, cell, request, whole)
-    room = whole.scratch.take("measure", soft.powers, soft.powers.shape)
-    mean = torch.mul(soft.powers, away, out=room).sum(-1) / soft.divisor[..., 0]
+    buffer = whole.scratch.take("measure", soft.powers, soft.powers.shape)
+    mean = torch.mul(soft.powers, away, out=buffer).sum(-1) / soft.divisor[..., 0]
     for edge, hidden in soft.hidden.edges:
         even = even - (away[..., edge] * hidden).sum(-1)
     return {"distance": mean, "even_distance": even / _n_keys(soft).clamp(min=1)}
@@ -240,7 +247,7 @@ def _distance(soft: Powers, cell: Cell, request: RowRequest, whole: _Whole) -> N
 def _away(
     soft: Powers, cell: Cell, request: RowRequest, whole: _Whole
 ) -> tuple[Float[Tensor, "#b 1 R n"], Float[Tensor, "#b 1 R"]]:
-    """How far each key is, and the sum of that: kept for the heads that come next."""
+    """The distance of each key, and their sum: kept for the next heads."""
     this = (cell.texts, cell.rows)
     if whole.away is None or whole.away[0] != this:
         if request.query_at is None or request.key_at is None:

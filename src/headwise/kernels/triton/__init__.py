@@ -1,10 +1,6 @@
 """Heads and statistics from one pass in Triton, for GPUs; unmeasured so far."""
 
-from headwise.kernels.triton._compute import (
-    attend_triton,
-    cannot,
-    is_installed,
-    triton_statistics,
-)
+from headwise.kernels.triton._compute import is_installed
+from headwise.kernels.triton._kernel import TRITON
 
-__all__ = ["attend_triton", "cannot", "is_installed", "triton_statistics"]
+__all__ = ["TRITON", "is_installed"]

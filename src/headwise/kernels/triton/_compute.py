@@ -1,4 +1,4 @@
-"""What the kernel is asked for: heads, and statistics of rows."""
+"""Heads and statistics of rows by the kernel in Triton: its task, filled in and solved."""
 
 import importlib.util
 import os
@@ -8,19 +8,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.kernels._request import Named, RowRequest, RowStatistics
-from headwise.kernels._rule import Rule
-from headwise.kernels._words import cannot_follow
+from headwise._torch_private import is_materialized
+from headwise.kernels.spec import (
+    AttentionRule,
+    Named,
+    RowRequest,
+    RowStatistics,
+    why_not_lowered,
+)
 from headwise.kernels.triton._task import (
     Fields,
-    ask,
-    ask_classes,
-    ask_distances,
-    ask_heads,
-    ask_keys,
+    add_classes,
+    add_distances,
+    add_heads,
+    add_keys,
+    add_output,
     task_of,
 )
-from headwise.masks import is_there
 
 # Positions are 32-bit numbers.
 MOST_TOKENS = 2**31 - 2**10
@@ -28,24 +32,16 @@ MOST_TOKENS = 2**31 - 2**10
 WIDEST, MOST_CLASSES = 256, 64
 
 
-class TritonStatistics(RowStatistics):
-    """Statistics of every row, told by the kernel in Triton."""
-
-    @property
-    def kernel(self) -> str:
-        return "triton"
-
-
 @cache
 def is_installed() -> bool:
-    """Whether there is a Triton; it is imported when it is first needed."""
+    """Whether Triton is installed; it is imported when it is first needed."""
     return importlib.util.find_spec("triton") is not None
 
 
-def cannot(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, request: RowRequest | None = None
+def why_not_triton(
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None = None
 ) -> str | None:
-    """Why the kernel in Triton does not compute this; None: it does. Of numbers nothing is read."""
+    """Why the kernel in Triton cannot compute this; None if it can. Never reads tensor values."""
     T, S, widest = q.shape[2], k.shape[2], max(q.shape[3], v.shape[3])
     if not is_installed():
         return "Triton is not installed (pip install 'headwise[triton]')"
@@ -55,17 +51,17 @@ def cannot(
         return f"these tensors are on {q.device}, and TRITON_INTERPRET is not 1"
     if q.device.type != "cuda" and q.dtype == torch.bfloat16:
         return "Triton's interpreter does not multiply bfloat16"
-    if not is_there(q, k, v, *rule.corner(T, S, q.device)):
+    if not is_materialized(q, k, v, *rule.sample(T, S, q.device)):
         return "these are not plain tensors: some are mapped over, or traced"
     if widest > WIDEST or T + S > MOST_TOKENS:
         return f"it takes widths up to {WIDEST} and {MOST_TOKENS} tokens, not {widest} and {T + S}"
-    return cannot_follow(rule, T, S) or (None if request is None else _cannot_tell(request))
+    return why_not_lowered(rule, T, S) or (None if request is None else _why_not_request(request))
 
 
-def _cannot_tell(request: RowRequest) -> str | None:
-    """Why a request is not met."""
-    asked = {"top": request.top, "key_norms": request.key_norms, "received": request.received}
-    for name, wanted in asked.items():
+def _why_not_request(request: RowRequest) -> str | None:
+    """Why these statistics cannot be computed."""
+    requested = {"top": request.top, "key_norms": request.key_norms, "received": request.received}
+    for name, wanted in requested.items():
         if wanted is not None and wanted is not False:
             return f"it does not compute {name}"
     if request.classes is not None and request.classes.shape[2] > MOST_CLASSES:
@@ -78,14 +74,16 @@ def attend_triton(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
-    rule: Rule,
+    rule: AttentionRule,
     keep_entropy: bool = False,
 ) -> Named:
-    """The `heads`, their `lse` and `entropy`, without gradients. What is hidden reaches nothing."""
+    """The `heads`, their `lse` and `entropy`, without gradients. Masked values have no effect."""
     task = task_of(q, k, v, rule)
-    found = ask_heads(task, q.dtype) | ask(task, "lse", *(["entropy"] if keep_entropy else []))
+    outputs = add_heads(task, q.dtype) | add_output(
+        task, "lse", *(["entropy"] if keep_entropy else [])
+    )
     _solve(task)
-    return found
+    return outputs
 
 
 @torch.no_grad()
@@ -93,32 +91,34 @@ def triton_statistics(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
-    rule: Rule,
+    rule: AttentionRule,
     request: RowRequest,
 ) -> RowStatistics:
     """Statistics of the weights of every row, and heads in float32, from one pass over the keys."""
     task = task_of(q, k, v, rule)
-    found = ask(task, "n_keys", dtype=torch.int64) | ask(task, "lse", "max_logit", "max_weight")
-    asked = {
+    outputs = add_output(task, "n_keys", dtype=torch.int64) | add_output(
+        task, "lse", "max_logit", "max_weight"
+    )
+    requested = {
         "entropy": request.entropy,
         "participation": request.participation,
         "sink": rule.sinks is not None,
     }
-    found |= ask(task, *(name for name, wanted in asked.items() if wanted))
+    outputs |= add_output(task, *(name for name, wanted in requested.items() if wanted))
     if request.argmax:
-        found |= ask(task, "argmax", dtype=torch.int64)
+        outputs |= add_output(task, "argmax", dtype=torch.int64)
     if request.distance:
-        found |= ask_distances(task, request)
+        outputs |= add_distances(task, request)
     if request.keys is not None:
-        found |= ask_keys(task, request.keys)
+        outputs |= add_keys(task, request.keys)
     if request.classes is not None:
-        found |= ask_classes(task, request.classes)
+        outputs |= add_classes(task, request.classes)
     if request.heads:
-        found |= ask_heads(task, torch.float32)
+        outputs |= add_heads(task, torch.float32)
     _solve(task)
-    if "key_seen" in found:
-        found["key_seen"] = found["key_seen"].view(torch.bool)
-    return TritonStatistics(**found)
+    if "key_seen" in outputs:
+        outputs["key_seen"] = outputs["key_seen"].view(torch.bool)
+    return RowStatistics(**outputs, kernel="triton")
 
 
 def _solve(task: Fields) -> None:

@@ -1,4 +1,4 @@
-"""How a task is cut into blocks, and the kernel started."""
+"""The launch of the kernel: how a task is cut into blocks."""
 
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -7,12 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from headwise.kernels.triton._kernel import describe
+from headwise.kernels.triton._describe import describe
 from headwise.kernels.triton._task import Fields, Task
 
 
 class Tiles(NamedTuple):
-    """Queries and keys of one block, and what computes and loads them."""
+    """Queries and keys of one block, warps and pipeline stages."""
 
     rows: int
     keys: int
@@ -21,9 +21,9 @@ class Tiles(NamedTuple):
 
 
 def tiles_for(width: int, task: Fields) -> Tiles:
-    """Blocks as FlashAttention-2 has them, where registers and shared memory hold them.
+    """Blocks as in FlashAttention-2, where registers and shared memory hold them.
 
-    Chosen by what the compiler says of both, and not by time.
+    They follow the compiler's report of both, and were not tuned by time.
     """
     if task["q"].itemsize == 4:
         tiles = Tiles(32, 32, 4, 2) if width <= 128 else Tiles(16, 32, 4, 1)
@@ -37,7 +37,7 @@ def tiles_for(width: int, task: Fields) -> Tiles:
 
 
 def launch(fields: Fields) -> None:
-    """Solve a task: the outputs among its fields are written."""
+    """Solve a task: the kernel writes the outputs among its fields."""
     q, v, classes = fields["q"], fields["v"], fields["classes"]
     B, H, T, D = q.shape
     if not B * H * T:

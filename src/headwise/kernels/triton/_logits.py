@@ -1,6 +1,6 @@
-"""In Triton's language: what queries make of keys, before and after something is hidden.
+"""Logits of queries and keys in Triton, their masks and biases.
 
-Logits are in base 2 throughout: powers of two are what a GPU has an instruction for.
+Logits are in base 2 throughout: a GPU has an instruction for powers of two.
 """
 
 from typing import Any, NamedTuple, no_type_check
@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-# Far below any logit, and finite: 0 times it is 0.
-HIDDEN = tl.constexpr(-1.0e30)
+# The logit of a masked key: far below any other, and finite, so that 0 times it is 0.
+MASKED = tl.constexpr(-1.0e30)
 
 
 class Queries(NamedTuple):
@@ -22,12 +22,12 @@ class Queries(NamedTuple):
     q: Any  # [ROWS, WIDTH]
 
 
-class Block(NamedTuple):
-    """Some keys, as these queries see them."""
+class KeyBlock(NamedTuple):
+    """A block of keys, as these queries see them."""
 
     keys: Any  # [KEYS]
     seen: Any  # [ROWS, KEYS]; None: all of them
-    logits: Any  # [ROWS, KEYS]: without bias; HIDDEN where not seen
+    logits: Any  # [ROWS, KEYS]: without bias; MASKED where masked
 
 
 @triton.jit
@@ -35,25 +35,27 @@ class Block(NamedTuple):
 def queries_of(t, head, first):
     """A block of queries of one head."""
     b, h = (head // t.H).to(tl.int64), (head % t.H).to(tl.int64)
-    rows, at = first + tl.arange(0, t.ROWS), tl.arange(0, t.WIDTH)
-    inside = (rows < t.T)[:, None] & (at < t.D)[None, :]
-    q = tl.load(place_of(t.q, t.q_step, b, h, rows[:, None], at[None, :]), mask=inside, other=0.0)
+    rows, columns = first + tl.arange(0, t.ROWS), tl.arange(0, t.WIDTH)
+    inside = (rows < t.T)[:, None] & (columns < t.D)[None, :]
+    q = tl.load(
+        address_of(t.q, t.q_stride, b, h, rows[:, None], columns[None, :]), mask=inside, other=0.0
+    )
     return Queries(b, h, rows, q)
 
 
 @triton.jit
 @no_type_check
 def extent(t, b, first):
-    """Outside of which keys nothing is seen, and within which nothing is hidden."""
-    at = first + t.S - t.T
-    last = tl.minimum(at + t.ROWS, t.S) - 1
+    """The range of keys outside of which all are masked, and that within which none is."""
+    position = first + t.S - t.T
+    last = tl.minimum(position + t.ROWS, t.S) - 1
     low, high = 0, t.S
     if t.key_range is not None:
         low, high = tl.load(t.key_range + 2 * b), tl.load(t.key_range + 2 * b + 1)
-    start = tl.maximum(at - t.left, low) // t.KEYS * t.KEYS
+    start = tl.maximum(position - t.left, low) // t.KEYS * t.KEYS
     stop = tl.maximum(tl.minimum(last + t.right + 1, high), start)
     open_start = tl.minimum(tl.cdiv(tl.maximum(last - t.left, low), t.KEYS) * t.KEYS, stop)
-    open_stop = tl.minimum(tl.maximum(at + t.right + 1, 0), high) // t.KEYS * t.KEYS
+    open_stop = tl.minimum(tl.maximum(position + t.right + 1, 0), high) // t.KEYS * t.KEYS
     if t.documents is not None or t.mask is not None:
         open_stop = 0
     return start, open_start, tl.maximum(open_stop, open_start), stop
@@ -61,59 +63,61 @@ def extent(t, b, first):
 
 @triton.jit
 @no_type_check
-def look(t, mine, keys, EDGE: tl.constexpr):
-    """A block of keys; where there is no edge, none of them is hidden."""
-    k = rows_of(t, t.k, t.k_step, mine, keys, t.D, t.WIDTH)
-    logits = _logit(t, tl.dot(mine.q, tl.trans(k), input_precision="ieee"))
+def logits_of_block(t, queries, keys, EDGE: tl.constexpr):
+    """The logits of a block of keys; without EDGE none of them is masked."""
+    k = rows_of(t, t.k, t.k_stride, queries, keys, t.D, t.WIDTH)
+    logits = _logit(t, tl.dot(queries.q, tl.trans(k), input_precision="ieee"))
     seen = None
     if EDGE:
-        seen = _visible(t, mine, mine.rows[:, None], keys[None, :])
-        logits = tl.where(seen, logits, HIDDEN)
-    return Block(keys, seen, logits)
+        seen = _visible(t, queries, queries.rows[:, None], keys[None, :])
+        logits = tl.where(seen, logits, MASKED)
+    return KeyBlock(keys, seen, logits)
 
 
 @triton.jit
 @no_type_check
-def look_at_one(t, mine, keys):
-    """The logits of one key for each query, biased, and whether it may be seen."""
-    seen = _visible(t, mine, mine.rows, keys)
-    k = rows_of(t, t.k, t.k_step, mine, tl.where(seen, keys, t.S), t.D, t.WIDTH)
-    logits = _logit(t, tl.sum(mine.q.to(tl.float32) * k.to(tl.float32), 1))
+def single_logits(t, queries, keys):
+    """The logits of one key for each query, with bias, and whether it is visible."""
+    seen = _visible(t, queries, queries.rows, keys)
+    k = rows_of(t, t.k, t.k_stride, queries, tl.where(seen, keys, t.S), t.D, t.WIDTH)
+    logits = _logit(t, tl.sum(queries.q.to(tl.float32) * k.to(tl.float32), 1))
     if t.bias is not None or t.table is not None:
-        logits += bias_of(t, mine, mine.rows, keys)
-    return tl.where(seen, logits, HIDDEN), seen
+        logits += bias_of(t, queries, queries.rows, keys)
+    return tl.where(seen, logits, MASKED), seen
 
 
 @triton.jit
 @no_type_check
-def rows_of(t, start, step, mine, keys, width, WIDTH: tl.constexpr):
+def rows_of(t, start, stride, queries, keys, width, WIDTH: tl.constexpr):
     """The rows of keys or values; 0 beyond the last of them, and beyond their width."""
-    at = tl.arange(0, WIDTH)
-    inside = (keys < t.S)[:, None] & (at < width)[None, :]
-    place = place_of(start, step, mine.b, mine.h // t.G, keys[:, None], at[None, :])
+    columns = tl.arange(0, WIDTH)
+    inside = (keys < t.S)[:, None] & (columns < width)[None, :]
+    place = address_of(start, stride, queries.b, queries.h // t.G, keys[:, None], columns[None, :])
     return tl.load(place, mask=inside, other=0.0)
 
 
 @triton.jit
 @no_type_check
-def bias_of(t, mine, i, j):
-    """What is added to logits: arrays of queries and keys that broadcast."""
+def bias_of(t, queries, i, j):
+    """The bias of logits, for arrays of queries and keys that broadcast."""
     inside = (j >= 0) & (j < t.S) & (i < t.T)
     added = tl.zeros(inside.shape, tl.float32)
     if t.bias is not None:
-        place = place_of(t.bias, t.bias_step, mine.b, mine.h, i, j)
+        place = address_of(t.bias, t.bias_stride, queries.b, queries.h, i, j)
         added += tl.load(place, mask=inside, other=0.0).to(tl.float32)
     if t.table is not None:
-        line = t.table + (mine.b * t.table_step[0] + mine.h * t.table_step[1])
+        line = t.table + (queries.b * t.table_stride[0] + queries.h * t.table_stride[1])
         added += tl.load(line + (t.S - 1 + i - j), mask=inside, other=0.0)
     return added * LOG2E
 
 
 @triton.jit
 @no_type_check
-def place_of(start, step, b, h, i, j):
-    """Where an entry of a text and head lies: in 64 bits, since a mask may have so many."""
-    return start + (b * step[0] + h * step[1] + i.to(tl.int64) * step[2] + j.to(tl.int64) * step[3])
+def address_of(start, stride, b, h, i, j):
+    """The address of an entry of a text and head, in 64 bits: a mask may be that large."""
+    return start + (
+        b * stride[0] + h * stride[1] + i.to(tl.int64) * stride[2] + j.to(tl.int64) * stride[3]
+    )
 
 
 @triton.jit
@@ -121,7 +125,7 @@ def place_of(start, step, b, h, i, j):
 def _logit(t, product):
     x = product * t.factor
     if t.cap is not None:
-        # 1 - e loses the digits of a small x, for which the series is as good as can be.
+        # 1 - e loses digits for a small x, for which the series is accurate.
         e, square = tl.exp2(tl.abs(x) * (-2.0 * LOG2E)), x * x
         small = x * (1.0 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315))))
         large = (1.0 - e) / (1.0 + e)
@@ -131,19 +135,19 @@ def _logit(t, product):
 
 @triton.jit
 @no_type_check
-def _visible(t, mine, i, j):
-    """Whether queries may attend to keys: arrays of both that broadcast."""
+def _visible(t, queries, i, j):
+    """Whether queries may attend to keys, for arrays of both that broadcast."""
     ahead = j - (i + t.S - t.T)
     inside = (j >= 0) & (j < t.S) & (i < t.T)
     seen = inside & (ahead <= t.right) & (ahead >= -t.left)
     if t.key_range is not None:
-        low, high = tl.load(t.key_range + 2 * mine.b), tl.load(t.key_range + 2 * mine.b + 1)
+        low, high = tl.load(t.key_range + 2 * queries.b), tl.load(t.key_range + 2 * queries.b + 1)
         seen &= (j >= low) & (j < high)
     if t.documents is not None:
-        ids = t.documents + mine.b * t.S
+        ids = t.documents + queries.b * t.S
         own = tl.load(ids + (i + t.S - t.T), mask=i < t.T, other=0)
         seen &= own == tl.load(ids + j, mask=(j >= 0) & (j < t.S), other=0)
     if t.mask is not None:
-        place = place_of(t.mask, t.mask_step, mine.b, mine.h, i, j)
+        place = address_of(t.mask, t.mask_stride, queries.b, queries.h, i, j)
         seen &= tl.load(place, mask=seen, other=0) != 0
     return seen

@@ -1,6 +1,5 @@
 """One attention call of any model, in the words of this library."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -9,10 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise._torch_private import is_compiler_loaded
 from headwise.kernels import (
+    AttentionRule,
     RowRequest,
     RowStatistics,
-    Rule,
     row_statistics,
     statistics_kernel,
 )
@@ -42,7 +42,7 @@ class AttentionCall:
     q: Float[Tensor, "B H T D"]
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
-    rule: Rule
+    rule: AttentionRule
     heads: Float[Tensor, "B #H T _"]
     watched: str
     kernel: str
@@ -70,4 +70,4 @@ def uncompiled(tell: Callable[P, R]) -> Callable[P, R]:
     """What is heard is for Python to take in, also where the model around it is compiled."""
     # Nothing is compiled in a process that has not imported the compiler, which is slow to.
     apart: Any = torch.compiler.disable
-    return apart(tell) if "torch._dynamo" in sys.modules else tell
+    return apart(tell) if is_compiler_loaded() else tell

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from headwise._torch_private import version_of
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
 from headwise.models.capture._active_modules import ActiveModules, heads_of
@@ -109,7 +110,7 @@ class SoftmaxTracker:
         scores, self._scores = self._scores, None
         if scores is not None:
             same_size = scores[0].shape.numel() == input.shape.numel()
-            unchanged = scores[0]._version == scores[1]
+            unchanged = version_of(scores[0]) == scores[1]
             scores = scores if same_size and unchanged else None
         hidden = self._masks.hidden_of(input)
         module = self._running.innermost(nn.Softmax)
@@ -134,7 +135,7 @@ class SoftmaxTracker:
         """The latest product before a softmax is that of queries and keys."""
         if is_product(func):
             known = answer.ndim >= 3 and not answer.is_inference()  # which tell no version
-            self._scores = (answer, answer._version) if known else None
+            self._scores = (answer, version_of(answer)) if known else None
 
     def _complete(self, trace: _Trace, product: Product | None) -> AttentionCall | None:
         shape = None if product is None else _four_axes(trace, product, self._running)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwise._interrupts import deliver_interrupt, reversible
+from headwise._torch_private import has_function_modes, pop_function_mode, push_function_mode
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, Window, as_mask, from_blocked
@@ -71,17 +72,16 @@ def capture_functions(
     Watches may end in any order; a mode's own exit would take the latest one out.
     """
     listener = _FunctionListener(hear, running, softmaxes)
-    modes: Any = torch.overrides  # what it has for modes bears no types
-    modes._push_mode(listener)
+    push_function_mode(listener)
     try:
         yield
     finally:
         later: list[Any] = []
         # An interrupt within torch may have lost modes that it takes off for a moment.
-        while torch._C._len_torch_function_stack() and (top := modes._pop_mode()) is not listener:
+        while has_function_modes() and (top := pop_function_mode()) is not listener:
             later.append(top)
         for mode in reversed(later):
-            modes._push_mode(mode)
+            push_function_mode(mode)
 
 
 def _call(
@@ -109,7 +109,7 @@ def _call(
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,
-        rule=make_rule(head_dim=q.shape[-1], mask=mask, scale=scale),
+        rule=make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True),
         heads=heads,
         watched="the function mode",
         kernel="scaled_dot_product_attention",
@@ -189,7 +189,9 @@ def tell_torch_layer(
         AttentionCall(
             module=module,
             q=q, k=k, v=v,
-            rule=make_rule(head_dim=module.head_dim, mask=_mask(given, real, q, k)),
+            rule=make_rule(
+                head_dim=module.head_dim, mask=_mask(given, real, q, k), is_added=True
+            ),
             heads=out[:, None],
             join=partial(_join, module.out_proj),
             watched="a hook on the module",

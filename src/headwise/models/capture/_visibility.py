@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headwise._torch_private import without_function_modes
 from headwise.models.capture._matmul import is_product
 
 # What hides a key is at least so low.
@@ -61,7 +62,7 @@ class Masks:
         fills = name in _FILL or name in ("where", "__setitem__")
         if name.endswith("_like") or not (known or product or fills):
             return
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), without_function_modes():
             hidden = _masked((name, args, kwargs), into, set(known))
             kept, handed_on = _handed_on(func, (name, args, kwargs), into, known)
             if product or kept or hidden is not None:

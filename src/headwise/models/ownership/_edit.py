@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise._interrupts import reversible
+from headwise._torch_private import in_backward
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
 from headwise.models.capture import InputTracker
@@ -58,7 +59,7 @@ class _Turns:
     def take(self) -> Attention:
         if len(self._calls) == 1:
             return self._calls[0]
-        if torch._C._current_graph_task_id() != -1 and not self._inputs.inside:
+        if in_backward() and not self._inputs.inside:
             raise UnsupportedError(
                 f"heads: {self._calls[0].site.name} is shared by {len(self._calls)} layers, and in "
                 f"a backward pass it cannot be told whose turn it is. Turn checkpointing off."

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from headwise._evaluation import in_evaluation
+from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models import check_reads_text, reads_two_texts, text_alone
 from headwise.roles.evaluation._eligible import EligiblePairs, Part, heads_last
@@ -102,7 +103,7 @@ class Reader:
                 layers = watch.layers()
                 batch.check(model, layers)
                 # What listens for attention need not listen to what is computed from it.
-                with torch._C.DisableTorchFunction():
+                with without_function_modes():
                     parts.append(batch.sums(layers, self.tags if closely else None))
                 done += len(batch.items)
                 if on_progress is not None:

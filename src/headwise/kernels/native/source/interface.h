@@ -1,37 +1,37 @@
-// What Python fills in (`_interface.py`, field by field) and what the kernel gives back.
+// The problem that Python fills in (`_library.py`, field by field), and the exported functions.
 //
-// Every field takes eight bytes, so that both sides agree about the layout. A null pointer asks
-// for nothing, or says that there is nothing. Steps are counted in elements; the last axis of
-// every array is dense. Nothing is checked here: Python has done so.
+// Every field takes eight bytes or an array of such. A null pointer means that an output is not
+// requested, or an input not present. Strides are counted in elements; the last axis of every array
+// is dense. Nothing is checked here: Python has done so.
 #pragma once
 #include <cstdint>
 
 extern "C" {
 
 struct Problem {
-    // Queries [B,H,T,D], keys [B,Hkv,S,D], values [B,Hkv,S,Dv]: steps of text, head, token.
-    int64_t kind;               // of their numbers, and of those of the heads: a Kind
+    // Queries [B,H,T,D], keys [B,Hkv,S,D], values [B,Hkv,S,Dv]: strides of text, head, token.
+    int64_t dtype;  // of these arrays and of the heads: an ElementType
     const void *q, *k, *v;
-    int64_t q_step[3], k_step[3], v_step[3];
+    int64_t q_stride[3], k_stride[3], v_stride[3];
     int64_t B, H, Hkv, T, S, D, Dv;
-    int64_t packed;             // 1: for a few queries of each head, on many keys
+    int64_t packed;  // 1: for a few queries of each head, on many keys
 
-    // How logits become weights. Query i stands at key i + S - T.
+    // How logits become weights. Query i is at key position i + S - T.
     double scale, softcap;      // softcap 0: none
     int64_t left, right;        // keys visible on each side of a query's own
     const int64_t *key_range;   // [B,2]: the first key of each text, and one past its last
     const int32_t *documents;   // [B,S]: a query sees the keys of its own document
     const uint8_t *mask;        // [B,H,T,S]: 1 = may attend
-    int64_t mask_step[3];       // of text, head, query; 0 to broadcast
+    int64_t mask_stride[3];       // of text, head, query; 0 to broadcast
     const float *bias;          // [B,H,T,S]: added to the logits
-    int64_t bias_step[3];
+    int64_t bias_stride[3];
     const float *by_distance;   // [B,H,T+S-1]: added too, at S - 1 + i - j
-    int64_t by_distance_step[2];
+    int64_t by_distance_stride[2];
     const float *sinks;         // [H]
 
-    // What is asked for. Everything but the heads is dense.
+    // Outputs. All but the heads are dense.
     void *heads;                // [B,H,T,Dv]
-    int64_t heads_step[3];
+    int64_t heads_stride[3];
     int64_t *n_keys, *argmax;   // [B,H,T]
     float *lse, *max_logit, *max_weight, *entropy, *participation, *sink;
     float *distance, *even_distance;
@@ -50,35 +50,44 @@ struct Problem {
 
     const float *key_norms;     // [B,H,S]: what a key's weight counts for in shares
 
-    // The weights that each key receives from some queries are added to what is there. Not where
-    // heads are packed.
+    // The weights that each key receives from the counted queries are added to this array. Not
+    // available where heads are packed.
     const uint8_t *counted;     // [B,T]
     float *received;            // [B,H,S]
 
-    // Gradients: of what was found (heads, lse and entropy are then read), and of what was given.
-    // All but the gradients of heads [B,H,T,Dv] may be null: [B,H,T].
+    // Gradients. `heads`, `lse` and `entropy` are then inputs. All but the gradients of heads
+    // [B,H,T,Dv] may be null: [B,H,T].
     const void *grad_heads;
     const float *grad_lse, *grad_entropy;
-    int64_t grad_heads_step[3];
-    float *dq;                  // in float32: of several keys' tasks a sum
+    int64_t grad_heads_stride[3];
+    float *dq;  // in float32: a sum over tasks
     void *dk, *dv;
-    int64_t dq_step[3], dk_step[3], dv_step[3];
+    int64_t dq_stride[3], dk_stride[3], dv_stride[3];
 
     int64_t threads;
 };
 
+// A field of a problem as the compiler lays it out. Python compares these with its own structure
+// when it loads a library: two pointers that were swapped on one side would load and compute.
+struct Field {
+    const char *name;
+    int64_t offset, size;
+};
+
 #define EXPORTED __attribute__((visibility("default")))
-// How it went. Only of heads that were asked for it is said whether all are finite.
+// The result of a call. NOT_FINITE refers to requested heads only.
 enum Outcome : int64_t { DONE, NO_MEMORY, NOT_FINITE };
 EXPORTED int64_t headwise_forward(const Problem *);
 EXPORTED int64_t headwise_backward(const Problem *);
-// Multiplies and adds in registers alone, in pairs of bfloat16 if asked for: what no kernel exceeds.
-// Returns how many operations those were, or 0 where there are no pairs.
-EXPORTED int64_t headwise_peak(int64_t rounds, int64_t in_pairs);
-// Whether this processor has the instructions that this object is made of.
+// Multiplies and adds in registers alone, as pairs of bfloat16 if requested: the peak of a kernel.
+// Returns the number of operations, or 0 where there are no pairs.
+EXPORTED int64_t headwise_peak(int64_t rounds, int64_t uses_pairs);
+// All fields of a problem, and how many there are.
+EXPORTED const Field *headwise_fields(int64_t *count);
+// Whether this processor has the instructions that this object is compiled to.
 EXPORTED int64_t headwise_runs_here();
-// A number that changes with this file: its version, and the size of a problem.
+// The version of this interface and the size of a problem.
 EXPORTED int64_t headwise_interface();
 }
 
-constexpr int64_t INTERFACE = 5;
+constexpr int64_t INTERFACE = 6;

@@ -1,52 +1,54 @@
-// Attention that also says what its weights were like, in one pass over the keys.
+// Attention and statistics of its weights, in one pass over the keys.
 //
-// A task is a strip of 48 queries of one head (on AVX-512) against all keys that they may see, a
-// block of 64 keys at a time: logits, their exponentials in place, then mixed values. No task
-// depends on another, but that strips add to what keys receive in turns; so the result is the same
-// for any number of threads.
+// A task is a tile of 48 queries of one head (on AVX-512) against all keys that they see, a block
+// of 64 keys at a time: logits, their exponentials in place, then values mixed by them. Tasks are
+// independent, except that tiles add to what keys receive, in a fixed order; so the result is the
+// same for any number of threads.
+#include <cstddef>
+
 #include "backward.hpp"
 #include "decode.hpp"
 #include "threads.hpp"
 
 namespace {
 
-// What is kept of a block, for what its keys receive: exponentials, and the largest logits that
-// they were taken relative to.
-constexpr int KEPT = (KEYS + 1) * ROWS;
+// What is kept of a block to compute what its keys receive: exponentials, and the largest logits
+// that they are relative to.
+constexpr int KEPT_BLOCK = (KEYS + 1) * ROWS;
 
-// What one thread computes in, in one piece.
+// The workspace of one thread, in one piece.
 struct Memory {
     void *whole;
-    Room room;
+    Workspace workspace;
 
-    explicit Memory(const Problem &a) {
-        int64_t kept = a.received ? (a.S / KEYS + 1) * KEPT : KEYS * ROWS;
+    explicit Memory(const Problem &problem) {
+        int64_t kept = problem.received ? (problem.S / KEYS + 1) * KEPT_BLOCK : KEYS * ROWS;
         float *key_at = nullptr;
-        whole = in_one_piece({{&room.q, whole_vectors(a.D) * ROWS},
-                              {&room.s, kept},
-                              {&room.pairs, KEYS / 2 * ROWS},
-                              {&room.laid, size_of_laid(a)},
-                              {&room.o, a.Dv * ROWS},
-                              {&room.picked, a.N * ROWS},
-                              {&key_at, a.N * ROWS},
-                              {&room.classes, 4 * a.C * ROWS},
-                              {&room.common, a.C * ROWS}});
-        room.key_at = reinterpret_cast<int32_t *>(key_at);
+        whole = allocate({{&workspace.queries, padded_width(problem.D) * ROWS},
+                              {&workspace.logits, kept},
+                              {&workspace.pairs, KEYS / 2 * ROWS},
+                              {&workspace.packed_rows, packed_rows_size(problem)},
+                              {&workspace.heads, problem.Dv * ROWS},
+                              {&workspace.single_logits, problem.N * ROWS},
+                              {&key_at, problem.N * ROWS},
+                              {&workspace.classes, 4 * problem.C * ROWS},
+                              {&workspace.shared_members, problem.C * ROWS}});
+        workspace.single_keys = reinterpret_cast<int32_t *>(key_at);
     }
     Memory(const Memory &) = delete;
     ~Memory() { std::free(whole); }
 };
 
-// Whether all of them are finite.
-bool write_heads(const Strip &q, int v, int n, Floats weight) {
-    const Problem &a = q.a;
-    int64_t before = q.b * a.heads_step[0] + q.h * a.heads_step[1] +
-                     (q.first + v * W) * a.heads_step[2];
+// Returns whether all of them are finite.
+bool write_heads(const QueryTile &queries, int vec, int n, Floats weight) {
+    const Problem &problem = queries.problem;
+    int64_t before = queries.b * problem.heads_stride[0] + queries.h * problem.heads_stride[1] +
+                     (queries.first + vec * W) * problem.heads_stride[2];
     Floats sums = {};
-    of_kind(a, [&]<class Stored>() {
-        Stored *to = static_cast<Stored *>(a.heads) + before;
-        unpack(n, a.Dv, to, a.heads_step[2], [&](int64_t d) {
-            Floats x = load(q.room.o + d * ROWS + v * W) * weight;
+    with_element_type(problem, [&]<class Stored>() {
+        Stored *to = static_cast<Stored *>(problem.heads) + before;
+        unpack_transposed(n, problem.Dv, to, problem.heads_stride[2], [&](int64_t d) {
+            Floats x = load(queries.workspace.heads + d * ROWS + vec * W) * weight;
             sums += x;
             return x;
         });
@@ -54,146 +56,191 @@ bool write_heads(const Strip &q, int v, int n, Floats weight) {
     return are_finite(sums, n);
 }
 
-// Adds what keys receive from a strip, of which all exponentials were kept.
-template <int N> void give(const Strip &q, const Softmax &softmax, const float *s) {
-    const Problem &a = q.a;
+// Adds what keys receive from a tile of queries, all of whose exponentials were kept.
+template <int N> void give(const QueryTile &queries, const OnlineSoftmax &softmax, const float *s) {
+    const Problem &problem = queries.problem;
     Floats weight[N], factor[N];
     Ints counted[N] = {};
-    for (int v = 0; v < N; v++) {
-        weight[v] = softmax.last_of(v).weight;
-        for (int i = 0; i < W && v * W + i < q.n; i++)
-            counted[v][i] = -a.counted[q.b * a.T + q.query(v * W + i)];
+    for (int vec = 0; vec < N; vec++) {
+        weight[vec] = softmax.finish_rows(vec).weight;
+        for (int i = 0; i < W && vec * W + i < queries.n; i++)
+            counted[vec][i] = -problem.counted[queries.b * problem.T + queries.query(vec * W + i)];
     }
-    for (int64_t from = q.start / KEYS * KEYS; from < q.stop; from += KEYS) {
-        Block k = q.block(from, from + KEYS);
-        if (k.empty) continue;
-        for (int v = 0; v < N; v++)
-            factor[v] = weight[v] * exponential(load(s + KEYS * ROWS + v * W) - softmax.peak[v]);
-        float *received = a.received + (q.b * a.H + q.h) * a.S + k.start;
-        for (int first = 0; first < k.n; first += W) {
+    for (int64_t from = queries.start / KEYS * KEYS; from < queries.stop; from += KEYS) {
+        Block block = queries.block(from, from + KEYS);
+        if (block.empty) continue;
+        for (int vec = 0; vec < N; vec++)
+            factor[vec] =
+                weight[vec] * exponential(load(s + KEYS * ROWS + vec * W) - softmax.peak[vec]);
+        float *received =
+            problem.received + (queries.b * problem.H + queries.h) * problem.S + block.start;
+        for (int first = 0; first < block.n; first += W) {
             Floats parts[W] = {};
-            for (int v = 0; v < N; v++)
-                for (int r = first; r < std::min(first + W, k.rows[v]); r++) {
-                    Floats p = load(s + r * ROWS + v * W) * factor[v];
-                    parts[r - first] += (Floats)((Ints)p & counted[v]);
+            for (int vec = 0; vec < N; vec++)
+                for (int r = first; r < std::min(first + W, block.counts[vec]); r++) {
+                    Floats p = load(s + r * ROWS + vec * W) * factor[vec];
+                    parts[r - first] += (Floats)((Ints)p & counted[vec]);
                 }
-            int some = std::min(W, k.n - first);
-            store_some(received + first, load_some(received + first, some) + sums(parts), some);
+            int count = std::min(W, block.n - first);
+            store_some(received + first, load_some(received + first, count) + sums(parts), count);
         }
-        s += KEPT;
+        s += KEPT_BLOCK;
     }
 }
 
-// While the last values of a strip are mixed: where they go, and what the next one begins with.
-void fetch_last(const Strip &q, const Strip &next) {
-    if (q.a.heads) q.fetch_heads();
-    next.fetch_queries();
-    if (next.h != q.h || next.b != q.b) next.fetch_keys(next.start);
+// Prefetches where the heads of a tile are written, and what the next tile begins with, while its
+// last values are mixed.
+void prefetch_last(const QueryTile &queries, const QueryTile &next) {
+    if (queries.problem.heads) queries.prefetch_heads();
+    next.prefetch_queries();
+    if (next.h != queries.h || next.b != queries.b) next.prefetch_keys(next.start);
 }
 
-// Whether all heads are finite. `next` is what this thread computes then.
-template <int N, class Number>
-bool attend(const Strip &q, const Strip &next, Room &room, Turn *turn) {
-    const Problem &a = q.a;
-    q.turn_queries<Number>();
-    Softmax softmax(q);
-    const float *kept = room.s;
+// Returns whether all heads are finite. `next` is what this thread computes next.
+template <int N, class Element>
+bool attend(const QueryTile &queries, const QueryTile &next, Workspace &workspace,
+            TicketLock *lock) {
+    const Problem &problem = queries.problem;
+    queries.transpose_queries<Element>();
+    OnlineSoftmax softmax(queries);
+    const float *kept = workspace.logits;
     bool fresh = true, finite = true;
-    for (int64_t from = q.start / KEYS * KEYS; from < q.stop; from += KEYS) {
-        Block k = q.block(from, from + KEYS);
-        if (k.empty) continue;
-        if (a.heads) q.fetch_values(k);
-        q.logits<N, Number>(k);
-        softmax.look(k);
-        q.add_bias(k);
-        softmax.add<Number>(k);
-        if (from + KEYS < q.stop) q.fetch_keys(from + KEYS);
-        else fetch_last(q, next);
-        const float *weights = UNIT<Number> == 2 ? q.room.pairs : q.room.s;
-        if (a.heads)
-            mix<N>(k.rows, q.down<Number>(k, a.v, a.v_step, a.Dv), a.Dv, weights, softmax.factor,
-                   fresh, q.room.o);
+    for (int64_t from = queries.start / KEYS * KEYS; from < queries.stop; from += KEYS) {
+        Block block = queries.block(from, from + KEYS);
+        if (block.empty) continue;
+        if (problem.heads) queries.prefetch_values(block);
+        queries.logits<N, Element>(block);
+        softmax.add_unbiased(block);
+        queries.add_bias(block);
+        softmax.add<Element>(block);
+        if (from + KEYS < queries.stop) queries.prefetch_keys(from + KEYS);
+        else prefetch_last(queries, next);
+        const float *weights = UNIT<Element> == 2 ? queries.workspace.pairs
+            : queries.workspace.logits;
+        if (problem.heads)
+            mix<N>(block.counts,
+                queries.rows_for_mix<Element>(block, problem.v, problem.v_stride, problem.Dv),
+                    problem.Dv, weights, softmax.factor,
+                   fresh, queries.workspace.heads);
         fresh = false;
-        if (!turn) continue;
-        for (int v = 0; v < N; v++) store(room.s + KEYS * ROWS + v * W, softmax.peak[v]);
-        room.s += KEPT;
+        if (!lock) continue;
+        for (int vec = 0; vec < N; vec++)
+            store(workspace.logits + KEYS * ROWS + vec * W, softmax.peak[vec]);
+        workspace.logits += KEPT_BLOCK;
     }
-    if (fresh) std::fill_n(room.o, a.Dv * ROWS, 0.0f);
-    softmax.finish([&](int v, int n, Floats weight) { finite &= write_heads(q, v, n, weight); });
-    // The last strip is the first of its head.
-    if (turn) turn->take((a.T - 1 - q.first) / ROWS, [&] { give<N>(q, softmax, kept); });
+    if (fresh) std::fill_n(workspace.heads, problem.Dv * ROWS, 0.0f);
+    softmax.finish([&](int vec, int n,
+                       Floats weight) { finite &= write_heads(queries, vec, n, weight); });
+    // The last tile is the first of its head.
+    if (lock) lock->run((problem.T - 1 - queries.first) / ROWS,
+                        [&] { give<N>(queries, softmax, kept); });
     return finite;
 }
 
-// Heads that are not finite are wild.
-template <class Number>
-int64_t decode(const Problem &a, const Members &members, std::atomic<bool> &wild) {
-    Decoding<Number> all(a);
-    if (!all.memory) return NO_MEMORY;
+// Sets `nonfinite` if some head is not finite.
+template <class Element>
+int64_t decode(const Problem &problem, const Members &members, std::atomic<bool> &nonfinite) {
+    Decoding<Element> decoding(problem);
+    if (!decoding.memory) return NO_MEMORY;
     auto look = [&](int64_t part, const Memory &memory) {
-        Room room = memory.room;
-        room.members = &members;
-        all.look(part, room);
+        Workspace workspace = memory.workspace;
+        workspace.members = &members;
+        decoding.look(part, workspace);
     };
-    auto gather = [&](int64_t strip, const Memory &) {
-        if (!all.gather(strip)) wild = true;
+    auto gather = [&](int64_t tile_index, const Memory &) {
+        if (!decoding.gather(tile_index)) nonfinite = true;
     };
-    return in_parallel<Memory>(a, all.strips * all.chunks, look) ||
-           in_parallel<Memory>(a, all.strips, gather);
+    return in_parallel<Memory>(problem, decoding.tiles * decoding.chunks, look) ||
+           in_parallel<Memory>(problem, decoding.tiles, gather);
 }
 
-int64_t forward(const Problem &a, std::atomic<bool> &wild) {
-    Members members(a);
+int64_t forward(const Problem &problem, std::atomic<bool> &nonfinite) {
+    Members members(problem);
     if (!members.starts) return NO_MEMORY;
     if constexpr (PAIRS)
-        if (a.packed && Strip::in_pairs(a)) return decode<Pair>(a, members, wild);
-    if (a.packed)
-        return of_kind(a, [&]<class Stored>() { return decode<Stored>(a, members, wild); });
-    int64_t strips = (a.T + ROWS - 1) / ROWS, tasks = a.B * a.H * strips;
-    Turns turns(a.received ? a.B * a.H : 0);
-    if (!turns.of) return NO_MEMORY;
-    return in_parallel<Memory>(a, tasks, [&](int64_t task, const Memory &memory) {
-        Room room = memory.room;
-        room.members = &members;
-        // Under a causal mask the last strips have the most to do: they come first.
-        auto strip = [&](int64_t i) {
-            return strip_at(a, room, i / strips, (strips - 1 - i % strips) * ROWS);
+        if (problem.packed && QueryTile::uses_pairs(problem))
+            return decode<Pair>(problem, members, nonfinite);
+    if (problem.packed)
+        return with_element_type(problem,
+            [&]<class Stored>() { return decode<Stored>(problem, members, nonfinite); });
+    int64_t tiles = (problem.T + ROWS - 1) / ROWS, tasks = problem.B * problem.H * tiles;
+    TicketLocks locks(problem.received ? problem.B * problem.H : 0);
+    if (!locks.of) return NO_MEMORY;
+    return in_parallel<Memory>(problem, tasks, [&](int64_t task, const Memory &memory) {
+        Workspace workspace = memory.workspace;
+        workspace.members = &members;
+        // Under a causal mask the last tiles have the most to do: they come first.
+        auto tile_index = [&](int64_t i) {
+            return query_tile(problem, workspace, i / tiles, (tiles - 1 - i % tiles) * ROWS);
         };
-        Strip q = strip(task), next = strip(std::min(task + a.threads, tasks - 1));
-        Turn *turn = a.received ? &turns.of[task / strips] : nullptr;
-        auto heads = [&]<int N, class Number>() { return attend<N, Number>(q, next, room, turn); };
-        if (!specialized(q, heads)) wild = true;
+        QueryTile queries = tile_index(task),
+            next = tile_index(std::min(task + problem.threads, tasks - 1));
+        TicketLock *lock = problem.received ? &locks.of[task / tiles] : nullptr;
+        auto heads = [&]<int N,
+            class Element>() { return attend<N, Element>(queries, next, workspace, lock); };
+        if (!specialized(queries, heads)) nonfinite = true;
     });
 }
 
-// To the compiler a number that it does not know.
-INLINE void forget(Floats &x) {
+// Hides a value from the optimizer.
+INLINE void opaque(Floats &x) {
 #if defined(__x86_64__)
-    asm volatile("" : "+v"(x));
+    asm volatile("" : "+vec"(x));
 #else
     asm volatile("" : "+w"(x));
 #endif
 }
 
-template <class Number> int64_t multiply_in_registers(int64_t rounds, Number x) {
-    constexpr int N = DEEP * V;
-    Floats sums[N] = {}, y = all(0.5f);
-    UNROLL for (int i = 0; i < N; i++) forget(sums[i]);
+template <class Element> int64_t multiply_in_registers(int64_t rounds, Element x) {
+    constexpr int N = TILE_KEYS * V;
+    Floats sums[N] = {}, y = broadcast(0.5f);
+    UNROLL for (int i = 0; i < N; i++) opaque(sums[i]);
     for (int64_t round = 0; round < rounds; round++) {
-        forget(y);
+        opaque(y);
         UNROLL for (int i = 0; i < N; i++) add_product(sums[i], x, y);
     }
-    UNROLL for (int i = 0; i < N; i++) forget(sums[i]);
+    UNROLL for (int i = 0; i < N; i++) opaque(sums[i]);
     return rounds * N * W * 2;
 }
+
+#define FIELD(name) {#name, offsetof(Problem, name), sizeof(Problem::name)}
+constexpr Field FIELDS[] = {
+    FIELD(dtype), FIELD(q), FIELD(k), FIELD(v), FIELD(q_stride), FIELD(k_stride),
+    FIELD(v_stride), FIELD(B), FIELD(H), FIELD(Hkv), FIELD(T), FIELD(S), FIELD(D),
+    FIELD(Dv), FIELD(packed), FIELD(scale), FIELD(softcap), FIELD(left), FIELD(right),
+    FIELD(key_range), FIELD(documents), FIELD(mask), FIELD(mask_stride), FIELD(bias),
+    FIELD(bias_stride), FIELD(by_distance), FIELD(by_distance_stride), FIELD(sinks),
+    FIELD(heads), FIELD(heads_stride), FIELD(n_keys), FIELD(argmax), FIELD(lse),
+    FIELD(max_logit), FIELD(max_weight), FIELD(entropy), FIELD(participation), FIELD(sink),
+    FIELD(distance), FIELD(even_distance), FIELD(query_at), FIELD(key_at), FIELD(N),
+    FIELD(keys), FIELD(key_mass), FIELD(key_top), FIELD(key_share), FIELD(key_seen),
+    FIELD(C), FIELD(classes), FIELD(class_mass), FIELD(class_top), FIELD(class_share),
+    FIELD(class_keys), FIELD(key_norms), FIELD(counted), FIELD(received), FIELD(grad_heads),
+    FIELD(grad_lse), FIELD(grad_entropy), FIELD(grad_heads_stride), FIELD(dq), FIELD(dk),
+    FIELD(dv), FIELD(dq_stride), FIELD(dk_stride), FIELD(dv_stride), FIELD(threads)};
+#undef FIELD
+// What the list leaves out would show as a gap.
+static_assert([] {
+    size_t end = 0;
+    for (const Field &field : FIELDS) {
+        if (field.offset != int64_t(end)) return false;
+        end += field.size;
+    }
+    return end == sizeof(Problem);
+}());
 
 }  // namespace
 
 extern "C" {
 
-int64_t headwise_peak(int64_t rounds, int64_t in_pairs) {
-    if (!in_pairs) return multiply_in_registers(rounds, 0.5f);
+int64_t headwise_peak(int64_t rounds, int64_t uses_pairs) {
+    if (!uses_pairs) return multiply_in_registers(rounds, 0.5f);
     return PAIRS ? 2 * multiply_in_registers(rounds, Pair{}) : 0;
+}
+
+const Field *headwise_fields(int64_t *count) {
+    *count = sizeof FIELDS / sizeof *FIELDS;
+    return FIELDS;
 }
 
 int64_t headwise_interface() { return INTERFACE << 32 | sizeof(Problem); }
@@ -214,20 +261,24 @@ int64_t headwise_runs_here() {
 #endif
 }
 
-int64_t headwise_forward(const Problem *problem) {
-    const Problem &a = *problem;
-    std::atomic<bool> wild{false};
-    return forward(a, wild) ? NO_MEMORY : wild ? NOT_FINITE : DONE;
+int64_t headwise_forward(const Problem *given) {
+    const Problem &problem = *given;
+    std::atomic<bool> nonfinite{false};
+    return forward(problem, nonfinite) ? NO_MEMORY : nonfinite ? NOT_FINITE : DONE;
 }
 
-int64_t headwise_backward(const Problem *problem) {
-    const Problem &a = *problem;
-    int64_t size = keys_in_share(a), shares = std::max<int64_t>(1, (a.S + size - 1) / size);
-    Turns turns(a.B * a.H * ((a.T + ROWS - 1) / ROWS));  // of strips of queries
-    if (!turns.of) return NO_MEMORY;
-    return in_parallel<Desk>(a, a.B * a.Hkv * shares, [&](int64_t task, const Desk &desk) {
+int64_t headwise_backward(const Problem *given) {
+    const Problem &problem = *given;
+    int64_t size = share_size(problem),
+        shares = std::max<int64_t>(1, (problem.S + size - 1) / size);
+    // of tiles of queries
+    TicketLocks locks(problem.B * problem.H * ((problem.T + ROWS - 1) / ROWS));
+    if (!locks.of) return NO_MEMORY;
+    return in_parallel<BackwardWorkspace>(problem, problem.B * problem.Hkv * shares,
+                                          [&](int64_t task, const BackwardWorkspace &buffers) {
         int64_t head = task / shares, start = task % shares * size;
-        Share{a, desk, turns.of, head / a.Hkv, head % a.Hkv, start, std::min(start + size, a.S)}
+        KeyShare{problem, buffers, locks.of, head / problem.Hkv, head % problem.Hkv, start,
+            std::min(start + size, problem.S)}
             .differentiate();
     });
 }

@@ -1,4 +1,4 @@
-// Vectors of floats with the few operations that need to know the processor.
+// Vectors of floats, with the few operations that depend on the processor.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -17,14 +17,15 @@ constexpr int W = 4;
 
 using Floats = float __attribute__((vector_size(4 * W)));
 using Ints = int32_t __attribute__((vector_size(4 * W)));
-using Words = uint32_t __attribute__((vector_size(4 * W)));
+using UInts = uint32_t __attribute__((vector_size(4 * W)));
 using Shorts = uint16_t __attribute__((vector_size(2 * W)));
 
-// What arrays are made of, besides floats. In a lane all are floats, but for pairs.
-enum Kind : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
-struct Brain { uint16_t bits; };       // bfloat16: the upper half of a float
-struct Half { uint16_t bits; };        // float16
-struct Pair { uint16_t first, second; };  // two of bfloat16, multiplied by two others at once
+// Element types of arrays, besides floats. Lanes hold floats, or pairs of bfloat16.
+enum ElementType : int64_t { FLOAT32, BFLOAT16, FLOAT16 };
+struct BFloat16 { uint16_t bits; };  // the upper half of a float
+struct Float16 { uint16_t bits; };  // IEEE half precision
+// two of bfloat16, multiplied with two others by one instruction
+struct Pair { uint16_t first, second; };
 #if defined(__AVX512BF16__)
 constexpr bool PAIRS = true;
 #else
@@ -36,8 +37,8 @@ constexpr bool PAIRS = false;
 #define UNROLL _Pragma("GCC unroll 32")
 
 constexpr float LOG2E = 1.4426950408889634f;
-// Far below any logit, and finite: differences of it are numbers.
-constexpr float HIDDEN = -1e30f;
+// The logit of a masked key: far below any other, and finite, so that differences are numbers.
+constexpr float MASKED = -1e30f;
 
 INLINE Floats load(const float *from) {
     Floats x;
@@ -51,49 +52,50 @@ INLINE Ints load(const int32_t *from) {
 }
 INLINE void store(float *to, Floats x) { memcpy(to, &x, sizeof x); }
 
-// One instruction, of which GCC 12 makes four.
-INLINE Words words(Shorts x) {
+// One instruction, where GCC 12 generates four.
+INLINE UInts widen_bits(Shorts x) {
 #if defined(__AVX512F__)
-    return (Words)_mm512_cvtepu16_epi32((__m256i)x);
+    return (UInts)_mm512_cvtepu16_epi32((__m256i)x);
 #elif defined(__AVX2__)
-    return (Words)_mm256_cvtepu16_epi32((__m128i)x);
+    return (UInts)_mm256_cvtepu16_epi32((__m128i)x);
 #else
-    return __builtin_convertvector(x, Words);
+    return __builtin_convertvector(x, UInts);
 #endif
 }
-INLINE Floats widen(Shorts x, Brain) { return (Floats)(words(x) << 16); }
-INLINE Floats widen(Shorts x, Half) {
+INLINE Floats widen(Shorts x, BFloat16) { return (Floats)(widen_bits(x) << 16); }
+INLINE Floats widen(Shorts x, Float16) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtph_ps((__m256i)x);
 #elif defined(__AVX2__)
     return (Floats)_mm256_cvtph_ps((__m128i)x);
 #else
-    using Halves = __fp16 __attribute__((vector_size(2 * W)));
-    return __builtin_convertvector((Halves)x, Floats);
+    using Float16s = __fp16 __attribute__((vector_size(2 * W)));
+    return __builtin_convertvector((Float16s)x, Floats);
 #endif
 }
-// To the nearest; of two that are as near, to the even one.
-INLINE Shorts narrow(Floats x, Brain) {
+// Rounds to nearest, ties to even.
+INLINE Shorts narrow(Floats x, BFloat16) {
 #if defined(__AVX512BF16__)
     return (Shorts)_mm512_cvtneps_pbh((__m512)x);
 #endif
-    Words bits = (Words)x, near = bits + 0x7fff + (bits >> 16 & 1);
+    UInts bits = (UInts)x, near = bits + 0x7fff + (bits >> 16 & 1);
     return __builtin_convertvector((x == x ? near : bits | 0x400000) >> 16, Shorts);
 }
-INLINE Shorts narrow(Floats x, Half) {
+INLINE Shorts narrow(Floats x, Float16) {
 #if defined(__AVX512F__)
     return (Shorts)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__AVX2__)
     return (Shorts)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
 #else
-    using Halves = __fp16 __attribute__((vector_size(2 * W)));
-    return (Shorts)__builtin_convertvector(x, Halves);
+    using Float16s = __fp16 __attribute__((vector_size(2 * W)));
+    return (Shorts)__builtin_convertvector(x, Float16s);
 #endif
 }
 
 // Two numbers of each lane as a pair of bfloat16, and sums of products with such pairs.
 INLINE Floats paired(Floats first, Floats second) {
-    return (Floats)(words(narrow(first, Brain{})) | words(narrow(second, Brain{})) << 16);
+    return (Floats)(widen_bits(narrow(first, BFloat16{}))
+                    | widen_bits(narrow(second, BFloat16{})) << 16);
 }
 INLINE void add_product(Floats &sum, float x, Floats y) { sum += x * y; }
 INLINE void add_pairs(Floats &sum, Floats x, Floats y) {
@@ -108,7 +110,7 @@ INLINE void add_product(Floats &sum, Pair x, Floats y) {
     memcpy(&both, &x, 4);
     add_pairs(sum, (Floats)(both - Ints{}), y);
 }
-// The first n of W, and zeros.
+// The first n of W numbers, and zeros.
 INLINE Floats load_some(const float *from, int64_t n) {
     if (n >= W) return load(from);
     Floats x = {};
@@ -124,7 +126,7 @@ template <class Short> INLINE Floats load_some(const Short *from, int64_t n) {
     else memcpy(&x, from, 2 * n);
     return widen(x, Short{});
 }
-// The first n of W, or all.
+// Stores the first n of W numbers, or all.
 INLINE void store_some(float *to, Floats x, int64_t n) {
     if (n >= W) store(to, x);
 #if defined(__AVX512F__)
@@ -138,15 +140,15 @@ template <class Short> INLINE void store_some(Short *to, Floats x, int64_t n) {
     if (n >= W) memcpy(to, &narrowed, sizeof narrowed);
     else memcpy(to, &narrowed, 2 * n);
 }
-INLINE Floats all(float x) { return x - Floats{}; }
-INLINE Ints all_ints(int32_t x) { return x - Ints{}; }
+INLINE Floats broadcast(float x) { return x - Floats{}; }
+INLINE Ints broadcast_ints(int32_t x) { return x - Ints{}; }
 INLINE Ints lanes() {
     Ints at;
     for (int i = 0; i < W; i++) at[i] = i;
     return at;
 }
 
-// The larger of both; the second where one of them is NaN.
+// The larger one; the second where one of them is NaN.
 INLINE Floats larger(Floats a, Floats b) {
 #if defined(__AVX512F__)
     return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
@@ -170,18 +172,18 @@ INLINE bool any(Ints truth) {
 // Whether the first n numbers are finite.
 INLINE bool are_finite(Floats x, int n) { return !any((x - x != 0) & (lanes() < n)); }
 
-// 2^x for x <= 0, to 1e-7 of itself: 2^f by a minimax polynomial for f in [-1/2, 1/2].
+// 2^x for x <= 0, with a relative error of 1e-7: 2^f by a minimax polynomial for f in [-1/2, 1/2].
 INLINE Floats power(Floats x) {
 #if defined(__AVX512F__)
-    x = larger(all(-150.0f), x);
+    x = larger(broadcast(-150.0f), x);
     Floats whole = (Floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
 #else
     Floats given = x;
-    x = larger(all(-127.0f), x);
+    x = larger(broadcast(-127.0f), x);
     Floats shifted = x + 12582912.0f;  // 1.5 * 2^23: the last bits are now the rounded x
     Floats whole = shifted - 12582912.0f;
 #endif
-    Floats f = x - whole, p = all(1.3264637e-3f);
+    Floats f = x - whole, p = broadcast(1.3264637e-3f);
     p = p * f + 9.6714823e-3f;
     p = p * f + 5.5507336e-2f;
     p = p * f + 2.4022242e-1f;
@@ -198,17 +200,19 @@ INLINE Floats power(Floats x) {
 // e^x for x <= 0.
 INLINE Floats exponential(Floats x) { return power(x * LOG2E); }
 
-// The natural logarithm of x > 0, to 1e-7: that of the mantissa is a series in (m - 1) / (m + 1).
+// The natural logarithm of x > 0, with an error of 1e-7: that of the mantissa is a series in (m -
+// 1) / (m + 1).
 INLINE Floats logarithm(Floats x) {
-    Ints power = (((Ints)x - 0x3f3504f3) >> 23);  // so that the mantissa is about 1: sqrt(1/2) to sqrt(2)
+    // for a mantissa around 1: from sqrt(1/2) to sqrt(2)
+    Ints power = (((Ints)x - 0x3f3504f3) >> 23);
     Floats k = __builtin_convertvector(power, Floats), f = (Floats)((Ints)x - (power << 23)) - 1.0f;
     Floats s = f / (2.0f + f), z = s * s, half = 0.5f * f * f;
-    Floats series = all(0.24279078841f);
+    Floats series = broadcast(0.24279078841f);
     series = series * z + 0.28498786688f;
     series = series * z + 0.40000972152f;
     series = series * z + 0.66666662693f;
-    Floats found = s * (half + z * series) + k * 9.0580006145e-6f - half + f + k * 0.69313812256f;
-    return x == x ? found : x;
+    Floats result = s * (half + z * series) + k * 9.0580006145e-6f - half + f + k * 0.69313812256f;
+    return x == x ? result : x;
 }
 
 INLINE Floats tanh(Floats x) {
@@ -216,8 +220,8 @@ INLINE Floats tanh(Floats x) {
     Floats e = exponential(-2.0f * a);
     Floats far = (1.0f - e) / (1.0f + e);
     far = x < 0 ? -far : far;
-    // Near 0 that difference would lose its digits; this is the series.
-    Floats near = all(62.0f / 2835.0f);
+    // Near 0 that difference would lose digits; this is the series.
+    Floats near = broadcast(62.0f / 2835.0f);
     near = near * square - 17.0f / 315.0f;
     near = near * square + 2.0f / 15.0f;
     near = near * square - 1.0f / 3.0f;
@@ -231,7 +235,7 @@ INLINE float sum(Floats x) {
     return total;
 }
 
-// Turns W vectors into their columns, by exchanges of halves, quarters and so on.
+// Transposes W vectors, by exchanging halves, quarters and so on.
 template <int half, int... k>
 INLINE void exchange(Floats &a, Floats &b, std::integer_sequence<int, k...>) {
     Floats low = __builtin_shufflevector(a, b, ((k & half) ? W + (k - half) : k)...);

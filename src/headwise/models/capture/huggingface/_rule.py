@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.utils.generic import is_flash_attention_requested
 
 from headwise.errors import MaskError, UnsupportedError
-from headwise.kernels import Rule, make_rule
+from headwise.kernels import AttentionRule, make_rule
 from headwise.masks import Mask, Window, as_mask, causal, documents, from_flex, window
 
 _FLEX = "flex_attention"
@@ -23,7 +23,7 @@ def keys_read(S: int, mask: Any, implementation: str) -> int:
 
 def rule_of(
     module: nn.Module, implementation: str, q: Tensor, k: Tensor, mask: Any, kwargs: dict[str, Any]
-) -> Rule:
+) -> AttentionRule:
     """What the implementation does with its arguments, as a rule."""
     S = k.shape[2]
     return make_rule(
@@ -33,6 +33,7 @@ def rule_of(
         bias=_bias(kwargs.get("position_bias"), q, S),
         softcap=kwargs.get("softcap"),
         sinks=kwargs.get("s_aux"),
+        is_added=True,
     )
 
 

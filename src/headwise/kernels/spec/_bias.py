@@ -1,4 +1,4 @@
-"""What is added to the logits, a tile at a time: given whole, or made where it is needed."""
+"""Biases of the logits, by tile: stored as a tensor, or computed where a tile is needed."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from headwise.masks import Tile, can_look, cut
+from headwise._torch_private import can_read
+from headwise.masks.tiles import Tile, cut
 
 
 class Bias:
-    """Finite numbers for queries and keys, that cost nothing until a tile of them is asked for."""
+    """Finite numbers for pairs of queries and keys; costs nothing until a tile is computed."""
 
     def tile(self, tile: Tile) -> Float[Tensor, "#B #H #R #n"]:
         """The bias on one rectangle of queries and keys."""
@@ -18,30 +19,30 @@ class Bias:
 
     @property
     def batch(self) -> tuple[int, int]:
-        """For how many texts and heads the bias is made; 1 is for all of them."""
+        """Number of texts and of heads that the bias is for; 1 broadcasts."""
         raise NotImplementedError
 
     def fits(self, dtype: torch.dtype) -> bool:
-        """Whether no number is too large for a dtype; False where that cannot be looked up."""
+        """Whether all values are in the range of a dtype; False where they cannot be read."""
         return True
 
     @property
     def parts(self) -> tuple["Bias", ...]:
-        """What the bias is the sum of."""
+        """The biases whose sum this one is."""
         return (self,)
 
     @property
     def by_distance(self) -> bool:
-        """Whether only the distance counts, on any plane whose last query is on the last key."""
+        """Whether the bias depends on the distance alone, with the last query at the last key."""
         return False
 
     def __add__(self, other: "Bias") -> "Bias":
-        return _Sum(self, other)
+        return _SumBias(self, other)
 
 
 @dataclass(frozen=True)
-class Given(Bias):
-    """A tensor that was given whole; axes of one entry broadcast."""
+class TensorBias(Bias):
+    """A tensor of biases; axes of length 1 broadcast."""
 
     values: Float[Tensor, "#B #H #T #S"]
 
@@ -56,25 +57,25 @@ class Given(Bias):
         highest = torch.finfo(dtype).max
         if torch.finfo(self.values.dtype).max <= highest or not self.values.numel():
             return True
-        return can_look(self.values) and bool(self.values.detach().abs().amax() <= highest)
+        return can_read(self.values) and bool(self.values.detach().abs().amax() <= highest)
 
 
 @dataclass(frozen=True)
-class _Sum(Bias):
-    one: Bias
-    two: Bias
+class _SumBias(Bias):
+    left: Bias
+    right: Bias
 
     def tile(self, tile: Tile) -> Float[Tensor, "#B #H #R #n"]:
-        return self.one.tile(tile) + self.two.tile(tile)
+        return self.left.tile(tile) + self.right.tile(tile)
 
     def fits(self, dtype: torch.dtype) -> bool:
-        return self.one.fits(dtype) and self.two.fits(dtype)
+        return self.left.fits(dtype) and self.right.fits(dtype)
 
     @property
     def parts(self) -> tuple[Bias, ...]:
-        return self.one.parts + self.two.parts
+        return self.left.parts + self.right.parts
 
     @property
     def batch(self) -> tuple[int, int]:
-        (texts, heads), (more_texts, more_heads) = self.one.batch, self.two.batch
+        (texts, heads), (more_texts, more_heads) = self.left.batch, self.right.batch
         return max(texts, more_texts), max(heads, more_heads)

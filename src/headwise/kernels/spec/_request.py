@@ -1,35 +1,34 @@
-"""What is asked about the weights of each row, and what is said: the same for every kernel."""
+"""Requests for statistics of rows, and their results: the same for every kernel."""
 
 from dataclasses import dataclass
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-# What was found, by its name.
+# Results by their names.
 Named = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class RowRequest:
-    """What to find out about each row. Nothing is computed that was not asked for.
+    """Which statistics of each row to compute; nothing else is computed.
 
-    Cost, as a share of the two matrix products of attention: entropy .12, max_weight and lse
-    nothing, distance .12, participation and received .05 each, each column of `keys` a gather
-    of one number a row, each of `classes` one column of a matrix product; `top` and
-    `key_norms` another .1 each, and the columns once more.
+    The largest weight and the log-sum-exp are free. Each of `keys` costs a gather of one number
+    per row, each of `classes` one column of a matrix product; `top` and `key_norms` cost both once
+    more. All others are cheap beside the two matrix products of attention.
 
     Attributes:
         entropy: Whether to compute the entropy.
         distance: Whether to compute the mean distance to what is attended to.
-        participation: Whether to compute how many keys take part.
+        participation: Whether to compute the participation ratio, an effective number of keys.
         argmax: Whether to find the key with the largest weight.
         received: The queries whose weights are summed up for each key; None: no such sums.
         keys: For each query, keys whose single weights are wanted; −1 where there is none.
         classes: For each key, its share in every class (usually 0 or 1).
         top: Whether to compute how much of the largest weight falls on `keys` and `classes`.
-        key_norms: What each key's weight counts for in shares of the output, `‖v_j W_O[h]‖`.
-            What is not finite counts as 0. None: no such shares.
-        query_at: Positions of the queries, for distances. None: they stand at the end of the keys.
+        key_norms: The factor of each key's weight in shares of the output, `‖v_j W_O[h]‖`.
+            A nonfinite one counts as 0. None: no such shares.
+        query_at: Positions of the queries, for distances. None: the last ones of the keys.
         key_at: Positions of the keys, for distances.
         heads: Whether to compute the heads too, from the same weights.
     """
@@ -50,12 +49,13 @@ class RowRequest:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Statistics of every row; None where they were not asked for.
+    """Statistics of every row; None where they were not requested.
 
     `n_keys` is how many keys the row may attend to. A row without any has an `lse` and a
     `max_logit` of −inf, shares of the output that are NaN, and zeros elsewhere.
     """
 
+    kernel: str  # what computed them
     n_keys: Int[Tensor, "B H T"]
     lse: Float[Tensor, "B H T"]  # ln Σ exp z, sinks included
     max_logit: Float[Tensor, "B H T"]  # after softcap, before bias
@@ -76,8 +76,3 @@ class RowStatistics:
     class_share: Float[Tensor, "B H T C"] | None = None
     class_keys: Float[Tensor, "B H T C"] | None = None  # visible keys of the class
     heads: Float[Tensor, "B H T Dv"] | None = None
-
-    @property
-    def kernel(self) -> str:
-        """What computed them."""
-        return "blocks of rows"

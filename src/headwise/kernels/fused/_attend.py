@@ -9,51 +9,57 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
-from headwise.kernels._choose import Choice, blocks_of
-from headwise.kernels._request import Named
-from headwise.kernels._rule import Rule
-from headwise.masks import Tile, can_look, is_trained, known
+from headwise._torch_private import (
+    can_read,
+    flash_on_cpu,
+    fused_kernel_of,
+    needs_gradient,
+    statically,
+)
+from headwise.kernels.fused._form import blocks_of
+from headwise.kernels.spec import AttentionRule, KernelChoice, Named
+from headwise.masks.tiles import Tile
 
 
 def attend_fused(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
     v: Float[Tensor, "B Hkv S Dv"],
-    rule: Rule,
-    choice: Choice,
+    rule: AttentionRule,
+    choice: KernelChoice,
     dropout_p: float = 0.0,
     keep_lse: bool = False,
 ) -> Named:
-    """The `heads`, by `scaled_dot_product_attention`, in the form that was chosen.
+    """The `heads` by `scaled_dot_product_attention`, in the chosen form.
 
-    With `keep_lse` also the `lse`, where the kernel tells it: torch's flash kernel on a CPU,
+    With `keep_lse` also the `lse`, if the kernel returns it: torch's flash kernel on a CPU,
     without gradients. It is another output of the same pass.
     """
     dtype, (T, S) = q.dtype, (q.shape[2], k.shape[2])
     if choice.wide:
         q, k, v = q.float(), k.float(), v.float()
-    told = keep_lse and can_look(q, k, v) and not is_trained(q, k, v)
-    part = _Part(rule, choice, dropout_p, told)
+    returns_lse = keep_lse and can_read(q, k, v) and not needs_gradient(q, k, v)
+    part = _Part(rule, choice, dropout_p, returns_lse)
     if choice.form != "blocks":
-        found = part.attend(q, k, v, Tile.whole(T, S, q.device))
-        return found | {"heads": found["heads"].to(dtype)}
+        outputs = part.attend(q, k, v, Tile.whole(T, S, q.device))
+        return outputs | {"heads": outputs["heads"].to(dtype)}
     parts = []
     for rows in blocks_of(T):
-        # Rows that see nothing still take one key, hidden, so that gradients have a way back.
+        # Rows without visible keys still take a masked one, so that they are part of the graph.
         keys = rule.extent(rows, T, S) or range(1)
-        some_q = q[:, :, rows.start : rows.stop]
-        some_k, some_v = (x[:, :, keys.start : keys.stop] for x in (k, v))
-        parts.append(part.attend(some_q, some_k, some_v, Tile(T, S, rows, keys, q.device)))
-    found = {name: torch.cat([one[name] for one in parts], dim=2) for name in parts[0]}
-    return found | {"heads": found["heads"].to(dtype)}
+        block_q = q[:, :, rows.start : rows.stop]
+        block_k, block_v = (x[:, :, keys.start : keys.stop] for x in (k, v))
+        parts.append(part.attend(block_q, block_k, block_v, Tile(T, S, rows, keys, q.device)))
+    outputs = {name: torch.cat([result[name] for result in parts], dim=2) for name in parts[0]}
+    return outputs | {"heads": outputs["heads"].to(dtype)}
 
 
 @dataclass(frozen=True)
 class _Part:
-    """How some rows are computed, against the keys that they may see."""
+    """How a block of rows is computed, against the keys that it may see."""
 
-    rule: Rule
-    choice: Choice
+    rule: AttentionRule
+    choice: KernelChoice
     dropout_p: float
     keep_lse: bool
 
@@ -69,28 +75,26 @@ class _Part:
         visible, added = self._masks(tile, q.dtype)
         if packed:
             q = q.reshape(B, Hkv, H // Hkv * R, D)
-            added = None if added is None else _packed(added, Hkv, H // Hkv, R)
-        found = self._call(q, k, v, added)
+            added = None if added is None else _packed_mask(added, Hkv, H // Hkv, R)
+        outputs = self._call(q, k, v, added)
         if packed:
-            found = {name: x.reshape(B, H, R, *x.shape[3:]) for name, x in found.items()}
-        if "lse" in found and visible is not None:
-            found["lse"] = found["lse"].masked_fill(~visible.any(-1), -torch.inf)
-        return found
+            outputs = {name: x.reshape(B, H, R, *x.shape[3:]) for name, x in outputs.items()}
+        if "lse" in outputs and visible is not None:
+            outputs["lse"] = outputs["lse"].masked_fill(~visible.any(-1), -torch.inf)
+        return outputs
 
     def _call(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Named:
-        grouped = not known(q.shape[1] == k.shape[1])
+        grouped = not statically(q.shape[1] == k.shape[1])
         how: dict[str, Any] = {
             "is_causal": self.choice.form == "causal",
             "scale": self.rule.scale,
         }
-        if self.keep_lse and (added is None or can_look(added)):
-            # There is no public way to ask for the log-sum-exp, nor which kernel would be taken.
-            taken = torch._fused_sdp_choice(
-                q, k, v, added, self.dropout_p, enable_gqa=grouped, **how
+        if self.keep_lse and (added is None or can_read(added)):
+            kernel = fused_kernel_of(
+                q, k, v, added, dropout_p=self.dropout_p, enable_gqa=grouped, **how
             )
-            if taken == SDPBackend.FLASH_ATTENTION.value:
-                flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-                heads, lse = flash(q, k, v, attn_mask=_as_floats(added, q.dtype), **how)
+            if kernel == SDPBackend.FLASH_ATTENTION.value:
+                heads, lse = flash_on_cpu(q, k, v, _as_floats(added, q.dtype), **how)
                 return {"heads": heads, "lse": lse}
         heads = F.scaled_dot_product_attention(
             q, k, v, attn_mask=added, dropout_p=self.dropout_p, enable_gqa=grouped, **how
@@ -100,14 +104,14 @@ class _Part:
     def _masks(
         self, tile: Tile, dtype: torch.dtype
     ) -> tuple[Bool[Tensor, "#B #H #R #n"] | None, Shaped[Tensor, "#B #H #R #n"] | None]:
-        """What is visible, and mask and bias as the kernel takes them: booleans or floats."""
+        """Which keys are visible, and the mask and bias for the kernel: booleans or floats."""
         if self.choice.form not in ("blocks", "dense"):
             return None, None
         visible, bias = self.rule.visible_in(tile), self.rule.bias_in(tile)
         if bias is None:
             return visible, visible
         if dtype == torch.float16 and bias.dtype != dtype:
-            # On a CPU it is known to fit; elsewhere an infinity would hide its key, or be NaN.
+            # On a CPU it fits, or float32 was chosen; elsewhere an infinity would mask its key.
             highest = torch.finfo(dtype).max
             bias = bias if bias.device.type == "cpu" else bias.clamp(-highest, highest)
         bias = bias.to(dtype)
@@ -115,14 +119,16 @@ class _Part:
 
 
 def _as_floats(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to the logits: the kernel itself takes no booleans."""
+    """The mask as floats to be added to the logits: the kernel itself takes no booleans."""
     if added is None or added.dtype != torch.bool:
         return added
     return torch.zeros((), dtype=dtype).expand_as(added).masked_fill(~added, -torch.inf)
 
 
-def _packed(added: Tensor, Hkv: int, groups: int, rows: int) -> Shaped[Tensor, "#B #Hkv #GR n"]:
-    """The same for heads that stand below one another, each with its rows."""
+def _packed_mask(
+    added: Tensor, Hkv: int, groups: int, rows: int
+) -> Shaped[Tensor, "#B #Hkv #GR n"]:
+    """A mask or bias for packed heads, which are stacked as rows."""
     B, H, R, n = added.shape
     if H > 1:
         return added.expand(B, H, rows, n).reshape(B, Hkv, groups * rows, n)

@@ -1,4 +1,4 @@
-"""Masks that are given whole, as tensors of any of the usual kinds."""
+"""Masks from tensors of any of the usual kinds."""
 
 import math
 from collections.abc import Callable
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from headwise._torch_private import can_read, has_readable_values
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.masks._look import can_look
 from headwise.masks._mask import Mask
-from headwise.masks._tile import Tile, cut
+from headwise.masks.tiles import Tile, cut
 
-# What is added to a logit counts as this much where it is less: kernels take logits below -1e30
-# for hidden ones, and a row of a mask that holds nothing else hides nothing from itself.
+# The lowest bias: kernels take logits below -1e30 as masked, and a row of a float mask whose
+# entries are all finite masks nothing.
 LOWEST = -1e29
 
 
 @dataclass(frozen=True)
 class Dense(Mask):
-    """A boolean tensor that was given whole; axes of one entry broadcast."""
+    """A boolean tensor; axes of length 1 broadcast."""
 
     visible: Bool[Tensor, "#B #H #T #S"]
 
@@ -57,6 +57,7 @@ def from_additive(additive: Float[Tensor, "*shape"]) -> Mask:
         ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
     """
     visible, bias = _parts(additive, "from_additive")
+    _check_not_binary(additive, "from_additive")
     if bool(bias.any()):
         raise MaskError(
             f"from_additive: entries between {bias.min().item():g} and {bias.max().item():g} "
@@ -65,8 +66,47 @@ def from_additive(additive: Float[Tensor, "*shape"]) -> Mask:
     return Dense(visible)
 
 
+def from_binary(binary: Shaped[Tensor, "*shape"]) -> Mask:
+    """Read a mask of zeros and ones, 1 = may attend, of any dtype.
+
+    Raises:
+        MaskError: it is no tensor, or has other entries.
+        ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
+    """
+    if not isinstance(binary, Tensor):
+        raise MaskError(
+            f"from_binary: a {type(binary).__name__}. Give a tensor of zeros and ones, 1 where a "
+            f"query may attend."
+        )
+    visible = binary.bool()
+    if has_readable_values(binary) and bool((others := binary != visible).any()):
+        value = binary[others][0].item()
+        raise MaskError(
+            f"from_binary: the mask holds {value:g}. Give zeros and ones, 1 where a query may "
+            f"attend; numbers to be added to the logits are attend(bias=...)."
+        )
+    return Dense(_four(visible, "from_binary"))
+
+
+def _check_not_binary(mask: Tensor, where: str) -> None:
+    """Refuse a float mask that holds zeros and ones alone: added to logits it hides nothing.
+
+    It passes where its values cannot be read: while being traced, on the meta device, in `vmap`.
+    """
+    if not mask.numel() or not has_readable_values(mask):
+        return
+    values = mask.detach()
+    if values.amax() != 1 or values.amin() != 0 or not ((values == 0) | (values == 1)).all():
+        return
+    raise MaskError(
+        f"{where}: a {mask.dtype} mask of shape {tuple(mask.shape)} that holds only 0 and 1. "
+        f"Floats are added to the logits, so it would hide nothing. Give mask.bool() or "
+        f"masks.from_binary(mask) if 1 means may attend, or bias=mask to add these numbers."
+    )
+
+
 def from_flex(block_mask: Any) -> Mask:
-    """Read a `BlockMask` of `torch.nn.attention.flex_attention`: its rule, asked tile by tile.
+    """Read a `BlockMask` of `torch.nn.attention.flex_attention`: its rule, evaluated tile by tile.
 
     Raises:
         MaskError: it is something else.
@@ -83,7 +123,7 @@ def from_flex(block_mask: Any) -> Mask:
 
 @dataclass(frozen=True)
 class _Flex(Mask):
-    """A rule in the words of flex attention, where queries are counted from the first one."""
+    """A rule in the lowered of flex attention, where queries are counted from the first one."""
 
     rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     made_for: tuple[int, int]
@@ -110,18 +150,25 @@ def as_mask(visible: Bool[Tensor, "*shape"], where: str = "mask") -> Mask:
 
 
 def split_additive(
-    additive: Float[Tensor, "*shape"], where: str
+    additive: Float[Tensor, "*shape"], where: str, *, allow_binary: bool = False
 ) -> tuple[Mask | None, Float[Tensor, "#B #H T S"] | None]:
-    """Part an additive mask into what may be attended to and the finite bias that remains.
+    """Split an additive mask into a boolean mask and the finite bias that remains.
 
-    Either is None where a look at the numbers shows that it does nothing. Where looking is not
-    allowed, both are there.
+    Either is None where its values show that it has no effect. Where values cannot be read, both
+    are returned.
 
+    Args:
+        where: The function that an error names.
+        allow_binary: Whether it may hold zeros and ones alone: a bias may, a mask is more likely
+            meant as 1 = may attend.
     Raises:
-        ArgumentError: an entry is +inf or NaN, where looking is allowed.
+        ArgumentError: an entry is +inf or NaN, where values can be read.
+        MaskError: it holds zeros and ones alone, and must not.
     """
     visible, bias = _parts(additive, where)
-    if not can_look(additive):
+    if not allow_binary:
+        _check_not_binary(additive, where)
+    if not can_read(additive):
         return Dense(visible), bias
     highest = additive.detach().amax().item() if additive.numel() else 0.0
     if not highest < math.inf:

@@ -1,4 +1,4 @@
-"""How logits become weights: everything about an attention but its queries, keys and values."""
+"""The rule by which logits become weights: all of an attention but queries, keys and values."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,18 +9,23 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headwise._torch_private import can_read
 from headwise.errors import ArgumentError, MaskError, ShapeError
-from headwise.kernels._bias import Bias, Given
-from headwise.masks import Mask, Tile, Window, as_mask, can_look, causal, split_additive, window
+from headwise.kernels.spec._bias import Bias, TensorBias
+from headwise.masks import Mask, Window, as_mask, causal, window
+from headwise.masks.parts import split_additive
+from headwise.masks.tiles import Tile
 
 MaskLike = Mask | Bool[Tensor, "*mask"] | Float[Tensor, "*mask"]
 BiasLike = Bias | Float[Tensor, "*bias"]
 WindowLike = int | tuple[int | None, int | None]
+# Beyond this scale float32 may neither tell logits apart nor hold them: they take float64.
+LARGEST_SCALE = 1e10
 _ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Rule:
+class AttentionRule:
     """Scale, then softcap, then bias and mask; sinks join the denominator.
 
     `visible` is None where every query may attend to every key. `bias` is finite: what an
@@ -33,7 +38,12 @@ class Rule:
     softcap: float | None = None
     sinks: Float[Tensor, " H"] | None = None
 
-    def simplify(self, T: int, S: int) -> "Rule":
+    @property
+    def needs_double(self) -> bool:
+        """Whether logits are too large for float32."""
+        return abs(self.scale) > LARGEST_SCALE
+
+    def simplify(self, T: int, S: int) -> "AttentionRule":
         """The same rule for these lengths, without masks that hide nothing."""
         visible = None if self.visible is None else self.visible.simplify(T, S)
         return self if visible is self.visible else replace(self, visible=visible)
@@ -50,11 +60,11 @@ class Rule:
         """The bias of a tile, for some texts and heads."""
         return None if self.bias is None else _part(self.bias.tile(tile), texts, heads)
 
-    def corner(self, T: int, S: int, device: torch.device | str = "cpu") -> list[Tensor]:
-        """A little of all that it is made of, which tells of what kind its tensors are."""
+    def sample(self, T: int, S: int, device: torch.device | str = "cpu") -> list[Tensor]:
+        """A 1×1 sample of its tensors, to inspect dtype and device."""
         parts = [self.sinks]
         if self.bias is not None or not isinstance(self.visible, Window | None):
-            tile = Tile.corner(T, S, device)
+            tile = Tile.sample(T, S, device)
             parts += self.visible_in(tile), self.bias_in(tile)
         return [x for x in parts if x is not None]
 
@@ -73,8 +83,15 @@ def make_rule(
     bias: BiasLike | None = None,
     softcap: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
-) -> Rule:
-    """Gather the arguments of `attend` into one rule: masks into one mask, biases into one bias."""
+    is_added: bool = False,
+) -> AttentionRule:
+    """Gather the arguments of `attend` into one rule: masks into one mask, biases into one bias.
+
+    Args:
+        is_added: Whether a model adds its float mask to the logits, even one of zeros and ones.
+    Raises:
+        MaskError: a mask is neither boolean nor float, or holds only zeros and ones as floats.
+    """
     if softcap is not None and not 0 < softcap < math.inf:
         raise ArgumentError(f"attend: softcap={softcap}. Give a positive number, or None.")
     if scale is not None and not math.isfinite(scale):
@@ -85,14 +102,14 @@ def make_rule(
         masks.append(causal())
     if near is not None:
         masks.append(window(near))
-    for additive in _read_mask(mask, masks), bias:
+    for additive, binary in (_read_mask(mask, masks), is_added), (bias, True):
         if isinstance(additive, Tensor):
-            visible, finite = split_additive(additive, "attend")
+            visible, finite = split_additive(additive, "attend", allow_binary=binary)
             if visible is not None:
                 masks.append(visible)
             if finite is not None:
-                biases.append(Given(finite))
-    return Rule(
+                biases.append(TensorBias(finite))
+    return AttentionRule(
         scale=1 / math.sqrt(head_dim) if scale is None else scale,
         visible=reduce(and_, masks) if masks else None,
         bias=reduce(add, biases) if biases else None,
@@ -115,12 +132,13 @@ def _read_mask(mask: MaskLike | None, masks: list[Mask]) -> Tensor | None:
     if not isinstance(mask, Tensor) or not mask.is_floating_point():
         raise MaskError(
             f"attend: a mask of {kind}. "
-            f"Give a tensor of booleans (True = may attend) or floats (added to the logits)."
+            f"Give a tensor of booleans (True = may attend) or floats (added to the logits); "
+            f"masks.from_binary(mask) reads zeros and ones (1 = may attend)."
         )
     return mask
 
 
-def check_rule(rule: Rule, q: Tensor) -> None:
+def check_rule(rule: AttentionRule, q: Tensor) -> None:
     """Refuse what was made for another batch or another number of heads.
 
     Other lengths are refused where a tile is cut.
@@ -153,7 +171,7 @@ def _check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
         raise ArgumentError(
             f"attend: sinks on {sinks.device}, queries on {device}. Bring them to one device."
         )
-    if can_look(sinks) and not (highest := sinks.detach().amax().item()) < math.inf:
+    if can_read(sinks) and not (highest := sinks.detach().amax().item()) < math.inf:
         raise ArgumentError(
             f"attend: sinks hold {highest}. Give finite numbers, or -inf for a head without."
         )

@@ -1,4 +1,4 @@
-"""A mask taken apart, for kernels that follow its parts without writing it out."""
+"""Masks taken apart: rules into what kernels read directly, tensors into a mask and a bias."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,24 +7,26 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from headwise.masks._given import Dense
-from headwise.masks._look import known
+from headwise._torch_private import statically
 from headwise.masks._mask import Mask, _And
 from headwise.masks._rules import Window, _Documents, _Padding
-from headwise.masks._tile import Tile
+from headwise.masks._tensors import Dense, split_additive
+from headwise.masks.tiles import Tile
+
+__all__ = ["Dense", "MaskParts", "split_additive"]
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a query may attend to is what all of these allow; None allows everything."""
+class MaskParts:
+    """The parts of a mask: a key is visible if all of them allow it; None allows every key."""
 
     window: Window
     key_range: Int[Tensor, "#B 2"] | None  # the first key of each text, and one past its last
     documents: Int[Tensor, "#B S"] | None
-    rest: Mask | None  # what has to be written out, or is given whole
+    rest: Mask | None  # is a tensor, or has to be materialized
 
     @classmethod
-    def of(cls, mask: Mask | None, T: int, S: int) -> "Parts":
+    def of(cls, mask: Mask | None, T: int, S: int) -> "MaskParts":
         """The parts for these lengths."""
         window, key_range, documents = Window(None, None), None, None
         rest: Mask | None = None
@@ -40,14 +42,14 @@ class Parts:
         return cls(window, key_range, documents, rest)
 
     @property
-    def whole(self) -> bool:
-        """Whether the rest is one tensor that was given whole."""
+    def is_dense(self) -> bool:
+        """Whether the rest is a tensor already."""
         return isinstance(self.rest, Dense)
 
     def dense(
         self, T: int, S: int, device: torch.device | str = "cpu"
     ) -> Bool[Tensor, "#B #H #T #S"] | None:
-        """The rest, written out where it was not given so."""
+        """The rest as a tensor."""
         return None if self.rest is None else self.rest.tile(Tile.whole(T, S, device))
 
 
@@ -66,13 +68,13 @@ def _range_of(padding: _Padding, S: int) -> Int[Tensor, "B 2"]:
     return torch.stack(ends, dim=-1)
 
 
-def _nearer(one: Tensor | None, two: Tensor) -> Tensor:
-    if one is None:
-        return two
+def _nearer(left: Tensor | None, right: Tensor) -> Tensor:
+    if left is None:
+        return right
     return torch.stack(
-        [torch.maximum(one[:, 0], two[:, 0]), torch.minimum(one[:, 1], two[:, 1])], dim=-1
+        [torch.maximum(left[:, 0], right[:, 0]), torch.minimum(left[:, 1], right[:, 1])], dim=-1
     )
 
 
 def _fits(documents: _Documents, T: int, S: int) -> bool:
-    return known(documents.ids.shape[-1] == S) and known(T <= S)
+    return statically(documents.ids.shape[-1] == S) and statically(T <= S)

@@ -1,4 +1,4 @@
-"""A rectangle of queries and keys, the piece in which masks and biases are asked for."""
+"""Tiles: the rectangles of queries and keys for which masks and biases are computed."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.errors import ShapeError
 
-# A slice where a length is still open, as in an export: making a range would settle it.
+# A slice where a length is dynamic, as in an export: a range would fix it.
 Span = range | slice
 
 
@@ -27,13 +27,13 @@ class Tile:
         return cls(T, S, slice(0, T), slice(0, S), torch.device(device))
 
     @classmethod
-    def corner(cls, T: int, S: int, device: torch.device | str = "cpu") -> "Tile":
-        """As little as tells of what kind the whole is: one query and one key at most."""
+    def sample(cls, T: int, S: int, device: torch.device | str = "cpu") -> "Tile":
+        """A 1×1 sample, to inspect dtype and device: one query and one key at most."""
         return cls(T, S, range(min(1, T)), range(min(1, S)), torch.device(device))
 
     @property
     def query_at(self) -> Int[Tensor, "R 1"]:
-        """Where each query stands among the keys."""
+        """The position of each query among the keys."""
         shift = self.S - self.T
         return torch.arange(
             self.rows.start + shift, self.rows.stop + shift, device=self.device
@@ -45,13 +45,13 @@ class Tile:
 
 
 def cut(whole: Shaped[Tensor, "#B #H #T #S"], tile: Tile) -> Shaped[Tensor, "#B #H #R #n"]:
-    """The part of a tensor over queries and keys that lies in a tile; axes of one broadcast."""
+    """The part of a tensor over queries and keys in a tile; axes of length 1 broadcast."""
     for axis, size, name in ((2, tile.T, "queries"), (3, tile.S, "keys")):
         if whole.shape[axis] not in (1, size):
             raise ShapeError(
                 f"attend: a mask or bias of shape {tuple(whole.shape)} does not fit {size} "
-                f"{name}. Give [..., {tile.T}, {tile.S}], or ones to broadcast; what is padding "
-                f"is said by masks.padding(lengths)."
+                f"{name}. Give [..., {tile.T}, {tile.S}], or ones to broadcast; for padding "
+                f"use masks.padding(lengths)."
             )
     part = whole.to(tile.device)
     if part.shape[2] > 1:

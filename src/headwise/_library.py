@@ -1,6 +1,6 @@
-"""The native kernel: what it is given, and which shared object this processor runs best.
+"""The native kernel's shared object: which one this processor runs best, and its interface.
 
-No torch is imported here, so that it can be asked for at once.
+No torch is imported here, so that this is cheap to import.
 """
 
 import ctypes
@@ -12,40 +12,40 @@ from functools import cache
 from pathlib import Path
 
 BUILT = Path(__file__).parent / "kernels" / "native" / "lib"
-# What kernels are built for, best first.
+# The instruction sets that kernels are built for, best first.
 SETS = ("avx512bf16", "avx512", "avx2", "neon")
-# The switch: 0 for no native kernel, the name of one of them, or the path of another build.
+# Set to 0 for no native kernel, to the name of one of them, or to the path of another build.
 SWITCH = "HEADWISE_NATIVE"
 NOT_BUILT = (
-    "none was built with this installation, for want of a C++ compiler or because it failed: "
-    "`pip install --verbose` says which"
+    "none was built with this installation, because there is no C++ compiler or it failed: "
+    "`pip install --verbose` shows which"
 )
-INTERFACE = 5
-# What a function may answer instead of 0.
+INTERFACE = 6
+# What a function may return instead of 0.
 NO_MEMORY, NOT_FINITE = 1, 2
 
-_Steps2, _Steps3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
+_Strides2, _Strides3 = ctypes.c_int64 * 2, ctypes.c_int64 * 3
 
 
 class Problem(ctypes.Structure):
-    """What the kernel is given: `source/interface.h`, field by field.
+    """The input and output of the kernel: `source/interface.h`, field by field.
 
-    What is left out is null or 0.
+    A field that is left out is null or 0. A library whose fields lie elsewhere is not loaded.
     """
 
     _fields_ = (
-        ("kind", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("q", "k", "v")),
-        *((name, _Steps3) for name in ("q_step", "k_step", "v_step")),
+        *((name, _Strides3) for name in ("q_stride", "k_stride", "v_stride")),
         *((name, ctypes.c_int64) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv", "packed")),
         *((name, ctypes.c_double) for name in ("scale", "softcap")),
         *((name, ctypes.c_int64) for name in ("left", "right")),
         *((name, ctypes.c_void_p) for name in ("key_range", "documents")),
-        *(("mask", ctypes.c_void_p), ("mask_step", _Steps3)),
-        *(("bias", ctypes.c_void_p), ("bias_step", _Steps3)),
-        *(("by_distance", ctypes.c_void_p), ("by_distance_step", _Steps2)),
+        *(("mask", ctypes.c_void_p), ("mask_stride", _Strides3)),
+        *(("bias", ctypes.c_void_p), ("bias_stride", _Strides3)),
+        *(("by_distance", ctypes.c_void_p), ("by_distance_stride", _Strides2)),
         ("sinks", ctypes.c_void_p),
-        *(("heads", ctypes.c_void_p), ("heads_step", _Steps3)),
+        *(("heads", ctypes.c_void_p), ("heads_stride", _Strides3)),
         *((name, ctypes.c_void_p) for name in ("n_keys", "argmax", "lse", "max_logit")),
         *((name, ctypes.c_void_p) for name in ("max_weight", "entropy", "participation", "sink")),
         *((name, ctypes.c_void_p) for name in ("distance", "even_distance")),
@@ -57,16 +57,28 @@ class Problem(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("class_keys", "key_norms")),
         *((name, ctypes.c_void_p) for name in ("counted", "received")),
         *((name, ctypes.c_void_p) for name in ("grad_heads", "grad_lse", "grad_entropy")),
-        ("grad_heads_step", _Steps3),
+        ("grad_heads_stride", _Strides3),
         *((name, ctypes.c_void_p) for name in ("dq", "dk", "dv")),
-        *((name, _Steps3) for name in ("dq_step", "dk_step", "dv_step")),
+        *((name, _Strides3) for name in ("dq_stride", "dk_stride", "dv_stride")),
         ("threads", ctypes.c_int64),
     )
 
 
+class _Field(ctypes.Structure):
+    """A field of a problem as the compiler has laid it out."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        *((name, ctypes.c_int64) for name in ("offset", "size")),
+    )
+
+
+Layout = dict[str, tuple[int, int]]  # offset and size of each field, in bytes
+
+
 @dataclass(frozen=True)
 class Library:
-    """A kernel that was found, or the reason why there is none."""
+    """A loaded kernel, or the reason why there is none."""
 
     name: str  # of the instruction set; "none"
     why: str
@@ -78,25 +90,25 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The best kernel that was built for this processor; looked for once."""
+    """The best kernel that was built for this processor. The result is cached."""
     wanted = os.environ.get(SWITCH, "")
-    asked = f"asked for by {SWITCH}={wanted}"
+    reason = f"asked for by {SWITCH}={wanted}"
     if wanted == "0":
         return Library("none", f"switched off by {SWITCH}=0")
     if wanted.endswith(".so"):
-        return open_library(Path(wanted).absolute(), asked)
+        return open_library(Path(wanted).absolute(), reason)
     if wanted not in ("", *SETS):
         known = ", ".join(("0", *SETS))
         return Library("none", f"{SWITCH}={wanted} is none of {known}, nor the path of a .so")
     if wanted:
-        return _built(wanted, asked)
+        return _built(wanted, reason)
     none = Library("none", NOT_BUILT)
     for name in SETS:
         if (BUILT / f"{name}.so").is_file():
-            found = _built(name, "the best that was built for this processor")
-            if found:
-                return found
-            none = found
+            candidate = _built(name, "the best that was built for this processor")
+            if candidate:
+                return candidate
+            none = candidate
     return none
 
 
@@ -107,17 +119,17 @@ def _built(name: str, why: str) -> Library:
     return open_library(path, why)
 
 
-def open_library(path: Path, why: str = "asked for by its path") -> Library:
+def open_library(path: Path, why: str = "opened by its path") -> Library:
     """The kernel in a file, if it fits this processor and this version of its interface."""
     try:
         if _is_cut_off(path):
             return Library("none", f"{path.name} is not whole; install headwise again")
         functions = ctypes.CDLL(str(path))
         interface, runs = functions.headwise_interface, functions.headwise_runs_here
-    except (OSError, AttributeError, ValueError) as error:  # the last: of a name that is no text
+    except (OSError, AttributeError, ValueError) as error:  # ValueError: a name with a NUL
         return Library("none", f"{path.name} cannot be loaded: {error}")
     interface.restype = runs.restype = ctypes.c_int64
-    if interface() != INTERFACE << 32 | ctypes.sizeof(Problem):
+    if interface() != INTERFACE << 32 | ctypes.sizeof(Problem) or layout_of(functions) != LAYOUT:
         return Library("none", f"{path.name} was built from other sources; build it again")
     if not runs():
         return Library("none", f"{path.name} is not for this processor ({platform.machine()})")
@@ -127,15 +139,30 @@ def open_library(path: Path, why: str = "asked for by its path") -> Library:
     return Library(path.stem, why, functions)
 
 
-def _is_cut_off(path: Path) -> bool:
-    """Whether a file ends before its table of sections, which stands at its end.
+LAYOUT: Layout = {
+    name: (getattr(Problem, name).offset, getattr(Problem, name).size)
+    for name, *_ in Problem._fields_
+}
 
-    To load it would not fail: it would end the process.
+
+def layout_of(functions: ctypes.CDLL) -> Layout:
+    """Where the compiler has put each field of a problem."""
+    list_fields, count = functions.headwise_fields, ctypes.c_int64()
+    list_fields.argtypes = [ctypes.POINTER(ctypes.c_int64)]
+    list_fields.restype = ctypes.POINTER(_Field)
+    fields = list_fields(ctypes.byref(count))[: count.value]
+    return {field.name.decode(): (field.offset, field.size) for field in fields}
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether a file ends before its table of sections, which is at its end.
+
+    Loading it would not fail: it would end the process.
     """
     with path.open("rb") as file:
         head = file.read(64)
     if not head.startswith(b"\x7fELF\x02\x01") or len(head) < 64:
-        return False  # the loader says what is wrong with it, if anything is
+        return False  # the loader reports what is wrong with it, if anything is
     (sections,) = struct.unpack_from("<Q", head, 40)
     size, count = struct.unpack_from("<HH", head, 58)
     return path.stat().st_size < sections + size * count

@@ -1,0 +1,179 @@
+"""What the thresholds of the choice of a kernel rest on, measured on this machine, as Markdown.
+
+    python benchmarks/kernel_choice.py --into docs/kernel-choice.md
+
+Each line compares two ways to compute the same heads, interleaved in one run. A ratio is the median
+of ratios of the same round, with a 95 % interval; below 1 the first way is faster.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from _telling import Row, aloud, machine, publish
+from _timing import Work, interleaved, rounds_for
+from torch import Tensor
+
+from headwise.kernels import attend
+from headwise.kernels.fused import _form
+from headwise.kernels.native import _kernel
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def main() -> None:
+    how = _arguments()
+    torch.set_num_threads(how.threads)
+    parts = native(how), decoding(how), blocks(how), packed(how), wide(how)
+    publish(aloud(chain(*parts)), f"{_cpu()}; {machine(how)}", how.into)
+
+
+def native(how: argparse.Namespace) -> Iterator[Row]:
+    """Around `LEAST_PRODUCTS`: from which size the native kernel is faster than torch's."""
+    for H, T in ((2, 64), (2, 128), (12, 16), (12, 32), (12, 64), (12, 128)):
+        for dtype in how.dtypes:
+            for trained in (False, True):
+                q, k, v = _inputs((1, H, H, T, T, 64), dtype, trained)
+                works = {
+                    name: partial(_run, q, k, v, trained, backend=name)
+                    for name in ("native", "fused")
+                }
+                case = {"heads, tokens": f"{H}, {T}", "dtype": dtype, "trained": trained}
+                chosen = _kernel.is_faster(q, k)
+                yield _row("Native kernel over torch's", case, works, how, chosen)
+
+
+def decoding(how: argparse.Namespace) -> Iterator[Row]:
+    """Around `LEAST_KEYS`: one query of each head, packed, on keys from memory."""
+    for H, Hkv, S, D in ((32, 8, 16, 128), (32, 8, 64, 128), (12, 12, 128, 64), (12, 12, 512, 64)):
+        for dtype in how.dtypes:
+            q, k, v = _inputs((1, H, Hkv, 1, S, D), dtype)
+            works = {
+                name: partial(_run, q, k, v, False, backend=name) for name in ("native", "fused")
+            }
+            case = {"heads, of keys, keys": f"{H}, {Hkv}, {S}", "dtype": dtype}
+            chosen = _kernel.is_faster(q, k)
+            yield _row("Native kernel over torch's, one query", case, works, how, chosen)
+
+
+def blocks(how: argparse.Namespace) -> Iterator[Row]:
+    """Around `BLOCKS_FROM` and `BLOCKS_TO`: blocks of rows over torch's causal flag."""
+    for T in (128, 256, 512, 640, 768, 1024):
+        for trained in (False, True):
+            q, k, v = _inputs((1, 12, 12, T, T, 64), "float32", trained)
+            run = partial(_run, q, k, v, trained, causal=True, backend="fused")
+            works = {"blocks": _in(_blocks(1, 1 << 20), run), "flag": _in(_blocks(1, 0), run)}
+            case = {"tokens": T, "dtype": "float32", "trained": trained}
+            chosen = _form._is_faster_in_blocks(q)
+            yield _row("Blocks of rows over torch's causal flag", case, works, how, chosen)
+
+
+def packed(how: argparse.Namespace) -> Iterator[Row]:
+    """Around `MOST_PACKED`: packed heads of a group over `enable_gqa`."""
+    for T in (1, 16, 32, 64):
+        for dtype in how.dtypes:
+            q, k, v = _inputs((1, 32, 8, T, 1024, 128), dtype)
+            run = partial(_run, q, k, v, False, backend="fused")
+            works = {"packed": _in(_most("MOST_PACKED", 1 << 20), run)}
+            works["enable_gqa"] = _in(_most("MOST_PACKED", 0), run)
+            case = {"queries": T, "dtype": dtype}
+            yield _row("Packed heads over enable_gqa", case, works, how, T <= _form.MOST_PACKED)
+
+
+def wide(how: argparse.Namespace) -> Iterator[Row]:
+    """Around `MOST_WIDE`: bfloat16 in training, computed in float32 and as it is."""
+    for T in (32, 64, 128, 192, 256):
+        q, k, v = _inputs((1, 12, 12, T, T, 64), "bfloat16", trained=True)
+        run = partial(_run, q, k, v, True, backend="fused")
+        works = {"float32": _in(_most("MOST_WIDE", 1 << 20), run)}
+        works["bfloat16"] = _in(_most("MOST_WIDE", 0), run)
+        chosen = T <= _form.MOST_WIDE
+        yield _row(
+            "bfloat16 in training, in float32 over as it is", {"tokens": T}, works, how, chosen
+        )
+
+
+def _inputs(sizes: tuple[int, ...], dtype: str, trained: bool = False) -> tuple[Tensor, ...]:
+    B, H, Hkv, T, S, D = sizes
+    shapes = (B, H, T, D), (B, Hkv, S, D), (B, Hkv, S, D)
+    return tuple(torch.randn(x, dtype=DTYPES[dtype], requires_grad=trained) for x in shapes)
+
+
+def _run(q: Tensor, k: Tensor, v: Tensor, trained: bool, **how: Any) -> None:
+    heads = attend(q, k, v, **how)
+    if trained:
+        torch.autograd.grad(heads, (q, k, v), heads.detach())
+
+
+def _in(context: partial[AbstractContextManager[None]], work: Work) -> Work:
+    def run() -> None:
+        with context():
+            work()
+
+    return run
+
+
+def _most(name: str, value: int) -> partial[AbstractContextManager[None]]:
+    return partial(_set, **{name: value})
+
+
+def _blocks(first: int, last: int) -> partial[AbstractContextManager[None]]:
+    return partial(
+        _set, BLOCKS_FROM=first, BLOCKS_TO=last, AMX_BLOCKS_FROM=first, AMX_BLOCKS_TO=last
+    )
+
+
+@contextmanager
+def _set(**values: int) -> Iterator[None]:
+    before = {name: getattr(_form, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(_form, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(_form, name, value)
+
+
+def _row(
+    table: str, case: Row, works: dict[str, Work], how: argparse.Namespace, chosen: bool
+) -> Row:
+    """A line: the ratio of the first work to the second, and whether the first is chosen."""
+    first, second = works
+    times = interleaved(works, rounds_for(works, how.seconds), how.clock)
+    shown = {name: "yes" if x is True else "no" if x is False else x for name, x in case.items()}
+    took = f"{times.median(second):.3f} ms"
+    ratio = f"{times.ratio(first, second)}, {'chosen' if chosen else 'not chosen'}"
+    who, rounds = f"{first} / {second}", len(times.seconds[first])
+    return (
+        {"table": table}
+        | shown
+        | {second: took, "who": who, "took": took, "ratio": ratio, "rounds": rounds}
+    )
+
+
+def _cpu() -> str:
+    """The CPU's name, where the system tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "a CPU")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=DTYPES)
+    parser.add_argument("--seconds", type=float, default=0.5, help="for each line")
+    parser.add_argument("--into", help="a page of Markdown whose measured part is replaced")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

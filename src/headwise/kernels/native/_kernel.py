@@ -1,0 +1,116 @@
+"""The native kernel's side of the contract, and when it is faster than torch's."""
+
+import torch
+from torch import Tensor
+
+from headwise._library import library
+from headwise._torch_private import constant_when_traced, needs_gradient
+from headwise.kernels.native._compute import (
+    is_packed,
+    native_statistics,
+    why_not_native,
+    why_not_native_statistics,
+)
+from headwise.kernels.native._gradients import attend_native
+from headwise.kernels.spec import (
+    AttentionKernel,
+    AttentionRule,
+    Extras,
+    KernelChoice,
+    Named,
+    RowRequest,
+    RowStatistics,
+    cpu,
+    why_no_gradients_or_dropout,
+)
+
+# Multiplications of q · k per thread, as powers of two, from which a call in C++ pays for what it
+# takes in Python. Half precision gains sooner: torch is slower in it.
+LEAST_PRODUCTS, LEAST_PRODUCTS_HALF = 20, 19
+# In training Python takes so much more, as a power of two.
+MORE_IN_TRAINING = 2
+# Fewer queries would leave most lanes of a vector empty, unless heads are packed.
+LEAST_QUERIES = 8
+# The same for packed heads, which mostly read memory: numbers of the keys per thread.
+LEAST_KEYS, LEAST_KEYS_GROUPED, LEAST_KEYS_HALF = 18, 16, 14
+
+
+class NativeKernel(AttentionKernel):
+    """One pass in C++ on a CPU, where it was built."""
+
+    name = "native"
+    guards_nonfinite = True
+
+    @property
+    def label(self) -> str:
+        return f"native ({library().name})"
+
+    def why_not(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rule: AttentionRule,
+        dropout_p: float,
+        extras: Extras,
+    ) -> str | None:
+        return why_no_gradients_or_dropout(q, k, rule, dropout_p) or why_not_native(q, k, v, rule)
+
+    def is_preferred(self, q: Tensor, k: Tensor) -> bool:
+        return is_faster(q, k)
+
+    def plan(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, reason: str
+    ) -> KernelChoice:
+        packed = q.shape[1] != k.shape[1] and is_packed(q.shape[2], q, k, v, rule.sinks)
+        form = "none" if rule.visible is None else "blocks"
+        reason = f"{reason}; {cpu.PACKED}" if packed else reason
+        return KernelChoice(self.name, form, packed, q.dtype != torch.float32, reason)
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rule: AttentionRule,
+        choice: KernelChoice,
+        dropout_p: float,
+        extras: Extras,
+    ) -> Named:
+        return attend_native(q, k, v, rule, extras.entropy)
+
+    def why_no_statistics(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None
+    ) -> str | None:
+        return why_not_native_statistics(q, k, v, rule)
+
+    def statistics(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
+    ) -> RowStatistics:
+        return native_statistics(q, k, v, rule, request)
+
+
+def is_faster(q: Tensor, k: Tensor) -> bool:
+    """Whether the native kernel is faster than torch's, if it can compute this."""
+    # An exported program is for other places, where the native kernel may not be.
+    if torch.compiler.is_exporting() or q.dtype == torch.float64:
+        return False
+    single = q.dtype == torch.float32
+    # With AMX half precision is unmeasured.
+    if cpu.HAS_AMX and not single:
+        return False
+    B, H, T, D = q.shape
+    if is_packed(T, q, k):
+        grouped = LEAST_KEYS if k.shape[1] == H else LEAST_KEYS_GROUPED
+        return k.numel() >= _n_threads() << (grouped if single else LEAST_KEYS_HALF)
+    least = LEAST_PRODUCTS if single else LEAST_PRODUCTS_HALF
+    least += MORE_IN_TRAINING if needs_gradient(q, k) else 0
+    return T >= LEAST_QUERIES and B * H * T * k.shape[2] * D >= _n_threads() << least
+
+
+@constant_when_traced
+def _n_threads() -> int:
+    return torch.get_num_threads()
+
+
+NATIVE = NativeKernel()

@@ -1,0 +1,120 @@
+"""The contract of a kernel: why it cannot compute something, heads, and statistics of rows."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from headwise._torch_private import in_forward_gradient, in_func_gradient, needs_gradient
+from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
+from headwise.kernels.spec._rule import AttentionRule
+from headwise.masks.tiles import Tile
+
+
+class KernelChoice(NamedTuple):
+    """The kernel that computes, the form of its input, and the reasons."""
+
+    backend: str  # "native", "triton", "fused" or "rows"
+    form: str  # of the mask: "none", "causal" (the kernel's own flag), "blocks" or "dense"
+    packed: bool  # the heads of a group as rows of one head, so that keys are read once
+    wide: bool  # half precision computed in float32
+    reason: str
+
+
+class Extras(NamedTuple):
+    """What is returned besides the heads."""
+
+    weights: bool = False
+    lse: bool = False
+    entropy: bool = False
+
+
+HEADS_ALONE = Extras()
+
+
+class AttentionKernel(ABC):
+    """One way to compute attention: each of the folders beside this one has one.
+
+    None of the questions about an input reads its values.
+
+    Attributes:
+        name: How users name it: `backend=name`.
+        guards_nonfinite: Whether the heads of `attend` are right where masked keys or values are
+            NaN or infinite, so that nobody else needs to guard them.
+    """
+
+    name: str
+    guards_nonfinite: bool = False
+
+    @property
+    def label(self) -> str:
+        """How results name it."""
+        return self.name
+
+    @abstractmethod
+    def why_not(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rule: AttentionRule,
+        dropout_p: float,
+        extras: Extras,
+    ) -> str | None:
+        """Why the kernel cannot compute these heads; None if it can."""
+
+    def is_preferred(self, q: Tensor, k: Tensor) -> bool:
+        """Whether it is faster than the kernels after it, for heads that both can compute."""
+        return True
+
+    @abstractmethod
+    def plan(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, reason: str
+    ) -> KernelChoice:
+        """In what form the kernel takes this input, after `reason`, why it was chosen."""
+
+    @abstractmethod
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rule: AttentionRule,
+        choice: KernelChoice,
+        dropout_p: float,
+        extras: Extras,
+    ) -> Named:
+        """The `heads`, and of the extras those that come from the same pass."""
+
+    def why_no_statistics(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None
+    ) -> str | None:
+        """Why the kernel cannot compute these statistics of rows; None if it can."""
+        return "it has no statistics of rows"
+
+    def is_preferred_for_statistics(self) -> bool:
+        """Whether it is faster than the kernels after it, for statistics that both can compute."""
+        return True
+
+    def statistics(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
+    ) -> RowStatistics:
+        """Statistics of the weights of every row."""
+        raise NotImplementedError
+
+
+def why_no_gradients_or_dropout(
+    q: Tensor, k: Tensor, rule: AttentionRule, dropout_p: float
+) -> str | None:
+    """What is wanted of autograd or dropout that kernels of ours do not have."""
+    if dropout_p:
+        return f"it has no dropout (dropout_p={dropout_p})"
+    if rule.bias is not None:
+        sample = rule.bias.tile(Tile.sample(q.shape[2], k.shape[2]))
+        if needs_gradient(sample):
+            return "it has no gradients of a bias"
+    if in_forward_gradient():
+        return "it has no forward-mode gradients"
+    if in_func_gradient():
+        return "it has no gradients by torch.func"
+    return None

@@ -1,0 +1,8 @@
+"""What kernels ask about the processor, as a module so that tests can set it for all of them."""
+
+from headwise._torch_private import cpu_multiplies_bfloat16_tiles
+
+# Whether this CPU multiplies tiles of bfloat16, which makes torch's kernel fast in it.
+HAS_AMX = cpu_multiplies_bfloat16_tiles()
+# Why heads of a group are put below one another: the end of a reason.
+PACKED = "the heads of a group are packed, so that keys and values are read once"
