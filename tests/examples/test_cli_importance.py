@@ -8,7 +8,7 @@ import torch
 
 import headwise as hw
 from command import headwise
-from headwise.scoring._gated_model import Run
+from headwise.scoring._gated_model import GatedModel
 from headwise.tables import Head
 
 TINY = ("--steps", 3, "--d-model", 8, "--layers", 2, "--heads", 2, "--batch", 5)
@@ -100,15 +100,15 @@ def test_an_interrupted_ablation_goes_on(
     assert headwise(*arguments).code == 0
     expected = hw.Scores.load(out).per_text
     out.unlink()
-    losses, calls = Run.losses, []
+    losses, calls = GatedModel.losses, []
 
-    def stopping(self: Run, *args: object) -> torch.Tensor:
+    def stopping(self: GatedModel, *args: object) -> torch.Tensor:
         calls.append(self)
         if len(calls) == 4:
             raise KeyboardInterrupt
         return losses(self, *args)
 
-    monkeypatch.setattr(Run, "losses", stopping)
+    monkeypatch.setattr(GatedModel, "losses", stopping)
     stopped = headwise(*arguments)
     part = out.with_name("scores.parquet.part")
     assert stopped.code == 130
