@@ -37,12 +37,16 @@ def config(folder: Path, **changes: Any) -> Path:
     [
         ({"n_heads": 0}, ArgumentError, "n_heads=0, biases=''"),
         ({"n_heads": 3, "biases": "QX"}, ArgumentError, "n_heads=3, biases='QX'"),
-        ({"n_heads": 5}, ShapeError, "d_model=12 cannot be shared by n_heads=5"),
+        ({"n_heads": 5}, ShapeError, "d_model=12 is not a multiple of n_heads=5"),
         ({"n_heads": 3, "head_dim": -2}, ArgumentError, "head_dim=-2"),
         ({"n_heads": 3, "v_head_dim": 0}, ArgumentError, "v_head_dim=0"),
         ({"n_heads": 3, "kdim": 0}, ArgumentError, "kdim=0"),
         ({"n_heads": 3, "n_kv_heads": 0}, ArgumentError, "n_kv_heads=0"),
-        ({"n_heads": 6, "n_kv_heads": 4}, ShapeError, "n_heads=6 cannot share n_kv_heads=4"),
+        (
+            {"n_heads": 6, "n_kv_heads": 4},
+            ShapeError,
+            "n_heads=6 is not a multiple of n_kv_heads=4",
+        ),
     ],
 )
 def test_sizes_that_make_no_layer(sizes: dict[str, Any], error: type[HeadwiseError], said: str):
@@ -64,7 +68,7 @@ def test_texts_that_cannot_be(text: dict[str, int], said: str):
 
 
 def test_a_type_that_is_not_known():
-    with pytest.raises(ArgumentError, match=r"'int3' is not known\. Give float64, float32"):
+    with pytest.raises(ArgumentError, match=r"'int3' is unknown\. Give float64, float32"):
         layer_sizes(12, 3).cache_bytes("int3")
 
 
@@ -104,7 +108,7 @@ def test_files_that_hold_something_else(content: bytes, said: str, tmp_path: Pat
         ({"num_attention_heads": 0}, "has num_attention_heads=0"),
         ({"num_key_value_heads": 1.5}, "has num_key_value_heads=1.5"),
         ({"head_dim": True}, "has head_dim=True"),
-        ({"model_type": "vit", "qkv_bias": "yes"}, "has qkv_bias='yes'. Say true or false"),
+        ({"model_type": "vit", "qkv_bias": "yes"}, "has qkv_bias='yes'. Use true or false"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_tell(changes: dict[str, Any], said: str, tmp_path: Path):
@@ -116,14 +120,14 @@ def test_files_that_do_not_tell(changes: dict[str, Any], said: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "new"}, "has model_type=new, a family whose projections we do not know"),
+        ({"model_type": "new"}, "has model_type=new, a family whose projections are unknown"),
         ({"model_type": ...}, "has model_type=None"),
         ({"model_type": ["bert"]}, "has model_type=['bert']"),
         ({"kv_lora_rank": 512}, "has kv_lora_rank=512: its keys and values come from a latent"),
         ({"is_encoder_decoder": True}, "has is_encoder_decoder=True: it has an encoder"),
         ({"num_hidden_groups": 1}, "has num_hidden_groups=1: its layers share their weights"),
         ({"add_cross_attention": True}, "has add_cross_attention=True: it has attention to an enc"),
-        ({"pruned_heads": {"0": [1]}}, "has pruned_heads={'0': [1]}: its layers have lost heads"),
+        ({"pruned_heads": {"0": [1]}}, "has pruned_heads={'0': [1]}: heads were removed from some"),
         ({"num_attention_heads": [4, 8]}, "has num_attention_heads=[4, 8], so its layers differ"),
         ({"layer_types": ["full_attention", "mamba"]}, "layers of the kind mamba"),
         ({"layer_types": 5}, "layers of the kind 5"),
@@ -137,7 +141,7 @@ def test_models_that_one_layer_does_not_tell(changes: dict[str, Any], said: str,
 
 def test_sizes_of_a_file_that_make_no_layer(tmp_path: Path):
     with pytest.raises(
-        ShapeError, match=r"config\.json makes no layer: d_model=12 cannot be shared"
+        ShapeError, match=r"config\.json has sizes that do not fit: d_model=12 is not a multiple"
     ):
         read_config(config(tmp_path, num_attention_heads=5))
 
@@ -165,10 +169,10 @@ def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
         (["gpt2", "--heads", 4, "--no-out-proj"], "gpt2 has sizes of its own, and --heads "
                                                   "--no-out-proj would change them"),
         (["--layers", 3], "--layers alone tells no layer. Give --d-model and --heads"),
-        (["--d-model", 12, "--heads", 5], "count: --d-model 12 cannot be shared by --heads 5 "
-                                          "evenly. Make it a multiple, or give --head-dim."),
-        (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "count: --heads 4 cannot share "
-                                                           "--kv-heads 3 evenly."),
+        (["--d-model", 12, "--heads", 5], "count: --d-model 12 is not a multiple of --heads "
+                                          "5. Give a multiple, or --head-dim."),
+        (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "count: --heads 4 is not a "
+                                                           "multiple of --kv-heads 3."),
         (["gpt2", "--tokens", 0], "Invalid value for '--tokens'"),
         (["gpt2", "--keys", 3, "--cached", 4], "3 keys, 4 of them cached"),
         (["gpt2", "--dtype", "int4"], "'int4' is not one of"),

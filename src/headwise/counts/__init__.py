@@ -1,4 +1,4 @@
-"""What attention costs: parameters, multiply-adds and cache bytes, counted from sizes alone."""
+"""Parameters, multiply-adds and cache bytes of attention, counted from sizes alone."""
 
 from headwise.counts._config import read_config
 from headwise.counts._count import count

@@ -7,11 +7,11 @@ from headwise.counts._sizes import LayerSizes
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """A stack of equal attention layers.
+    """The sizes of a stack of equal attention layers.
 
     Attributes:
-        all_parameters: Of the whole model; None where it is not known.
-        source: Where the sizes stand.
+        all_parameters: The parameters of the whole model; None where they are unknown.
+        source: The paper or file that the sizes come from.
     """
 
     name: str
@@ -25,9 +25,9 @@ class ModelSizes:
         return self.n_layers * sum(self.layer.parameters().values())
 
     def share(self) -> float | None:
-        """The attention's part of the model's parameters, from 0 to 1; None if it is not known."""
+        """The attention's share of the model's parameters, from 0 to 1; None if it is unknown."""
         return None if self.all_parameters is None else self.parameters() / self.all_parameters
 
     def cache_bytes(self, dtype: str = "bfloat16") -> int:
-        """Bytes that the keys and values of one token take in all layers."""
+        """The bytes of the keys and values of one token in all layers."""
         return self.n_layers * self.layer.cache_bytes(dtype)

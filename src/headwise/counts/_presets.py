@@ -1,4 +1,4 @@
-"""Well-known models, with the sizes that their papers give."""
+"""The sizes of well-known models, from their papers."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
