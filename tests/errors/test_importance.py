@@ -187,7 +187,7 @@ def test_a_loss_of_another_shape_is_refused() -> None:
 
 
 def test_a_loss_that_is_no_tensor_is_refused() -> None:
-    _refused(ShapeError, "loss a_list: it gives a list", loss=a_list)
+    _refused(ShapeError, "loss a_list: it returns a list", loss=a_list)
 
 
 def a_list(output: Any, batch: Any) -> Any:

@@ -192,7 +192,7 @@ def test_each_layer_tells_what_was_done() -> None:
     told: list[GroupedLayer] = []
     group_heads(_plant("Phi", _make("Phi", 2), 8), 2, on_layer=told.append)
     assert [one.name for one in told] == [f"model.layers.{at}.self_attn" for at in range(2)]
-    assert {one.keys for one in told} == {"4 features mixed, 4 features turned in pairs"}
+    assert {one.keys for one in told} == {"4 features mixed, 4 features rotated in pairs"}
     assert {one.values for one in told} == {"8 features mixed"}
     assert sorted(head for group in told[0].groups for head in group) == [*range(8)]
     group_heads(_make("Qwen3", 8), 2, on_layer=told.append)
