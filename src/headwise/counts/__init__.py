@@ -2,8 +2,7 @@
 
 from headwise.counts._config import read_config
 from headwise.counts._count import count
-from headwise.counts._model import ModelSizes
 from headwise.counts._presets import PRESETS
-from headwise.counts._sizes import BYTES, LayerSizes, layer_sizes
+from headwise.counts._sizes import BYTES, LayerSizes, ModelSizes, layer_sizes
 
 __all__ = ["BYTES", "PRESETS", "LayerSizes", "ModelSizes", "count", "layer_sizes", "read_config"]

@@ -7,8 +7,7 @@ from reprlib import repr as brief
 from typing import Any, NamedTuple
 
 from headwise.counts._families import FAMILIES, OMITTED
-from headwise.counts._model import ModelSizes
-from headwise.counts._sizes import layer_sizes
+from headwise.counts._sizes import ModelSizes, layer_sizes
 from headwise.errors import InputError, ShapeError, UnsupportedError
 from headwise.files import read_json
 

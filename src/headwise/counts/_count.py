@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from headwise.counts._model import ModelSizes
+from headwise.counts._sizes import ModelSizes
 
 
 def count(

@@ -1,4 +1,4 @@
-"""The sizes of an attention layer, and the counts that follow from them."""
+"""The attention sizes of a layer and of a model, and the counts that follow from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,6 +98,34 @@ class LayerSizes:
                 f"cache_bytes: the dtype {dtype!r} is unknown. Give {', '.join(BYTES)}."
             )
         return self.n_kv_heads * (self.head_dim + self.v_head_dim) * BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a stack of equal attention layers.
+
+    Attributes:
+        all_parameters: The parameters of the whole model; None where they are unknown.
+        source: The paper or file that the sizes come from.
+    """
+
+    name: str
+    layer: LayerSizes
+    n_layers: int
+    all_parameters: int | None = None
+    source: str = ""
+
+    def parameters(self) -> int:
+        """The parameters of all attention layers together."""
+        return self.n_layers * sum(self.layer.parameters().values())
+
+    def share(self) -> float | None:
+        """The attention's share of the model's parameters, from 0 to 1; None if it is unknown."""
+        return None if self.all_parameters is None else self.parameters() / self.all_parameters
+
+    def cache_bytes(self, dtype: str = "bfloat16") -> int:
+        """The bytes of the keys and values of one token in all layers."""
+        return self.n_layers * self.layer.cache_bytes(dtype)
 
 
 def layer_sizes(

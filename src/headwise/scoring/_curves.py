@@ -9,9 +9,10 @@ import torch
 from jaxtyping import Float64
 from torch import nn
 
+from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import ArgumentError
-from headwise.models import check_model, find_attentions, in_evaluation, tokenizer_of
+from headwise.models import check_model, find_attentions, tokenizer_of
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Loss, find_loss

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import is_sentence_transformer, sentence_embedding
+from headwise.models import IGNORED, is_sentence_transformer, sentence_embedding
 from headwise.scoring._task_score import Inputs, Score, label_score
 
 PerText = Float[Tensor, " B"]
 Pooling = Literal["mean", "first", "last"]
 
-_IGNORED = -100  # what Hugging Face writes where a token has no label
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
@@ -143,7 +142,7 @@ def _lm(output: Any, batch: Inputs) -> Tensor:
     ids = batch["input_ids"]
     real = batch.get("attention_mask", torch.ones_like(ids)).bool()
     # A padding token on the left predicts nothing.
-    labels = batch.get("labels", ids)[:, 1:].masked_fill(~(real[:, 1:] & real[:, :-1]), _IGNORED)
+    labels = batch.get("labels", ids)[:, 1:].masked_fill(~(real[:, 1:] & real[:, :-1]), IGNORED)
     return _token_loss(_logits(output)[:, :-1], labels, "lm")
 
 
@@ -166,14 +165,14 @@ def _label(output: Any, batch: Inputs) -> Tensor:
 
 
 def _token_loss(logits: Tensor, labels: Tensor, name: str) -> Tensor:
-    counts = (labels != _IGNORED).sum(-1)
+    counts = (labels != IGNORED).sum(-1)
     if not counts.all():
         raise ArgumentError(
             f"loss {name}: {int((counts == 0).sum())} of {len(counts)} texts have no token to "
             f"predict. Leave them out."
         )
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(logits.mT, labels, ignore_index=_IGNORED, reduction="none")
+    losses = F.cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")
     return losses.sum(-1) / counts
 
 

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 from torch import Tensor
 
-Inputs = Mapping[str, Any]
+from headwise.models import IGNORED
 
-_IGNORED = -100  # what Hugging Face writes where a token has no label
+Inputs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,6 @@ def _predictions(output: Any, batch: Inputs) -> Float[Tensor, "rows 2"]:
         predicted = logits if labels.numel() == len(labels) else (logits > 0).to(logits.dtype)
     else:
         predicted = logits.argmax(-1)
-    labelled = (labels != _IGNORED).flatten()
+    labelled = (labels != IGNORED).flatten()
     rows = torch.stack([predicted.flatten().to(logits), labels.flatten().to(logits)], 1)
     return rows[labelled]

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.models import Attention, InputTracker, call_model, edit_heads, hooked, in_evaluation
+from headwise._evaluation import in_evaluation
+from headwise.models import Attention, InputTracker, call_model, edit_heads, hooked
 from headwise.surgery.grouping._rows import Layout
 
 # Every direction gets a little weight, since no sample of texts covers all inputs.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwise._evaluation import in_evaluation
 from headwise.lab import MiniGPT
 from headwise.layer import MultiHeadAttention
 from headwise.models import (
@@ -25,7 +26,6 @@ from headwise.models import (
     find_ownership,
     fingerprint,
     heads_of,
-    in_evaluation,
 )
 from headwise.surgery.cutting import put_in_place
 from headwise.surgery.pricing._cost_table import Costs

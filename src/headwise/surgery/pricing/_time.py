@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise._evaluation import in_evaluation
 from headwise._interrupts import reversible
-from headwise.models import Attention, call_model, find_attentions, hooked, in_evaluation
+from headwise.models import Attention, call_model, find_attentions, hooked
 
 
 @dataclass(frozen=True)
