@@ -1,4 +1,4 @@
-"""What `headwise count` refuses: sizes that make no layer, and files that do not tell them."""
+"""What `headwise count` refuses: sizes that do not fit together, and files without them."""
 
 import json
 import re
@@ -22,10 +22,10 @@ GOOD = {
 
 
 def config(folder: Path, **changes: Any) -> Path:
-    """A file that is good but for these fields; those that are ... are left out."""
-    held = {name: value for name, value in (GOOD | changes).items() if value is not ...}
+    """Write a valid file with these fields changed; fields set to ... are left out."""
+    fields = {name: value for name, value in (GOOD | changes).items() if value is not ...}
     path = folder / "config.json"
-    path.write_text(json.dumps(held), "utf-8")
+    path.write_text(json.dumps(fields), "utf-8")
     return path
 
 
@@ -33,7 +33,7 @@ def config(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "error", "said"),
+    ("sizes", "error", "message"),
     [
         ({"n_heads": 0}, ArgumentError, "n_heads=0, biases=''"),
         ({"n_heads": 3, "biases": "QX"}, ArgumentError, "n_heads=3, biases='QX'"),
@@ -49,25 +49,27 @@ def config(folder: Path, **changes: Any) -> Path:
         ),
     ],
 )
-def test_sizes_that_make_no_layer(sizes: dict[str, Any], error: type[HeadwiseError], said: str):
-    with pytest.raises(error, match=said):
+def test_sizes_that_do_not_fit_together(
+    sizes: dict[str, Any], error: type[HeadwiseError], message: str
+):
+    with pytest.raises(error, match=message):
         layer_sizes(12, **sizes)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ({"queries": 0}, "0 queries and 0 keys, 0 of them cached"),
         ({"queries": 2, "cached": -1}, "2 queries and 1 keys, -1 of them cached"),
         ({"queries": 2, "keys": 3, "cached": 4}, "2 queries and 3 keys, 4 of them cached"),
     ],
 )
-def test_texts_that_cannot_be(text: dict[str, int], said: str):
-    with pytest.raises(ArgumentError, match=said):
+def test_impossible_texts(text: dict[str, int], message: str):
+    with pytest.raises(ArgumentError, match=message):
         layer_sizes(12, 3).multiply_adds(**text)
 
 
-def test_a_type_that_is_not_known():
+def test_an_unknown_dtype():
     with pytest.raises(ArgumentError, match=r"'int3' is unknown\. Give float64, float32"):
         layer_sizes(12, 3).cache_bytes("int3")
 
@@ -83,7 +85,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is not JSON (Expecting value"),
         (b"[" * 100_000, "is not JSON (maximum recursion"),
@@ -92,14 +94,14 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     ],
     ids=["empty", "deep", "latin", "list"],
 )
-def test_files_that_hold_something_else(content: bytes, said: str, tmp_path: Path):
+def test_files_that_hold_something_else(content: bytes, message: str, tmp_path: Path):
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(message)):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"hidden_size": ...}, "has none of hidden_size, n_embd, d_model, dim"),
         ({"num_attention_heads": None}, "has none of num_attention_heads, n_head"),
@@ -111,14 +113,14 @@ def test_files_that_hold_something_else(content: bytes, said: str, tmp_path: Pat
         ({"model_type": "vit", "qkv_bias": "yes"}, "has qkv_bias='yes'. Use true or false"),
     ],
 )  # fmt: skip
-def test_files_that_do_not_tell(changes: dict[str, Any], said: str, tmp_path: Path):
-    with pytest.raises(InputError, match=re.escape(said)) as caught:
+def test_files_without_usable_sizes(changes: dict[str, Any], message: str, tmp_path: Path):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
         read_config(config(tmp_path, **changes))
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model_type": "new"}, "has model_type=new, a family whose projections are unknown"),
         ({"model_type": ...}, "has model_type=None"),
@@ -134,12 +136,14 @@ def test_files_that_do_not_tell(changes: dict[str, Any], said: str, tmp_path: Pa
         ({"layers_block_type": ["linear_attention"]}, "layers of the kind linear_attention"),
     ],
 )
-def test_models_that_one_layer_does_not_tell(changes: dict[str, Any], said: str, tmp_path: Path):
-    with pytest.raises(UnsupportedError, match=re.escape(said)):
+def test_models_that_one_layer_does_not_describe(
+    changes: dict[str, Any], message: str, tmp_path: Path
+):
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
         read_config(config(tmp_path, **changes))
 
 
-def test_sizes_of_a_file_that_make_no_layer(tmp_path: Path):
+def test_sizes_of_a_file_that_do_not_fit_together(tmp_path: Path):
     with pytest.raises(
         ShapeError, match=r"config\.json has sizes that do not fit: d_model=12 is not a multiple"
     ):
@@ -151,11 +155,11 @@ def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
     model = MiniGPT(MiniGPTConfig(4, d_model=12, n_heads=3, n_layers=2))
     folder = tmp_path / "small"
     save(prune(model, {0: [1]}), folder)
-    said = "has cut="
+    message = "has cut="
     if name == "config.json":
         config(folder)
-        said = "has a headwise.json beside it"
-    with pytest.raises(UnsupportedError, match=said):
+        message = "has a headwise.json beside it"
+    with pytest.raises(UnsupportedError, match=message):
         read_config(folder / name)
 
 
@@ -163,7 +167,7 @@ def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "count: nowhere is neither a file or folder nor a known model"),
         (["gpt2", "--heads", 4, "--no-out-proj"], "gpt2 has sizes of its own, and --heads "
@@ -178,7 +182,7 @@ def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
         (["gpt2", "--dtype", "int4"], "'int4' is not one of"),
     ],
 )  # fmt: skip
-def test_the_command_says_it_in_one_line(arguments: list[object], said: str):
+def test_the_command_prints_one_line(arguments: list[object], message: str):
     done = headwise("count", *arguments)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert said in done.err
+    assert message in done.err
