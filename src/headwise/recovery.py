@@ -84,11 +84,7 @@ def recover(
                 target = _output(teacher, batch)
             loss = _distance(_output(model, batch), target, batch.get("attention_mask"))
             losses[step] = loss.item()
-            if not np.isfinite(losses[step]):
-                raise ArgumentError(
-                    f"recover: the loss of step {step} is {losses[step]}. Give a lower rate than "
-                    f"{rate:g}, or compute in another dtype."
-                )
+            _check_finite(losses, step, rate)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(weights, _CLIP)
@@ -140,6 +136,14 @@ def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> Non
         raise ArgumentError(
             f"recover: all weights of {type(model).__name__} are frozen. Call requires_grad_() on "
             f"those to be trained."
+        )
+
+
+def _check_finite(losses: Float64[np.ndarray, " steps"], step: int, rate: float) -> None:
+    if not np.isfinite(losses[step]):
+        raise ArgumentError(
+            f"recover: the loss of step {step} is {losses[step]}. Give a lower rate than "
+            f"{rate:g}, or compute in another dtype."
         )
 
 

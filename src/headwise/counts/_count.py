@@ -34,18 +34,13 @@ def count(
     layer, n_layers = model.layer, model.n_layers
     weights, biases = layer.weights(), layer.bias_weights()
     keys = queries + cached if keys is None else keys
-    text_cache_bytes = keys * model.cache_bytes(dtype)
+    text = {"queries": queries, "keys": keys, "cached": cached}
     multiply_adds = layer.multiply_adds(queries, keys, cached=cached)
     return {
         "name": model.name,
         "source": model.source,
         "sizes": asdict(layer),
-        "text": {
-            "queries": queries,
-            "keys": keys,
-            "cached": cached,
-            "cache_bytes": text_cache_bytes,
-        },
+        "text": text | {"cache_bytes": keys * model.cache_bytes(dtype)},
         "layer": {
             "weights": weights,
             "biases": biases,

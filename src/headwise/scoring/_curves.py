@@ -66,11 +66,7 @@ def prune_curves(
     """
     outer, model = model, check_model("prune_curves", model)
     tokenizer = tokenizer_of(outer, tokenizer)
-    if not orders or (cut is not None and reference is not None):
-        raise ArgumentError(
-            f"prune_curves: {len(orders)} orders, {cut=}, a reference: {reference is not None}. "
-            f"Give at least one order, and a reference only without cut=."
-        )
+    _check(orders, cut, has_reference=reference is not None)
     inputs = read_batches(batches, model, tokenizer)
     reference_inputs = None if reference is None else read_batches(reference, model, tokenizer)
     with in_evaluation(outer), torch.no_grad():
@@ -96,6 +92,16 @@ def prune_curves(
         score="" if score is None else score.name,
         scores={} if score is None else _arrays(measured, lambda point: point.score),
     )
+
+
+def _check(
+    orders: Mapping[str, Sequence[HeadsLike]], cut: Cut | None, *, has_reference: bool
+) -> None:
+    if not orders or (cut is not None and has_reference):
+        raise ArgumentError(
+            f"prune_curves: {len(orders)} orders, {cut=}, a reference: {has_reference}. "
+            f"Give at least one order, and a reference only without cut=."
+        )
 
 
 def _removals(

@@ -85,21 +85,12 @@ def importance(
     """
     outer, model = model, check_model("importance", model)
     method_name, score_heads = _method(method)
-    if resume is not None and method_name not in RESUMABLE:
-        raise ArgumentError(
-            f"importance: resume={str(resume)!r} with method={method_name!r}, which saves no "
-            f"scores on its way. Give it with {' or '.join(RESUMABLE)}."
-        )
+    _check_resumable(resume, method_name)
     inputs = read_batches(batches, model, tokenizer_of(outer, tokenizer), max_tokens)
     resolved_loss = find_loss(loss, outer, inputs[0])
     model_id = fingerprint(model)
-    about = {
-        "model": model_id,
-        "texts": digest_of(inputs),
-        "method": method_name,
-        "loss": resolved_loss.name + _code_digest(loss),
-        "rounds": str(rounds),
-    }
+    about = {"model": model_id, "texts": digest_of(inputs), "method": method_name}
+    about |= {"loss": resolved_loss.name + _code_digest(loss), "rounds": str(rounds)}
     with differentiable_evaluation(outer, weights=False):
         attentions = find_attentions(model, inputs[0])
         checkpoint = ScoringCheckpoint(None if resume is None else Path(resume), about)
@@ -118,6 +109,14 @@ def importance(
         model=model_id,
         versions={package: version(package) for package in ("headwise", "torch")},
     )
+
+
+def _check_resumable(resume: str | Path | None, method_name: str) -> None:
+    if resume is not None and method_name not in RESUMABLE:
+        raise ArgumentError(
+            f"importance: resume={str(resume)!r} with method={method_name!r}, which saves no "
+            f"scores on its way. Give it with {' or '.join(RESUMABLE)}."
+        )
 
 
 def _code_digest(loss: Any) -> str:
