@@ -58,7 +58,7 @@ class ScoringCheckpoint:
         )
 
     @contextmanager
-    def filling(self) -> Iterator[None]:
+    def saving(self) -> Iterator[None]:
         """Write the tables when the block ends, also after an interrupt.
 
         Raises:
@@ -69,12 +69,12 @@ class ScoringCheckpoint:
         finally:
             self._write()
 
-    def filled(self) -> None:
+    def save_if_due(self) -> None:
         """Write the tables if the last write was some seconds ago."""
         if time.monotonic() - self._written > _SECONDS:
             self._write()
 
-    def finish(self) -> None:
+    def delete(self) -> None:
         """Delete the file, once all scores are computed."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

@@ -97,7 +97,7 @@ def importance(
         gated = GatedModel(model, attentions, resolved_loss, inputs, checkpoint=checkpoint)
         report = on_progress or (lambda done, total: None)
         values, round_of_heads = _in_rounds(gated, score_heads, rounds, report)
-    checkpoint.finish()
+    checkpoint.delete()
     return Scores(
         heads=gated.heads,
         kv_heads=gated.kv_heads,

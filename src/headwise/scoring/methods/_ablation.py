@@ -29,15 +29,17 @@ def _ablate_each(
     remaining = int((~removed).sum())
     increases = []
     for index, batch in enumerate(gated.batches):
-        name = f"batch {index}, {len(removed) - remaining} heads gone"  # as checkpoint files do
+        name = (
+            f"batch {index}, {len(removed) - remaining} heads gone"  # the key in checkpoint files
+        )
         increase = gated.checkpoint.table(name, texts_in(batch), len(removed))
         increase[:, removed.cpu()] = 0
         heads = torch.nonzero(increase.isnan().any(0)).flatten().tolist()
         trial = _BatchAblation(gated, index, (~removed).double(), mean)
-        with gated.checkpoint.filling():
+        with gated.checkpoint.saving():
             for done, head in enumerate(heads, (index + 1) * remaining - len(heads) + 1):
                 increase[:, head] = trial.increase_without(head).double().cpu()
-                gated.checkpoint.filled()
+                gated.checkpoint.save_if_due()
                 on_progress(done, remaining * len(gated.batches))
         increases.append(increase)
     return torch.cat(increases)
