@@ -23,8 +23,8 @@ _START = 2.0
 class Gates:
     """The method `gates`: trains a gate on every head under a penalty on open gates.
 
-    Each gate is drawn independently for each text from a hard-concrete distribution, which yields exact
-    zeros and ones and still has gradients. Adam minimises the loss plus `penalty` times the
+    Each gate is drawn independently for each text from a hard-concrete distribution, which yields
+    exact zeros and ones and still has gradients. Adam minimises the loss plus `penalty` times the
     expected number of open gates; a closed gate replaces the head's output by its mean. The
     weights are not trained.
 
