@@ -1,7 +1,8 @@
-"""The evaluation mode of a model, for a block of code and nothing beyond it."""
+"""Contexts that put a model in evaluation mode and restore its own flags afterwards."""
 
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from headwise._interrupts import reversible
@@ -9,10 +10,11 @@ from headwise._interrupts import reversible
 
 @reversible
 def in_evaluation(*models: nn.Module) -> Iterator[None]:
-    """Every module in evaluation mode while the block runs, and in its own mode after it.
+    """Put every module in evaluation mode, and restore its own mode when the block ends.
 
-    The flags are set one by one. `train()` would turn modules on that were frozen on purpose, and
-    some classes give `train()` and `eval()` side effects, such as merging an adapter.
+    The flags are set one by one. `train()` would enable training mode in submodules that were
+    frozen on purpose, and some classes give `train()` and `eval()` side effects, such as merging
+    an adapter.
     """
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
@@ -25,13 +27,19 @@ def in_evaluation(*models: nn.Module) -> Iterator[None]:
 
 
 @reversible
-def without_weight_gradients(model: nn.Module) -> Iterator[None]:
-    """No weight requires a gradient while the block runs; those that did require one after it."""
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+def differentiable_evaluation(model: nn.Module, *, weights: bool) -> Iterator[None]:
+    """Evaluation mode with autograd enabled, also inside `no_grad` or `inference_mode`.
+
+    Args:
+        weights: Whether weights keep their own `requires_grad`. With False no weight requires a
+            gradient inside the block; gates and inputs still can.
+    """
+    frozen = [] if weights else [weight for weight in model.parameters() if weight.requires_grad]
     try:
-        for weight in trained:
+        for weight in frozen:
             weight.requires_grad_(False)
-        yield
+        with in_evaluation(model), torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
-        for weight in trained:
+        for weight in frozen:
             weight.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Train a smaller model for a short while until it answers more like the full one."""
+"""Recovery: train a pruned model for a few steps, with the full model as its teacher."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,20 +9,20 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._interrupts import reversible
+from headwise._progress import Progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import check_model, in_evaluation, tokenizer_of
+from headwise.models import check_model, tokenizer_of
 from headwise.scoring import BatchesLike, Inputs, read_batches
 from headwise.surgery import prune
 from headwise.tables import Head
 
 __all__ = ["recover", "recovering"]
 
-Tell = Callable[[int, int], None]
-
-# The share of the steps in which the learning rate climbs; then it falls to 0.
-_WARM = 0.1
+# The share of the steps in which the learning rate rises; then it falls to 0.
+_WARMUP = 0.1
 _CLIP = 1.0
 
 
@@ -35,63 +35,61 @@ def recover(
     rate: float = 1e-4,
     tokenizer: Any = None,
     seed: int = 0,
-    on_progress: Tell | None = None,
+    on_progress: Progress | None = None,
 ) -> Float64[np.ndarray, " steps"]:
-    """Train a smaller model in place, so that it answers more like the full one.
+    """Train a smaller model in place to reproduce the full model's outputs (distillation).
 
-    No labels are needed. Where the models give logits, the Kullback–Leibler divergence of the
-    smaller model's prediction from the full one's is made small; of a single number the squared
-    difference; where they give a vector for each token, 1 − cosine of the two. Each is a mean
-    over tokens, padding aside.
+    No labels are needed. Where the models return logits, the loss is the Kullback–Leibler
+    divergence of the smaller model's prediction from the full one's, or the squared difference
+    where there is a single number; where they return a vector for each token, it is 1 − cosine.
+    Each is a mean over tokens without padding.
 
     AdamW trains every weight that is not frozen; dropout is off in both models. Modes, flags and
-    gradients are as they were when this returns, and when it raises the weights are too.
+    gradients are unchanged when this returns; when it raises, the weights are unchanged too.
 
     Args:
-        model: The smaller model, as from `prune`. Of a `SentenceTransformer`, the transformer in
-            it is trained.
-        teacher: The full model. It stays as it is.
-        batches: Texts or batches, which are read in an order drawn anew in each round.
-        steps: How many batches are read.
-        rate: The highest learning rate: it climbs for a tenth of the steps, then falls to 0. Few
-            steps at a high one do harm: each moves every weight by about as much.
-        tokenizer: That of the models, for texts; a `SentenceTransformer` brings its own.
-        seed: Decides the order of the batches.
-        on_step: Told after each step how many are done, of how many.
+        model: The smaller model, as from `prune`. Of a `SentenceTransformer`, the transformer
+            inside is trained.
+        teacher: The full model, which is not changed.
+        batches: Texts or batches, read in a new random order in each epoch.
+        steps: The number of batches to train on.
+        rate: The highest learning rate: it rises for a tenth of the steps, then falls to 0. With
+            few steps a high rate does harm, since each step moves every weight by about as much.
+        tokenizer: The models' tokenizer, for texts; a `SentenceTransformer` has its own.
+        seed: Determines the order of the batches.
+        on_progress: Called after each step with the steps done and the steps in all.
     Returns:
-        The loss of each step, before it: in nats for logits, 0 … 2 for vectors.
+        The loss at each step, before its update: in nats for logits, 0 … 2 for vectors.
     Raises:
         ArgumentError: `steps` or `rate` is not above 0, the models share weights, all weights
-            are frozen, a loss is not finite, or the models give nothing that can be compared.
-        ShapeError: the models' answers have different shapes.
+            are frozen, a loss is not finite, or the models' outputs cannot be compared.
+        ShapeError: the models' outputs have different shapes.
     """
     tokenizer = tokenizer_of(model, tokenizer)
-    model, teacher = (check_model("recover", one) for one in (model, teacher))
+    model, teacher = (check_model("recover", module) for module in (model, teacher))
     _check(model, teacher, steps, rate)
-    read = read_batches(batches, model, tokenizer)
+    inputs = read_batches(batches, model, tokenizer)
     rng = torch.Generator().manual_seed(seed)
-    turns: list[int] = []
+    epoch: list[int] = []
     losses = np.zeros(steps)
-    with _learning(model) as weights, in_evaluation(teacher):
+    with _training(model) as weights, in_evaluation(teacher):
         optimizer = torch.optim.AdamW(weights, lr=rate)
-        climb = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: _rate_share(step, steps)
+        )
         for step in range(steps):
-            turns = turns or torch.randperm(len(read), generator=rng).tolist()
-            batch = read[turns.pop()]
+            epoch = epoch or torch.randperm(len(inputs), generator=rng).tolist()
+            batch = inputs[epoch.pop()]
             with torch.no_grad():
-                wanted = _answer(teacher, batch)
-            loss = _distance(_answer(model, batch), wanted, batch.get("attention_mask"))
+                target = _output(teacher, batch)
+            loss = _distance(_output(model, batch), target, batch.get("attention_mask"))
             losses[step] = loss.item()
-            if not np.isfinite(losses[step]):
-                raise ArgumentError(
-                    f"recover: the loss of step {step} is {losses[step]}. Give a lower rate than "
-                    f"{rate:g}, or compute in another dtype."
-                )
+            _check_finite(losses, step, rate)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(weights, _CLIP)
             optimizer.step()
-            climb.step()
+            schedule.step()
             if on_progress is not None:
                 on_progress(step + 1, steps)
     return losses
@@ -102,22 +100,23 @@ def recovering(
     batches: Sequence[Inputs],
     *,
     reference: Sequence[Inputs] | None = None,
-    **how: Any,
+    **options: Any,
 ) -> Callable[[Sequence[Head]], nn.Module]:
-    """What `prune_curves` takes as `cut`: prune some heads, then `recover` from the full model.
+    """Return a `cut` for `prune_curves` that prunes some heads and recovers the smaller model.
 
-    The means of the heads are folded into biases. Uneven groups are evened by expanding them.
+    The mean outputs of removed heads are folded into biases. Groups of query heads that become
+    uneven are expanded.
 
     Args:
-        batches: What the smaller model recovers by.
-        reference: Batches over which the means are taken; None is those.
-        how: As for `recover`.
+        batches: What the smaller model is trained on.
+        reference: Batches over which the mean outputs are taken; None is `batches`.
+        options: As for `recover`.
     """
-    known = batches if reference is None else reference
+    mean_batches = batches if reference is None else reference
 
-    def cut(gone: Sequence[Head]) -> nn.Module:
-        small = prune(model, list(gone), fold="mean", reference=known, expand=True)
-        recover(small, model, batches, **how)
+    def cut(removed: Sequence[Head]) -> nn.Module:
+        small = prune(model, list(removed), fold="mean", reference=mean_batches, expand=True)
+        recover(small, model, batches, **options)
         return small
 
     return cut
@@ -126,32 +125,40 @@ def recovering(
 def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> None:
     if steps < 1 or not rate > 0:
         raise ArgumentError(f"recover: {steps=}, {rate=}. Give numbers above 0.")
-    theirs = {weight.data_ptr() for weight in teacher.parameters()}
+    teacher_weights = {weight.data_ptr() for weight in teacher.parameters()}
     for name, weight in model.named_parameters():
-        if weight.data_ptr() in theirs:
+        if weight.data_ptr() in teacher_weights:
             raise ArgumentError(
-                f"recover: {name} is a weight of both models, so training would move the full one. "
-                f"Give a copy, as prune makes one."
+                f"recover: {name} is a weight of both models, so training would change the full "
+                f"one. Give a copy, as prune makes one."
             )
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ArgumentError(
             f"recover: all weights of {type(model).__name__} are frozen. Call requires_grad_() on "
-            f"those that may change."
+            f"those to be trained."
+        )
+
+
+def _check_finite(losses: Float64[np.ndarray, " steps"], step: int, rate: float) -> None:
+    if not np.isfinite(losses[step]):
+        raise ArgumentError(
+            f"recover: the loss of step {step} is {losses[step]}. Give a lower rate than "
+            f"{rate:g}, or compute in another dtype."
         )
 
 
 @reversible
-def _learning(model: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """The weights that may change; what stood in their gradients comes back, and on an exception
-    what stood in them too."""
+def _training(model: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The weights to train. Restores their gradients afterwards, and after an exception their
+    values too."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     before = [(weight.detach().clone(), weight.grad) for weight in weights]
     for weight in weights:
         weight.grad = None
     try:
-        with in_evaluation(model), torch.inference_mode(False), torch.enable_grad():
+        with differentiable_evaluation(model, weights=True):
             yield weights
-    except BaseException:  # an interruption too
+    except BaseException:  # KeyboardInterrupt included
         with torch.no_grad():
             for weight, (values, _) in zip(weights, before, strict=True):
                 weight.copy_(values)
@@ -161,35 +168,35 @@ def _learning(model: nn.Module) -> Iterator[list[nn.Parameter]]:
             weight.grad = grad
 
 
-def _share(step: int, steps: int) -> float:
-    """The share of the highest learning rate."""
-    warm = max(1, round(_WARM * steps))
-    return min((step + 1) / warm, (steps - step) / max(1, steps - warm), 1.0)
+def _rate_share(step: int, steps: int) -> float:
+    """The learning rate of a step, as a share of the highest one."""
+    warmup = max(1, round(_WARMUP * steps))
+    return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup), 1.0)
 
 
 def _distance(
-    mine: tuple[str, Tensor], theirs: tuple[str, Tensor], mask: Tensor | None
+    output: tuple[str, Tensor], target: tuple[str, Tensor], mask: Tensor | None
 ) -> Float[Tensor, ""]:
-    """How far an answer is from the full model's, the mean over real tokens."""
-    (kind, one), (_, two) = mine, theirs
-    if one.shape != two.shape:
+    """The distance of an output from the full model's, the mean over tokens without padding."""
+    (kind, x), (_, y) = output, target
+    if x.shape != y.shape:
         raise ShapeError(
-            f"recover: the smaller model gives {kind} {tuple(one.shape)}, the full one "
-            f"{tuple(two.shape)}. Give models of one vocabulary and size."
+            f"recover: the smaller model gives {kind} {tuple(x.shape)}, the full one "
+            f"{tuple(y.shape)}. Give models of one vocabulary and size."
         )
-    if mask is not None and mask.shape == one.shape[:-1]:
-        one, two = one[mask.bool()], two[mask.bool()]
-    one, two = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (one, two))
+    if mask is not None and mask.shape == x.shape[:-1]:
+        x, y = x[mask.bool()], y[mask.bool()]
+    x, y = (z.to(torch.promote_types(z.dtype, torch.float32)) for z in (x, y))
     if kind == "vectors":
-        return 1 - F.cosine_similarity(one, two, dim=-1).mean()
-    if one.shape[-1] == 1:
-        return F.mse_loss(one, two)
-    logs = one.log_softmax(-1), two.log_softmax(-1)
-    return F.kl_div(*logs, reduction="none", log_target=True).sum(-1).mean()
+        return 1 - F.cosine_similarity(x, y, dim=-1).mean()
+    if x.shape[-1] == 1:
+        return F.mse_loss(x, y)
+    log_probabilities = x.log_softmax(-1), y.log_softmax(-1)
+    return F.kl_div(*log_probabilities, reduction="none", log_target=True).sum(-1).mean()
 
 
-def _answer(model: nn.Module, batch: Any) -> tuple[str, Tensor]:
-    """The logits or vectors that a model gives, and which they are."""
+def _output(model: nn.Module, batch: Any) -> tuple[str, Tensor]:
+    """The kind of a model's output, "logits" or "vectors", and the output."""
     output = model(**batch)
     logits = output if isinstance(model, MiniGPT) else getattr(output, "logits", None)
     if isinstance(logits, Tensor):
@@ -198,6 +205,6 @@ def _answer(model: nn.Module, batch: Any) -> tuple[str, Tensor]:
     if not isinstance(states, Tensor):
         raise ArgumentError(
             f"recover: {type(output).__name__} has neither logits nor a vector for each token. "
-            f"Open the model with another head."
+            f"Load the model with another head."
         )
     return "vectors", states

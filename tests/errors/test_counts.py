@@ -1,4 +1,4 @@
-"""What `headwise count` refuses: sizes that make no layer, and files that do not tell them."""
+"""What `headwise count` refuses: sizes that do not fit together, and files without them."""
 
 import json
 import re
@@ -22,10 +22,10 @@ GOOD = {
 
 
 def config(folder: Path, **changes: Any) -> Path:
-    """A file that is good but for these fields; those that are ... are left out."""
-    held = {name: value for name, value in (GOOD | changes).items() if value is not ...}
+    """Write a valid file with these fields changed; fields set to ... are left out."""
+    fields = {name: value for name, value in (GOOD | changes).items() if value is not ...}
     path = folder / "config.json"
-    path.write_text(json.dumps(held), "utf-8")
+    path.write_text(json.dumps(fields), "utf-8")
     return path
 
 
@@ -33,38 +33,44 @@ def config(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "error", "said"),
+    ("sizes", "error", "message"),
     [
         ({"n_heads": 0}, ArgumentError, "n_heads=0, biases=''"),
         ({"n_heads": 3, "biases": "QX"}, ArgumentError, "n_heads=3, biases='QX'"),
-        ({"n_heads": 5}, ShapeError, "d_model=12 cannot be shared by n_heads=5"),
+        ({"n_heads": 5}, ShapeError, "d_model=12 is not a multiple of n_heads=5"),
         ({"n_heads": 3, "head_dim": -2}, ArgumentError, "head_dim=-2"),
         ({"n_heads": 3, "v_head_dim": 0}, ArgumentError, "v_head_dim=0"),
         ({"n_heads": 3, "kdim": 0}, ArgumentError, "kdim=0"),
         ({"n_heads": 3, "n_kv_heads": 0}, ArgumentError, "n_kv_heads=0"),
-        ({"n_heads": 6, "n_kv_heads": 4}, ShapeError, "n_heads=6 cannot share n_kv_heads=4"),
+        (
+            {"n_heads": 6, "n_kv_heads": 4},
+            ShapeError,
+            "n_heads=6 is not a multiple of n_kv_heads=4",
+        ),
     ],
 )
-def test_sizes_that_make_no_layer(sizes: dict[str, Any], error: type[HeadwiseError], said: str):
-    with pytest.raises(error, match=said):
+def test_sizes_that_do_not_fit_together(
+    sizes: dict[str, Any], error: type[HeadwiseError], message: str
+):
+    with pytest.raises(error, match=message):
         layer_sizes(12, **sizes)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ({"queries": 0}, "0 queries and 0 keys, 0 of them cached"),
         ({"queries": 2, "cached": -1}, "2 queries and 1 keys, -1 of them cached"),
         ({"queries": 2, "keys": 3, "cached": 4}, "2 queries and 3 keys, 4 of them cached"),
     ],
 )
-def test_texts_that_cannot_be(text: dict[str, int], said: str):
-    with pytest.raises(ArgumentError, match=said):
+def test_impossible_texts(text: dict[str, int], message: str):
+    with pytest.raises(ArgumentError, match=message):
         layer_sizes(12, 3).multiply_adds(**text)
 
 
-def test_a_type_that_is_not_known():
-    with pytest.raises(ArgumentError, match=r"'int3' is not known\. Give float64, float32"):
+def test_an_unknown_dtype():
+    with pytest.raises(ArgumentError, match=r"'int3' is unknown\. Give float64, float32"):
         layer_sizes(12, 3).cache_bytes("int3")
 
 
@@ -79,7 +85,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is not JSON (Expecting value"),
         (b"[" * 100_000, "is not JSON (maximum recursion"),
@@ -88,14 +94,14 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     ],
     ids=["empty", "deep", "latin", "list"],
 )
-def test_files_that_hold_something_else(content: bytes, said: str, tmp_path: Path):
+def test_files_that_hold_something_else(content: bytes, message: str, tmp_path: Path):
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=re.escape(said)):
+    with pytest.raises(InputError, match=re.escape(message)):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"hidden_size": ...}, "has none of hidden_size, n_embd, d_model, dim"),
         ({"num_attention_heads": None}, "has none of num_attention_heads, n_head"),
@@ -104,40 +110,42 @@ def test_files_that_hold_something_else(content: bytes, said: str, tmp_path: Pat
         ({"num_attention_heads": 0}, "has num_attention_heads=0"),
         ({"num_key_value_heads": 1.5}, "has num_key_value_heads=1.5"),
         ({"head_dim": True}, "has head_dim=True"),
-        ({"model_type": "vit", "qkv_bias": "yes"}, "has qkv_bias='yes'. Say true or false"),
+        ({"model_type": "vit", "qkv_bias": "yes"}, "has qkv_bias='yes'. Use true or false"),
     ],
 )  # fmt: skip
-def test_files_that_do_not_tell(changes: dict[str, Any], said: str, tmp_path: Path):
-    with pytest.raises(InputError, match=re.escape(said)) as caught:
+def test_files_without_usable_sizes(changes: dict[str, Any], message: str, tmp_path: Path):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
         read_config(config(tmp_path, **changes))
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
-        ({"model_type": "new"}, "has model_type=new, a family whose projections we do not know"),
+        ({"model_type": "new"}, "has model_type=new, a family whose projections are unknown"),
         ({"model_type": ...}, "has model_type=None"),
         ({"model_type": ["bert"]}, "has model_type=['bert']"),
         ({"kv_lora_rank": 512}, "has kv_lora_rank=512: its keys and values come from a latent"),
         ({"is_encoder_decoder": True}, "has is_encoder_decoder=True: it has an encoder"),
         ({"num_hidden_groups": 1}, "has num_hidden_groups=1: its layers share their weights"),
         ({"add_cross_attention": True}, "has add_cross_attention=True: it has attention to an enc"),
-        ({"pruned_heads": {"0": [1]}}, "has pruned_heads={'0': [1]}: its layers have lost heads"),
+        ({"pruned_heads": {"0": [1]}}, "has pruned_heads={'0': [1]}: heads were removed from some"),
         ({"num_attention_heads": [4, 8]}, "has num_attention_heads=[4, 8], so its layers differ"),
         ({"layer_types": ["full_attention", "mamba"]}, "layers of the kind mamba"),
         ({"layer_types": 5}, "layers of the kind 5"),
         ({"layers_block_type": ["linear_attention"]}, "layers of the kind linear_attention"),
     ],
 )
-def test_models_that_one_layer_does_not_tell(changes: dict[str, Any], said: str, tmp_path: Path):
-    with pytest.raises(UnsupportedError, match=re.escape(said)):
+def test_models_that_one_layer_does_not_describe(
+    changes: dict[str, Any], message: str, tmp_path: Path
+):
+    with pytest.raises(UnsupportedError, match=re.escape(message)):
         read_config(config(tmp_path, **changes))
 
 
-def test_sizes_of_a_file_that_make_no_layer(tmp_path: Path):
+def test_sizes_of_a_file_that_do_not_fit_together(tmp_path: Path):
     with pytest.raises(
-        ShapeError, match=r"config\.json makes no layer: d_model=12 cannot be shared"
+        ShapeError, match=r"config\.json has sizes that do not fit: d_model=12 is not a multiple"
     ):
         read_config(config(tmp_path, num_attention_heads=5))
 
@@ -147,11 +155,11 @@ def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
     model = MiniGPT(MiniGPTConfig(4, d_model=12, n_heads=3, n_layers=2))
     folder = tmp_path / "small"
     save(prune(model, {0: [1]}), folder)
-    said = "has cut="
+    message = "has cut="
     if name == "config.json":
         config(folder)
-        said = "has a headwise.json beside it"
-    with pytest.raises(UnsupportedError, match=said):
+        message = "has a headwise.json beside it"
+    with pytest.raises(UnsupportedError, match=message):
         read_config(folder / name)
 
 
@@ -159,22 +167,22 @@ def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere"], "count: nowhere is neither a file or folder nor a known model"),
         (["gpt2", "--heads", 4, "--no-out-proj"], "gpt2 has sizes of its own, and --heads "
                                                   "--no-out-proj would change them"),
         (["--layers", 3], "--layers alone tells no layer. Give --d-model and --heads"),
-        (["--d-model", 12, "--heads", 5], "count: --d-model 12 cannot be shared by --heads 5 "
-                                          "evenly. Make it a multiple, or give --head-dim."),
-        (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "count: --heads 4 cannot share "
-                                                           "--kv-heads 3 evenly."),
+        (["--d-model", 12, "--heads", 5], "count: --d-model 12 is not a multiple of --heads "
+                                          "5. Give a multiple, or --head-dim."),
+        (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "count: --heads 4 is not a "
+                                                           "multiple of --kv-heads 3."),
         (["gpt2", "--tokens", 0], "Invalid value for '--tokens'"),
         (["gpt2", "--keys", 3, "--cached", 4], "3 keys, 4 of them cached"),
         (["gpt2", "--dtype", "int4"], "'int4' is not one of"),
     ],
 )  # fmt: skip
-def test_the_command_says_it_in_one_line(arguments: list[object], said: str):
+def test_the_command_prints_one_line(arguments: list[object], message: str):
     done = headwise("count", *arguments)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert said in done.err
+    assert message in done.err

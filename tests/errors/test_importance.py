@@ -1,4 +1,4 @@
-"""What cannot be weighed is refused by name, and the model stays as it was."""
+"""What cannot be scored is refused by name, and the model is unchanged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,17 +30,17 @@ BATCH = {k: v for k, v in padded([[5, 9, 7], [4, 6]], "right").items() if k != "
 
 
 def _refused(
-    kind: type[HeadwiseError], told: str, *args: Any, name: str = "Bert", **how: Any
+    kind: type[HeadwiseError], message: str, *args: Any, name: str = "Bert", **how: Any
 ) -> None:
     model = zoo.make(name)
     before = modules_of(model)
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         importance(model, *(args or ([BATCH],)), **how)
     assert modules_of(model) == before
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ({"method": "magic"}, "method='magic' is none of half-gate, gradient"),
         ({"rounds": 0}, "rounds=0 for 8 heads"),
@@ -53,12 +53,12 @@ def _refused(
         ({"loss": "embedding", "name": "Llama"}, "CausalLMOutputWithPast has no vector"),
     ],
 )
-def test_what_does_not_fit_is_refused(how: dict[str, Any], told: str) -> None:
-    _refused(ArgumentError, told, **how)
+def test_what_does_not_fit_is_refused(how: dict[str, Any], message: str) -> None:
+    _refused(ArgumentError, message, **how)
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("batches", "message"),
     [
         ([], "0 given"),
         (["some text"], "1 texts without a tokenizer"),
@@ -66,19 +66,20 @@ def test_what_does_not_fit_is_refused(how: dict[str, Any], told: str) -> None:
         ([{"return_dict": True}], r"no tensor in \['return_dict'\]"),
     ],
 )
-def test_what_cannot_be_read_is_refused(given: Any, told: str) -> None:
+def test_what_cannot_be_read_is_refused(batches: Any, message: str) -> None:
     def loss(output: Any, batch: Any) -> Tensor:
         return output[0].sum((1, 2))
 
-    if "no tensor" in told:
-        with pytest.raises(ArgumentError, match=told):
-            find_loss(loss, nn.Identity(), given[0]).per_text((torch.zeros(1, 1, 1),), given[0])
+    if "no tensor" in message:
+        resolved = find_loss(loss, nn.Identity(), batches[0])
+        with pytest.raises(ArgumentError, match=message):
+            resolved.per_text((torch.zeros(1, 1, 1),), batches[0])
     else:
-        _refused(ArgumentError, told, given)
+        _refused(ArgumentError, message, batches)
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ({"penalty": 0.0}, r"Gates: penalty=0\.0"),
         ({"penalty": float("nan")}, "Gates: penalty=nan"),
@@ -87,8 +88,8 @@ def test_what_cannot_be_read_is_refused(given: Any, told: str) -> None:
         ({"rate": 0.0}, r"Gates: rate=0\.0"),
     ],
 )
-def test_gates_that_could_not_be_trained(how: dict[str, Any], told: str) -> None:
-    with pytest.raises(ArgumentError, match=told):
+def test_gates_that_could_not_be_trained(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
         Gates(**how)
 
 
@@ -113,7 +114,7 @@ def _stop(done: int, total: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "message"),
     [
         ({"name": "Electra"}, "of model='[0-9a-f]{16}', not '"),
         ({"batch": {"input_ids": torch.tensor([[5, 9]])}}, "of texts='[0-9a-f]{16}', not '"),
@@ -123,7 +124,7 @@ def _stop(done: int, total: int) -> None:
     ],
 )
 def test_unfinished_scores_of_something_else(
-    tmp_path: Path, other: dict[str, Any], told: str
+    tmp_path: Path, other: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "scores.part"
     with pytest.raises(RuntimeError, match="stop"):
@@ -131,7 +132,7 @@ def test_unfinished_scores_of_something_else(
     before = path.read_bytes()
     batch = other.pop("batch", BATCH)
     how = {"method": "ablation", "resume": path, **other}
-    _refused(InputError, told, [batch], **how)
+    _refused(InputError, message, [batch], **how)
     assert path.read_bytes() == before
 
 
@@ -144,7 +145,7 @@ def test_a_file_that_holds_no_unfinished_scores(tmp_path: Path, content: bytes) 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda x: x[:, :-1], r"heads gone' is \(2, 7\)torch\.float64, not \(2, 8\)torch\.float64"),
         (lambda x: x.flatten(), r"is \(16,\)torch\.float64, not \(2, 8\)"),
@@ -153,7 +154,7 @@ def test_a_file_that_holds_no_unfinished_scores(tmp_path: Path, content: bytes) 
     ],
 )
 def test_unfinished_scores_that_are_broken(
-    tmp_path: Path, change: Callable[[Tensor], Tensor], told: str
+    tmp_path: Path, change: Callable[[Tensor], Tensor], message: str
 ) -> None:
     path = tmp_path / "scores.part"
     with pytest.raises(RuntimeError, match="stop"):
@@ -163,14 +164,14 @@ def test_unfinished_scores_that_are_broken(
     tables = {name: change(x).contiguous() for name, x in load_file(path).items()}
     save_file(tables, path, about)
     before = path.read_bytes()
-    _refused(InputError, told, [BATCH], "ablation", resume=path)
+    _refused(InputError, message, [BATCH], "ablation", resume=path)
     assert path.read_bytes() == before
 
 
 def test_a_model_saved_in_its_place(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    told = "of headwise_unfinished=None, not '1'"
-    _refused(InputError, told, [BATCH], "ablation", resume=tmp_path / "model.safetensors")
+    message = "of headwise_unfinished=None, not '1'"
+    _refused(InputError, message, [BATCH], "ablation", resume=tmp_path / "model.safetensors")
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
@@ -187,7 +188,7 @@ def test_a_loss_of_another_shape_is_refused() -> None:
 
 
 def test_a_loss_that_is_no_tensor_is_refused() -> None:
-    _refused(ShapeError, "loss a_list: it gives a list", loss=a_list)
+    _refused(ShapeError, "loss a_list: it returns a list", loss=a_list)
 
 
 def a_list(output: Any, batch: Any) -> Any:

@@ -97,7 +97,7 @@ def _models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Door]:
         return kept
 
     kept = ScoringCheckpoint(folder / "part", {"of": "these"})
-    with kept.filling():
+    with kept.saving():
         kept.table("found", 2, 3)[0] = torch.arange(3.0)
     return doors | {"unfinished scores": Door(folder / "part", resume)}
 

@@ -1,4 +1,4 @@
-"""What cannot be recovered is refused by name, and both models stay as they were."""
+"""What cannot be recovered is refused by name, and both models are unchanged."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ BATCH = {"input_ids": torch.tensor([[5, 9, 7], [4, 6, 3]])}
 
 
 def _refused(
-    kind: type[HeadwiseError], told: str, small: nn.Module, teacher: nn.Module, **how: Any
+    kind: type[HeadwiseError], message: str, small: nn.Module, teacher: nn.Module, **how: Any
 ) -> None:
     before = fingerprint(small), fingerprint(teacher)
-    given = how.pop("batches", [BATCH])
-    with pytest.raises(kind, match=told):
-        recover(small, teacher, given, **how)
+    batches = how.pop("batches", [BATCH])
+    with pytest.raises(kind, match=message):
+        recover(small, teacher, batches, **how)
     assert (fingerprint(small), fingerprint(teacher)) == before
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ({"steps": 0}, "steps=0"),
         ({"rate": 0.0}, r"rate=0\.0"),
@@ -34,15 +34,15 @@ def _refused(
         ({"batches": ["a text"]}, "1 texts without a tokenizer"),
     ],
 )
-def test_what_asks_for_nothing(how: dict[str, Any], told: str) -> None:
+def test_what_asks_for_nothing(how: dict[str, Any], message: str) -> None:
     teacher = zoo.make("Bert")
-    _refused(ArgumentError, told, prune(teacher, "L0.H1"), teacher, **how)
+    _refused(ArgumentError, message, prune(teacher, "L0.H1"), teacher, **how)
 
 
 def test_the_full_model_itself() -> None:
     teacher = zoo.make("Bert")
-    told = r"embeddings\.word_embeddings\.weight is a weight of both models"
-    _refused(ArgumentError, told, teacher, teacher)
+    message = r"embeddings\.word_embeddings\.weight is a weight of both models"
+    _refused(ArgumentError, message, teacher, teacher)
     small = prune(teacher, "L0.H1")
     small.pooler = teacher.pooler
     _refused(ArgumentError, r"pooler\.dense\.weight is a weight of both", small, teacher)
@@ -57,8 +57,8 @@ def test_weights_that_are_all_frozen() -> None:
 def test_a_teacher_of_another_vocabulary() -> None:
     teacher, small = zoo.make("Llama"), zoo.make("Llama")
     small.lm_head = nn.Linear(24, 7)
-    told = r"gives logits \(2, 3, 7\), the full one \(2, 3, 23\)"
-    _refused(ShapeError, told, small, teacher)
+    message = r"gives logits \(2, 3, 7\), the full one \(2, 3, 23\)"
+    _refused(ShapeError, message, small, teacher)
 
 
 def test_a_rate_that_leads_nowhere() -> None:

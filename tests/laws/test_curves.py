@@ -1,4 +1,4 @@
-"""Curves: what is lost is what `ablate` loses, and a plain case is counted by hand."""
+"""Curves agree with `ablate`, and with a small case computed by hand."""
 
 from itertools import pairwise
 from typing import Any
@@ -29,28 +29,28 @@ HEADS = [Head("", layer, head) for layer in range(2) for head in range(zoo.HEADS
 
 
 @pytest.mark.parametrize("mean", [True, False])
-def test_a_point_is_what_ablating_those_heads_loses(mean: bool) -> None:
+def test_a_point_is_the_loss_with_those_heads_ablated(mean: bool) -> None:
     model = zoo.make("Bert")
     batch, reference = (
-        {"input_ids": padded(some, "right")["input_ids"]} for some in (TEXTS, [[7, 8, 2]])
+        {"input_ids": padded(texts, "right")["input_ids"]} for texts in (TEXTS, [[7, 8, 2]])
     )
     orders = random_orders(HEADS, 2)
-    found = prune_curves(
+    curves = prune_curves(
         model,
         [batch],
         {"random": orders},
         reference=[reference] if mean else None,
         points=[1, 4, 99],
     )
-    assert found.removed.tolist() == [0, 1, 4]  # of 8 heads, a layer keeps one
+    assert curves.removed.tolist() == [0, 1, 4]  # of 8 heads, a layer keeps one
     loss = embedding()
     how = ("mean", [reference]) if mean else ("zero", None)
     with torch.no_grad():
         full = loss.of(model(**batch), batch)
-        for order, values in zip(orders, found.per_text["random"], strict=True):
-            for number, losses in zip(found.removed, values, strict=True):
-                gone = removable(order)[:number]
-                with ablate(model, gone, *how):
+        for order, values in zip(orders, curves.per_text["random"], strict=True):
+            for number, losses in zip(curves.removed, values, strict=True):
+                removed = removable(order)[:number]
+                with ablate(model, removed, *how):
                     expected = loss.per_text(model(**batch), batch, full).numpy()
                 np.testing.assert_allclose(losses, expected, atol=1e-6)
 
@@ -58,12 +58,12 @@ def test_a_point_is_what_ablating_those_heads_loses(mean: bool) -> None:
 @given(seed=seeds, heads=st.integers(1, 12))
 def test_each_layer_keeps_its_last_head(seed: int, heads: int) -> None:
     [order] = random_orders([Head("", head % 3, head) for head in range(heads)], 1, seed)
-    going = removable(order)
-    assert going == [head for head in order if head in going]
-    left = [head for head in order if head not in going]
-    assert sorted({head.layer for head in order}) == sorted(head.layer for head in left)
-    for one, other in pairwise(order):  # a head that stays comes after all others of its layer
-        assert one not in left or one.layer != other.layer
+    removed = removable(order)
+    assert removed == [head for head in order if head in removed]
+    remaining = [head for head in order if head not in removed]
+    assert sorted({head.layer for head in order}) == sorted(head.layer for head in remaining)
+    for head, following in pairwise(order):  # a head that stays is the last of its layer
+        assert head not in remaining or head.layer != following.layer
 
 
 def _curves() -> Curves:
@@ -73,26 +73,26 @@ def _curves() -> Curves:
     )
 
 
-def test_what_is_removable_is_the_last_point_within() -> None:
-    made = _curves()
-    assert made.removable("one", 0.6) == 2
-    assert made.removable("one", 0.5) == 0  # exactly at it is not below
-    assert made.removable("one", 9.0) == 5
-    assert made.removable("random", 1.6) == 3  # the median of 5 and 2, whole heads
-    np.testing.assert_allclose(made.mean("random"), [[0.0, 0.5, 1.5], [0.0, 1.5, 4.5]])
+def test_removable_is_the_last_point_below_the_allowance() -> None:
+    curves = _curves()
+    assert curves.removable("one", 0.6) == 2
+    assert curves.removable("one", 0.5) == 0  # exactly at it is not below
+    assert curves.removable("one", 9.0) == 5
+    assert curves.removable("random", 1.6) == 3  # the median of 5 and 2, whole heads
+    np.testing.assert_allclose(curves.mean("random"), [[0.0, 0.5, 1.5], [0.0, 1.5, 4.5]])
 
 
-def test_a_curve_that_comes_back_counts_to_where_it_left() -> None:
+def test_a_curve_that_returns_counts_up_to_where_it_left() -> None:
     values = np.array([[[0.0], [1.0], [0.1]]])
     assert Curves(np.array([0, 1, 2]), 4, {"one": values}).removable("one", 0.5) == 0
 
 
-def test_the_elbow_of_a_plain_case() -> None:
+def test_the_elbow_of_a_small_case() -> None:
     # Two texts; drawing one twice, or both, all the draws there are lie a quarter to each side.
-    made = _curves()
-    assert made.elbow("one", 0.6) == Elbow(2, 0.0, 2.0, 5)  # 0.25 and 0.75 of the two at 2 heads
-    assert made.elbow("one", 9.0) == Elbow(5, 5.0, 5.0, 5)
-    assert made.elbow("random", 1.6) == Elbow(3, 0.0, 5.0, 5)
+    curves = _curves()
+    assert curves.elbow("one", 0.6) == Elbow(2, 0.0, 2.0, 5)  # 0.25 and 0.75 of the two at 2 heads
+    assert curves.elbow("one", 9.0) == Elbow(5, 5.0, 5.0, 5)
+    assert curves.elbow("random", 1.6) == Elbow(3, 0.0, 5.0, 5)
     one = Curves(np.array([0, 1]), 4, {"one": np.zeros((1, 2, 1))}).elbow("one", 0.1)
     assert one.heads == 1
     assert np.isnan([one.low, one.high]).all()
@@ -106,9 +106,9 @@ def test_the_interval_of_the_elbow_covers_as_often_as_it_says() -> None:
         texts = rng.exponential(1.0, 80)
         base = rng.random(80)  # what texts have in common does not count
         curves = Curves(points, 20, {"one": (base + points[:, None] * texts)[None]})
-        found = curves.elbow("one", 9.5)
-        assert found.low <= found.heads <= found.high
-        covered += found.low <= 9 <= found.high
+        elbow = curves.elbow("one", 9.5)
+        assert elbow.low <= elbow.heads <= elbow.high
+        covered += elbow.low <= 9 <= elbow.high
     assert covered >= 180
 
 
@@ -119,30 +119,30 @@ def test_what_is_allowed_is_a_share_of_what_there_is_to_lose() -> None:
     assert embedding_curves.allowance(0.02) == 0.02
 
 
-def test_random_orders_come_along() -> None:
+def test_random_orders_are_added() -> None:
     model, batch = zoo.make("Bert"), {"input_ids": padded(TEXTS, "right")["input_ids"]}
-    found = prune_curves(model, [batch], {"mine": [HEADS]})
-    assert found.removed.tolist() == [0, 1, 2, 3, 4, 5, 6]
-    given = prune_curves(model, [batch], {"mine": [HEADS], "drawn": random_orders(HEADS, 5)})
-    assert list(given.per_text) == ["mine", "drawn"]
-    np.testing.assert_array_equal(found.per_text["mine"], given.per_text["mine"])
-    np.testing.assert_array_equal(found.per_text["random"], given.per_text["drawn"])
+    curves = prune_curves(model, [batch], {"mine": [HEADS]})
+    assert curves.removed.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    explicit = prune_curves(model, [batch], {"mine": [HEADS], "drawn": random_orders(HEADS, 5)})
+    assert list(explicit.per_text) == ["mine", "drawn"]
+    np.testing.assert_array_equal(curves.per_text["mine"], explicit.per_text["mine"])
+    np.testing.assert_array_equal(curves.per_text["random"], explicit.per_text["drawn"])
 
 
-def test_models_that_are_cut_are_judged_as_they_are() -> None:
+def test_cut_models_are_measured_as_they_are() -> None:
     model, batch = zoo.make("Llama"), padded(TEXTS, "right")
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     order = [Head("", *pair) for pair in [(0, 0), (1, 2), (0, 1), (1, 3)]]  # whole groups first
     order += [head for head in HEADS if head not in order]
-    given = []
+    calls = []
 
-    def cut(gone: list[Head]) -> nn.Module:
-        given.append(gone)
-        return prune(model, gone, expand=True).train()
+    def cut(removed: list[Head]) -> nn.Module:
+        calls.append(removed)
+        return prune(model, removed, expand=True).train()
 
     gated = prune_curves(model, [batch], {"mine": [order]}, points=[2, 4])
     cuts = prune_curves(model, [batch], {"mine": [order]}, points=[2, 4], cut=cut)
-    assert [len(gone) for gone in given] == [2, 4]
+    assert [len(removed) for removed in calls] == [2, 4]
     assert list(cuts.per_text) == ["mine"]
     np.testing.assert_allclose(cuts.per_text["mine"], gated.per_text["mine"], rtol=1e-5)
 
@@ -156,15 +156,15 @@ def test_models_that_are_cut_are_judged_as_they_are() -> None:
          [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], "accuracy"),
     ],
 )  # fmt: skip
-def test_labels_give_the_score_of_the_task(how: Any, labels: Any, score: str) -> None:
+def test_labels_give_the_task_score(how: Any, labels: Any, score: str) -> None:
     config = zoo.make("Bert").config
     config = type(config)(**{**config.to_dict(), "id2label": None, "label2id": None} | how)
     model = transformers.BertForSequenceClassification(config).eval()
     batch = padded(TEXTS, "right") | {"labels": torch.tensor(labels)}
     batch.pop("position_ids", None)
-    found = prune_curves(model, [batch], {"mine": [HEADS]}, points=[3])
-    assert (found.loss, found.score) == ("label", score)
-    for at, number in enumerate(found.removed):
+    curves = prune_curves(model, [batch], {"mine": [HEADS]}, points=[3])
+    assert (curves.loss, curves.score) == ("label", score)
+    for point, number in enumerate(curves.removed):
         with torch.no_grad(), ablate(model, removable(HEADS)[:number]):
             logits = model(**batch).logits
         if how["num_labels"] == 3:
@@ -173,14 +173,16 @@ def test_labels_give_the_score_of_the_task(how: Any, labels: Any, score: str) ->
             expected = ((logits > 0) == batch["labels"].bool()).float().mean()
         else:
             expected = spearmanr(logits[:, 0], labels).statistic
-        assert found.scores["mine"][0, at] == pytest.approx(float(expected))
-    frame = found.frame()
-    assert frame[score].tolist()[:2] == found.scores["mine"][0].tolist()
+        assert curves.scores["mine"][0, point] == pytest.approx(float(expected))
+    frame = curves.frame()
+    assert frame[score].tolist()[:2] == curves.scores["mine"][0].tolist()
     assert (frame[f"{score}.low"] <= frame[f"{score}.high"]).all()
 
 
 def test_pairs_give_the_correlation_of_their_cosines() -> None:
-    tokenizer = Tokenizer(WordLevel({word: at for at, word in enumerate("abcdefghij")}, "a"))
+    tokenizer = Tokenizer(
+        WordLevel({word: number for number, word in enumerate("abcdefghij")}, "a")
+    )
     tokenizer.pre_tokenizer = Whitespace()
     texts = ["a b c", "d", "e f g h", "b", "i j", "c c a b", "g", "a"]
     pairs = [
@@ -189,20 +191,20 @@ def test_pairs_give_the_correlation_of_their_cosines() -> None:
     ][:5]
     model = zoo.make("Bert")
     batches, loss = paired(pairs, model, tokenizer)
-    found = prune_curves(model, batches, {"mine": [HEADS]}, loss=loss, points=[2])
+    curves = prune_curves(model, batches, {"mine": [HEADS]}, loss=loss, points=[2])
 
     def embed(text: str) -> np.ndarray:
         ids = {"input_ids": torch.tensor([tokenizer.encode(text).ids])}
         return loss.of(model(**ids), ids)[0].numpy()
 
-    for at, number in enumerate(found.removed):
+    for point, number in enumerate(curves.removed):
         with torch.no_grad(), ablate(model, removable(HEADS)[:number]):
             cosines = [embed(pair.one) @ embed(pair.two) for pair in pairs]
         expected = spearmanr(cosines, [pair.similarity for pair in pairs]).statistic
-        assert found.scores["mine"][0, at] == pytest.approx(expected)
+        assert curves.scores["mine"][0, point] == pytest.approx(expected)
 
 
-def test_the_frame_tells_the_elbow_when_asked() -> None:
+def test_the_frame_has_the_elbow_with_an_allowance() -> None:
     frame = _curves().frame(allowed=0.6)
     one = frame[frame["order"] == "one"]
     assert one["elbow"].tolist() == [2, 2, 2]

@@ -1,4 +1,4 @@
-"""What a group of heads shares: nothing shared loses less, and nothing is turned that is bound."""
+"""Grouping shares the features with the least loss, and rotates only what positions leave free."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -28,53 +28,54 @@ n_groups, sizes, seeds = st.integers(1, 4), st.integers(1, 4), st.integers(0, 10
 
 @dataclass(frozen=True)
 class Heads:
-    """What makes some features, the same as they are seen, and what of them counts."""
+    """The rows that produce some features, the rows weighted by the inputs, and the metric."""
 
     rows: Tensor
-    seen: Tensor
-    counts: Tensor
+    weighted: Tensor
+    metric: Tensor
 
-    def fit(self, freedom: Symmetries) -> Fit:
-        return fit(Features.of(self.seen, self.counts), freedom)
+    def fit(self, symmetries: Symmetries) -> Fit:
+        return fit(Features.of(self.weighted, self.metric), symmetries)
 
-    def lost(self, rows: Tensor, mixed: Tensor) -> float:
-        """What counts of the error when each head keeps `mixed` of these rows."""
-        error = self.rows - mixed @ rows
-        return self._counted(
-            error @ torch.linalg.lstsq(self._flat(self.rows), self._flat(self.seen)).solution
+    def loss(self, rows: Tensor, decoders: Tensor) -> float:
+        """The weighted error when each head reconstructs its features from these rows."""
+        error = self.rows - decoders @ rows
+        return self._size(
+            error @ torch.linalg.lstsq(self._flat(self.rows), self._flat(self.weighted)).solution
         )
 
-    def whole(self) -> float:
-        return self._counted(self.seen)
+    def total(self) -> float:
+        return self._size(self.weighted)
 
-    def _counted(self, x: Tensor) -> float:
+    def _size(self, x: Tensor) -> float:
         return sum(
-            torch.trace(one.T @ two @ one).item() for one, two in zip(x, self.counts, strict=True)
+            torch.trace(head.T @ metric @ head).item()
+            for head, metric in zip(x, self.metric, strict=True)
         )
 
     def _flat(self, x: Tensor) -> Tensor:
         return x.flatten(0, 1)
 
 
-def _heads(n: int, D: int, freedom: Symmetries) -> Heads:
-    # Fewer come in than there are features, so that all that comes in can be told from them.
+def _heads(n: int, D: int, symmetries: Symmetries) -> Heads:
+    # Fewer inputs than features, so that the inputs can be recovered from the features.
     rows = torch.randn(n, D, D - 1, dtype=torch.float64)
-    counts = torch.randn(n, D, D + 1, dtype=torch.float64)
-    counts = counts @ counts.mT
-    if len(freedom.free) < D:  # features that positions turn count apart
-        counts = torch.diag_embed(counts.diagonal(dim1=1, dim2=2))
-        for one, two in freedom.pairs.tolist():
-            counts[:, one, one] = counts[:, two, two]
-    return Heads(rows, rows @ torch.randn(D - 1, D - 1, dtype=torch.float64), counts)
+    metric = torch.randn(n, D, D + 1, dtype=torch.float64)
+    metric = metric @ metric.mT
+    if len(symmetries.free) < D:  # features that positions rotate have independent weights
+        metric = torch.diag_embed(metric.diagonal(dim1=1, dim2=2))
+        for i, j in symmetries.pairs.tolist():
+            metric[:, i, i] = metric[:, j, j]
+    return Heads(rows, rows @ torch.randn(D - 1, D - 1, dtype=torch.float64), metric)
 
 
-def _freedom(kind: str, D: int) -> Symmetries:
-    some = torch.arange(D)
+def _symmetries(kind: str, D: int) -> Symmetries:
+    features = torch.arange(D)
     return {
         "all": all_free(D),
         "none": none_free(),
-        "pairs": Symmetries(some[:0], some.view(2, -1).T),
-        "some": Symmetries(some[D // 2 :], some[: D // 2].view(-1, 2)),
+        "pairs": Symmetries(features[:0], features.view(2, -1).T),
+        "some": Symmetries(features[D // 2 :], features[: D // 2].view(-1, 2)),
     }[kind]
 
 
@@ -83,41 +84,42 @@ KINDS = ("all", "none", "pairs", "some")
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(n=st.integers(1, 4), seed=seeds)
-def test_what_is_lost_is_what_counts_of_the_error(kind: str, n: int, seed: int) -> None:
+def test_the_loss_is_the_weighted_error(kind: str, n: int, seed: int) -> None:
     torch.manual_seed(seed)
-    freedom = _freedom(kind, 8)
-    heads = _heads(n, 8, freedom)
-    found, whole = heads.fit(freedom), heads.whole()
-    assert found.whole == pytest.approx(whole)
-    lost = heads.lost(found.shared(heads.rows), found.mixed)
-    assert found.lost == pytest.approx(lost, rel=1e-6, abs=1e-9 * whole)
+    symmetries = _symmetries(kind, 8)
+    heads = _heads(n, 8, symmetries)
+    result, total = heads.fit(symmetries), heads.total()
+    assert result.total == pytest.approx(total)
+    loss = heads.loss(result.shared(heads.rows), result.decoders)
+    assert result.loss == pytest.approx(loss, rel=1e-6, abs=1e-9 * total)
     if n == 1:
-        assert found.lost <= 1e-9 * whole
+        assert result.loss <= 1e-9 * total
 
 
 @pytest.mark.parametrize("kind", ["all", "pairs", "some"])
 @given(seed=seeds)
-def test_nothing_else_that_is_shared_loses_less(kind: str, seed: int) -> None:
+def test_no_other_shared_features_lose_less(kind: str, seed: int) -> None:
     torch.manual_seed(seed)
-    freedom = _freedom(kind, 8)
-    heads = _heads(3, 8, freedom)
-    found = heads.fit(freedom)
-    assert found.lost < heads.fit(none_free()).lost
+    symmetries = _symmetries(kind, 8)
+    heads = _heads(3, 8, symmetries)
+    best = heads.fit(symmetries)
+    assert best.loss < heads.fit(none_free()).loss
     for _ in range(5):
-        rows = found.shared(heads.rows)
+        rows = best.shared(heads.rows)
         rows = rows + 0.1 * torch.randn_like(rows)
-        assert heads.lost(rows, found.mixed + 0.1 * _drawn(freedom, 3, 8)) > found.lost - 1e-9
+        decoders = best.decoders + 0.1 * _random_mixing(symmetries, 3, 8)
+        assert heads.loss(rows, decoders) > best.loss - 1e-9
 
 
-def _drawn(freedom: Symmetries, n: int, D: int) -> Tensor:
-    """Matrices that mix what is free to be mixed."""
-    mixed = torch.zeros(n, D, D, dtype=torch.float64)
-    free, (one, two) = freedom.free, freedom.pairs.T
-    mixed[:, free[:, None], free] = torch.randn(n, len(free), len(free), dtype=torch.float64)
-    real, imaginary = torch.randn(2, n, len(one), dtype=torch.float64)
-    mixed[:, one, one] = mixed[:, two, two] = real
-    mixed[:, two, one], mixed[:, one, two] = imaginary, -imaginary
-    return mixed
+def _random_mixing(symmetries: Symmetries, n: int, D: int) -> Tensor:
+    """Random matrices that mix features as the symmetries allow."""
+    matrices = torch.zeros(n, D, D, dtype=torch.float64)
+    free, (i, j) = symmetries.free, symmetries.pairs.T
+    matrices[:, free[:, None], free] = torch.randn(n, len(free), len(free), dtype=torch.float64)
+    real, imaginary = torch.randn(2, n, len(i), dtype=torch.float64)
+    matrices[:, i, i] = matrices[:, j, j] = real
+    matrices[:, j, i], matrices[:, i, j] = imaginary, -imaginary
+    return matrices
 
 
 @given(n_groups, sizes, seeds)
@@ -175,7 +177,7 @@ def test_norms_bind_keys_and_not_values() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_low_precision_binds_no_more(dtype: torch.dtype) -> None:
     keys, _ = _free(MultiHeadAttention(64, 2, rope=RoPE(16)).to(dtype))
-    assert str(keys) == "16 features mixed, 16 features turned in pairs"
+    assert str(keys) == "16 features mixed, 16 features rotated in pairs"
 
 
 def _free(layer: MultiHeadAttention) -> tuple[Symmetries, Symmetries]:

@@ -9,6 +9,7 @@ import torch
 import zoo
 from torch import Tensor, nn
 
+from headwise._evaluation import differentiable_evaluation
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import ablate, find_attentions, gate_heads
 from headwise.scoring import Gates, importance
@@ -23,8 +24,8 @@ SHORT = Gates(steps=40, seeds=2)
 
 def _batches() -> list[dict[str, Tensor]]:
     keys = ("input_ids", "attention_mask")
-    both = [padded(TEXTS[:2], "right"), padded(TEXTS[2:], "right")]
-    return [{key: batch[key] for key in keys} for batch in both]
+    batches = [padded(TEXTS[:2], "right"), padded(TEXTS[2:], "right")]
+    return [{key: batch[key] for key in keys} for batch in batches]
 
 
 def _squared(output: Any, batch: Any) -> Tensor:
@@ -72,30 +73,30 @@ def test_a_gradient_is_the_head_in_its_projection_times_its_gradient(name: str) 
 def test_gradients_are_slopes_of_each_text_alone(method: str, gate: float) -> None:
     model, batches = zoo.make("GPT2").double(), _batches()
     scores = importance(model, batches, method)
-    found = find_attentions(model)
+    attentions = find_attentions(model)
     ordered = [TEXTS[0], TEXTS[1], TEXTS[2]]
 
     def loss(gates: Tensor, text: list[int]) -> float:
         ids = torch.tensor([text])
-        with torch.no_grad(), gate_heads(model, found, lambda one: gates[found.index(one)]):
+        with torch.no_grad(), gate_heads(model, attentions, lambda a: gates[attentions.index(a)]):
             logits = model(input_ids=ids).logits
         return nn.functional.cross_entropy(logits[0, :-1].double(), ids[0, 1:]).item()
 
     for row, text in enumerate(ordered):
-        for at, head in enumerate(scores.heads):
+        for column, head in enumerate(scores.heads):
             step = torch.zeros(2, zoo.HEADS, dtype=torch.float64)
             step[head.layer, head.head] = 1e-5
             slope = (loss(gate + step, text) - loss(gate - step, text)) / 2e-5
-            assert scores.per_text[row, at] == pytest.approx(abs(slope), rel=1e-6, abs=1e-8)
+            assert scores.per_text[row, column] == pytest.approx(abs(slope), rel=1e-6, abs=1e-8)
 
 
 def test_curvature_is_half_the_squared_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.scoring.methods._gradients._PROBES", 4000)
     model, batch = zoo.make("Bert").double(), _batches()[1]
-    found = find_attentions(model)
+    attentions = find_attentions(model)
 
     def embed(gates: Tensor) -> Tensor:
-        with gate_heads(model, found, lambda one: gates[found.index(one)]):
+        with gate_heads(model, attentions, lambda a: gates[attentions.index(a)]):
             return nn.functional.normalize(model(**batch)[0].mean(1)[0], dim=0)
 
     ones = torch.ones(2, zoo.HEADS, dtype=torch.float64)
@@ -155,27 +156,43 @@ def _state(model: nn.Module) -> list[Any]:
     return [flags, modules_of(model), weights]
 
 
-def _assert_equal(one: list[Any], two: list[Any]) -> None:
-    assert one[:2] == two[:2]
-    for mine, theirs in zip(one[2], two[2], strict=True):
-        assert mine[0] == theirs[0]
-        assert torch.equal(mine[1], theirs[1])
-        assert mine[2] is theirs[2]
+def _assert_equal(after: list[Any], before: list[Any]) -> None:
+    assert after[:2] == before[:2]
+    for weight, expected in zip(after[2], before[2], strict=True):
+        assert weight[0] == expected[0]
+        assert torch.equal(weight[1], expected[1])
+        assert weight[2] is expected[2]
 
 
-def test_heads_that_back_each_other_up_are_told_apart_by_rounds() -> None:
-    # Two heads that do the same: each alone can go, the second cannot once the first is gone.
+@pytest.mark.parametrize("weights", [True, False])
+def test_differentiable_evaluation_restores_flags(weights: bool) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 1)).train()
+    model[2].eval()
+    model[0].bias.requires_grad_(False)
+    before = _state(model)
+    gates = torch.ones(1, 2, requires_grad=True)
+    with torch.inference_mode(), differentiable_evaluation(model, weights=weights):
+        assert not any(module.training for module in model.modules())
+        inputs = gates * torch.ones(1, 2)
+        differentiable = [weight for weight in model.parameters() if weight.requires_grad]
+        torch.autograd.grad(model(inputs).sum(), [gates, *differentiable])
+    assert len(differentiable) == (3 if weights else 0)
+    _assert_equal(_state(model), before)
+
+
+def test_rounds_separate_heads_that_back_each_other_up() -> None:
+    # Two redundant heads: either can be removed, but not both.
     model = zoo.make("Bert").double()
-    found = find_attentions(model)
-    attention = found[1].module
+    attentions = find_attentions(model)
+    attention = attentions[1].module
     with torch.no_grad():
         for projection in (attention.query, attention.key, attention.value):
             heads = projection.weight.unflatten(0, (zoo.HEADS, -1))
             heads[1] = heads[0]
             projection.bias.unflatten(0, (zoo.HEADS, -1))[1] = projection.bias[:6]
         # One feature so large that the norm after it makes one twin as good as two.
-        found[1].output.per_head[:2] = 0
-        found[1].output.per_head[:2, :, 0] = 100.0
+        attentions[1].output.per_head[:2] = 0
+        attentions[1].output.per_head[:2, :, 0] = 100.0
     batches = _batches()
     once = importance(model, batches, "zero-ablation")
     again = importance(model, batches, "zero-ablation", rounds=8)
@@ -187,7 +204,7 @@ def test_heads_that_back_each_other_up_are_told_apart_by_rounds() -> None:
     assert again.importance[last] > 5 * max(again.importance[first], once.importance[twins[0]])
 
 
-def test_more_rounds_begin_with_the_order_of_one() -> None:
+def test_several_rounds_begin_with_the_order_of_one() -> None:
     model, batches = zoo.make("Llama"), _batches()
     one, many = (importance(model, batches, rounds=rounds) for rounds in (1, 4))
     assert many.order()[:2] == one.order()[:2]
@@ -237,51 +254,52 @@ class _StopError(Exception):
     pass
 
 
-def _stopping(after: int, told: list[int]) -> Any:
-    def tell(done: int, total: int) -> None:
-        told.append(done)
-        if len(told) == after:
+def _stopping(after: int, steps: list[int]) -> Any:
+    def on_progress(done: int, total: int) -> None:
+        steps.append(done)
+        if len(steps) == after:
             raise _StopError
 
-    return tell
+    return on_progress
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("method", ["ablation", "zero-ablation"])
-def test_an_interrupted_ablation_goes_on(tmp_path: Path, method: str, rounds: int) -> None:
+def test_an_interrupted_ablation_resumes(tmp_path: Path, method: str, rounds: int) -> None:
     model, batches, path = zoo.make("Llama"), _batches(), tmp_path / "scores.part"
     whole: list[int] = []
     expected = importance(
         model, batches, method, rounds=rounds, on_progress=lambda done, _: whole.append(done)
     )
     how = {"rounds": rounds, "resume": path}
-    told: list[list[int]] = []
+    steps: list[list[int]] = []
     for after in (3, 2 * len(_batches()), 7):  # within a batch, at its end, in the next
-        told.append([])
+        steps.append([])
         with pytest.raises(_StopError):
-            importance(model, batches, method, **how, on_progress=_stopping(after, told[-1]))
+            importance(model, batches, method, **how, on_progress=_stopping(after, steps[-1]))
         assert path.exists()
-    told.append([])
+    steps.append([])
     scores = importance(
-        model, batches, method, **how, on_progress=lambda done, _: told[-1].append(done)
+        model, batches, method, **how, on_progress=lambda done, _: steps[-1].append(done)
     )
     assert (scores.per_text == expected.per_text).all()
     assert (scores.round == expected.round).all()
-    assert [done for part in told for done in part] == whole  # nothing twice
+    assert [done for attempt in steps for done in attempt] == whole  # nothing twice
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_kept_is_written_while_it_goes(
+def test_the_checkpoint_is_written_as_it_fills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwise.scoring._checkpoint._SECONDS", 0.0)
-    sizes = []
+    path = tmp_path / "part"
+    written = []
 
-    def look(done: int, total: int) -> None:
-        sizes.append((tmp_path / "part").exists())
+    def check(done: int, total: int) -> None:
+        written.append(path.exists())
 
-    importance(zoo.make("Bert"), _batches(), "ablation", resume=tmp_path / "part", on_progress=look)
-    assert all(sizes)
+    importance(zoo.make("Bert"), _batches(), "ablation", resume=path, on_progress=check)
+    assert all(written)
 
 
 def test_texts_are_read_with_their_tokenizer() -> None:

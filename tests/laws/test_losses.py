@@ -29,7 +29,7 @@ def _bert(kind: str, **more: Any) -> nn.Module:
 
 
 def _each_alone(model: nn.Module, labels: list[Any]) -> list[float]:
-    """Hugging Face's own loss of each text, read by itself."""
+    """Hugging Face's own loss of each text, computed by itself."""
     return [
         model(input_ids=torch.tensor([ids]), labels=torch.tensor([label])).loss.item()
         for ids, label in zip(TEXTS, labels, strict=True)
@@ -47,8 +47,8 @@ def _ours(model: nn.Module, batch: dict[str, Any], name: str) -> np.ndarray:
 def test_the_language_model_loss_is_that_of_each_text_alone(side: str) -> None:
     config = transformers.LlamaConfig(**SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2)
     model = transformers.LlamaForCausalLM(config).eval()
-    found = _ours(model, padded(TEXTS, side), "lm")
-    np.testing.assert_allclose(found, _each_alone(model, TEXTS), rtol=1e-5)
+    losses = _ours(model, padded(TEXTS, side), "lm")
+    np.testing.assert_allclose(losses, _each_alone(model, TEXTS), rtol=1e-5)
 
 
 def test_the_mini_gpt_has_a_language_model_loss() -> None:
@@ -58,7 +58,7 @@ def test_the_mini_gpt_has_a_language_model_loss() -> None:
     np.testing.assert_allclose(_ours(model, {"input_ids": ids}, "lm"), [expected], rtol=1e-6)
 
 
-def test_the_masked_loss_counts_what_was_hidden() -> None:
+def test_the_masked_loss_counts_masked_tokens() -> None:
     model = _bert("MaskedLM")
     hidden = [[-100] * len(ids) for ids in TEXTS]
     for at, labels in enumerate(hidden):
@@ -92,8 +92,8 @@ def test_labels_of_tokens_count_for_their_text() -> None:
     labels = [[token % 3 for token in ids] for ids in TEXTS]
     batch = padded(TEXTS, "right")
     batch["labels"] = torch.full_like(batch["input_ids"], -100)
-    for row, one in enumerate(labels):
-        batch["labels"][row, : len(one)] = torch.tensor(one)
+    for row, text in enumerate(labels):
+        batch["labels"][row, : len(text)] = torch.tensor(text)
     np.testing.assert_allclose(_ours(model, batch, "label"), _each_alone(model, labels), rtol=1e-5)
 
 
@@ -104,17 +104,17 @@ def test_the_embedding_loss_is_one_minus_the_cosine(side: str, pooling: Any, whi
     batch = padded(TEXTS, side)
     loss = embedding(pooling)
     full = loss.of(states[0], batch)
-    found = loss.per_text(states[1], batch, full)
+    losses = loss.per_text(states[1], batch, full)
     for text, ids in enumerate(TEXTS):
-        place = slice(0, len(ids)) if side == "right" else slice(7 - len(ids), 7)
-        one, two = (x[text, place] for x in states)
-        one, two = (x.mean(0) if which is ... else x[which] for x in (one, two))
-        expected = 1 - torch.cosine_similarity(one, two, dim=0)
-        torch.testing.assert_close(found[text], expected)
+        tokens = slice(0, len(ids)) if side == "right" else slice(7 - len(ids), 7)
+        x, y = (state[text, tokens] for state in states)
+        x, y = (z.mean(0) if which is ... else z[which] for z in (x, y))
+        expected = 1 - torch.cosine_similarity(x, y, dim=0)
+        torch.testing.assert_close(losses[text], expected)
     torch.testing.assert_close(loss.per_text(states[0], batch, full), torch.zeros(3))
 
 
-def test_a_base_model_is_to_keep_its_embeddings() -> None:
+def test_a_base_model_has_the_embedding_loss() -> None:
     model = transformers.BertModel(transformers.BertConfig(**SIZES))
     assert find_loss(None, model, padded(TEXTS, "right")).name == "embedding"
 

@@ -1,4 +1,4 @@
-"""Recovery: what was lost comes back, the same way each time, and nothing else changes."""
+"""Recovery brings a smaller model closer to the full one, reproducibly; nothing else changes."""
 
 from typing import Any
 
@@ -16,16 +16,16 @@ from headwise.recovery import recovering
 from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
-GONE = [(0, 0), (0, 1), (1, 2), (1, 3)]
+REMOVED = [(0, 0), (0, 1), (1, 2), (1, 3)]
 
 
 def _batches() -> list[dict[str, Tensor]]:
     keys = ("input_ids", "attention_mask")
-    both = [padded(TEXTS[:2], "right"), padded(TEXTS[2:], "right")]
-    return [{key: batch[key] for key in keys} for batch in both]
+    batches = [padded(TEXTS[:2], "right"), padded(TEXTS[2:], "right")]
+    return [{key: batch[key] for key in keys} for batch in batches]
 
 
-def _made(kind: str) -> nn.Module:
+def _make(kind: str) -> nn.Module:
     torch.manual_seed(2)
     if kind == "mini":
         return MiniGPT(MiniGPTConfig(13, 8, 12, 4, n_layers=2)).eval()
@@ -40,54 +40,54 @@ def _made(kind: str) -> nn.Module:
 def _distance(model: nn.Module, teacher: nn.Module, batch: dict[str, Tensor]) -> float:
     """By its definition, token by token."""
     with torch.no_grad():
-        outputs = [one(**batch) for one in (model, teacher)]
+        outputs = [module(**batch) for module in (model, teacher)]
     real = batch["attention_mask"].bool()
     if hasattr(outputs[0], "last_hidden_state"):
-        one, two = (output.last_hidden_state[real].double() for output in outputs)
-        return float((1 - torch.cosine_similarity(one, two, dim=-1)).mean())
+        x, y = (output.last_hidden_state[real].double() for output in outputs)
+        return float((1 - torch.cosine_similarity(x, y, dim=-1)).mean())
     logits = [getattr(output, "logits", output).double() for output in outputs]
-    mine, theirs = (x[real] if x.ndim == 3 else x for x in logits)
-    p = theirs.softmax(-1)
-    return (p * (p.log() - mine.softmax(-1).log())).sum(-1).mean().item()
+    student, target = (x[real] if x.ndim == 3 else x for x in logits)
+    p = target.softmax(-1)
+    return (p * (p.log() - student.softmax(-1).log())).sum(-1).mean().item()
 
 
 @pytest.mark.parametrize("kind", ["Bert", "GPT2", "Llama", "mini", "classes"])
-def test_the_smaller_model_comes_back_towards_the_full_one(kind: str) -> None:
-    teacher, batches = _made(kind), _batches()
+def test_the_smaller_model_comes_closer_to_the_full_one(kind: str) -> None:
+    teacher, batches = _make(kind), _batches()
     mark = fingerprint(teacher)
-    small = hw.prune(teacher, GONE)
+    small = hw.prune(teacher, REMOVED)
     before = [_distance(small, teacher, batch) for batch in batches]
-    told: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     losses = hw.recover(
         small, teacher, batches, steps=60, rate=3e-3,
-        on_progress=lambda done, total: told.append((done, total)),
+        on_progress=lambda done, total: steps.append((done, total)),
     )  # fmt: skip
     # The first loss is that of one batch, before anything was learned.
     assert np.abs(losses[0] - before).min() < 1e-5 * max(before)
-    assert told == [(step + 1, 60) for step in range(60)]
+    assert steps == [(step + 1, 60) for step in range(60)]
     after = [_distance(small, teacher, batch) for batch in batches]
     assert np.mean(after) < 0.5 * np.mean(before)
     assert fingerprint(teacher) == mark
     assert [part.site.n_heads for part in find_attentions(small)] == [2, 2]
 
 
-def test_a_number_comes_back_too() -> None:
-    teacher = _made("classes")
+def test_a_regression_head_recovers_too() -> None:
+    teacher = _make("classes")
     teacher.classifier = nn.Linear(24, 1)
     teacher.classifier.weight.data.mul_(8.0)
-    small = hw.prune(teacher, GONE)
+    small = hw.prune(teacher, REMOVED)
     losses = hw.recover(small, teacher, _batches()[:1], steps=40, rate=3e-3)
     assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_whole_model_has_nothing_to_recover() -> None:
-    teacher, copy = _made("GPT2"), _made("GPT2")
+    teacher, copy = _make("GPT2"), _make("GPT2")
     assert abs(hw.recover(copy, teacher, _batches(), steps=1)[0]) < 1e-6
 
 
 def test_padding_does_not_count() -> None:
-    teacher = _made("Bert")
-    small = hw.prune(teacher, GONE)
+    teacher = _make("Bert")
+    small = hw.prune(teacher, REMOVED)
     text = {"input_ids": torch.tensor([TEXTS[1]])}
     # One text of two beside padding, and alone.
     with torch.no_grad():
@@ -97,22 +97,22 @@ def test_padding_does_not_count() -> None:
     assert hw.recover(small, teacher, [wide], steps=1)[0] == pytest.approx(expected, rel=1e-4)
 
 
-def test_it_goes_the_same_way_by_the_same_seed() -> None:
-    teacher = _made("GPT2").train()
+def test_the_same_seed_gives_the_same_weights() -> None:
+    teacher = _make("GPT2").train()
     marks = []
     for seed in (0, 0, 1):
-        small = hw.prune(teacher, GONE)  # with dropout in its configuration, and in training mode
-        torch.rand(1)  # other draws in the process do not count
+        small = hw.prune(teacher, REMOVED)  # in training mode, with dropout
+        torch.rand(1)  # other random draws have no influence
         hw.recover(small, teacher, [*_batches(), *_batches()[:1]], steps=3, rate=1e-3, seed=seed)
         marks.append(fingerprint(small))
     assert marks[0] == marks[1] != marks[2]
 
 
-def test_modes_flags_and_gradients_stay() -> None:
-    teacher = _made("Bert").train()
+def test_modes_flags_and_gradients_are_unchanged() -> None:
+    teacher = _make("Bert").train()
     teacher.encoder.layer[0].eval()
     teacher.embeddings.requires_grad_(False)
-    small = hw.prune(teacher, GONE)
+    small = hw.prune(teacher, REMOVED)
     weight = small.encoder.layer[1].output.dense.weight
     weight.grad = torch.ones_like(weight)
     before = _state(small), _state(teacher)
@@ -127,9 +127,9 @@ def _state(model: nn.Module) -> list[Any]:
     return [modes, [(x.requires_grad, id(x.grad)) for x in model.parameters()]]
 
 
-def test_an_interruption_gives_the_weights_back() -> None:
-    teacher = _made("Bert")
-    small = hw.prune(teacher, GONE)
+def test_an_interrupt_restores_the_weights() -> None:
+    teacher = _make("Bert")
+    small = hw.prune(teacher, REMOVED)
     before = fingerprint(small)
 
     def stop(done: int, total: int) -> None:
@@ -143,12 +143,14 @@ def test_an_interruption_gives_the_weights_back() -> None:
 
 
 def test_curves_of_recovered_models_lie_below_those_of_gated_ones() -> None:
-    model, batches = _made("Llama"), _batches()
+    model, batches = _make("Llama"), _batches()
     heads = heads_of(find_attentions(model))
     orders = {"mine": [[heads[0], heads[7], heads[2], heads[1], *heads[3:7]]]}
     gated = hw.prune_curves(model, batches, orders, reference=batches, points=[1, 3])
     cut = recovering(model, batches, steps=30, rate=3e-3)
     recovered = hw.prune_curves(model, batches, orders, points=[1, 3], cut=cut)
     assert recovered.removed.tolist() == [0, 1, 3]
-    grown = [curves.mean("mine")[0] - curves.mean("mine")[0, 0] for curves in (gated, recovered)]
-    assert abs(grown[1][1:]).max() < abs(grown[0][1:]).max()
+    increases = [
+        curves.mean("mine")[0] - curves.mean("mine")[0, 0] for curves in (gated, recovered)
+    ]
+    assert abs(increases[1][1:]).max() < abs(increases[0][1:]).max()

@@ -1,4 +1,4 @@
-"""Every architecture: importance is the slope of the loss, and models restart where they may."""
+"""Importance on every architecture: gradients are slopes, and suffix replay changes nothing."""
 
 from functools import partial
 from typing import Any
@@ -37,11 +37,11 @@ def test_gradients_of_gates_are_slopes(name: str, method: str, gate: float) -> N
     if loss.compares and method == "gradient":  # it is flat at the full model
         loss = Loss("squared", _squared)
     with Double():
-        found = find_attentions(model, batch)
+        attentions = find_attentions(model, batch)
         full = loss.of(model(**batch), batch).detach() if loss.compares else None
 
     def losses(gates: Tensor) -> Tensor:
-        with gate_heads(model, found, lambda one: gates[found.index(one)]):
+        with gate_heads(model, attentions, lambda a: gates[attentions.index(a)]):
             return loss.per_text(model(**batch), batch, full)
 
     with Double():
@@ -58,10 +58,10 @@ def test_gradients_of_gates_are_slopes(name: str, method: str, gate: float) -> N
     assert abs(scores.per_text - expected.numpy()).max() <= 1e-6 * expected.max()
     # The same by the weights: a gate scales the columns of its head in the output projection.
     by_gates: dict[nn.Module, Tensor] = {}
-    for attention, slope in zip(found, gates.grad * gate, strict=True):
+    for attention, slope in zip(attentions, gates.grad * gate, strict=True):
         module = attention.output.module  # layers may share theirs
         by_gates[module] = by_gates.get(module, 0) + slope
-    for attention in found:
+    for attention in attentions:
         weight = attention.output.weight
         product = (weight * weight.grad).movedim(attention.output.in_axis, 0)
         by_weights = product.unflatten(0, (zoo.HEADS, -1)).flatten(1).sum(1)
@@ -70,23 +70,23 @@ def test_gradients_of_gates_are_slopes(name: str, method: str, gate: float) -> N
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_restarted_model_gives_what_the_whole_one_gives(
+def test_a_replayed_prefix_gives_the_same_scores(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = zoo.make(name), _batch()
-    first, last = (find_attentions(model, batch)[at] for at in (0, -1))
-    ran = dict.fromkeys((first, last), 0)
+    first, last = (find_attentions(model, batch)[index] for index in (0, -1))
+    calls = dict.fromkeys((first, last), 0)
 
     def count(attention: Attention, *_: object) -> None:
-        ran[attention] += 1
+        calls[attention] += 1
 
-    for attention in ran:
+    for attention in calls:
         attention.output.module.register_forward_hook(partial(count, attention))
     short = {name: tensor[:2, :4] for name, tensor in batch.items()}
     restarted = importance(model, [batch, short], "zero-ablation")
     shared = first.module is last.module
-    # Of the eight heads the last four leave the first layer alone, in each batch.
-    assert shared or ran[first] <= ran[last] - 8
+    # In each batch, the four heads of the last layer do not rerun the first layer.
+    assert shared or calls[first] <= calls[last] - 8
     monkeypatch.setattr("headwise.scoring.methods._suffix_replay._block", lambda *_: None)
     whole = importance(model, [batch, short], "zero-ablation")
     assert (restarted.per_text == whole.per_text).all()

@@ -1,4 +1,4 @@
-"""The sizes that a `config.json` tells, whatever its architecture calls them."""
+"""Read attention sizes from a `config.json`, under the names that its architecture uses."""
 
 import os
 from collections.abc import Mapping
@@ -6,13 +6,12 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any, NamedTuple
 
-from headwise.counts._families import FAMILIES, LEFT_OUT
-from headwise.counts._model import ModelSizes
-from headwise.counts._sizes import layer_sizes
+from headwise.counts._families import FAMILIES, OMITTED
+from headwise.counts._sizes import ModelSizes, layer_sizes
 from headwise.errors import InputError, ShapeError, UnsupportedError
 from headwise.files import read_json
 
-_FILES = ("config.json", "headwise.json")
+_FILE_NAMES = ("config.json", "headwise.json")
 _NAMES = {
     "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
     "n_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
@@ -21,11 +20,11 @@ _NAMES = {
     "head_dim": ("head_dim",),
 }
 _REFUSED = {
-    "kv_lora_rank": "its keys and values come from a latent (MLA), not from a matrix each",
+    "kv_lora_rank": "its keys and values come from a latent (MLA), not from matrices of their own",
     "is_encoder_decoder": "it has an encoder, a decoder and attention between them",
-    "add_cross_attention": "it has attention to an encoder beside its own",
-    "pruned_heads": "its layers have lost heads of their own",
-    "cut": "its layers have lost heads of their own",
+    "add_cross_attention": "it has attention to an encoder besides self-attention",
+    "pruned_heads": "heads were removed from some of its layers",
+    "cut": "heads were removed from some of its layers",
     "num_hidden_groups": "its layers share their weights",
 }
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
@@ -33,33 +32,33 @@ _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 
 class _Config(NamedTuple):
     path: Path
-    held: Mapping[str, Any]
-    part: str = ""  # which object within the file, where it is not all of it
+    fields: Mapping[str, Any]
+    part: str = ""  # which object of the file holds the sizes, if not the whole file
 
 
 def read_config(path: str | os.PathLike[str]) -> ModelSizes:
     """Read the sizes of a model's attention from its `config.json`, or from a folder with one.
 
-    Hugging Face's files are understood, and those of our own checkpoints. Only the file is read:
-    no weight, and no code. Of a model of text and images the text's attention is counted, and
-    `source` says so. A size that a file leaves out is the default of its family.
+    The file may come from Hugging Face or from one of our own checkpoints. Nothing else is read:
+    no weights, and no code. For a model of text and images, the sizes are those of its text
+    attention, and `source` says so. A size that the file omits is the default of its family.
 
-    A file seldom says which projections have a bias, and never that there are others beside them,
-    so only families are counted whose own models the count was held to.
+    A file seldom says which projections have a bias, and never whether there are further
+    projections. So only families are supported whose counts are tested against real models.
 
     Raises:
         InputError: the file is missing or not JSON, or a size is missing or not a number.
-        UnsupportedError: the family is not known; the layers are not all of one size, share
-            weights, lost heads, or make keys and values in another way; there is an encoder to
-            attend to; or some layers are not attention.
-        ShapeError: its sizes make no layer.
+        UnsupportedError: the family is unknown; the layers differ in size, share weights, have
+            had heads removed, or compute keys and values in another way; there is
+            cross-attention to an encoder; or some layers are not attention.
+        ShapeError: the sizes do not fit together.
     """
     config = _read(Path(path))
-    for name, why in _REFUSED.items():
-        if config.held.get(name):
+    for name, reason in _REFUSED.items():
+        if config.fields.get(name):
             raise UnsupportedError(
-                f"count: {config.path} has {name}={config.held[name]}: {why}, so one layer's "
-                f"sizes do not tell what it costs. Count its layers with --d-model and --heads."
+                f"count: {config.path} has {name}={config.fields[name]}: {reason}, so the "
+                f"sizes of one layer are not enough. Count its layers with --d-model and --heads."
             )
     _check_layers(config)
     try:
@@ -71,52 +70,52 @@ def read_config(path: str | os.PathLike[str]) -> ModelSizes:
             biases=_biases(config),
         )
     except ShapeError as error:
-        told = str(error).removeprefix("layer_sizes: ")
-        raise ShapeError(f"count: {config.path} makes no layer: {told}") from error
+        message = str(error).removeprefix("layer_sizes: ")
+        raise ShapeError(f"count: {config.path} has sizes that do not fit: {message}") from error
     name = config.path.parent.resolve().name
     return ModelSizes(name, sizes, _need(config, "n_layers"), source=f"{config.path}{config.part}")
 
 
 def _read(path: Path) -> _Config:
     if path.is_dir():
-        found = [path / name for name in _FILES if (path / name).is_file()]
-        if not found:
+        files = [path / name for name in _FILE_NAMES if (path / name).is_file()]
+        if not files:
             raise InputError(f"count: {path} has no config.json. Name a folder with a model.")
-        path = found[0]
-    held = read_json(path, "count", "Name a config.json, or its folder.")
-    if not isinstance(held, dict):
-        raise InputError(f"count: {path} holds {brief(held)}. Name a config.json.")
+        path = files[0]
+    content = read_json(path, "count", "Name a config.json, or its folder.")
+    if not isinstance(content, dict):
+        raise InputError(f"count: {path} holds {brief(content)}. Name a config.json.")
     ours = path.name == "headwise.json"
     if not ours and path.with_name("headwise.json").is_file():
         raise UnsupportedError(
-            f"count: {path} has a headwise.json beside it, which tells what was cut, so its sizes "
+            f"count: {path} has a headwise.json beside it, which lists removed heads, so its sizes "
             f"are not those of the model. Count its layers with --d-model and --heads."
         )
-    # A model of text and images has the sizes of each part in an object of its own.
-    inner = held.get("config" if ours else "text_config")
+    # A model of text and images has a separate object for the sizes of each part.
+    inner = content.get("config" if ours else "text_config")
     part = "" if ours or not isinstance(inner, dict) else ", its text_config alone"
-    outer, held = held, inner if isinstance(inner, dict) else held
+    fields = inner if isinstance(inner, dict) else content
     if ours:
-        return _Config(path, held | {"model_type": "headwise", "cut": outer.get("cut")})
-    return _Config(path, {**LEFT_OUT.get(str(held.get("model_type")), {}), **held}, part)
+        return _Config(path, fields | {"model_type": "headwise", "cut": content.get("cut")})
+    return _Config(path, {**OMITTED.get(str(fields.get("model_type")), {}), **fields}, part)
 
 
 def _check_layers(config: _Config) -> None:
-    """Refuse layers that mix tokens in another way than by attention."""
-    kinds = config.held.get("layer_types") or config.held.get("layers_block_type") or []
+    """Refuse layers that mix tokens by something other than attention."""
+    kinds = config.fields.get("layer_types") or config.fields.get("layers_block_type") or []
     kinds = kinds if isinstance(kinds, list) else [kinds]
     other = sorted({str(kind) for kind in kinds} - set(_ATTENTION))
     if other:
         raise UnsupportedError(
-            f"count: {config.path} has layers of the kind {', '.join(other)}, which we cannot "
-            f"count. Count the others with --d-model and --heads."
+            f"count: {config.path} has layers of the kind {', '.join(other)}, which cannot be "
+            f"counted. Count the others with --d-model and --heads."
         )
 
 
 def _size(config: _Config, size: str) -> int | None:
-    """A size, by the first of its names; None where none stands there, or null."""
+    """A size under the first of its names that is set; None where none is."""
     for name in _NAMES[size]:
-        value = config.held.get(name)
+        value = config.fields.get(name)
         if isinstance(value, list):
             raise UnsupportedError(
                 f"count: {config.path} has {name}={brief(value)}, so its layers differ. "
@@ -141,24 +140,26 @@ def _need(config: _Config, size: str) -> int:
 
 
 def _kv_heads(config: _Config) -> int | None:
-    # Falcon's first models and StarCoder say it like this; Falcon's later ones give the number.
-    shared = config.held.get("multi_query")
-    if shared is not None and not config.held.get("new_decoder_architecture"):
+    # Falcon's first models and StarCoder use this flag; later Falcons have the number.
+    shared = config.fields.get("multi_query")
+    if shared is not None and not config.fields.get("new_decoder_architecture"):
         return 1 if shared else None
     return _size(config, "n_kv_heads")
 
 
 def _biases(config: _Config) -> str:
     """The roles with a bias, in the family of the model."""
-    family = str(config.held.get("model_type"))
+    family = str(config.fields.get("model_type"))
     if family not in FAMILIES:
         raise UnsupportedError(
-            f"count: {config.path} has model_type={family}, a family whose projections we "
-            f"do not know. Name one with the same, such as llama or bert, or give its sizes by "
+            f"count: {config.path} has model_type={family}, a family whose projections are "
+            f"unknown. Name one with the same, such as llama or bert, or give its sizes by "
             f"--d-model, --heads and --biases."
         )
-    rule = FAMILIES[family]
-    on = rule.switch is not None and config.held.get(rule.switch, rule.default)
-    if not isinstance(on, bool):
-        raise InputError(f"count: {config.path} has {rule.switch}={brief(on)}. Say true or false.")
-    return rule.always + (rule.switched if on else "")
+    biases = FAMILIES[family]
+    switch = biases.switch is not None and config.fields.get(biases.switch, biases.default)
+    if not isinstance(switch, bool):
+        raise InputError(
+            f"count: {config.path} has {biases.switch}={brief(switch)}. Use true or false."
+        )
+    return biases.always + (biases.switched if switch else "")

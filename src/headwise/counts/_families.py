@@ -1,17 +1,18 @@
-"""Which projections have a bias, in each family of models: few of their files tell."""
+"""Which projections have a bias in each family of models; few configuration files say so."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 
 class Biases(NamedTuple):
-    """The roles that have a bias.
+    """The projections of a family that have a bias, by role: Q, K, V, O.
 
     Attributes:
-        always: Those that always have one.
-        switch: The field that says whether more have one. None: it is always the same.
-        switched: The roles that the switch is about.
-        default: What a file without the switch means.
+        always: The roles that always have one.
+        switch: The field that decides whether further roles have one. None: there is no such
+            field.
+        switched: The roles that the field decides about.
+        default: The value of the field in a file without it.
     """
 
     always: str
@@ -46,15 +47,15 @@ FAMILIES: Mapping[str, Biases] = {
     "starcoder2": Biases("", "use_bias", default=True),
     "vit": Biases("O", "qkv_bias", "QKV", default=True),
 }
-"""Families by the `model_type` of their files. A test holds the count of each to its model."""
+"""Families by their `model_type`. A test compares the count of each with a real model."""
 
 
 def _sizes(n_kv_heads: int, head_dim: int | None = None) -> Mapping[str, int]:
-    held = {"num_key_value_heads": n_kv_heads, "head_dim": head_dim}
-    return {name: size for name, size in held.items() if size is not None}
+    sizes = {"num_key_value_heads": n_kv_heads, "head_dim": head_dim}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
-LEFT_OUT: Mapping[str, Mapping[str, int | bool]] = {
+OMITTED: Mapping[str, Mapping[str, int | bool]] = {
     "falcon": {"multi_query": True},
     "gpt_bigcode": {"multi_query": True},
     **dict.fromkeys(("exaone4", "qwen2", "stablelm"), _sizes(32)),
@@ -71,6 +72,6 @@ LEFT_OUT: Mapping[str, Mapping[str, int | bool]] = {
     "qwen2_moe": _sizes(16),
     "starcoder2": _sizes(2),
 }
-"""What a file means that leaves these fields out, where that is not as many key/value heads as
-heads, or `d_model / n_heads`. A test holds it to the models that transformers makes of such files.
+"""The values of fields that a file omits, where they are not the usual ones (as many key/value
+heads as heads, `head_dim = d_model / n_heads`). A test compares them with transformers' models.
 """

@@ -1,10 +1,9 @@
-"""Well-known models, with the sizes that their papers give."""
+"""The sizes of well-known models, from their papers."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from headwise.counts._model import ModelSizes
-from headwise.counts._sizes import layer_sizes
+from headwise.counts._sizes import ModelSizes, layer_sizes
 
 _BERT = "Devlin et al. 2019, section 3 (arXiv:1810.04805)"
 _GPT2 = "Radford et al. 2019, table 2; heads as in the released models"

@@ -1,4 +1,4 @@
-"""The sizes of an attention layer, and what follows from them."""
+"""The attention sizes of a layer and of a model, and the counts that follow from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ ROLES = "QKVO"
 BYTES: Mapping[str, int] = MappingProxyType(
     {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 )
-"""Bytes of a number of each type."""
+"""Bytes of one number of each dtype."""
 
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """The sizes of one attention layer; `layer_sizes` makes it from the few that one knows.
+    """The sizes of one attention layer; `layer_sizes` derives those that are not given.
 
-    Counted are the projections, by role: Q, K, V, and O for `W_O`. What norms of queries and
-    keys, gates, sinks or a table of biases add is not.
+    Its counts cover the projections, by role: Q, K, V, and O for `W_O`. They leave out norms of
+    queries and keys, gates, sinks and tables of biases.
 
     Attributes:
-        kdim: Width of what keys are made from. `vdim` is that of values.
+        kdim: The input width of the key projection. `vdim` is that of the value projection.
         biases: The roles whose projections have a bias, such as "QKV".
         out_proj: Whether there is a `W_O`.
     """
@@ -37,7 +37,7 @@ class LayerSizes:
     out_proj: bool
 
     def widths(self) -> dict[str, tuple[int, int]]:
-        """How wide what goes into each projection is, and what comes out of it."""
+        """The input and output width of each projection."""
         out = {"O": (self.n_heads * self.v_head_dim, self.d_model)} if self.out_proj else {}
         return {
             "Q": (self.d_model, self.n_heads * self.head_dim),
@@ -47,32 +47,32 @@ class LayerSizes:
         }
 
     def weights(self) -> dict[str, int]:
-        """The numbers in the matrix of each role: 4 · d_model² in all in the ordinary layer."""
-        return {role: wide * out for role, (wide, out) in self.widths().items()}
+        """The weights of each projection's matrix: 4 · d_model² in all in an ordinary layer."""
+        return {role: fan_in * fan_out for role, (fan_in, fan_out) in self.widths().items()}
 
     def bias_weights(self) -> dict[str, int]:
-        """The numbers in the bias of each role, 0 where it has none."""
-        return {role: out * (role in self.biases) for role, (_, out) in self.widths().items()}
+        """The size of each projection's bias, 0 where it has none."""
+        return {role: size * (role in self.biases) for role, (_, size) in self.widths().items()}
 
     def parameters(self) -> dict[str, int]:
-        """Matrix and bias of each role together."""
+        """The parameters of each projection: its matrix and its bias."""
         biases = self.bias_weights()
         return {role: number + biases[role] for role, number in self.weights().items()}
 
     def multiply_adds(
         self, queries: int, keys: int | None = None, *, cached: int = 0
     ) -> dict[str, int]:
-        """Multiplications, each with its addition, for one text; two FLOPs each.
+        """Count multiply-adds for one text; each is two FLOPs.
 
-        By role for the projections, then `logits` (queries times keys) and `mix` (weights times
-        values). Every pair of query and key counts, whether a mask hides it or not: a kernel that
-        skips what a causal mask hides does about half of `logits` and `mix`. Softmax, biases and
-        scaling are left out: a few operations for each pair, beside 2 · head_dim.
+        The projections are counted by role, then `logits` (queries times keys) and `mix` (weights
+        times values). Every query-key pair counts, masked or not: a kernel that skips the keys
+        hidden by a causal mask does about half of `logits` and `mix`. Softmax, biases and scaling
+        are left out: a few operations per pair, compared with 2 · head_dim.
 
         Args:
-            keys: Keys in all, cached ones included. None is the queries themselves and what is
-                cached: self-attention.
-            cached: How many of the keys were made before, and are not projected again.
+            keys: The number of keys, cached ones included. None is `queries + cached`:
+                self-attention.
+            cached: The number of keys that are already in a cache, so not projected again.
         Raises:
             ArgumentError: there is no query, or more keys are cached than there are.
         """
@@ -83,21 +83,49 @@ class LayerSizes:
                 f"Give at least one query, and no more cached keys than keys."
             )
         rows = {"Q": queries, "K": keys - cached, "V": keys - cached, "O": queries}
-        work = {role: rows[role] * number for role, number in self.weights().items()}
+        projections = {role: rows[role] * number for role, number in self.weights().items()}
         pairs = self.n_heads * queries * keys
-        return work | {"logits": pairs * self.head_dim, "mix": pairs * self.v_head_dim}
+        return projections | {"logits": pairs * self.head_dim, "mix": pairs * self.v_head_dim}
 
     def cache_bytes(self, dtype: str = "bfloat16") -> int:
-        """Bytes that the key and the value of one token take, in all kv heads.
+        """The bytes of one token's keys and values, in all key/value heads.
 
         Raises:
-            ArgumentError: the type is none of `BYTES`.
+            ArgumentError: the dtype is none of `BYTES`.
         """
         if dtype not in BYTES:
             raise ArgumentError(
-                f"cache_bytes: the type {dtype!r} is not known. Give {', '.join(BYTES)}."
+                f"cache_bytes: the dtype {dtype!r} is unknown. Give {', '.join(BYTES)}."
             )
         return self.n_kv_heads * (self.head_dim + self.v_head_dim) * BYTES[dtype]
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a stack of equal attention layers.
+
+    Attributes:
+        all_parameters: The parameters of the whole model; None where they are unknown.
+        source: The paper or file that the sizes come from.
+    """
+
+    name: str
+    layer: LayerSizes
+    n_layers: int
+    all_parameters: int | None = None
+    source: str = ""
+
+    def parameters(self) -> int:
+        """The parameters of all attention layers together."""
+        return self.n_layers * sum(self.layer.parameters().values())
+
+    def share(self) -> float | None:
+        """The attention's share of the model's parameters, from 0 to 1; None if it is unknown."""
+        return None if self.all_parameters is None else self.parameters() / self.all_parameters
+
+    def cache_bytes(self, dtype: str = "bfloat16") -> int:
+        """The bytes of the keys and values of one token in all layers."""
+        return self.n_layers * self.layer.cache_bytes(dtype)
 
 
 def layer_sizes(
@@ -112,41 +140,41 @@ def layer_sizes(
     biases: str = "",
     out_proj: bool = True,
 ) -> LayerSizes:
-    """Complete the sizes of a layer as `MultiHeadAttention` does.
+    """Derive all sizes of a layer from the given ones, as `MultiHeadAttention` does.
 
     Args:
         n_kv_heads: None is `n_heads`.
-        head_dim: Width of a query and of a key. None is `d_model / n_heads`.
-        v_head_dim: Width of a value. None is `head_dim`.
-        kdim: Width of what keys are made from. None is `d_model`.
-        vdim: Width of what values are made from. None is `kdim`.
+        head_dim: The width of a query and of a key. None is `d_model / n_heads`.
+        v_head_dim: The width of a value. None is `head_dim`.
+        kdim: The input width of the key projection. None is `d_model`.
+        vdim: The input width of the value projection. None is `kdim`.
         biases: The roles with a bias, out of "QKVO".
         out_proj: Whether there is a `W_O`.
     Raises:
-        ArgumentError: a size is not positive, or `biases` names something else than roles.
+        ArgumentError: a size is not positive, or `biases` has a letter that is no role.
         ShapeError: `d_model` is not a multiple of `n_heads` and no `head_dim` is given, or
             `n_heads` is not a multiple of `n_kv_heads`.
     """
     if n_heads < 1 or set(biases) - set(ROLES):
         raise ArgumentError(
             f"layer_sizes: n_heads={n_heads}, biases={biases!r}. "
-            f"Give a positive number of heads, and biases for some of {ROLES}."
+            f"Give a positive number of heads, and biases out of {ROLES}."
         )
     if head_dim is None and d_model % n_heads:
         raise ShapeError(
-            f"layer_sizes: d_model={d_model} cannot be shared by n_heads={n_heads} evenly. "
-            f"Make it a multiple, or give head_dim."
+            f"layer_sizes: d_model={d_model} is not a multiple of n_heads={n_heads}. "
+            f"Give a multiple, or head_dim."
         )
     width = d_model // n_heads if head_dim is None else head_dim
-    into_keys = d_model if kdim is None else kdim
+    key_width = d_model if kdim is None else kdim
     sizes = {
         "d_model": d_model,
         "n_heads": n_heads,
         "n_kv_heads": n_heads if n_kv_heads is None else n_kv_heads,
         "head_dim": width,
         "v_head_dim": width if v_head_dim is None else v_head_dim,
-        "kdim": into_keys,
-        "vdim": into_keys if vdim is None else vdim,
+        "kdim": key_width,
+        "vdim": key_width if vdim is None else vdim,
     }
     _check(sizes)
     return LayerSizes(**sizes, biases=biases, out_proj=out_proj)
@@ -159,6 +187,6 @@ def _check(sizes: Mapping[str, int]) -> None:
     n_heads, n_kv_heads = sizes["n_heads"], sizes["n_kv_heads"]
     if n_heads % n_kv_heads:
         raise ShapeError(
-            f"layer_sizes: n_heads={n_heads} cannot share n_kv_heads={n_kv_heads} evenly. "
-            f"Make n_heads a multiple of n_kv_heads."
+            f"layer_sizes: n_heads={n_heads} is not a multiple of n_kv_heads={n_kv_heads}. "
+            f"Give a multiple."
         )

@@ -1,4 +1,4 @@
-"""How much each head matters to what a model should go on doing."""
+"""Importance scores: how much each head matters to what a model should keep doing."""
 
 from headwise.scoring._batches import BatchesLike, paired, read_batches
 from headwise.scoring._curves import prune_curves

@@ -1,4 +1,4 @@
-"""What a model reads while its heads are weighed: texts or ready batches, as one list."""
+"""The batches on which heads are scored: made from texts, or checked when they are ready."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -25,68 +25,72 @@ from headwise.models import (
 from headwise.scoring._loss import Loss, embedding, texts_in
 from headwise.scoring._task_score import Inputs, pair_score
 
-# Texts that the model reads at once.
-_SIZE = 16
-# The share of tokens that BERT's own training hid.
-_HIDDEN = 0.15
+# Texts in one batch.
+_BATCH_SIZE = 16
+# The share of tokens that BERT's own training masks.
+_MASKED_SHARE = 0.15
 
 BatchesLike: TypeAlias = Several[str] | Several[Mapping[str, Any]]
 
 
 def read_batches(
-    given: BatchesLike, model: nn.Module, tokenizer: Any, max_tokens: int | None = None
+    texts_or_batches: BatchesLike, model: nn.Module, tokenizer: Any, max_tokens: int | None = None
 ) -> list[Inputs]:
-    """Batches on the model's device: those given, or made of texts.
+    """Return batches on the model's device: ready ones as they are, or batches made from texts.
 
-    For a masked language model a share of the tokens of each text is hidden, the same ones
-    each time. An encoder-decoder has each text as its own target.
+    A masked language model gets a share of the tokens of each text masked, the same ones in
+    every call. An encoder-decoder gets each text as its own target.
 
-    A string is one text.
+    A single string is one text.
 
     Raises:
-        ArgumentError: there is nothing to read, something is neither a text nor a batch, or
-            texts come without their tokenizer.
-        InputError: a masked language model's tokenizer has no mask.
+        ArgumentError: there are no texts or batches, an item is neither, or texts come without
+            a tokenizer.
+        InputError: the tokenizer of a masked language model has no mask token.
     """
-    # A single batch would fall apart into the names of its tensors; a column of a data frame,
-    # which is no batch, has `items` too.
-    single = isinstance(given, str) or (hasattr(given, "items") and not hasattr(given, "iloc"))
-    whole: list[Any] = [given] if single or not isinstance(given, Iterable) else list(given)
-    if not whole:
+    # Iterating over a single batch would yield the names of its tensors. A column of a data
+    # frame has `items` too and is not a batch.
+    single = isinstance(texts_or_batches, str) or (
+        hasattr(texts_or_batches, "items") and not hasattr(texts_or_batches, "iloc")
+    )
+    single = single or not isinstance(texts_or_batches, Iterable)
+    items: list[Any] = [texts_or_batches] if single else list(texts_or_batches)
+    if not items:
         raise ArgumentError("batches: 0 given. Give texts, or at least one batch.")
-    if any(isinstance(one, str) for one in whole):
-        texts = list_texts("batches", given if hasattr(given, "columns") else whole, "batches")
-        return _made_of(texts, model, tokenizer, max_tokens)
+    if any(isinstance(item, str) for item in items):
+        frame = hasattr(texts_or_batches, "columns")
+        texts = list_texts("batches", texts_or_batches if frame else items, "batches")
+        return _batches_of_texts(texts, model, tokenizer, max_tokens)
     device = next(model.parameters()).device
-    return [_moved(batch, device) for batch in whole]
+    return [_on_device(batch, device) for batch in items]
 
 
 def paired(
     pairs: Several[SentencePair], model: nn.Module, tokenizer: Any, max_tokens: int | None = None
 ) -> tuple[list[Inputs], Loss]:
-    """Batches of the sentences of some pairs, and the embedding loss with the score of the task:
-    Spearman's correlation of the cosine of two sentences with how alike they are.
+    """Return batches of the sentences of some pairs, and the embedding loss with its task score.
 
-    A sentence that is too long is cut.
+    The score is Spearman's correlation between the cosine similarity of two sentences and their
+    annotated similarity. Sentences that are too long are truncated.
 
     Raises:
-        ArgumentError: there are not two pairs.
+        ArgumentError: there are fewer than two pairs.
     """
     pairs = list_items("paired", "pairs", pairs, SentencePair)
     if len(pairs) < 2:
         raise ArgumentError(f"paired: {len(pairs)} pairs. Give at least 2.")
     sentences = [pair.one for pair in pairs] + [pair.two for pair in pairs]
-    pieces = [encode(tokenizer, [one], model, max_tokens)[0] for one in sentences]
+    pieces = [encode(tokenizer, [sentence], model, max_tokens)[0] for sentence in sentences]
     device = next(model.parameters()).device
-    made: list[Inputs] = [vars(batch) for batch in batches(pieces, _SIZE, device)]
-    # Batches are of about equal length, so their sentences stand in this order.
-    places = sorted(range(len(pieces)), key=lambda at: len(pieces[at]))
+    inputs: list[Inputs] = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
+    # `batches` sorts by length, so the sentences stand in this order.
+    order = sorted(range(len(pieces)), key=lambda sentence: len(pieces[sentence]))
     loss = embedding()
-    similar = [pair.similarity for pair in pairs]
-    return made, replace(loss, score=pair_score(loss.of, similar, places))
+    similarities = [pair.similarity for pair in pairs]
+    return inputs, replace(loss, score=pair_score(loss.of, similarities, order))
 
 
-def _made_of(
+def _batches_of_texts(
     texts: list[str], model: nn.Module, tokenizer: Any, max_tokens: int | None
 ) -> list[Inputs]:
     if tokenizer is None:
@@ -96,48 +100,52 @@ def _made_of(
     check_reads_text("batches", model)
     device = next(model.parameters()).device
     if reads_two_texts(model):
-        own = as_pieces(tokenizer, [(text, text) for text in texts], model, max_tokens)
+        pairs = as_pieces(tokenizer, [(text, text) for text in texts], model, max_tokens)
         labels = "labels" in signature(model.forward).parameters
-        return list(inputs_of(own, _SIZE, device, labels=labels))
+        return list(inputs_of(pairs, _BATCH_SIZE, device, labels=labels))
     pieces = encode(tokenizer, texts, model, max_tokens)
-    made: list[Inputs] = [vars(batch) for batch in batches(pieces, _SIZE, device)]
+    inputs: list[Inputs] = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
     if not type(model).__name__.endswith("ForMaskedLM"):
-        return made
-    mask, kept = _mask_id(tokenizer), token_classes(tokenizer).get("special", (frozenset(), ""))[0]
+        return inputs
+    mask_id = _mask_id(tokenizer)
+    special_ids, _ = token_classes(tokenizer).get("special", (frozenset(), ""))
     rng = torch.Generator().manual_seed(0)
-    return [_hide(batch, mask, sorted(kept), rng) for batch in made]
+    return [_mask_tokens(batch, mask_id, sorted(special_ids), rng) for batch in inputs]
 
 
 def _mask_id(tokenizer: Any) -> int:
-    found = None if isinstance(tokenizer, Tokenizer) else tokenizer.mask_token_id
-    if found is None:
+    mask_id = None if isinstance(tokenizer, Tokenizer) else tokenizer.mask_token_id
+    if mask_id is None:
         raise InputError(
             f"batches: {type(tokenizer).__name__} has no mask token. Give batches with labels."
         )
-    return int(found)
+    return int(mask_id)
 
 
-def _hide(batch: Inputs, mask: int, kept: list[int], rng: torch.Generator) -> Inputs:
-    """Hide a share of the tokens of each text, at least one; labels say what they were."""
+def _mask_tokens(
+    batch: Inputs, mask_id: int, special_ids: list[int], rng: torch.Generator
+) -> Inputs:
+    """Mask a share of the tokens of each text, at least one; labels hold the original tokens."""
     ids = batch["input_ids"]
-    free = batch["attention_mask"].bool() & ~torch.isin(ids, torch.tensor(kept, device=ids.device))
-    drawn = torch.rand(ids.shape, generator=rng).to(ids.device).masked_fill(~free, 2.0)
-    number = (free.sum(1, keepdim=True) * _HIDDEN).round().clamp(min=1)
-    hidden = (drawn.argsort(1).argsort(1) < number) & free
+    special = torch.isin(ids, torch.tensor(special_ids, device=ids.device))
+    maskable = batch["attention_mask"].bool() & ~special
+    draws = torch.rand(ids.shape, generator=rng).to(ids.device).masked_fill(~maskable, 2.0)
+    number = (maskable.sum(1, keepdim=True) * _MASKED_SHARE).round().clamp(min=1)
+    masked = (draws.argsort(1).argsort(1) < number) & maskable
     return {
         **batch,
-        "input_ids": ids.masked_fill(hidden, mask),
-        "labels": ids.masked_fill(~hidden, IGNORED),
+        "input_ids": ids.masked_fill(masked, mask_id),
+        "labels": ids.masked_fill(~masked, IGNORED),
     }
 
 
-def _moved(batch: Any, device: torch.device) -> Inputs:
-    # A tokenizer's own batch has keys and items without being a mapping of the usual kind.
+def _on_device(batch: Any, device: torch.device) -> Inputs:
+    # A tokenizer's `BatchEncoding` has keys and items without being a Mapping.
     if not hasattr(batch, "items"):
         raise ArgumentError(
             f"batches: one is a {type(batch).__name__}. Give the model's inputs by name, "
             f"such as input_ids and attention_mask."
         )
     inputs = model_inputs(batch)
-    texts_in(inputs)  # which refuses one without a tensor
+    texts_in(inputs)  # raises for a batch without a tensor
     return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}

@@ -1,4 +1,4 @@
-"""What a long scoring found so far, in a file, so that an interrupted one goes on."""
+"""The checkpoint file of a long scoring, from which an interrupted one resumes."""
 
 import hashlib
 import time
@@ -16,18 +16,18 @@ from headwise.errors import InputError
 from headwise.files import write_beside
 from headwise.scoring._task_score import Inputs
 
-# What a kill may cost, in seconds.
+# Seconds between two writes: the most work that a killed process loses.
 _SECONDS = 5.0
 
 
 class ScoringCheckpoint:
-    """Tables of what was found, by name; NaN stands where nothing was found yet.
+    """Tables of scores by name; NaN marks a score that is not computed yet.
 
     Args:
-        path: The file that they are kept in; None keeps them in memory only.
-        about: What they are of. A file that is of something else is refused.
+        path: The file that holds the tables. None keeps them in memory only.
+        about: The model, texts and method of the scores. A file about others is refused.
     Raises:
-        InputError: there is a file at `path` that is no such one, or is of something else.
+        InputError: the file at `path` is not such a checkpoint, or is about something else.
     """
 
     def __init__(self, path: Path | None = None, about: Mapping[str, str] | None = None) -> None:
@@ -38,11 +38,10 @@ class ScoringCheckpoint:
             self._tables = _read(path, self._about)
 
     def table(self, name: str, texts: int, heads: int) -> Float64[Tensor, "texts heads"]:
-        """The table of this name, to be filled in place.
+        """Return the table of this name, which the caller fills in place.
 
         Raises:
-            InputError: the file has a table of this name with another shape or dtype, or with
-                infinite values.
+            InputError: the table in the file has another shape or dtype, or infinite values.
         """
         empty = torch.full((texts, heads), torch.nan, dtype=torch.float64)
         table = self._tables.setdefault(name, empty)
@@ -52,15 +51,15 @@ class ScoringCheckpoint:
             self._refuse(f"{name!r} holds {table[table.isinf()][0].item()}")
         return table
 
-    def _refuse(self, why: str) -> NoReturn:
+    def _refuse(self, reason: str) -> NoReturn:
         raise InputError(
-            f"importance: the unfinished scores in {self._path} are broken ({why}). Name another "
-            f"file, or delete it to begin anew."
+            f"importance: the unfinished scores in {self._path} are broken ({reason}). Name "
+            f"another file, or delete it to start again."
         )
 
     @contextmanager
-    def filling(self) -> Iterator[None]:
-        """Write what was filled when the block ends, also when it is interrupted.
+    def saving(self) -> Iterator[None]:
+        """Write the tables when the block ends, also after an interrupt.
 
         Raises:
             OutputError: the file cannot be written.
@@ -70,33 +69,33 @@ class ScoringCheckpoint:
         finally:
             self._write()
 
-    def filled(self) -> None:
-        """Tell that a part of a table was filled; it is written every few seconds."""
+    def save_if_due(self) -> None:
+        """Write the tables if the last write was some seconds ago."""
         if time.monotonic() - self._written > _SECONDS:
             self._write()
 
-    def finish(self) -> None:
-        """Take the file away: all is found."""
+    def delete(self) -> None:
+        """Delete the file, once all scores are computed."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        known = any(not table.isnan().all() for table in self._tables.values())
-        if self._path is not None and known:
+        any_scores = any(not table.isnan().all() for table in self._tables.values())
+        if self._path is not None and any_scores:
             with write_beside(self._path) as beside:
                 write_tensors(self._tables, beside, self._about)
             self._written = time.monotonic()
 
 
 def digest_of(batches: Sequence[Inputs]) -> str:
-    """A hash of what a model reads: equal for equal batches only."""
+    """Return a hash of the batches, equal only for equal batches."""
     digest = hashlib.blake2b(digest_size=8)
     for batch in batches:
         for name, value in sorted(batch.items()):
             digest.update(f"{name}{_kind(value)}".encode())
             if isinstance(value, Tensor):
-                whole = value.detach().cpu().contiguous().flatten()
-                digest.update(whole.view(torch.uint8).numpy().data)
+                flat = value.detach().cpu().contiguous().flatten()
+                digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -105,12 +104,12 @@ def _kind(value: Any) -> str:
 
 
 def _read(path: Path, about: Mapping[str, str]) -> dict[str, Tensor]:
-    problem, advice = "holds no unfinished scores", "Name another file, or delete it to begin anew."
-    tables, found = read_with_metadata(path, "importance", problem, advice)
-    for name, wanted in about.items():
-        if found.get(name) != wanted:
+    advice = "Name another file, or delete it to start again."
+    tables, metadata = read_with_metadata(path, "importance", "holds no unfinished scores", advice)
+    for name, expected in about.items():
+        if metadata.get(name) != expected:
             raise InputError(
-                f"importance: the unfinished scores in {path} are of {name}={found.get(name)!r}, "
-                f"not {wanted!r}. Name another file, or delete it to begin anew."
+                f"importance: the unfinished scores in {path} are of "
+                f"{name}={metadata.get(name)!r}, not {expected!r}. {advice}"
             )
     return tables

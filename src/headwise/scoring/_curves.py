@@ -1,4 +1,4 @@
-"""Take heads out of a model in some order, and see what it loses."""
+"""Pruning curves: the loss of a model as its heads are removed in some order."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,20 +9,21 @@ import torch
 from jaxtyping import Float64
 from torch import nn
 
+from headwise._evaluation import in_evaluation
+from headwise._progress import Progress
 from headwise.errors import ArgumentError
-from headwise.models import check_model, find_attentions, in_evaluation, tokenizer_of
+from headwise.models import check_model, find_attentions, tokenizer_of
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Loss, find_loss
 from headwise.scoring._task_score import Inputs
 from headwise.tables import Curves, Head, HeadsLike, random_orders, removable, resolve_heads
 
-Tell = Callable[[int, int], None]
 Cut = Callable[[Sequence[Head]], nn.Module]
 
 # Orders in the random band.
-_RANDOM = 5
-# Points lie a fifth apart.
+_RANDOM_ORDERS = 5
+# Each step between two points removes about a fifth of the heads removed so far.
 _STEP = 5
 
 
@@ -36,141 +37,153 @@ def prune_curves(
     tokenizer: Any = None,
     points: Iterable[int] | None = None,
     cut: Cut | None = None,
-    on_progress: Tell | None = None,
+    on_progress: Progress | None = None,
 ) -> Curves:
-    """What a model loses on some texts as its heads go in some orders, least important first.
+    """Measure the loss of a model on some texts as its heads are removed, least important first.
 
-    The last head of each layer in an order stays. Unless there are several orders of a name, five
-    random ones come along as `random`, for an order means little without them.
+    The last head of each layer in an order is never removed. Unless some name has several
+    orders, five random orders are added as `random`, since a curve means little without that
+    baseline.
 
     Args:
-        batches: Texts or batches that the orders were not made from.
+        batches: Texts or batches, other than those that the orders were computed from.
         orders: By name one order of heads, or several: `scores.order()`,
             `random_orders(scores.heads)`.
-        reference: Texts or batches over which the mean is taken that a head gives after it is
-            gone. None: it gives nothing.
-        loss: As for `importance`. One with a score, as `label` and that of `paired`, has curves
-            of the score too.
-        points: After how many heads to look. None is 1, 2, and so on in steps of a fifth.
-        cut: What makes the model without some heads, such as one that prunes and recovers it;
-            None keeps their gates closed. No random orders come along with it.
-        on_step: Told after each point how many are done, of how many.
+        reference: Texts or batches; the mean output of a head over them replaces a removed head.
+            None replaces it by zeros.
+        loss: As for `importance`. A loss with a task score, as `label` and that of `paired`, has
+            curves of the score too.
+        points: The numbers of removed heads at which to measure. None is 1, 2, and so on, in
+            steps of about a fifth.
+        cut: Returns the model without some heads, for example pruned and recovered. None closes
+            the gates of the heads. With `cut`, no random orders are added.
+        on_progress: Called after each point with the points done and the points in all.
     Returns:
-        The loss of each text at each point that all orders reach, from no head gone on.
+        The loss of each text at each point that all orders reach, starting from the full model.
     Raises:
-        HeadError: an order names a head that does not exist, or one twice.
-        ArgumentError: no order is given, or `cut` together with a reference.
+        HeadError: an order names a head that does not exist, or names one twice.
+        ArgumentError: there are no orders, or `cut` comes with a reference.
     """
     outer, model = model, check_model("prune_curves", model)
     tokenizer = tokenizer_of(outer, tokenizer)
-    if not orders or (cut is not None and reference is not None):
-        raise ArgumentError(
-            f"prune_curves: {len(orders)} orders, {cut=}, a reference: {reference is not None}. "
-            f"Give at least one order, and a reference only where gates are closed."
-        )
-    read = read_batches(batches, model, tokenizer)
-    known = None if reference is None else read_batches(reference, model, tokenizer)
+    _check(orders, cut, has_reference=reference is not None)
+    inputs = read_batches(batches, model, tokenizer)
+    reference_inputs = None if reference is None else read_batches(reference, model, tokenizer)
     with in_evaluation(outer), torch.no_grad():
-        found = find_loss(loss, outer, read[0])
-        run = GatedModel(model, find_attentions(model, read[0]), found, read, known)
-        going = _going(orders, run.heads, alone=cut is not None)
-        most = min(len(order) for some in going.values() for order in some)
+        resolved_loss = find_loss(loss, outer, inputs[0])
+        attentions = find_attentions(model, inputs[0])
+        gated = GatedModel(model, attentions, resolved_loss, inputs, reference_inputs)
+        removals = _removals(orders, gated.heads, add_random=cut is None)
+        most = min(len(order) for same_name in removals.values() for order in same_name)
         removed = _points(points, most)
-        looking = _Looking(run, cut, sum(map(len, going.values())) * len(removed), on_progress)
-        looks = {
-            name: [[looking.without(order[:number]) for number in removed] for order in some]
-            for name, some in going.items()
+        total = sum(map(len, removals.values())) * len(removed)
+        meter = _PointMeter(gated, cut, total, on_progress)
+        measured = {
+            name: [[meter.without(order[:number]) for number in removed] for order in same_name]
+            for name, same_name in removals.items()
         }
-    score = found.score
+    score = resolved_loss.score
     return Curves(
         np.array(removed),
-        len(run.heads),
-        _arrays(looks, lambda look: look.losses),
-        loss=found.name,
-        compares=found.compares,
+        len(gated.heads),
+        _arrays(measured, lambda point: point.losses),
+        loss=resolved_loss.name,
+        compares=resolved_loss.compares,
         score="" if score is None else score.name,
-        scores={} if score is None else _arrays(looks, lambda look: look.score),
+        scores={} if score is None else _arrays(measured, lambda point: point.score),
     )
 
 
-def _going(
-    orders: Mapping[str, Sequence[HeadsLike]], heads: Sequence[Head], *, alone: bool
+def _check(
+    orders: Mapping[str, Sequence[HeadsLike]], cut: Cut | None, *, has_reference: bool
+) -> None:
+    if not orders or (cut is not None and has_reference):
+        raise ArgumentError(
+            f"prune_curves: {len(orders)} orders, {cut=}, a reference: {has_reference}. "
+            f"Give at least one order, and a reference only without cut=."
+        )
+
+
+def _removals(
+    orders: Mapping[str, Sequence[HeadsLike]], heads: Sequence[Head], *, add_random: bool
 ) -> dict[str, list[list[Head]]]:
-    """The heads that go in each order, with random orders beside them if they are not alone."""
-    if not alone and all(len(some) == 1 for some in orders.values()):
-        orders = {**orders, "random": random_orders(heads, _RANDOM)}
+    """The heads that each order removes, with random orders added where they are missing."""
+    if add_random and all(len(same_name) == 1 for same_name in orders.values()):
+        orders = {**orders, "random": random_orders(heads, _RANDOM_ORDERS)}
     return {
-        name: [removable(resolve_heads(order, heads)) for order in some]
-        for name, some in orders.items()
+        name: [removable(resolve_heads(order, heads)) for order in same_name]
+        for name, same_name in orders.items()
     }
 
 
-def _points(wanted: Iterable[int] | None, most: int) -> list[int]:
-    if wanted is None:
-        wanted, last = [], 0
+def _points(points: Iterable[int] | None, most: int) -> list[int]:
+    if points is None:
+        points, last = [], 0
         while last < most:
             last += max(1, last // _STEP)
-            wanted.append(last)
-    return sorted({0, *(point for point in wanted if 0 <= point <= most)})
+            points.append(last)
+    return sorted({0, *(point for point in points if 0 <= point <= most)})
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What is seen at one point: the loss of each text, and the score if there is one."""
+class _Point:
+    """The loss of each text at one point of a curve, and the task score (NaN without one)."""
 
     losses: Float64[np.ndarray, " M"]
     score: float
 
 
 def _arrays(
-    looks: Mapping[str, list[list[_Look]]], of: Callable[[_Look], Any]
+    measured: Mapping[str, list[list[_Point]]], value_of: Callable[[_Point], Any]
 ) -> dict[str, np.ndarray]:
     return {
-        name: np.array([[of(look) for look in order] for order in some])
-        for name, some in looks.items()
+        name: np.array([[value_of(point) for point in order] for order in same_name])
+        for name, same_name in measured.items()
     }
 
 
-class _Looking:
-    """Looks at the model without some heads, once where orders meet, and tells how far it is."""
+class _PointMeter:
+    """Measures the model without some heads, once for each set of heads, and reports progress."""
 
-    def __init__(self, run: GatedModel, cut: Cut | None, total: int, tell: Tell | None) -> None:
-        self._run, self._cut = run, cut
-        self._done, self._total, self._tell = 0, total, tell
-        self._seen: dict[frozenset[Head], _Look] = {}
+    def __init__(
+        self, gated: GatedModel, cut: Cut | None, total: int, on_progress: Progress | None
+    ) -> None:
+        self._gated, self._cut = gated, cut
+        self._done, self._total, self._on_progress = 0, total, on_progress
+        self._measured: dict[frozenset[Head], _Point] = {}
 
-    def without(self, gone: Sequence[Head]) -> _Look:
-        which = frozenset(gone)
-        if which not in self._seen:
-            self._seen[which] = _look(self._run, gone, self._cut)
+    def without(self, removed: Sequence[Head]) -> _Point:
+        heads = frozenset(removed)
+        if heads not in self._measured:
+            self._measured[heads] = _measure(self._gated, removed, self._cut)
         self._done += 1
-        if self._tell is not None:
-            self._tell(self._done, self._total)
-        return self._seen[which]
+        if self._on_progress is not None:
+            self._on_progress(self._done, self._total)
+        return self._measured[heads]
 
 
-def _look(run: GatedModel, gone: Sequence[Head], cut: Cut | None) -> _Look:
+def _measure(gated: GatedModel, removed: Sequence[Head], cut: Cut | None) -> _Point:
     losses, rows = [], []
-    score = run.loss.score
-    for at, output in enumerate(_outputs(run, gone, cut)):
-        losses.append(run.judge(at, output))
+    score = gated.loss.score
+    for batch, output in enumerate(_outputs(gated, removed, cut)):
+        losses.append(gated.losses_of(batch, output))
         if score is not None:
-            rows.append(score.read(output, run.batches[at]))
-    return _Look(
+            rows.append(score.read(output, gated.batches[batch]))
+    return _Point(
         torch.cat(losses).double().cpu().numpy(),
         float("nan") if score is None else score.of(torch.cat(rows).double().cpu()),
     )
 
 
-def _outputs(run: GatedModel, gone: Sequence[Head], cut: Cut | None) -> Iterator[Any]:
-    """What the model gives for each batch without some heads."""
+def _outputs(gated: GatedModel, removed: Sequence[Head], cut: Cut | None) -> Iterator[Any]:
+    """The output for each batch of the model without some heads."""
     if cut is not None:
         with torch.enable_grad():
-            small = run.model if not gone else cut(gone)
+            small = gated.model if not removed else cut(removed)
         with in_evaluation(small), torch.no_grad():
-            yield from (small(**batch) for batch in run.batches)
+            yield from (small(**batch) for batch in gated.batches)
         return
-    gates = torch.ones(len(run.heads), device=next(run.model.parameters()).device)
-    gates[[run.heads.index(head) for head in gone]] = 0
-    for at in range(len(run.batches)):
-        yield run.output(at, gates, run.reference is not None)
+    gates = torch.ones(len(gated.heads), device=next(gated.model.parameters()).device)
+    gates[[gated.heads.index(head) for head in removed]] = 0
+    for batch in range(len(gated.batches)):
+        yield gated.output(batch, gates, gated.reference is not None)

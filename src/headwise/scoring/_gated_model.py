@@ -1,4 +1,4 @@
-"""A model, what it reads and what it should keep: run with any gates on its heads."""
+"""A model with a gate on every head, its batches and its loss."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,20 +16,21 @@ from headwise.scoring._loss import Loss, PerText, texts_in
 from headwise.scoring._task_score import Inputs
 from headwise.tables import Head
 
-Gates = Float[Tensor, "*B N"]
-"""A gate for each head of the model, in the order of `Run.heads`; perhaps for each text too."""
+GateValues = Float[Tensor, "*B N"]
+"""A value for the gate of each head, in the order of `GatedModel.heads`; optionally per text."""
 
 
 @dataclass(frozen=True)
 class GatedModel:
-    """A model under gates: 1 leaves a head, 0 takes it out.
+    """A model with a gate on every head: 1 keeps the head, 0 removes it.
 
     Attributes:
-        attentions: All of the model.
-        loss: What the model should keep.
-        batches: What it reads.
-        reference: What the means of heads are taken over; None is `batches`.
-        kept: What was found so far, where finding it takes long.
+        attentions: Every attention of the model.
+        loss: What the model should keep doing.
+        batches: The inputs on which heads are scored.
+        reference: The inputs over which the mean output of each head is taken; None is
+            `batches`.
+        checkpoint: The scores computed so far, of methods that take long.
     """
 
     model: nn.Module
@@ -37,7 +38,7 @@ class GatedModel:
     loss: Loss
     batches: Sequence[Inputs]
     reference: Sequence[Inputs] | None = None
-    kept: ScoringCheckpoint = field(default_factory=ScoringCheckpoint)
+    checkpoint: ScoringCheckpoint = field(default_factory=ScoringCheckpoint)
 
     @cached_property
     def heads(self) -> tuple[Head, ...]:
@@ -50,8 +51,8 @@ class GatedModel:
         return np.concatenate([np.arange(s.n_heads) * s.n_kv_heads // s.n_heads for s in sites])
 
     @cached_property
-    def full(self) -> list[Tensor | None]:
-        """Of each batch the embeddings of the full model, for a loss that compares."""
+    def full_embeddings(self) -> list[Tensor | None]:
+        """The full model's embeddings of each batch, for a loss that compares with them."""
         if not self.loss.compares:
             return [None] * len(self.batches)
         with torch.no_grad():
@@ -59,32 +60,32 @@ class GatedModel:
 
     @cached_property
     def means(self) -> dict[Attention, Float[Tensor, "H Dv"]]:
-        """What each head of the full model gives in the mean over all tokens."""
+        """The mean output of each head of the full model over all tokens."""
         return mean_heads(self.model, self.attentions, self.reference or self.batches)
 
-    def open_gates(self, at: int, start: Float[Tensor, " N"]) -> Float[Tensor, "B N"]:
-        """Gates for each text of a batch, which gradients reach."""
-        texts = texts_in(self.batches[at])
+    def trainable_gates(self, batch: int, start: Float[Tensor, " N"]) -> Float[Tensor, "B N"]:
+        """Separate gates for each text of a batch, which require gradients."""
+        texts = texts_in(self.batches[batch])
         return start.expand(texts, len(start)).clone().requires_grad_()
 
-    def losses(self, at: int, gates: Gates, mean: bool = False) -> PerText:
-        """The loss of each text of a batch under gates."""
-        return self.judge(at, self.output(at, gates, mean))
+    def losses(self, batch: int, gates: GateValues, mean: bool = False) -> PerText:
+        """The loss of each text of a batch under the gates."""
+        return self.losses_of(batch, self.output(batch, gates, mean))
 
-    def judge(self, at: int, output: Any) -> PerText:
-        """The loss of each text of a batch, from what the model gave for it."""
-        return self.loss.per_text(output, self.batches[at], self.full[at])
+    def losses_of(self, batch: int, output: Any) -> PerText:
+        """The loss of each text of a batch, from the model's output for it."""
+        return self.loss.per_text(output, self.batches[batch], self.full_embeddings[batch])
 
-    def output(self, at: int, gates: Gates, mean: bool = False) -> Any:
-        """What the model gives for a batch under gates.
+    def output(self, batch: int, gates: GateValues, mean: bool = False) -> Any:
+        """The model's output for a batch under the gates.
 
         Args:
-            mean: Whether a closed gate gives the head's mean, and not nothing.
+            mean: Whether a closed gate replaces the head's output by its mean instead of zeros.
         """
         means = self.means if mean else {}
 
         def edit(attention: Attention, heads: Tensor) -> Tensor:
-            gate = gates[..., self._places[attention]].to(heads.dtype)
+            gate = gates[..., self._gate_slices[attention]].to(heads.dtype)
             if gate.ndim > 1:
                 gate = gate.view(len(gate), *[1] * (heads.ndim - 3), -1)
             gate = gate[..., None]
@@ -93,11 +94,11 @@ class GatedModel:
             return heads * gate + means[attention].to(heads.dtype) * (1 - gate)
 
         with edit_heads(self.model, self.attentions, edit):
-            return self.model(**self.batches[at])
+            return self.model(**self.batches[batch])
 
     @cached_property
-    def _places(self) -> dict[Attention, slice]:
-        """Which gates are those of an attention."""
+    def _gate_slices(self) -> dict[Attention, slice]:
+        """The gates of each attention."""
         ends = np.cumsum([attention.site.n_heads for attention in self.attentions]).tolist()
         spans = zip(self.attentions, [0, *ends], ends, strict=False)
         return {attention: slice(start, end) for attention, start, end in spans}

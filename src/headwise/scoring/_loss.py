@@ -1,4 +1,4 @@
-"""What a model should go on doing, as one number for each text."""
+"""Losses: what a model should keep doing, as one number for each text."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,27 +12,26 @@ from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import is_sentence_transformer, sentence_embedding
+from headwise.models import IGNORED, is_sentence_transformer, sentence_embedding
 from headwise.scoring._task_score import Inputs, Score, label_score
 
 PerText = Float[Tensor, " B"]
 Pooling = Literal["mean", "first", "last"]
 
-_IGNORED = -100  # what Hugging Face writes where a token has no label
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of each text, made from what the model gave for a batch.
+    """A loss of each text, computed from the model's output for a batch.
 
     Attributes:
-        name: What tables and plots call it.
-        of: Makes the loss of each text from the output of the model and the batch; or, of a
-            loss that compares, the embedding of each text, a vector of length 1.
+        name: Its name in tables and plots.
+        of: Computes the loss of each text from the model's output and the batch; for a loss
+            that compares, the embedding of each text, a vector of length 1.
         compares: Whether the loss is 1 − cosine to the embedding of the full model. Such a loss
-            is least, so flat, at the full model.
-        score: The score of the task that goes with it, which curves show too.
+            has its minimum, so a gradient of zero, at the full model.
+        score: The task score that belongs to the loss, which curves show too.
     """
 
     name: str
@@ -41,17 +40,17 @@ class Loss:
     score: Score | None = None
 
     def per_text(self, output: Any, batch: Inputs, full: Tensor | None = None) -> PerText:
-        """The loss of each text of a batch.
+        """Compute the loss of each text of a batch.
 
         Args:
-            full: What `of` made of the full model, for a loss that compares.
+            full: The full model's embeddings of the batch, for a loss that compares.
         Raises:
             ShapeError: the loss is not one number for each text.
         """
         losses = self.of(output, batch)
         if not isinstance(losses, Tensor):
             raise ShapeError(
-                f"loss {self.name}: it gives a {type(losses).__name__}. Give a tensor of one "
+                f"loss {self.name}: it returns a {type(losses).__name__}. Return a tensor of one "
                 f"number for each text."
             )
         if full is not None:
@@ -59,16 +58,16 @@ class Loss:
         if losses.shape != (texts_in(batch),):
             raise ShapeError(
                 f"loss {self.name}: shape {tuple(losses.shape)} for {texts_in(batch)} texts. "
-                f"Give one number for each text."
+                f"Return one number for each text."
             )
         return losses
 
 
 def texts_in(batch: Inputs) -> int:
-    """How many texts a batch holds: the length of its first tensor.
+    """Count the texts of a batch: the length of its first tensor.
 
     Raises:
-        ArgumentError: there is no tensor in it.
+        ArgumentError: the batch has no tensor.
     """
     for value in batch.values():
         if isinstance(value, Tensor) and value.ndim:
@@ -79,13 +78,13 @@ def texts_in(batch: Inputs) -> int:
 
 
 def embedding(pooling: Pooling = "mean") -> Loss:
-    """How far the embedding of a text turns away from the full model's: 1 − cosine.
+    """The loss 1 − cosine between a text's embedding and the full model's embedding of it.
 
     Args:
-        pooling: What makes one vector of the last layer's: the mean over the tokens of the
-            text, its first token or its last.
+        pooling: How the vectors of the last layer become one: their mean over the tokens of the
+            text, that of the first token, or that of the last.
     Raises:
-        ArgumentError: `pooling` is another.
+        ArgumentError: `pooling` is none of these.
     """
     if pooling not in ("mean", "first", "last"):
         raise ArgumentError(f"embedding: pooling={pooling!r}. Give 'mean', 'first' or 'last'.")
@@ -94,12 +93,12 @@ def embedding(pooling: Pooling = "mean") -> Loss:
 
 
 def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
-    """The loss that is meant, or the one that goes with the model's class.
+    """Resolve a loss, or choose the default of the model's class.
 
     Args:
-        loss: A loss, the name of one, a function of output and batch, or None for the class's.
+        loss: A loss, its name, a function of output and batch, or None for the class's default.
     Raises:
-        ArgumentError: there is no loss of this name, or none that goes with the class.
+        ArgumentError: no loss has this name, or the class has no default.
     """
     if isinstance(loss, Loss):
         return loss
@@ -108,16 +107,16 @@ def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
         return Loss(name, loss)
     if is_sentence_transformer(model) and loss in (None, "embedding"):
         return Loss("embedding", partial(_sentence_vectors, model), compares=True)
-    name = _name_for(model, batch) if loss is None else loss
+    name = _default_name(model, batch) if loss is None else loss
     if name not in _LOSSES:
         raise ArgumentError(f"loss: {name!r} is none of {', '.join(_LOSSES)}. Give one of them.")
-    made = _LOSSES[name]()
+    resolved = _LOSSES[name]()
     if name == "label" and "labels" in batch:
-        return replace(made, score=label_score(batch["labels"]))
-    return made
+        return replace(resolved, score=label_score(batch["labels"]))
+    return resolved
 
 
-def _name_for(model: nn.Module, batch: Inputs) -> str:
+def _default_name(model: nn.Module, batch: Inputs) -> str:
     kind = type(model).__name__
     if isinstance(model, MiniGPT) or kind.endswith(_CAUSAL):
         return "lm"
@@ -134,7 +133,7 @@ def _name_for(model: nn.Module, batch: Inputs) -> str:
 
 
 def _lm(output: Any, batch: Inputs) -> Tensor:
-    """Nats per predicted token, its mean over each text."""
+    """Cross-entropy in nats, the mean over the predicted tokens of each text."""
     if "input_ids" not in batch:
         raise ArgumentError(
             f"loss lm: the batch has {', '.join(batch)}, no input_ids to predict. Add them, or "
@@ -142,18 +141,18 @@ def _lm(output: Any, batch: Inputs) -> Tensor:
         )
     ids = batch["input_ids"]
     real = batch.get("attention_mask", torch.ones_like(ids)).bool()
-    # What pads the left side predicts nothing.
-    labels = batch.get("labels", ids)[:, 1:].masked_fill(~(real[:, 1:] & real[:, :-1]), _IGNORED)
+    # A padding token on the left predicts nothing.
+    labels = batch.get("labels", ids)[:, 1:].masked_fill(~(real[:, 1:] & real[:, :-1]), IGNORED)
     return _token_loss(_logits(output)[:, :-1], labels, "lm")
 
 
 def _masked_lm(output: Any, batch: Inputs) -> Tensor:
-    """Nats per hidden token, its mean over each text."""
+    """Cross-entropy in nats, the mean over the masked tokens of each text."""
     return _token_loss(_logits(output), _labels(batch, "masked-lm"), "masked-lm")
 
 
 def _label(output: Any, batch: Inputs) -> Tensor:
-    """The loss of the model's own head: classes, several labels, numbers, or a label per token."""
+    """The loss of the model's own head: classes, multiple labels, numbers or labels per token."""
     logits, labels = _logits(output), _labels(batch, "label")
     if logits.ndim == 3:
         return _token_loss(logits, labels, "label")
@@ -166,15 +165,14 @@ def _label(output: Any, batch: Inputs) -> Tensor:
 
 
 def _token_loss(logits: Tensor, labels: Tensor, name: str) -> Tensor:
-    counted = labels != _IGNORED
-    counts = counted.sum(-1)
+    counts = (labels != IGNORED).sum(-1)
     if not counts.all():
         raise ArgumentError(
             f"loss {name}: {int((counts == 0).sum())} of {len(counts)} texts have no token to "
             f"predict. Leave them out."
         )
-    kept = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    losses = F.cross_entropy(kept.mT, labels, ignore_index=_IGNORED, reduction="none")
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    losses = F.cross_entropy(logits.mT, labels, ignore_index=IGNORED, reduction="none")
     return losses.sum(-1) / counts
 
 
@@ -190,18 +188,18 @@ def _logits(output: Any) -> Tensor:
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if logits is None:
         raise ArgumentError(
-            f"loss: {type(output).__name__} has no logits. Open the model with its head, "
+            f"loss: {type(output).__name__} has no logits. Load the model with its head, "
             f"or give loss='embedding'."
         )
     return logits
 
 
 def _embeddings(pooling: Pooling, output: Any, batch: Inputs) -> Float[Tensor, "B d_model"]:
-    """One vector of length 1 for each text."""
+    """Pool the token vectors of each text to one vector of length 1."""
     states = output if isinstance(output, Tensor) else getattr(output, "last_hidden_state", None)
     if states is None or states.ndim != 3:
         raise ArgumentError(
-            f"loss embedding: {type(output).__name__} has no vector for each token. Open the model "
+            f"loss embedding: {type(output).__name__} has no vector for each token. Load the model "
             f"without its head, or give another loss=."
         )
     real = batch.get("attention_mask")

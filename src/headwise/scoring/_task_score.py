@@ -1,4 +1,4 @@
-"""How well a model does at its task, as one number for all texts."""
+"""Task scores: one number for all texts together."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from jaxtyping import Float
 from scipy.stats import spearmanr
 from torch import Tensor
 
-Inputs = Mapping[str, Any]
+from headwise.models import IGNORED
 
-_IGNORED = -100  # what Hugging Face writes where a token has no label
+Inputs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Score:
     """A score of all texts together; higher is better.
 
     Attributes:
-        name: What tables call it.
-        read: What is needed of a batch, from what the model gave and the batch: some rows.
-        of: The score, from the rows of all batches in their order.
+        name: Its name in tables.
+        read: Extracts the rows that the score needs from the model's output and the batch.
+        of: Computes the score from the rows of all batches, in their order.
     """
 
     name: str
@@ -31,49 +31,49 @@ class Score:
 
 
 def label_score(labels: Tensor) -> Score:
-    """Spearman's correlation where each text has a number, else the share of right labels."""
+    """Spearman's correlation where each text has a number as its label, else accuracy."""
     if labels.is_floating_point() and labels.numel() == len(labels):
-        return Score("spearman", _answers, lambda rows: rank_correlation(*rows.T.numpy()))
+        return Score("spearman", _predictions, lambda rows: rank_correlation(*rows.T.numpy()))
     return Score(
-        "accuracy", _answers, lambda rows: float((rows[:, 0] == rows[:, 1]).double().mean())
+        "accuracy", _predictions, lambda rows: float((rows[:, 0] == rows[:, 1]).double().mean())
     )
 
 
 def pair_score(
     embeddings: Callable[[Any, Inputs], Tensor],
-    similar: Sequence[float],
-    places: Sequence[int],
+    similarities: Sequence[float],
+    order: Sequence[int],
 ) -> Score:
-    """Spearman's correlation of the cosine of two sentences with how alike they are.
+    """Spearman's correlation between the cosine of two sentences and their annotated similarity.
 
     Args:
-        embeddings: The embedding of each sentence of a batch, of length 1.
-        similar: How alike the sentences of each pair are.
-        places: Which sentence each read one is: of M pairs the first ones are 0 … M−1, the
+        embeddings: Returns the embedding of each sentence of a batch, of length 1.
+        similarities: The annotated similarity of each pair.
+        order: The sentence of each row: of M pairs, the first sentences are 0 … M−1 and the
             second ones M … 2M−1.
     """
 
-    def of(rows: Float[Tensor, "rows F"]) -> float:
-        one, two = rows[np.argsort(places)].chunk(2)
-        return rank_correlation((one * two).sum(1).numpy(), np.asarray(similar))
+    def correlation(rows: Float[Tensor, "rows F"]) -> float:
+        first, second = rows[np.argsort(order)].chunk(2)
+        return rank_correlation((first * second).sum(1).numpy(), np.asarray(similarities))
 
-    return Score("spearman", embeddings, of)
+    return Score("spearman", embeddings, correlation)
 
 
-def rank_correlation(one: np.ndarray, two: np.ndarray) -> float:
-    """Spearman's, NaN where one is constant."""
-    if np.ptp(one) == 0 or np.ptp(two) == 0:
+def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's correlation; NaN where `x` or `y` is constant."""
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    return float(spearmanr(one, two).statistic)
+    return float(spearmanr(x, y).statistic)
 
 
-def _answers(output: Any, batch: Inputs) -> Float[Tensor, "rows 2"]:
-    """What the model says and what is right, for each label."""
+def _predictions(output: Any, batch: Inputs) -> Float[Tensor, "rows 2"]:
+    """The model's prediction beside each label."""
     logits, labels = getattr(output, "logits", output), batch["labels"]
     if labels.is_floating_point():
-        said = logits if labels.numel() == len(labels) else (logits > 0).to(logits.dtype)
+        predicted = logits if labels.numel() == len(labels) else (logits > 0).to(logits.dtype)
     else:
-        said = logits.argmax(-1)
-    counted = (labels != _IGNORED).flatten()
-    rows = torch.stack([said.flatten().to(logits), labels.flatten().to(logits)], 1)
-    return rows[counted]
+        predicted = logits.argmax(-1)
+    labelled = (labels != IGNORED).flatten()
+    rows = torch.stack([predicted.flatten().to(logits), labels.flatten().to(logits)], 1)
+    return rows[labelled]

@@ -18,5 +18,5 @@ METHODS: Mapping[str, Method] = {
     "gates": Gates(),
 }
 
-# Those that take long and note what they found.
+# Methods that take long and save their scores as they go.
 RESUMABLE = ("ablation", "zero-ablation")

@@ -1,68 +1,74 @@
-"""Methods that leave one head out after another, running the model from its layer on."""
+"""Methods that ablate one head after another, rerunning the model from the head's layer on."""
 
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from headwise._progress import Progress
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import PerText, texts_in
-from headwise.scoring.methods._method import Gone, PerHead, Tell
-from headwise.scoring.methods._suffix_replay import Replay
+from headwise.scoring.methods._method import HeadMask, PerHead
+from headwise.scoring.methods._suffix_replay import SuffixReplay
 
 
-def ablation(run: GatedModel, gone: Gone, tell: Tell) -> PerHead:
-    """What the loss of each text grows by when a head gives its mean over all texts instead."""
-    return _left_out(run, gone, mean=True, tell=tell)
+def ablation(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> PerHead:
+    """The increase of each text's loss when a head's output is replaced by its mean."""
+    return _ablate_each(gated, removed, on_progress, mean=True)
 
 
-def zero_ablation(run: GatedModel, gone: Gone, tell: Tell) -> PerHead:
-    """What the loss of each text grows by when a head gives nothing."""
-    return _left_out(run, gone, mean=False, tell=tell)
+def zero_ablation(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> PerHead:
+    """The increase of each text's loss when a head's output is replaced by zeros."""
+    return _ablate_each(gated, removed, on_progress, mean=False)
 
 
 @torch.no_grad()
-def _left_out(run: GatedModel, gone: Gone, *, mean: bool, tell: Tell) -> PerHead:
-    left = int((~gone).sum())
-    found = []
-    for at, batch in enumerate(run.batches):
-        name = f"batch {at}, {len(gone) - left} heads gone"
-        grown = run.kept.table(name, texts_in(batch), len(gone))
-        grown[:, gone.cpu()] = 0
-        heads = torch.nonzero(grown.isnan().any(0)).flatten().tolist()
-        restarting = _Restarting(run, at, (~gone).double(), mean)
-        with run.kept.filling():
-            for done, head in enumerate(heads, (at + 1) * left - len(heads) + 1):
-                grown[:, head] = restarting.without(head).double().cpu()
-                run.kept.filled()
-                tell(done, left * len(run.batches))
-        found.append(grown)
-    return torch.cat(found)
+def _ablate_each(
+    gated: GatedModel, removed: HeadMask, on_progress: Progress, *, mean: bool
+) -> PerHead:
+    remaining = int((~removed).sum())
+    increases = []
+    for index, batch in enumerate(gated.batches):
+        name = (
+            f"batch {index}, {len(removed) - remaining} heads gone"  # the key in checkpoint files
+        )
+        increase = gated.checkpoint.table(name, texts_in(batch), len(removed))
+        increase[:, removed.cpu()] = 0
+        heads = torch.nonzero(increase.isnan().any(0)).flatten().tolist()
+        trial = _BatchAblation(gated, index, (~removed).double(), mean)
+        with gated.checkpoint.saving():
+            for done, head in enumerate(heads, (index + 1) * remaining - len(heads) + 1):
+                increase[:, head] = trial.increase_without(head).double().cpu()
+                gated.checkpoint.save_if_due()
+                on_progress(done, remaining * len(gated.batches))
+        increases.append(increase)
+    return torch.cat(increases)
 
 
-class _Restarting:
-    """A batch that is run again and again, each time from the layer of the head left out."""
+class _BatchAblation:
+    """One batch, rerun for each ablated head from the head's layer on."""
 
-    def __init__(self, run: GatedModel, at: int, start: Tensor, mean: bool) -> None:
-        self._run, self._at, self._start, self._mean = run, at, start, mean
-        self._owner = [attention for attention in run.attentions for _ in attention.site.heads()]
-        self._replay = Replay(run.model, run.attentions)
+    def __init__(self, gated: GatedModel, batch: int, gates: Tensor, mean: bool) -> None:
+        self._gated, self._batch, self._gates, self._mean = gated, batch, gates, mean
+        self._attention_of_head = [a for a in gated.attentions for _ in a.site.heads()]
+        self._replay = SuffixReplay(gated.model, gated.attentions)
 
     @cached_property
-    def _before(self) -> PerText:
-        """The loss of each text with no more heads gone; what blocks gave then is recorded."""
-        given = self._at, self._start, self._mean
+    def _losses_before(self) -> PerText:
+        """The loss of each text with no further head ablated; records the outputs of blocks."""
+        arguments = self._batch, self._gates, self._mean
         with self._replay.recording():
-            output = self._run.output(*given)
-        losses = self._run.judge(self._at, output)
-        with self._replay.before(self._owner[-1]):
-            if not torch.equal(self._run.losses(*given), losses):
-                self._replay.forget()  # a model that blocks alone do not explain is run as a whole
+            output = self._gated.output(*arguments)
+        losses = self._gated.losses_of(self._batch, output)
+        with self._replay.before(self._attention_of_head[-1]):
+            if not torch.equal(self._gated.losses(*arguments), losses):
+                # More than the blocks decides the output: rerun the whole model each time.
+                self._replay.forget()
         return losses
 
-    def without(self, head: int) -> PerText:
-        """What the loss of each text grows by."""
-        before, gates = self._before, self._start.clone()
+    def increase_without(self, head: int) -> PerText:
+        """The increase of each text's loss without the head."""
+        before, gates = self._losses_before, self._gates.clone()
         gates[head] = 0
-        with self._replay.before(self._owner[head]):
-            return self._run.losses(self._at, gates, self._mean) - before
+        with self._replay.before(self._attention_of_head[head]):
+            return self._gated.losses(self._batch, gates, self._mean) - before

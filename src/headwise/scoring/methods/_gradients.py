@@ -1,73 +1,74 @@
-"""Methods that follow slopes: one backward pass gives every head of every text."""
+"""Methods that use gradients: one backward pass scores every head in every text."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headwise._progress import Progress
 from headwise.errors import ArgumentError
 from headwise.scoring._gated_model import GatedModel
-from headwise.scoring.methods._method import Gone, PerHead, Tell
+from headwise.scoring.methods._method import HeadMask, PerHead
 
 # Random directions of `curvature`: 4 already give the order of the exact Jacobian.
 _PROBES = 8
 
 
-def gradient(run: GatedModel, gone: Gone, tell: Tell) -> PerHead:
+def gradient(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> PerHead:
     """|∂loss/∂gate| of each text at the full model.
 
     Raises:
-        ArgumentError: the loss compares with the full model, where it is flat.
+        ArgumentError: the loss compares with the full model, where its gradient is zero.
 
     Source: Michel et al. 2019, eq. 2, without its normalisation of each layer.
     """
-    if run.loss.compares and not gone.any():
+    if gated.loss.compares and not removed.any():
         raise ArgumentError(
-            f"importance: the loss {run.loss.name!r} is least at the full model, so its gradient "
+            f"importance: the loss {gated.loss.name!r} is least at the full model, so its gradient "
             f"is 0 there. Give method='half-gate' or 'curvature', or another loss=."
         )
-    return _gradients(run, (~gone).double(), tell)
+    return _gradients(gated, (~removed).double(), on_progress)
 
 
-def half_gate(run: GatedModel, gone: Gone, tell: Tell) -> PerHead:
-    """|∂loss/∂gate| of each text where all gates are ½, so that what heads do together counts."""
-    return _gradients(run, (~gone).double() / 2, tell)
+def half_gate(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> PerHead:
+    """|∂loss/∂gate| of each text where all gates are ½, which accounts for joint effects."""
+    return _gradients(gated, (~removed).double() / 2, on_progress)
 
 
-def curvature(run: GatedModel, gone: Gone, tell: Tell) -> PerHead:
-    """½‖∂u/∂gate‖², `u` the embedding of a text: what 1 − cosine grows by, to second order.
+def curvature(gated: GatedModel, removed: HeadMask, on_progress: Progress) -> PerHead:
+    """½‖∂u/∂gate‖², `u` the embedding of a text: the second-order increase of 1 − cosine.
 
-    Random directions stand for the coordinates of `u`: the mean of (r · ∂u/∂gate)² over normal
+    Random directions replace the coordinates of `u`: the mean of (r · ∂u/∂gate)² over normal
     `r` is the squared norm.
 
     Raises:
-        ArgumentError: the loss is not one of embeddings.
+        ArgumentError: the loss does not compare embeddings.
     """
-    if not run.loss.compares:
+    if not gated.loss.compares:
         raise ArgumentError(
-            f"importance: method='curvature' follows embeddings, the loss is {run.loss.name!r}. "
-            f"Give loss='embedding', or method='half-gate'."
+            f"importance: method='curvature' needs a loss of embeddings, the loss is "
+            f"{gated.loss.name!r}. Give loss='embedding', or method='half-gate'."
         )
     rng = torch.Generator().manual_seed(0)
-    found = []
-    for at, batch in enumerate(run.batches):
-        gates = run.open_gates(at, (~gone).double())
-        embeddings = run.loss.of(run.output(at, gates), batch)
+    curvatures = []
+    for index, batch in enumerate(gated.batches):
+        gates = gated.trainable_gates(index, (~removed).double())
+        embeddings = gated.loss.of(gated.output(index, gates), batch)
         total = torch.zeros_like(gates)
         for _ in range(_PROBES):
             probe = torch.randn(embeddings.shape, generator=rng, dtype=torch.float64)
-            along = (embeddings * probe.to(embeddings)).sum()
-            total += torch.autograd.grad(along, gates, retain_graph=True)[0].square()
-        found.append(total / (2 * _PROBES))
-        tell(at + 1, len(run.batches))
-    return torch.cat(found)
+            projection = (embeddings * probe.to(embeddings)).sum()
+            total += torch.autograd.grad(projection, gates, retain_graph=True)[0].square()
+        curvatures.append(total / (2 * _PROBES))
+        on_progress(index + 1, len(gated.batches))
+    return torch.cat(curvatures)
 
 
-def _gradients(run: GatedModel, start: Float[Tensor, " N"], tell: Tell) -> PerHead:
-    """One backward pass of a batch gives all: each text has gates of its own."""
-    found = []
-    for at in range(len(run.batches)):
-        gates = run.open_gates(at, start)
-        losses = run.losses(at, gates)
-        found.append(torch.autograd.grad(losses.sum(), gates)[0].abs())
-        tell(at + 1, len(run.batches))
-    return torch.cat(found)
+def _gradients(gated: GatedModel, start: Float[Tensor, " N"], on_progress: Progress) -> PerHead:
+    """One backward pass per batch scores all texts, since each text has gates of its own."""
+    gradients = []
+    for index in range(len(gated.batches)):
+        gates = gated.trainable_gates(index, start)
+        losses = gated.losses(index, gates)
+        gradients.append(torch.autograd.grad(losses.sum(), gates)[0].abs())
+        on_progress(index + 1, len(gated.batches))
+    return torch.cat(gradients)

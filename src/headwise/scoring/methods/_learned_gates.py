@@ -1,4 +1,4 @@
-"""A method that learns which heads a model needs, its weights frozen."""
+"""A method that learns which heads a model needs, with its weights frozen."""
 
 from dataclasses import dataclass
 
@@ -6,35 +6,36 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headwise._progress import Progress
 from headwise.errors import ArgumentError
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import texts_in
-from headwise.scoring.methods._method import Gone, PerHead, Tell
+from headwise.scoring.methods._method import HeadMask, PerHead
 
-# The hard-concrete distribution: its temperature, and how far it is stretched beyond 0 and 1
-# before it is clipped to them.
+# The hard-concrete distribution: its temperature, and the interval to which it is stretched
+# before it is clipped to 0 … 1.
 _BETA, _LOW, _HIGH = 2 / 3, -0.1, 1.1
-# Gates begin nearly open: a chance of 0.97.
+# Gates start nearly open, with a probability of 0.97.
 _START = 2.0
 
 
 @dataclass(frozen=True)
 class Gates:
-    """The method `gates`: gates on all heads are trained, and a penalty closes what it can.
+    """The method `gates`: trains a gate on every head under a penalty on open gates.
 
-    Each gate is drawn anew for each text from a hard-concrete distribution, which gives exact
-    zeros and ones and can be followed by gradients. The loss plus `penalty` times the expected
-    number of open gates is made small by Adam; a closed gate gives the head's mean. The weights
-    stay as they are.
+    Each gate is drawn independently for each text from a hard-concrete distribution, which yields
+    exact zeros and ones and still has gradients. Adam minimises the loss plus `penalty` times the
+    expected number of open gates; a closed gate replaces the head's output by its mean. The
+    weights are not trained.
 
-    The importance of a head is the chance that its gate is open in the end, 0 … 1. A row of the
-    scores is a seed, not a text: intervals are over seeds.
+    The importance of a head is the probability that its gate is open after training, 0 … 1. A
+    row of the scores is a seed, not a text: intervals are over seeds.
 
     Attributes:
-        penalty: What an open gate costs, in units of the loss. None is what a head is worth on
-            average: what the loss grows by without any, divided by their number.
-        steps: How many batches each training reads.
-        seeds: How often the gates are trained.
+        penalty: The cost of an open gate, in units of the loss. None is the average worth of a
+            head: the increase of the loss without any head, divided by the number of heads.
+        steps: The number of batches in each training.
+        seeds: The number of trainings.
         rate: The learning rate.
     Raises:
         ArgumentError: one of them is not above 0.
@@ -54,51 +55,56 @@ class Gates:
             if value is not None and not value > 0:
                 raise ArgumentError(f"Gates: {name}={value}. Give a number above 0.")
 
-    def __call__(self, run: GatedModel, gone: Gone, tell: Tell) -> PerHead:
-        """The chance of each gate to be open after training, a row for each seed."""
-        penalty = _worth(run, gone) if self.penalty is None else self.penalty
-        chances = []
+    def __call__(self, gated: GatedModel, removed: HeadMask, on_progress: Progress) -> PerHead:
+        """The probability of each gate to be open after training, a row for each seed."""
+        penalty = _mean_worth(gated, removed) if self.penalty is None else self.penalty
+        probabilities = []
         for seed in range(self.seeds):
-            logits = self._trained(run, ~gone, penalty, seed, tell)
-            chances.append(open_chance(logits) * ~gone)
-        return torch.stack(chances)
+            logits = self._trained(gated, ~removed, penalty, seed, on_progress)
+            probabilities.append(open_chance(logits) * ~removed)
+        return torch.stack(probabilities)
 
     def _trained(
-        self, run: GatedModel, left: Gone, penalty: float, seed: int, tell: Tell
+        self,
+        gated: GatedModel,
+        remaining: HeadMask,
+        penalty: float,
+        seed: int,
+        on_progress: Progress,
     ) -> Tensor:
         """The logit of each gate after training."""
         rng = torch.Generator().manual_seed(seed)
-        logits = torch.full((len(left),), _START, dtype=torch.float64, device=left.device)
+        logits = torch.full((len(remaining),), _START, dtype=torch.float64, device=remaining.device)
         optimizer = torch.optim.Adam([logits.requires_grad_()], lr=self.rate)
-        turns: list[int] = []
+        epoch: list[int] = []
         for step in range(self.steps):
-            turns = turns or torch.randperm(len(run.batches), generator=rng).tolist()
-            at = turns.pop()
-            gates = draw_gates(logits, texts_in(run.batches[at]), rng) * left
-            loss = run.losses(at, gates, mean=True).mean()
-            loss = loss + penalty * (open_chance(logits) * left).sum()
-            # Of the logits alone: the weights are frozen.
+            epoch = epoch or torch.randperm(len(gated.batches), generator=rng).tolist()
+            batch = epoch.pop()
+            gates = draw_gates(logits, texts_in(gated.batches[batch]), rng) * remaining
+            loss = gated.losses(batch, gates, mean=True).mean()
+            loss = loss + penalty * (open_chance(logits) * remaining).sum()
+            # The gradient of the logits alone: the weights are frozen.
             logits.grad = torch.autograd.grad(loss, logits)[0]
             optimizer.step()
-            tell(seed * self.steps + step + 1, self.seeds * self.steps)
+            on_progress(seed * self.steps + step + 1, self.seeds * self.steps)
         return logits.detach()
 
 
 def draw_gates(
     logits: Float[Tensor, " N"], texts: int, rng: torch.Generator
 ) -> Float[Tensor, "texts N"]:
-    """Gates for each text, drawn from the hard-concrete distribution.
+    """Draw gates for each text from the hard-concrete distribution.
 
     Source: Louizos et al. 2018, eq. 10 and 11.
     """
-    drawn = torch.rand(texts, len(logits), generator=rng, dtype=torch.float64).to(logits.device)
-    noise = drawn.logit(eps=1e-12)
+    uniform = torch.rand(texts, len(logits), generator=rng, dtype=torch.float64).to(logits.device)
+    noise = uniform.logit(eps=1e-12)
     stretched = ((noise + logits) / _BETA).sigmoid() * (_HIGH - _LOW) + _LOW
     return stretched.clamp(0, 1)
 
 
 def open_chance(logits: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """The chance that a gate is not 0.
+    """The probability that a gate is not 0.
 
     Source: Louizos et al. 2018, eq. 12.
     """
@@ -107,17 +113,17 @@ def open_chance(logits: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
 
 
 @torch.no_grad()
-def _worth(run: GatedModel, gone: Gone) -> float:
-    """What a head is worth on average."""
-    full, none = (~gone).double(), torch.zeros(len(gone), device=gone.device)
-    lost = [
-        run.losses(at, none, mean=True) - run.losses(at, full, mean=True)
-        for at in range(len(run.batches))
+def _mean_worth(gated: GatedModel, removed: HeadMask) -> float:
+    """The increase of the loss without any head, divided by the number of heads."""
+    open_gates, closed = (~removed).double(), torch.zeros(len(removed), device=removed.device)
+    increases = [
+        gated.losses(batch, closed, mean=True) - gated.losses(batch, open_gates, mean=True)
+        for batch in range(len(gated.batches))
     ]
-    worth = torch.cat(lost).mean().item() / len(gone)
+    worth = torch.cat(increases).mean().item() / len(removed)
     if not worth > 0:
         raise ArgumentError(
-            f"importance: the loss {run.loss.name!r} grows by {worth * len(gone):.3g} without any "
-            f"head, so no penalty fits it. Give method=Gates(penalty=…)."
+            f"importance: the loss {gated.loss.name!r} grows by {worth * len(removed):.3g} without "
+            f"any head, so no default penalty fits it. Give method=Gates(penalty=…)."
         )
     return worth

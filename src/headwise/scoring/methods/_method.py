@@ -1,15 +1,15 @@
-"""What a method is: how important every head is in every text."""
+"""The contract of a scoring method."""
 
 from collections.abc import Callable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from headwise._progress import Progress
 from headwise.scoring._gated_model import GatedModel
 
-Tell = Callable[[int, int], None]
 PerHead = Float[Tensor, "M N"]
-Gone = Bool[Tensor, " N"]
+HeadMask = Bool[Tensor, " N"]
 
-Method = Callable[[GatedModel, Gone, Tell], PerHead]
-"""How important every head is in every text, when some heads are gone already."""
+Method = Callable[[GatedModel, HeadMask, Progress], PerHead]
+"""Scores every head in every text of a gated model, from which the masked heads are removed."""

@@ -1,4 +1,4 @@
-"""Start a model in the middle: blocks before a head give again what they gave."""
+"""Rerun only the suffix of a model: blocks before a layer return their recorded outputs."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -10,48 +10,48 @@ from headwise._interrupts import reversible
 from headwise.models import Attention, hooked
 
 
-class Replay:
-    """What the blocks of a model gave in one pass, to be given again in others.
+class SuffixReplay:
+    """The recorded outputs of a model's blocks, which replace the blocks in later passes.
 
-    A block is a member of the outermost `nn.ModuleList` that an attention lies in. Where
+    A block is a member of the outermost `nn.ModuleList` that contains an attention. Where
     attentions share a block, nothing is replayed.
     """
 
     def __init__(self, model: nn.Module, attentions: Sequence[Attention]) -> None:
         blocks = [_block(model, attention) for attention in attentions]
-        self._before: dict[Attention, list[nn.Module]] = {}
+        self._blocks_before: dict[Attention, list[nn.Module]] = {}
         if None not in blocks and not any(attention.nth for attention in attentions):
-            # The attentions stand in the order of their calls, and so do their blocks.
-            for at, attention in enumerate(attentions):
-                earlier = {block for block in blocks[:at] if block is not None} - {blocks[at]}
-                self._before[attention] = list(earlier)
-        self._given: dict[nn.Module, Any] = {}
+            # Attentions are in the order of their calls, and so are their blocks.
+            for index, attention in enumerate(attentions):
+                earlier = {block for block in blocks[:index] if block is not None}
+                self._blocks_before[attention] = list(earlier - {blocks[index]})
+        self._outputs: dict[nn.Module, Any] = {}
 
     @reversible
     def recording(self) -> Iterator[None]:
-        """Note what each block gives in the last pass of the model."""
+        """Record the output of each block in the last pass of the model."""
 
-        def note(module: nn.Module, args: Any, output: Any) -> None:
-            self._given[module] = output
+        def record(module: nn.Module, args: Any, output: Any) -> None:
+            self._outputs[module] = output
 
-        blocks = {block for before in self._before.values() for block in before}
-        with hooked(after=[(block, note) for block in blocks]):
+        blocks = {block for earlier in self._blocks_before.values() for block in earlier}
+        with hooked(after=[(block, record) for block in blocks]):
             yield
 
     @reversible
     def before(self, attention: Attention) -> Iterator[None]:
-        """Let the blocks before an attention's own give what they gave, and compute nothing."""
+        """Make the blocks before an attention's own return their recorded outputs."""
         with ExitStack() as stack:
-            for block in self._before.get(attention, ()):
-                given = self._given[block]
-                block.__dict__["forward"] = lambda *_, given=given, **__: _copied(given)
+            for block in self._blocks_before.get(attention, ()):
+                output = self._outputs[block]
+                block.__dict__["forward"] = lambda *_, output=output, **__: _copied(output)
                 stack.callback(block.__dict__.pop, "forward")
             yield
 
     def forget(self) -> None:
         """Replay nothing from now on."""
-        self._before.clear()
-        self._given.clear()
+        self._blocks_before.clear()
+        self._outputs.clear()
 
 
 def _block(model: nn.Module, attention: Attention) -> nn.Module | None:
@@ -62,10 +62,10 @@ def _block(model: nn.Module, attention: Attention) -> nn.Module | None:
     return None
 
 
-def _copied(given: Any) -> Any:
-    """A copy: what comes next may write into it."""
-    if isinstance(given, Tensor):
-        return given.clone()
-    if type(given) in (tuple, list):
-        return type(given)(_copied(part) for part in given)
-    return given
+def _copied(output: Any) -> Any:
+    """A copy, since the next module may write into its input."""
+    if isinstance(output, Tensor):
+        return output.clone()
+    if type(output) in (tuple, list):
+        return type(output)(_copied(part) for part in output)
+    return output

@@ -1,4 +1,4 @@
-"""Heads that share keys and values: which come together, what they share, and what takes it on."""
+"""Grouped-query attention from multi-head attention: heads that share keys and values."""
 
 from headwise.surgery.grouping._group import Method, group_heads
 from headwise.surgery.grouping._layer import GroupedLayer

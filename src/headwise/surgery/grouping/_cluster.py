@@ -1,4 +1,4 @@
-"""Which heads come together: groups of equal size whose members are alike."""
+"""Clustering of heads: groups of equal size whose members are similar."""
 
 from itertools import combinations, product
 
@@ -7,46 +7,47 @@ from jaxtyping import Float64
 
 
 def neighbors(n: int, n_groups: int) -> list[list[int]]:
-    """Groups of neighbors."""
+    """Group neighboring heads."""
     return np.arange(n).reshape(n_groups, -1).tolist()
 
 
-def cluster(apart: Float64[np.ndarray, "n n"], n_groups: int) -> list[list[int]]:
-    """Groups of equal size with little apart within them.
+def cluster(distances: Float64[np.ndarray, "n n"], n_groups: int) -> list[list[int]]:
+    """Find groups of equal size with small distances within them.
 
-    Heads join greedily, then change places in twos for as long as that helps.
+    Groups are built greedily; then pairs of heads swap groups for as long as that helps.
 
     Args:
-        apart: How far each two heads are apart: the same both ways, and nothing from itself.
+        distances: The distance between every two heads: symmetric, with a zero diagonal.
     """
-    groups = _greedy(apart, len(apart) // n_groups)
-    while _exchange(apart, groups):
+    groups = _greedy(distances, len(distances) // n_groups)
+    while _exchange(distances, groups):
         pass
     return sorted(sorted(group) for group in groups)
 
 
-def _greedy(apart: Float64[np.ndarray, "n n"], size: int) -> list[list[int]]:
-    left, groups = set(range(len(apart))), []
-    while left:
-        two = min(combinations(sorted(left), 2), key=apart.__getitem__, default=None)
-        group = [*two] if two and size > 1 else [min(left)]
+def _greedy(distances: Float64[np.ndarray, "n n"], size: int) -> list[list[int]]:
+    remaining, groups = set(range(len(distances))), []
+    while remaining:
+        pairs = combinations(sorted(remaining), 2)
+        closest = min(pairs, key=distances.__getitem__, default=None)
+        group = [*closest] if closest and size > 1 else [min(remaining)]
         while len(group) < size:
-            others = sorted(left - set(group))
-            group.append(min(others, key=lambda head: apart[head, group].sum()))
-        left -= set(group)
+            candidates = sorted(remaining - set(group))
+            group.append(min(candidates, key=lambda head: distances[head, group].sum()))
+        remaining -= set(group)
         groups.append(group)
     return groups
 
 
-def _exchange(apart: Float64[np.ndarray, "n n"], groups: list[list[int]]) -> bool:
-    """Let two heads change places where that brings groups closer; whether any did."""
+def _exchange(distances: Float64[np.ndarray, "n n"], groups: list[list[int]]) -> bool:
+    """Swap every two heads whose swap reduces the distances; return whether any did."""
     changed = False
-    for one, two in combinations(groups, 2):
-        for i, j in product(range(len(one)), range(len(two))):
-            a, b = one[i], two[j]
-            now = apart[a, one].sum() + apart[b, two].sum()
-            then = apart[b, one].sum() + apart[a, two].sum() - 2 * apart[a, b]
-            if then < now - 1e-12 * abs(now):
-                one[i], two[j] = b, a
+    for first, second in combinations(groups, 2):
+        for i, j in product(range(len(first)), range(len(second))):
+            a, b = first[i], second[j]
+            before = distances[a, first].sum() + distances[b, second].sum()
+            after = distances[b, first].sum() + distances[a, second].sum() - 2 * distances[a, b]
+            if after < before - 1e-12 * abs(before):
+                first[i], second[j] = b, a
                 changed = True
     return changed

@@ -1,4 +1,4 @@
-"""The number of kv heads of a model of Hugging Face: found in its configuration, and changed."""
+"""The number of key/value heads in the configuration of a Hugging Face model."""
 
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,27 +10,28 @@ from torch import nn
 from headwise.errors import UnsupportedError
 from headwise.models import Differences, differences_of
 
-# What configurations call it.
+# Its names in configurations.
 _NAMES = ("num_key_value_heads", "num_kv_heads")
 
 
 @dataclass(frozen=True)
-class KvHeads:
-    """How many kv heads each layer of a model has.
+class KvHeadCount:
+    """The number of key/value heads in each layer of a model.
 
     Attributes:
-        name: What its configuration calls the number.
+        name: The name of the number in the configuration.
     """
 
     name: str
     number: int
 
     @classmethod
-    def of(cls, model: nn.Module) -> "KvHeads":
-        """The number that the configuration of a model tells.
+    def of(cls, model: nn.Module) -> "KvHeadCount":
+        """Read the number from the configuration of a model.
 
         Raises:
-            UnsupportedError: it tells none, or does not describe the model.
+            UnsupportedError: the configuration has no such number, or does not describe the
+                model.
         """
         config: Any = getattr(model, "config", None)
         kind = type(model).__name__
@@ -40,18 +41,20 @@ class KvHeads:
                 f"group_heads: {kind} has no {' or '.join(_NAMES)} in its configuration, so that "
                 f"its heads cannot share keys and values. Remove heads with headwise.prune instead."
             )
-        told = [one for changed in (differences_of(model) or {}).values() for one in changed]
-        if told:
+        differences = (differences_of(model) or {}).values()
+        changed = [name for names in differences for name in names]
+        if changed:
             raise UnsupportedError(
-                f"group_heads: {kind} is not what its configuration says ({told[0]} is another), "
-                f"as when heads were cut out of it. Group its heads first, and prune then."
+                f"group_heads: {kind} differs from its configuration (in {changed[0]}), as after "
+                f"heads were pruned. Group its heads first, and prune then."
             )
         return cls(name, getattr(config, name))
 
     def change(self, model: nn.Module, number: int) -> None:
-        """Let a model and its configuration have another number.
+        """Change the number in a model and its configuration.
 
-        Weights that change their shape hold the first of their old numbers: they are to be written.
+        Weights that change their shape keep the first part of their values; the caller
+        overwrites them.
         """
         config: Any = model.config
         setattr(config, self.name, number)

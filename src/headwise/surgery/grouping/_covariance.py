@@ -1,4 +1,4 @@
-"""How what comes into the linear layers of attentions varies over some texts."""
+"""The covariance of the inputs of the linear layers around attentions, over some texts."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,35 +8,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from headwise.models import Attention, InputTracker, call_model, edit_heads, hooked, in_evaluation
+from headwise._evaluation import in_evaluation
+from headwise.models import Attention, InputTracker, call_model, edit_heads, hooked
 from headwise.surgery.grouping._rows import Layout
 
-# Beside what was seen, every direction counts a little: texts are never all there is.
-_UNSEEN = 1e-3
+# Every direction gets a little weight, since no sample of texts covers all inputs.
+_RIDGE = 1e-3
 
 
 @torch.no_grad()
-def input_roots(
+def covariance_factors(
     model: nn.Module, layouts: Mapping[Attention, Layout], batches: list[Any]
 ) -> dict[str, Float[Tensor, "m m"]]:
-    """A root of the second moments of what each layer is given, and a 1 for its bias.
+    """Return a Cholesky factor of the second moments of each layer's input.
 
-    Padding is no token. Without batches what comes in is taken to be alike in all directions.
+    A constant 1 is appended to the input, for the bias. Padding tokens are left out. Without
+    batches there are no factors, which stands for isotropic inputs.
     """
     moments: dict[str, Tensor] = {}
     with in_evaluation(model), edit_heads(model, [*layouts], lambda _, heads: heads) as inputs:
-        notes = [
-            (model.get_submodule(name), partial(_note, moments, name, inputs, attention.site.stack))
+        hooks = [
+            (model.get_submodule(name), partial(_add, moments, name, inputs, attention.site.stack))
             for attention, layout in layouts.items()
             for name in {rows.name for rows in (layout.q, layout.k, layout.v)}
         ]
-        with hooked(before=notes):
+        with hooked(before=hooks):
             for batch in batches:
                 call_model(model, batch)
-    return {name: _root(moment) for name, moment in moments.items()}
+    return {name: _factor(moment) for name, moment in moments.items()}
 
 
-def _note(
+def _add(
     moments: dict[str, Tensor], name: str, inputs: InputTracker, stack: str, _: nn.Module, args: Any
 ) -> None:
     x = args[0].detach()
@@ -46,6 +48,6 @@ def _note(
     moments[name] = moments.get(name, 0) + x.T @ x
 
 
-def _root(moment: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
-    little = _UNSEEN * moment.diagonal().mean()
-    return torch.linalg.cholesky(moment + little * torch.eye(len(moment)).to(moment))
+def _factor(moment: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
+    ridge = _RIDGE * moment.diagonal().mean()
+    return torch.linalg.cholesky(moment + ridge * torch.eye(len(moment)).to(moment))

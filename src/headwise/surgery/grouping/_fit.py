@@ -1,4 +1,4 @@
-"""The keys, or values, that a group of heads can best share."""
+"""The keys, or values, that a group of heads shares with the least loss."""
 
 from dataclasses import dataclass
 
@@ -8,113 +8,119 @@ from torch import Tensor
 
 from headwise.surgery.grouping._symmetries import Symmetries
 
-# The least weight of a direction beside the mean one: so what is absorbed stays bounded.
+# The least weight of a direction, relative to the mean: it bounds the matrices that queries and
+# output weights absorb.
 _FLOOR = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """The keys, or values, of some heads over all that may come in, by their second moments.
+    """The keys, or values, of some heads over the distribution of inputs, by second moments.
 
     Attributes:
-        products: The mean products of the features of each two heads.
-        counts: The second moments of what features meet, in queries or in output weights: an
-            error counts by what it does there.
+        gram: The mean products of the features of every two heads.
+        metric: The second moments of the queries or output weights that multiply the features:
+            they weight an error by its effect.
     """
 
-    products: Float[Tensor, "n n D D"]
-    counts: Float[Tensor, "n D D"]
+    gram: Float[Tensor, "n n D D"]
+    metric: Float[Tensor, "n D D"]
 
     @classmethod
-    def of(cls, seen: Float[Tensor, "n D m"], counts: Float[Tensor, "n D D"]) -> "Features":
-        """Those of features whose products are the products of these rows."""
-        n, D, _ = seen.shape
-        flat = seen.flatten(0, 1)
-        return cls((flat @ flat.T).view(n, D, n, D).transpose(1, 2), counts)
+    def of(cls, rows: Float[Tensor, "n D m"], metric: Float[Tensor, "n D D"]) -> "Features":
+        """Features whose mean products are the products of these rows."""
+        n, D, _ = rows.shape
+        flat = rows.flatten(0, 1)
+        return cls((flat @ flat.T).view(n, D, n, D).transpose(1, 2), metric)
 
-    def some(self, heads: list[int]) -> "Features":
-        return Features(self.products[heads][:, heads], self.counts[heads])
+    def subset(self, heads: list[int]) -> "Features":
+        return Features(self.gram[heads][:, heads], self.metric[heads])
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What a group shares: of what each has the sum of `taken`; and each keeps `mixed` of that.
+    """How a group shares features: the sum over heads of `encoders` times each head's features.
 
     Attributes:
-        lost: What sharing loses of what counts.
-        whole: How much counts there was.
+        encoders: The matrix of each head's contribution to the shared features.
+        decoders: The matrix by which each head reconstructs its features from the shared ones.
+        loss: The weighted squared error of the reconstruction.
+        total: The weighted squared size of the features.
     """
 
-    taken: Float[Tensor, "n D D"]
-    mixed: Float[Tensor, "n D D"]
-    lost: float
-    whole: float
+    encoders: Float[Tensor, "n D D"]
+    decoders: Float[Tensor, "n D D"]
+    loss: float
+    total: float
 
     def shared(self, rows: Float[Tensor, "n D m"]) -> Float[Tensor, "D m"]:
-        """What is shared of what makes the features of each head."""
-        return (self.taken @ rows).sum(0)
+        """The rows that produce the shared features, from the rows of each head."""
+        return (self.encoders @ rows).sum(0)
 
 
-def fit(features: Features, freedom: Symmetries) -> Fit:
-    """What loses least of all that heads can share when each may be mixed as it is free to be.
+def fit(features: Features, symmetries: Symmetries) -> Fit:
+    """Find the features that heads can share with the least loss under their symmetries.
 
-    For features that may be mixed in any way these are the leading directions of all heads
-    together, for pairs the leading complex direction. Other features are averaged.
+    Features with any mixing share the leading directions of all heads together; pairs of
+    features that rotate share the leading complex direction. Other features are averaged.
     """
-    n, D, _ = features.counts.shape
-    mixed = torch.eye(D).to(features.counts).repeat(n, 1, 1)
-    taken = mixed / n
-    free, pairs = freedom.free, freedom.pairs
+    n, D, _ = features.metric.shape
+    decoders = torch.eye(D).to(features.metric).repeat(n, 1, 1)
+    encoders = decoders / n
+    free, pairs = symmetries.free, symmetries.pairs
     if len(free):
         block = (..., free[:, None], free)
-        root = _root(features.counts[block])
-        found = root[:, None] @ features.products[block] @ root  # n n F F
-        leading = _leading(found.transpose(1, 2).reshape(n * len(free), -1), len(free))
+        root = _root(features.metric[block])
+        weighted = root[:, None] @ features.gram[block] @ root  # n n F F
+        leading = _leading(weighted.transpose(1, 2).reshape(n * len(free), -1), len(free))
         leading = leading.view(n, len(free), len(free))
-        taken[block] = leading.mT @ root / n**0.5
-        mixed[block] = torch.linalg.solve(root, leading) * n**0.5
+        encoders[block] = leading.mT @ root / n**0.5
+        decoders[block] = torch.linalg.solve(root, leading) * n**0.5
     if len(pairs):
-        own = features.products[:, :, pairs[:, :, None], pairs[:, None]]  # n n P 2 2
-        weight = _of_pairs(features.counts, freedom)
-        found = torch.complex(own[..., 0, 0] + own[..., 1, 1], own[..., 1, 0] - own[..., 0, 1])
-        leading = _leading((weight[:, None] * found * weight).movedim(-1, 0), 1)[..., 0].T  # n P
-        _put(taken, freedom, leading.conj() * weight / n**0.5)
-        _put(mixed, freedom, leading / weight * n**0.5)
-    return Fit(taken, mixed, *_lost(features, taken, mixed))
+        gram = features.gram[:, :, pairs[:, :, None], pairs[:, None]]  # n n P 2 2
+        weight = _pair_weights(features.metric, symmetries)
+        products = torch.complex(
+            gram[..., 0, 0] + gram[..., 1, 1], gram[..., 1, 0] - gram[..., 0, 1]
+        )
+        weighted = weight[:, None] * products * weight
+        leading = _leading(weighted.movedim(-1, 0), 1)[..., 0].T  # n P
+        _write_pairs(encoders, symmetries, leading.conj() * weight / n**0.5)
+        _write_pairs(decoders, symmetries, leading / weight * n**0.5)
+    return Fit(encoders, decoders, *_loss_and_total(features, encoders, decoders))
 
 
-def _lost(
-    features: Features, taken: Float[Tensor, "n D D"], mixed: Float[Tensor, "n D D"]
+def _loss_and_total(
+    features: Features, encoders: Float[Tensor, "n D D"], decoders: Float[Tensor, "n D D"]
 ) -> tuple[float, float]:
-    """What counts of the error, and of all there was."""
-    own = features.products.diagonal().permute(2, 0, 1)  # n D D
-    cross = torch.einsum("ghij,hkj->gik", features.products, taken)  # each with what is shared
-    shared = (taken @ cross).sum(0)
-    error = own - cross @ mixed.mT - mixed @ cross.mT + mixed @ shared @ mixed.mT
-    lost, whole = ((features.counts * x).sum().item() for x in (error, own))
-    return max(lost, 0.0), whole  # what is nothing may be rounded below it
+    """The weighted squared error of the reconstruction, and size of the features."""
+    own = features.gram.diagonal().permute(2, 0, 1)  # n D D
+    cross = torch.einsum("ghij,hkj->gik", features.gram, encoders)  # of each head with the shared
+    shared = (encoders @ cross).sum(0)
+    error = own - cross @ decoders.mT - decoders @ cross.mT + decoders @ shared @ decoders.mT
+    loss, total = ((features.metric * x).sum().item() for x in (error, own))
+    return max(loss, 0.0), total  # rounding may bring a loss of zero below it
 
 
-def _root(counts: Float[Tensor, "n F F"]) -> Float[Tensor, "n F F"]:
-    values, vectors = torch.linalg.eigh(counts)
+def _root(metric: Float[Tensor, "n F F"]) -> Float[Tensor, "n F F"]:
+    values, vectors = torch.linalg.eigh(metric)
     values = (values / values.mean().clamp(min=1e-300)).clamp(min=_FLOOR)
     return vectors * values.sqrt()[:, None] @ vectors.mT
 
 
-def _of_pairs(counts: Float[Tensor, "n D D"], freedom: Symmetries) -> Float[Tensor, "n P"]:
-    own = counts.diagonal(dim1=1, dim2=2)[:, freedom.pairs].sum(-1)
-    return (own / own.mean(0).clamp(min=1e-300)).clamp(min=_FLOOR).sqrt()
+def _pair_weights(metric: Float[Tensor, "n D D"], symmetries: Symmetries) -> Float[Tensor, "n P"]:
+    weights = metric.diagonal(dim1=1, dim2=2)[:, symmetries.pairs].sum(-1)
+    return (weights / weights.mean(0).clamp(min=1e-300)).clamp(min=_FLOOR).sqrt()
 
 
 def _leading(products: Tensor, rank: int) -> Tensor:
-    """Of `[..., n, n]` the `[..., n, rank]` by whose combinations most of it is kept."""
+    """The leading eigenvectors of `[..., n, n]`, as `[..., n, rank]`."""
     return torch.linalg.eigh(products).eigenvectors[..., -rank:]
 
 
-def _put(
-    mixed: Float[Tensor, "n D D"], freedom: Symmetries, factor: Complex[Tensor, "n P"]
+def _write_pairs(
+    matrices: Float[Tensor, "n D D"], symmetries: Symmetries, factors: Complex[Tensor, "n P"]
 ) -> None:
-    """Let pairs be multiplied by these, as complex numbers."""
-    one, two = freedom.pairs.T
-    mixed[:, one, one] = mixed[:, two, two] = factor.real
-    mixed[:, two, one], mixed[:, one, two] = factor.imag, -factor.imag
+    """Make the matrices multiply pairs of features by complex numbers."""
+    i, j = symmetries.pairs.T
+    matrices[:, i, i] = matrices[:, j, j] = factors.real
+    matrices[:, j, i], matrices[:, i, j] = factors.imag, -factors.imag

@@ -1,4 +1,4 @@
-"""Let the heads of a model share keys and values: grouped or multi-query attention."""
+"""`group_heads`: grouped-query or multi-query attention from a model with more kv heads."""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -20,9 +20,9 @@ from headwise.models import (
 )
 from headwise.surgery._outputs import answer_of, difference
 from headwise.surgery._prune import refuse_packed
-from headwise.surgery.grouping._config import KvHeads
-from headwise.surgery.grouping._covariance import input_roots
-from headwise.surgery.grouping._layer import Grouped, GroupedLayer, Source
+from headwise.surgery.grouping._config import KvHeadCount
+from headwise.surgery.grouping._covariance import covariance_factors
+from headwise.surgery.grouping._layer import GroupedLayer, Grouping, UngroupedLayer
 from headwise.surgery.grouping._rows import Layout, Trace, layout_of, traced
 from headwise.surgery.grouping._symmetries import (
     Symmetries,
@@ -42,42 +42,43 @@ def group_heads(
     reference: Iterable[Any] | None = None,
     on_layer: Callable[[GroupedLayer], None] | None = None,
 ) -> nn.Module:
-    """Let the heads of a copy of a model share keys and values: fewer kv heads, a smaller cache.
+    """Group the heads of a copy of a model to share keys and values: fewer kv heads, smaller cache.
 
-    Kv heads that are alike come together in groups of equal size, wherever they stood, and their
-    query heads are put in that order. Of all keys and values that a group can share, those are
-    taken that lose least in the logits and in the output; what a head needs to read them is
-    taken on by its queries and output weights and costs nothing. That is exact where heads
-    differ only by it: values may be mixed in any way; features of keys that no position turns
-    too; those that RoPE turns may be turned and scaled in the same pairs; what a norm follows
-    cannot be mixed and is averaged. Which features these are is read from the model as it runs,
-    and needs no list of architectures.
+    Similar kv heads form groups of equal size, wherever they were, and their query heads are
+    reordered to match. Each group shares the keys and values that lose least in the logits and
+    in the output. A head may read the shared features through a linear map of its own: its
+    queries and output weights absorb that map at no cost. Which maps leave the attention
+    unchanged is measured on the running model, without a list of architectures: values, and
+    features of keys that positions do not rotate, may be mixed in any way; features under RoPE
+    may be rotated and scaled in the same pairs; features under a norm are averaged. Grouping is
+    exact where heads differ only by such maps.
 
-    Otherwise the model loses something: train it further, which takes about a twentieth of the
-    first training (Ainslie et al. 2023). What it gives is checked to be what `model` would give
-    with each head's keys and values replaced by its share of the group's. Its configuration
-    tells the new number, so that `save_pretrained` writes what stock transformers loads.
+    Otherwise the model loses accuracy: train it further, for about a twentieth of its original
+    training (Ainslie et al. 2023). Its output is checked against that of `model` with each head's
+    keys and values replaced by those of its group. Its configuration has the new number, so that
+    stock transformers loads what `save_pretrained` writes.
 
     Args:
-        model: A model of Hugging Face whose configuration has `num_key_value_heads`, or a
-            `SentenceTransformer` around one. It stays as it is.
-        n_kv_heads: How many each layer shall have: a divisor of how many it has.
-        method: "fit", or "mean": the plain mean of neighbors, nothing mixed.
+        model: A Hugging Face model whose configuration has `num_key_value_heads`, or a
+            `SentenceTransformer` around one. It is not changed.
+        n_kv_heads: Key/value heads per layer: a divisor of their present number.
+        method: "fit", or "mean": the plain mean of neighbors, without mixing.
         reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
-            one: what heads give on these is to be kept. None keeps what they give whatever
-            comes in. Of no use to "mean".
-        on_layer: Is told of each layer what came together, what was mixed and what is lost.
+            one. The fit minimises the loss on them. None minimises it over isotropic inputs. Not
+            used by "mean".
+        on_layer: Called after each layer with a `GroupedLayer`: its groups, what was mixed and
+            what is lost.
     Returns:
         The grouped model, in the mode of the model.
     Raises:
-        ArgumentError: the number does not divide how many there are or is none below it, the
-            method is unknown, or a reference is empty or given for "mean".
-        UnsupportedError: the configuration knows no kv heads, heads were cut out before, keys
-            or values are no rows of a linear layer, positions are bound to heads, or weights are
-            quantised, under adapters or spread over devices.
+        ArgumentError: the number is not a smaller divisor of the present number, the method is
+            unknown, or the reference is empty or given for "mean".
+        UnsupportedError: the configuration has no number of kv heads, heads were pruned before,
+            keys or values are not rows of a linear layer, positions are bound to heads, or
+            weights are quantised, under adapters or spread over devices.
     Source:
         Means: Ainslie et al. 2023 (arXiv:2305.13245); leading directions: Yu et al. 2024
-        (arXiv:2406.07056); the same up to what is absorbed: Jin et al. 2024 (arXiv:2412.20677).
+        (arXiv:2406.07056); equality up to absorbed maps: Jin et al. 2024 (arXiv:2412.20677).
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -89,35 +90,36 @@ def group_heads(
     """
     outer, model = model, check_model("group_heads", model)
     refuse_packed(model, "group_heads")
-    now = KvHeads.of(model)
-    batches = _checked(now, n_kv_heads, method, reference)
+    count = KvHeadCount.of(model)
+    batches = _checked(count, n_kv_heads, method, reference)
     batch = batches[0] if batches else example_input(model)
-    sources = _sources(model, now, batch)
-    roots = input_roots(model, {one.attention: one.layout for one in sources}, batches)
+    layers = _layers(model, count, batch)
+    factors = covariance_factors(model, {x.attention: x.layout for x in layers}, batches)
     small = deepcopy(model)
-    grouped = []
-    for source in sources:
+    groupings = []
+    for layer in layers:
         if method == "mean":
-            one = Grouped.pooled(model, source, n_kv_heads)
+            grouping = Grouping.pooled(model, layer, n_kv_heads)
         else:
-            one = Grouped.fitted(model, source, n_kv_heads, roots)
-        one.expand(model, small)
-        grouped.append(one)
+            grouping = Grouping.fitted(model, layer, n_kv_heads, factors)
+        grouping.write_repeated(model, small)
+        groupings.append(grouping)
         if on_layer is not None:
-            on_layer(one.told())
-    wanted = answer_of(small, batch)
-    now.change(small, n_kv_heads)
-    for one, layout in zip(grouped, _layouts(small, n_kv_heads, batch), strict=True):
-        one.settle(model, small, layout)
-    _prove(small, batch, wanted)
-    orders = {one.source.attention.module: one.order for one in grouped}
-    layers = {(a.site.stack, a.site.layer): orders[a.module] for a in find_attentions(model, batch)}
-    set_original_heads(small, compose_heads(model, layers))
+            on_layer(grouping.summary())
+    expected = answer_of(small, batch)
+    count.change(small, n_kv_heads)
+    for grouping, layout in zip(groupings, _layouts(small, n_kv_heads, batch), strict=True):
+        grouping.write_grouped(model, small, layout)
+    _check_outputs(small, batch, expected)
+    orders = {grouping.layer.attention.module: grouping.order for grouping in groupings}
+    attentions = find_attentions(model, batch)
+    heads = {(a.site.stack, a.site.layer): orders[a.module] for a in attentions}
+    set_original_heads(small, compose_heads(model, heads))
     return small if outer is model else around(outer, small)
 
 
 def _checked(
-    now: KvHeads, n_kv_heads: int, method: str, reference: Iterable[Any] | None
+    count: KvHeadCount, n_kv_heads: int, method: str, reference: Iterable[Any] | None
 ) -> list[Any]:
     if method not in ("fit", "mean"):
         raise ArgumentError(f"group_heads: method={method!r}. Choose 'fit' or 'mean'.")
@@ -127,48 +129,49 @@ def _checked(
             f"group_heads: reference holds {len(batches)} batches for method={method!r}. Give some "
             f"for 'fit', and none for 'mean'."
         )
-    if type(n_kv_heads) is not int or not 0 < n_kv_heads < now.number or now.number % n_kv_heads:
-        fitting = [n for n in range(1, now.number) if now.number % n == 0]
+    number = count.number
+    if type(n_kv_heads) is not int or not 0 < n_kv_heads < number or number % n_kv_heads:
+        divisors = [n for n in range(1, number) if number % n == 0]
         raise ArgumentError(
-            f"group_heads: n_kv_heads={n_kv_heads!r}, where the model has {now.number}. Give a "
-            f"smaller number that divides it: {', '.join(map(str, fitting)) or 'there is none'}."
+            f"group_heads: n_kv_heads={n_kv_heads!r}, where the model has {number}. Give a "
+            f"smaller number that divides it: {', '.join(map(str, divisors)) or 'there is none'}."
         )
     return batches
 
 
-def _sources(model: nn.Module, now: KvHeads, batch: Any) -> list[Source]:
-    """Every attention, with all that must be known of it to change it."""
-    attentions = [one for one in find_attentions(model, batch) if one.nth == 0]
+def _layers(model: nn.Module, count: KvHeadCount, batch: Any) -> list[UngroupedLayer]:
+    """Every attention, with its layout, symmetries and ownership."""
+    attentions = [a for a in find_attentions(model, batch) if a.nth == 0]
     with traced(model, attentions, batch) as traces:
-        layouts = {one: layout_of(one, trace) for one, trace in traces.items()}
-        free = {one: _freedoms(model, trace, layouts[one]) for one, trace in traces.items()}
-    for one, layout in layouts.items():
-        _check_layout(one, layout, now.number)
-    shares = find_ownership(model, attentions, batch)
-    return [Source(one, layouts[one], *free[one], shares[one]) for one in attentions]
+        layouts = {a: layout_of(a, trace) for a, trace in traces.items()}
+        symmetries = {a: _symmetries(model, trace, layouts[a]) for a, trace in traces.items()}
+    for attention, layout in layouts.items():
+        _check_layout(attention, layout, count.number)
+    ownership = find_ownership(model, attentions, batch)
+    return [UngroupedLayer(a, layouts[a], *symmetries[a], ownership[a]) for a in attentions]
 
 
-def _freedoms(model: nn.Module, trace: Trace, layout: Layout) -> tuple[Symmetries, Symmetries]:
-    """What may be done to keys and to values."""
-    # Where they are clipped, mixing would change what is clipped, though perhaps not just now.
+def _symmetries(model: nn.Module, trace: Trace, layout: Layout) -> tuple[Symmetries, Symmetries]:
+    """The symmetries of keys and of values."""
+    # Mixing would change which values are clipped, even if it does not on this batch.
     if getattr(getattr(model, "config", None), "clip_qkv", None) is not None:
         return none_free(), none_free()
     return symmetries_of_keys(trace, layout), symmetries_of_values(trace, layout)
 
 
 def _layouts(small: nn.Module, n_kv_heads: int, batch: Any) -> list[Layout]:
-    """Where queries, keys and values come from in a model that has its new shape."""
+    """The rows that produce queries, keys and values in a model of the new shape."""
     try:
-        attentions = [one for one in find_attentions(small, batch) if one.nth == 0]
+        attentions = [a for a in find_attentions(small, batch) if a.nth == 0]
     except (RuntimeError, ValueError, IndexError) as error:
         raise UnsupportedError(
             f"group_heads: {type(small).__name__} does not run with {n_kv_heads} kv heads "
             f"({str(error).splitlines()[0]}). Leave its heads as they are."
         ) from error
     with traced(small, attentions, batch) as traces:
-        layouts = {one: layout_of(one, trace) for one, trace in traces.items()}
-    for one, layout in layouts.items():
-        _check_layout(one, layout, n_kv_heads)
+        layouts = {a: layout_of(a, trace) for a, trace in traces.items()}
+    for attention, layout in layouts.items():
+        _check_layout(attention, layout, n_kv_heads)
     return [*layouts.values()]
 
 
@@ -176,17 +179,18 @@ def _check_layout(attention: Attention, layout: Layout, n_kv_heads: int) -> None
     if layout.n_kv_heads != n_kv_heads:
         raise UnsupportedError(
             f"group_heads: {attention.site.name} has {layout.n_kv_heads} kv heads where the "
-            f"configuration says {n_kv_heads}: it would not follow. Leave its heads as they are."
+            f"configuration says {n_kv_heads}, so it ignores the configuration. Leave its heads "
+            f"as they are."
         )
 
 
-def _prove(small: nn.Module, batch: Any, wanted: list[Tensor]) -> None:
-    """Refuse a model that does not give what it gives with keys and values repeated."""
-    # Of a model in double precision, too, many parts turn and divide in single precision.
-    apart = difference(answer_of(small, batch), wanted, least=1e-5)
-    if apart:
+def _check_outputs(small: nn.Module, batch: Any, expected: list[Tensor]) -> None:
+    """Refuse a model whose output differs from that with keys and values repeated per head."""
+    # Even in a double-precision model, many parts rotate and divide in single precision.
+    error = difference(answer_of(small, batch), expected, least=1e-5)
+    if error:
         raise UnsupportedError(
-            f"group_heads: with its heads in another order the answer of {type(small).__name__} "
-            f"would be {apart}. Something outside the attention knows which heads there were, "
+            f"group_heads: with its heads in another order the output of {type(small).__name__} "
+            f"would be {error}. Something outside the attention depends on the order of heads, "
             f"such as position biases. Leave its heads as they are."
         )

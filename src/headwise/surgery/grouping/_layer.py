@@ -1,4 +1,4 @@
-"""The heads of one attention, grouped: what they share, and what queries and outputs take on."""
+"""The grouping of one attention's heads: what they share, and what queries and outputs absorb."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +13,23 @@ from headwise.errors import UnsupportedError
 from headwise.models import Attention, OutputProjection, OwnershipMap
 from headwise.surgery.grouping._cluster import cluster, neighbors
 from headwise.surgery.grouping._fit import Features, Fit, fit
-from headwise.surgery.grouping._rows import Layout, Rows
+from headwise.surgery.grouping._rows import HeadRows, Layout
 from headwise.surgery.grouping._symmetries import Symmetries, none_free
 
 
 @dataclass(frozen=True)
 class GroupedLayer:
-    """How the heads of one attention came to share keys and values.
+    """How the heads of one attention were grouped to share keys and values.
 
     Attributes:
         name: The qualified name of its module.
-        groups: The kv heads that came together, as they were numbered before.
-        keys: What was mixed or turned so that keys fit each other; "averaged" is nothing.
-        values: The same of values.
-        keys_lost: The share of what keys give to the logits that is lost, 0 … 1; above 1 where
-            heads are averaged that cancel each other.
-        values_lost: The same of what values give to the output.
+        groups: The kv heads of each group, by their numbers before grouping.
+        keys: Which features of keys were mixed or rotated to fit each other; "averaged" where
+            none were.
+        values: The same for values.
+        keys_lost: The share of the keys' contribution to the logits that is lost, 0 … 1; above 1
+            where averaged heads cancel each other.
+        values_lost: The same for the values' contribution to the output.
     """
 
     name: str
@@ -47,170 +48,174 @@ class GroupedLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """An attention as it is, and how its heads may be changed without changing its answer.
+class UngroupedLayer:
+    """An attention before grouping, and the symmetries of its keys and values.
 
     Attributes:
-        layout: Where its queries, keys and values come from.
-        shares: Whose the indices of all weights around it are.
+        layout: The rows that produce its queries, keys and values.
+        ownership: Which head owns each index of the weights around it.
     """
 
     attention: Attention
     layout: Layout
     keys: Symmetries
     values: Symmetries
-    shares: Sequence[OwnershipMap]
+    ownership: Sequence[OwnershipMap]
 
     @property
-    def group(self) -> int:
-        """How many query heads read one kv head."""
+    def group_size(self) -> int:
+        """The number of query heads that read one kv head."""
         return self.attention.site.n_heads // self.layout.n_kv_heads
 
 
 @dataclass(frozen=True, eq=False)
-class Grouped:
-    """What the heads of an attention are to share, group by group."""
+class Grouping:
+    """The groups of an attention's heads, and what each group shares."""
 
-    source: Source
+    layer: UngroupedLayer
     groups: list[list[int]]
     keys: list[Fit]
     values: list[Fit]
 
     @classmethod
     def fitted(
-        cls, model: nn.Module, source: Source, n_groups: int, roots: Mapping[str, Tensor]
-    ) -> "Grouped":
-        """The groups of heads that lose least by sharing, or nearly so."""
-        keys, values = _keys_of(model, source, roots), _values_of(model, source, roots)
-        groups = cluster(_apart(keys, source.keys) + _apart(values, source.values), n_groups)
-        return cls._of(source, groups, keys, values)
+        cls, model: nn.Module, layer: UngroupedLayer, n_groups: int, factors: Mapping[str, Tensor]
+    ) -> "Grouping":
+        """Groups of heads that lose little by sharing, found by clustering."""
+        keys, values = _keys_of(model, layer, factors), _values_of(model, layer, factors)
+        distances = _distances(keys, layer.keys) + _distances(values, layer.values)
+        return cls._of(layer, cluster(distances, n_groups), keys, values)
 
     @classmethod
-    def pooled(cls, model: nn.Module, source: Source, n_groups: int) -> "Grouped":
-        """Neighbors, which share their mean."""
-        groups = neighbors(source.layout.n_kv_heads, n_groups)
-        plain = replace(source, keys=none_free(), values=none_free())
-        return cls._of(plain, groups, _keys_of(model, plain, {}), _values_of(model, plain, {}))
+    def pooled(cls, model: nn.Module, layer: UngroupedLayer, n_groups: int) -> "Grouping":
+        """Groups of neighbors, which share their mean."""
+        groups = neighbors(layer.layout.n_kv_heads, n_groups)
+        unmixed = replace(layer, keys=none_free(), values=none_free())
+        keys, values = _keys_of(model, unmixed, {}), _values_of(model, unmixed, {})
+        return cls._of(unmixed, groups, keys, values)
 
     @classmethod
     def _of(
-        cls, source: Source, groups: list[list[int]], keys: Features, values: Features
-    ) -> "Grouped":
-        fits = [fit(keys.some(group), source.keys) for group in groups]
-        return cls(
-            source, groups, fits, [fit(values.some(group), source.values) for group in groups]
-        )
+        cls, layer: UngroupedLayer, groups: list[list[int]], keys: Features, values: Features
+    ) -> "Grouping":
+        key_fits = [fit(keys.subset(group), layer.keys) for group in groups]
+        value_fits = [fit(values.subset(group), layer.values) for group in groups]
+        return cls(layer, groups, key_fits, value_fits)
 
     @property
     def order(self) -> list[int]:
-        """The query heads in the order in which they stand when kv heads are grouped."""
-        n = self.source.group
-        return [kv * n + at for group in self.groups for kv in group for at in range(n)]
+        """The order of the query heads after grouping."""
+        n = self.layer.group_size
+        return [kv * n + i for group in self.groups for kv in group for i in range(n)]
 
-    def told(self) -> GroupedLayer:
+    def summary(self) -> GroupedLayer:
         lost = [
-            sum(one.lost for one in fits) / (sum(one.whole for one in fits) or 1.0)
+            sum(group.loss for group in fits) / (sum(group.total for group in fits) or 1.0)
             for fits in (self.keys, self.values)
         ]
         return GroupedLayer(
-            self.source.attention.site.name,
+            self.layer.attention.site.name,
             tuple(map(tuple, self.groups)),
-            str(self.source.keys),
-            str(self.source.values),
+            str(self.layer.keys),
+            str(self.layer.values),
             *lost,
         )
 
-    def expand(self, model: nn.Module, wide: nn.Module) -> None:
-        """Give each head of a model of the old shape its own copy of what its group shares."""
-        layout = self.source.layout
-        for rows, fits in ((layout.k, self.keys), (layout.v, self.values)):
-            own = rows.read(model)
-            for group, one in zip(self.groups, fits, strict=True):
-                own[group] = one.mixed @ one.shared(own[group])
-            rows.write(wide, own)
+    def write_repeated(self, model: nn.Module, wide: nn.Module) -> None:
+        """Write the shared keys and values into a model of the old shape, repeated per head."""
+        layout = self.layer.layout
+        for head_rows, fits in ((layout.k, self.keys), (layout.v, self.values)):
+            rows = head_rows.read(model)
+            for group, group_fit in zip(self.groups, fits, strict=True):
+                rows[group] = group_fit.decoders @ group_fit.shared(rows[group])
+            head_rows.write(wide, rows)
 
     @torch.no_grad()
-    def settle(self, model: nn.Module, small: nn.Module, layout: Layout) -> None:
-        """Write what is shared into a model of the new shape, its query heads in a new order."""
-        source, n, order = self.source, self.source.group, self.order
+    def write_grouped(self, model: nn.Module, small: nn.Module, layout: Layout) -> None:
+        """Write what is shared into a model of the new shape, with its query heads reordered."""
+        layer, n, order = self.layer, self.layer.group_size, self.order
         for old, new, fits in (
-            (source.layout.k, layout.k, self.keys),
-            (source.layout.v, layout.v, self.values),
+            (layer.layout.k, layout.k, self.keys),
+            (layer.layout.v, layout.v, self.values),
         ):
             rows = old.read(model)
-            pairs = zip(self.groups, fits, strict=True)
-            new.write(small, torch.stack([one.shared(rows[group]) for group, one in pairs]))
+            shared = [fit.shared(rows[group]) for group, fit in zip(self.groups, fits, strict=True)]
+            new.write(small, torch.stack(shared))
         queries, outputs = (
-            torch.cat([one.mixed for one in fits]).repeat_interleave(n, 0).mT
+            torch.cat([group.decoders for group in fits]).repeat_interleave(n, 0).mT
             for fits in (self.keys, self.values)
         )
-        layout.q.write(small, queries @ source.layout.q.read(model)[order])
-        output = source.attention.output
-        there = OutputProjection(output.name, small.get_submodule(output.name), output.n_heads)
-        mixed = outputs @ output.per_head.detach().double()[order]
-        there.per_head.copy_(mixed.to(there.weight))
-        for one in _others(source):
-            weight = model.get_parameter(one.name)
-            heads = one.heads.to(weight.device)
-            own = [(heads == head).nonzero().flatten() for head in range(len(order))]
-            moved = weight.index_select(one.axis, torch.cat([own[head] for head in order]))
-            small.get_parameter(one.name).index_copy_(one.axis, torch.cat(own), moved)
+        layout.q.write(small, queries @ layer.layout.q.read(model)[order])
+        output = layer.attention.output
+        new_output = OutputProjection(output.name, small.get_submodule(output.name), output.n_heads)
+        absorbed = outputs @ output.per_head.detach().double()[order]
+        new_output.per_head.copy_(absorbed.to(new_output.weight))
+        for owner in _per_head_weights(layer):
+            weight = model.get_parameter(owner.name)
+            heads = owner.heads.to(weight.device)
+            indices = [(heads == head).nonzero().flatten() for head in range(len(order))]
+            moved = weight.index_select(owner.axis, torch.cat([indices[head] for head in order]))
+            small.get_parameter(owner.name).index_copy_(owner.axis, torch.cat(indices), moved)
 
 
-def _others(source: Source) -> list[OwnershipMap]:
-    """Weights with numbers for each head that make no queries, keys or values, such as sinks.
+def _per_head_weights(layer: UngroupedLayer) -> list[OwnershipMap]:
+    """Weights per query head other than the projections, such as sinks.
 
     Raises:
-        UnsupportedError: some are for each kv head.
+        UnsupportedError: some are per kv head.
     """
-    layout = source.layout
-    known = {layout.q.name, layout.k.name, layout.v.name, source.attention.output.name}
-    others = [one for one in source.shares if one.name.rpartition(".")[0] not in known]
-    for one in others:
-        if (one.kv_heads >= 0).any():
+    layout = layer.layout
+    projections = {layout.q.name, layout.k.name, layout.v.name, layer.attention.output.name}
+    weights = [w for w in layer.ownership if w.name.rpartition(".")[0] not in projections]
+    for weight in weights:
+        if (weight.kv_heads >= 0).any():
             raise UnsupportedError(
-                f"group_heads: {one.name} holds numbers for each of {layout.n_kv_heads} kv heads, "
-                f"which cannot be shared. Leave its heads as they are."
+                f"group_heads: {weight.name} holds numbers for each of {layout.n_kv_heads} kv "
+                f"heads, which cannot be shared. Leave its heads as they are."
             )
-    return others
+    return weights
 
 
-def _keys_of(model: nn.Module, source: Source, roots: Mapping[str, Tensor]) -> Features:
-    layout, freedom = source.layout, source.keys
-    q = _seen(layout.q, model, roots)
-    counts = _by_kv_head(q @ q.mT, source)
-    # Positions turn the other features apart, so that on the whole each pair counts by itself.
-    kept = torch.diag_embed(counts.diagonal(dim1=1, dim2=2))
-    block = (..., freedom.free[:, None], freedom.free)
-    kept[block] = counts[block]
-    one, two = freedom.pairs.T
-    kept[:, one, one] = kept[:, two, two] = (kept[:, one, one] + kept[:, two, two]) / 2
-    return Features.of(_seen(layout.k, model, roots), kept)
+def _keys_of(model: nn.Module, layer: UngroupedLayer, factors: Mapping[str, Tensor]) -> Features:
+    layout, symmetries = layer.layout, layer.keys
+    q = _weighted_rows(layout.q, model, factors)
+    moments = _sum_by_kv_head(q @ q.mT, layer)
+    # Positions rotate the other features independently, so on average each pair has a weight of
+    # its own and no correlation with others.
+    metric = torch.diag_embed(moments.diagonal(dim1=1, dim2=2))
+    block = (..., symmetries.free[:, None], symmetries.free)
+    metric[block] = moments[block]
+    i, j = symmetries.pairs.T
+    metric[:, i, i] = metric[:, j, j] = (metric[:, i, i] + metric[:, j, j]) / 2
+    return Features.of(_weighted_rows(layout.k, model, factors), metric)
 
 
-def _values_of(model: nn.Module, source: Source, roots: Mapping[str, Tensor]) -> Features:
-    out = source.attention.output.per_head.detach().double()
-    return Features.of(_seen(source.layout.v, model, roots), _by_kv_head(out @ out.mT, source))
+def _values_of(model: nn.Module, layer: UngroupedLayer, factors: Mapping[str, Tensor]) -> Features:
+    output = layer.attention.output.per_head.detach().double()
+    metric = _sum_by_kv_head(output @ output.mT, layer)
+    return Features.of(_weighted_rows(layer.layout.v, model, factors), metric)
 
 
-def _by_kv_head(of_heads: Float[Tensor, "H D D"], source: Source) -> Float[Tensor, "n D D"]:
-    return of_heads.view(-1, source.group, *of_heads.shape[1:]).sum(1)
+def _sum_by_kv_head(
+    per_head: Float[Tensor, "H D D"], layer: UngroupedLayer
+) -> Float[Tensor, "n D D"]:
+    return per_head.view(-1, layer.group_size, *per_head.shape[1:]).sum(1)
 
 
-def _seen(
-    rows: Rows, model: nn.Module, roots: Mapping[str, Tensor]
+def _weighted_rows(
+    rows: HeadRows, model: nn.Module, factors: Mapping[str, Tensor]
 ) -> Float[Tensor, "n D in_and_bias"]:
-    """Rows whose products are the mean products of what they make."""
-    root = roots.get(rows.name)
-    return rows.read(model) if root is None else rows.read(model) @ root
+    """Rows whose products are the mean products of the features that they produce."""
+    factor = factors.get(rows.name)
+    return rows.read(model) if factor is None else rows.read(model) @ factor
 
 
-def _apart(features: Features, freedom: Symmetries) -> Float64[np.ndarray, "n n"]:
-    """What each two heads lose by sharing, as a share of what all have."""
-    n = len(features.counts)
-    lost, whole = np.zeros((n, n)), 0.0
-    for one, two in combinations(range(n), 2):
-        shared = fit(features.some([one, two]), freedom)
-        lost[one, two] = lost[two, one] = shared.lost
-        whole += shared.whole / (n - 1)  # each head is one of n - 1 pairs
-    return lost / (whole or 1.0)
+def _distances(features: Features, symmetries: Symmetries) -> Float64[np.ndarray, "n n"]:
+    """The loss of every two heads by sharing, as a share of the size of all features."""
+    n = len(features.metric)
+    losses, total = np.zeros((n, n)), 0.0
+    for i, j in combinations(range(n), 2):
+        pair = fit(features.subset([i, j]), symmetries)
+        losses[i, j] = losses[j, i] = pair.loss
+        total += pair.total / (n - 1)  # each head is in n - 1 pairs
+    return losses / (total or 1.0)

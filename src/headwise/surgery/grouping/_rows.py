@@ -1,4 +1,4 @@
-"""Where the queries, keys and values of an attention come from: rows of its linear layers."""
+"""The rows of linear layers that produce the queries, keys and values of an attention."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from headwise._interrupts import slowly_reversible
 from headwise.errors import UnsupportedError
 from headwise.models import Attention, Parts, attached_parts, hooked, is_linear, is_transposed
 
-_WORDS = {"q": "queries", "k": "keys", "v": "values"}
+_PART_NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class HeadRows:
     """Which outputs of a linear layer are the features of which head.
 
     Attributes:
@@ -28,16 +28,16 @@ class Rows:
     index: Int[Tensor, "n D"]
 
     def read(self, model: nn.Module) -> Float[Tensor, "n D in_and_bias"]:
-        """What makes the features, in double precision; the bias, or zeros, as a last column."""
-        weight, bias = _parts_of(model.get_submodule(self.name))
+        """The weight rows in double precision; the bias, or zeros, as the last column."""
+        weight, bias = _weight_and_bias(model.get_submodule(self.name))
         weight = weight.detach().double()
         last = torch.zeros_like(weight[:, 0]) if bias is None else bias.detach().double()
         return torch.cat([weight, last[:, None]], 1)[self.index]
 
     @torch.no_grad()
     def write(self, model: nn.Module, rows: Float[Tensor, "n D in_and_bias"]) -> None:
-        """Write what `read` gave, changed, into a model."""
-        weight, bias = _parts_of(model.get_submodule(self.name))
+        """Write rows of the form that `read` returns into a model."""
+        weight, bias = _weight_and_bias(model.get_submodule(self.name))
         weight[self.index] = rows[..., :-1].to(weight)
         if bias is not None:
             bias[self.index] = rows[..., -1].to(bias)
@@ -45,11 +45,11 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the queries, keys and values of one attention come from."""
+    """The rows that produce the queries, keys and values of one attention."""
 
-    q: Rows
-    k: Rows
-    v: Rows
+    q: HeadRows
+    k: HeadRows
+    v: HeadRows
 
     @property
     def n_kv_heads(self) -> int:
@@ -58,11 +58,11 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What one attention computed, still attached to what the linear layers around it gave.
+    """The computation of one attention, attached in autograd to the linear layers around it.
 
     Attributes:
         parts: Its queries, keys and values, head by head.
-        outputs: What each layer gave, by its name, in the order of the calls.
+        outputs: The output of each linear layer by its name, in the order of the calls.
     """
 
     parts: Parts
@@ -73,64 +73,65 @@ class Trace:
 def traced(
     model: nn.Module, attentions: Sequence[Attention], batch: Any
 ) -> Iterator[dict[Attention, Trace]]:
-    """Run a model once and follow what its attentions compute back to linear layers.
+    """Run a model once and trace its attentions back to linear layers.
 
     Args:
-        attentions: Of those that share a module, the first.
+        attentions: Where several share a module, only the first of them.
     """
     names = {module: name for name, module in model.named_modules() if is_linear(module)}
     outputs: dict[str, Tensor] = {}
 
-    def note(module: nn.Module, _: Any, output: Tensor) -> None:
+    def record(module: nn.Module, _: Any, output: Tensor) -> None:
         outputs.setdefault(names[module], output)
 
     first = {attention.module: attention for attention in attentions}
     with (
-        hooked(after=[(module, note) for module in names]),
+        hooked(after=[(module, record) for module in names]),
         attached_parts(model, first, batch) as parts,
     ):
-        yield {a: Trace(parts[a.module], _around(a, outputs)) for a in attentions}
+        yield {a: Trace(parts[a.module], _outputs_around(a, outputs)) for a in attentions}
 
 
 def layout_of(attention: Attention, trace: Trace) -> Layout:
-    """Find where queries, keys and values come from.
+    """Find the rows that produce queries, keys and values.
 
     Raises:
-        UnsupportedError: those of a head are not just so many outputs of one linear layer.
+        UnsupportedError: those of a head are not separate outputs of one linear layer.
     """
-    return Layout(*(_rows_of(attention, trace, part) for part in _WORDS))
+    return Layout(*(_rows_of(attention, trace, part) for part in _PART_NAMES))
 
 
-def _rows_of(attention: Attention, trace: Trace, part: str) -> Rows:
-    where, what = attention.site.name, _WORDS[part]
+def _rows_of(attention: Attention, trace: Trace, part: str) -> HeadRows:
+    site, part_name = attention.site.name, _PART_NAMES[part]
     if part not in trace.parts:
         raise UnsupportedError(
-            f"group_heads: {where} shows its {what} to nobody: its attention is written out. Load "
-            f"the model with attn_implementation='sdpa', or leave its heads as they are."
+            f"group_heads: the {part_name} of {site} cannot be observed, since its attention is "
+            f"implemented by hand. Load the model with attn_implementation='sdpa', or leave its "
+            f"heads as they are."
         )
     heads = trace.parts[part]
-    touched = _touched(heads, trace.outputs)
-    if touched:
-        name = [*touched][-1]  # what was called before made what this one was given
-        users = touched[name]
+    dependencies = _dependencies(heads, trace.outputs)
+    if dependencies:
+        name = [*dependencies][-1]  # earlier layers feed the last one
+        used = dependencies[name]
         # Keys that a group of queries shares may have been repeated for each of them.
-        own = [h for h in range(len(users)) if h == 0 or not users[h].equal(users[h - 1])]
-        index = [users[h].nonzero().flatten() for h in own]
-        apart = users[own].sum(0).max() == 1
-        if apart and {len(one) for one in index} == {heads.shape[-1]}:
-            return Rows(name, torch.stack(index))
+        distinct = [h for h in range(len(used)) if h == 0 or not used[h].equal(used[h - 1])]
+        index = [used[h].nonzero().flatten() for h in distinct]
+        disjoint = used[distinct].sum(0).max() == 1
+        if disjoint and {len(outputs) for outputs in index} == {heads.shape[-1]}:
+            return HeadRows(name, torch.stack(index))
     raise UnsupportedError(
-        f"group_heads: the {what} of the heads of {where} are not rows of one linear layer, each "
-        f"head's apart, as under a norm over all heads or in latent attention. Leave its heads as "
-        f"they are."
+        f"group_heads: the {part_name} of the heads of {site} are not separate rows of one linear "
+        f"layer, as under a norm over all heads or in latent attention. Leave its heads as they "
+        f"are."
     )
 
 
-def _touched(
+def _dependencies(
     heads: Float[Tensor, "H B T D"], outputs: Mapping[str, Tensor]
 ) -> dict[str, Bool[Tensor, "H n"]]:
-    """Which outputs of each layer the heads depend on; layers that none depends on left out."""
-    # Drawn, since under equal factors gradients could cancel; the same in each run.
+    """The outputs of each layer that each head depends on, without layers that none depends on."""
+    # Random factors, since gradients could cancel under equal ones; the same in each run.
     factors = torch.randn(heads.shape[1:], generator=torch.Generator().manual_seed(0))
     grads = [
         torch.autograd.grad(
@@ -142,20 +143,25 @@ def _touched(
         for head in heads
     ]
     return {
-        name: torch.stack([(grad != 0).flatten(0, -2).any(0) for grad in own]).cpu()
-        for name, own in zip(outputs, zip(*grads, strict=True), strict=True)
-        if all(grad is not None for grad in own)
+        name: torch.stack([(grad != 0).flatten(0, -2).any(0) for grad in head_grads]).cpu()
+        for name, head_grads in zip(outputs, zip(*grads, strict=True), strict=True)
+        if all(grad is not None for grad in head_grads)
     }
 
 
-def _around(attention: Attention, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    dot = f"{attention.around}." if attention.around else ""
-    own = {name: y for name, y in outputs.items() if name.startswith(dot)}
-    return {name: y for name, y in own.items() if name != attention.output.name}
+def _outputs_around(attention: Attention, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    prefix = f"{attention.around}." if attention.around else ""
+    return {
+        name: output
+        for name, output in outputs.items()
+        if name.startswith(prefix) and name != attention.output.name
+    }
 
 
-def _parts_of(layer: nn.Module) -> tuple[Float[Tensor, "out in"], Float[Tensor, " out"] | None]:
-    """Views of the weight, its outputs along the first axis, and of the bias."""
+def _weight_and_bias(
+    layer: nn.Module,
+) -> tuple[Float[Tensor, "out in"], Float[Tensor, " out"] | None]:
+    """Views of the weight, with its outputs along the first axis, and of the bias."""
     weight: Tensor = layer.get_parameter("weight")
     bias: Tensor | None = getattr(layer, "bias", None)
     return (weight.T if is_transposed(layer) else weight), bias

@@ -1,4 +1,4 @@
-"""How long models take: whole passes, and the blocks in which heads attend."""
+"""Timing of models: whole forward passes, and their attention blocks."""
 
 import statistics
 import time
@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise._evaluation import in_evaluation
 from headwise._interrupts import reversible
-from headwise.models import Attention, call_model, find_attentions, hooked, in_evaluation
+from headwise.models import Attention, call_model, find_attentions, hooked
 
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Medians over passes, in seconds.
+    """Medians over forward passes, in seconds.
 
     Attributes:
-        whole: Of the whole pass.
-        blocks: Of each attention block of the pass: projections, attention, and what
-            the model counts to it, such as a norm.
+        whole: The time of the whole pass.
+        blocks: The time of each attention block: projections, attention, and what else is in
+            the block's module, such as a norm.
     """
 
     whole: float
@@ -35,16 +36,15 @@ def time_passes(
     passes: int = 9,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[PassTimes]:
-    """Time models beside each other: they take turns, so that all meet the same noise.
+    """Time forward passes of several models in turn, so that all meet the same noise.
 
-    Whole passes are timed apart from their blocks, since to look at a clock takes time too. They
-    run in evaluation mode.
+    Whole passes and blocks are timed in separate passes, since reading the clock takes time too.
+    The models run in evaluation mode.
 
     Args:
-        batch: What each of them is run on.
-        passes: How many of each the medians are of.
-        clock: What tells the time in seconds. `time.process_time` leaves out what other
-            processes took.
+        batch: The input of every pass.
+        passes: The number of passes of each kind that the medians are taken over.
+        clock: Returns the time in seconds. `time.process_time` excludes other processes.
     """
 
     def now(model: nn.Module) -> float:
@@ -52,41 +52,41 @@ def time_passes(
             torch.cuda.synchronize()
         return clock()
 
-    found = [find_attentions(model, batch) for model in models]
+    attentions = [find_attentions(model, batch) for model in models]
     whole: list[list[float]] = [[] for _ in models]
     blocks: list[list[list[float]]] = [[] for _ in models]
     with in_evaluation(*models):
-        for at, model in (passes + 1) * [*enumerate(models)]:
+        for index, model in (passes + 1) * [*enumerate(models)]:
             started = now(model)
             call_model(model, batch)
-            whole[at].append(now(model) - started)
-            with _clocks(model, found[at], partial(now, model)) as times:
+            whole[index].append(now(model) - started)
+            with _timed_blocks(model, attentions[index], partial(now, model)) as times:
                 call_model(model, batch)
-            blocks[at].append(times)
-    # The first pass also sets things up.
+            blocks[index].append(times)
+    # The first pass is a warm-up.
     return [
         PassTimes(
-            statistics.median(one[1:]),
-            tuple(statistics.median(block[1:]) for block in zip(*many, strict=True)),
+            statistics.median(seconds[1:]),
+            tuple(statistics.median(block[1:]) for block in zip(*per_pass, strict=True)),
         )
-        for one, many in zip(whole, blocks, strict=True)
+        for seconds, per_pass in zip(whole, blocks, strict=True)
     ]
 
 
 @reversible
-def _clocks(
+def _timed_blocks(
     model: nn.Module, attentions: Sequence[Attention], now: Callable[[], float]
 ) -> Iterator[list[float]]:
-    """How long each attention block takes, in the order of their calls."""
+    """The time of each attention block, in the order of their calls."""
     started: list[float] = []
-    taken: list[float] = []
+    seconds: list[float] = []
 
     def start(*_: Any) -> None:
         started.append(now())
 
     def stop(*_: Any) -> None:
-        taken.append(now() - started.pop())
+        seconds.append(now() - started.pop())
 
     blocks = [model.get_submodule(a) for a in dict.fromkeys(a.around for a in attentions)]
     with hooked([(block, start) for block in blocks], [(block, stop) for block in blocks]):
-        yield taken
+        yield seconds
