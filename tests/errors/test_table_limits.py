@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwise.errors import InputError
-from headwise.tables import HeadTable, Scores, check_table_size
+from headwise.tables import HeadTable, Scores
+from headwise.tables._size_limits import check_table_size
 
 
 @pytest.fixture

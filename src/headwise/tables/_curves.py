@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import at_prompt
 from headwise.errors import ArgumentError, ShapeError
-from headwise.tables._scores import bootstrap_means
+from headwise.tables._bootstrap import bootstrap_means, tails_of
 
 __all__ = ["Curves", "Elbow"]
 
@@ -103,7 +103,7 @@ class Curves:
             means = values.mean(-1)
             return means.min(0), means.max(0)
         drawn = bootstrap_means(values[0].T)
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        low, high = np.quantile(drawn, tails_of(level), axis=0)
         return low, high
 
     def allowance(self, share: float = 0.01) -> float:
@@ -138,7 +138,7 @@ class Curves:
         if lost.shape[-1] == 1:
             return Elbow(heads, np.nan, np.nan, last)
         drawn = [self._reached(bootstrap_means(one.T), allowed) for one in lost]
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+        low, high = np.quantile(drawn, tails_of(level), method="nearest")
         return Elbow(heads, float(low), float(high), last)
 
     def frame(self, allowed: float | None = None) -> pd.DataFrame:

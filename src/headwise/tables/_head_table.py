@@ -24,42 +24,11 @@ from headwise.tables._file import (
     write_table_file,
 )
 from headwise.tables._heads import Head, HeadLike, resolve_heads
-from headwise.tables._totals import COLUMNS, Column, TextSums, Totals
+from headwise.tables._totals import COLUMNS, TEXT_COLUMNS, Column, TextSums, Totals
 
-__all__ = ["SCHEMA", "STATISTICS", "HeadTable", "Statistic", "TextSums", "Totals"]
+__all__ = ["HeadTable"]
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """What a number means: its unit, its range, and a sentence about it."""
-
-    unit: str
-    low: float
-    high: float
-    says: str
-
-
-_SHARE = ("share", 0.0, 1.0)
-STATISTICS: Mapping[str, Statistic] = {
-    "entropy": Statistic("nats", 0.0, np.inf, "how widely the head spreads its attention"),
-    "max_weight": Statistic(*_SHARE, "the largest weight of a query"),
-    "first": Statistic(*_SHARE, "attention given to the first token of the text, where visible"),
-    "self": Statistic(*_SHARE, "attention a token gives to itself"),
-    "previous": Statistic(*_SHARE, "attention given to the token before, where visible"),
-    "next": Statistic(*_SHARE, "attention given to the token after, where visible"),
-    "distance": Statistic("tokens", 0.0, np.inf, "how far away the head looks on average"),
-    "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
-    "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
-    "sink": Statistic(*_SHARE, "attention lost to a sink that is no token"),
-    "participation": Statistic("keys", 1.0, np.inf, "how many keys take part, (Σp)² / Σp²"),
-    "output_norm": Statistic("norm", 0.0, np.inf, "how much the head writes, by its length"),
-}
-
-
-# The sums of each text in a file: a list in each row, one below the other in a table.
-_TEXT_COLUMNS = tuple(f"per_text.{part}" for part in TextSums.__dataclass_fields__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,11 +243,8 @@ class HeadTable:
         if self.covered is not None:
             frame["covered.queries"], frame["covered.tokens"] = self.covered
         for name, totals in self.totals.items():
-            for part in COLUMNS:
-                frame[f"{name}.{part}"] = getattr(totals, part)
-            if totals.per_text is not None:
-                for part, sums in zip(_TEXT_COLUMNS, totals.per_text.parts, strict=True):
-                    frame[f"{name}.{part}"] = list(sums.T)
+            for column, values in totals.columns().items():
+                frame[f"{name}.{column}"] = values
         about = {
             "headwise": SCHEMA,
             "model": self.model,
@@ -286,7 +252,7 @@ class HeadTable:
             "statistics": list(self.totals),
             "queries": self.queries,
             "original": bool(self.original),
-            "per_text": any(one.per_text is not None for one in self.totals.values()),
+            "per_text": any(totals.per_text is not None for totals in self.totals.values()),
         }
         return write_table_file(frame, about, Path(path))
 
@@ -310,23 +276,20 @@ class HeadTable:
 
 
 def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
-    def texts(name: str) -> TextSums | None:
-        # Tables of an earlier version do not say.
-        if not about.get("per_text", False):
-            return None
-        lists = (frame[f"{name}.{part}"] for part in _TEXT_COLUMNS)
-        return TextSums(*(np.stack([_floats(one) for one in each], 1) for each in lists))
+    # Tables of an earlier version do not have the key.
+    keeps_texts = bool(about.get("per_text", False))
 
     def totals(name: str) -> Totals:
         columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
-        return Totals(**columns, per_text=texts(name))
+        cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS if keeps_texts}
+        return Totals(**columns, per_text=TextSums.from_columns(cells) if keeps_texts else None)
 
     covered = [f"covered.{part}" for part in ("queries", "tokens") if f"covered.{part}" in frame]
     return HeadTable(
         heads=heads_of_rows(frame),
         kv_heads=indices_of(frame, "kv_head"),
         totals={name: totals(name) for name in about["statistics"]},
-        covered=np.stack([_floats(frame[part]) for part in covered]) if covered else None,
+        covered=np.stack([numbers_of(frame, part) for part in covered]) if covered else None,
         queries=str(about.get("queries", "eligible")),
         model=str(about["model"]),
         versions=dict(about["versions"]),
@@ -337,7 +300,3 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
 def _originals(names: Iterable[Any]) -> tuple[Head | None, ...]:
     # An empty cell of a CSV is read as NaN.
     return tuple(Head.parse(x) if isinstance(x, str) and x else None for x in names)
-
-
-def _floats(values: Any) -> Column:
-    return np.asarray(values, dtype=np.float64)

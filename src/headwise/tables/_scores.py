@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import at_prompt, counted
 from headwise.errors import ArgumentError, ShapeError
+from headwise.tables._bootstrap import bootstrap_means, tails_of
 from headwise.tables._file import (
     heads_of_rows,
     indices_of,
@@ -25,24 +26,10 @@ from headwise.tables._file import (
 )
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 
-__all__ = ["Scores", "bootstrap_means", "random_orders", "removable"]
+__all__ = ["Scores", "random_orders", "removable"]
 
 SCHEMA = 1
-_DRAWS = 1000
 _TEXT = "text."
-
-
-def bootstrap_means(
-    values: Float64[np.ndarray, "M N"], draws: int = _DRAWS, seed: int = 0
-) -> Float64[np.ndarray, "draws N"]:
-    """The mean of each column over texts drawn with replacement, again and again.
-
-    All columns share the draws, so differences of columns keep what texts have in common.
-    """
-    texts = len(values)
-    rng = np.random.default_rng(seed)
-    share = rng.multinomial(texts, np.full(texts, 1 / texts), size=draws) / texts
-    return share @ values
 
 
 def random_orders(heads: Iterable[Head], n: int = 5, seed: int = 0) -> list[list[Head]]:
@@ -139,8 +126,7 @@ class Scores:
         if len(self.per_text) == 1:
             unknown = np.full(len(self.heads), np.nan)
             return unknown, unknown
-        tails = [(1 - level) / 2, (1 + level) / 2]
-        low, high = np.quantile(bootstrap_means(self.per_text), tails, axis=0)
+        low, high = np.quantile(bootstrap_means(self.per_text), tails_of(level), axis=0)
         return low, high
 
     def order(self) -> list[Head]:

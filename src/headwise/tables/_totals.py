@@ -1,6 +1,6 @@
 """Sums behind the statistics of heads, which add; what is said of a head follows from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError
+from headwise.tables._bootstrap import ratio_interval
 
-__all__ = ["Column", "TextSums", "Totals"]
+__all__ = ["COLUMNS", "TEXT_COLUMNS", "Column", "TextSums", "Totals"]
 
 Column = Float64[np.ndarray, " N"]
 
@@ -36,23 +37,25 @@ class TextSums:
         )
 
     def interval(self, level: float, draws: int, seed: int) -> tuple[Column, Column]:
-        """The ends of an interval of the mean, texts being drawn with replacement."""
-        texts = len(self.count)
-        rng = np.random.default_rng(seed)
-        # All heads share the draws, and so do all statistics of the same texts.
-        drawn = rng.multinomial(texts, np.full(texts, 1 / max(1, texts)), size=draws)
-        means = _divide(drawn @ self.total, drawn @ self.count)
-        known = (self.count > 0).sum(0) > 1
-        ends = np.full((2, self.count.shape[1]), np.nan)
-        if known.any():
-            tails = [(1 - level) / 2, (1 + level) / 2]
-            # A draw may miss every text in which a head had an eligible row.
-            ends[:, known] = np.nanquantile(means[:, known], tails, axis=0)
-        return ends[0], ends[1]
+        """The bootstrap interval of the mean; see `HeadTable.interval`."""
+        return ratio_interval(self.total, self.count, level=level, draws=draws, seed=seed)
 
     @property
     def parts(self) -> tuple[Float64[np.ndarray, "M N"], ...]:
         return self.count, self.total, self.even
+
+    def columns(self) -> dict[str, list[Float64[np.ndarray, " M"]]]:
+        """The sums as columns of a file: a cell holds the sums of one head in every text."""
+        return {name: list(part.T) for name, part in zip(TEXT_COLUMNS, self.parts, strict=True)}
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "TextSums":
+        """The sums that `columns` wrote."""
+        cells = ([np.asarray(cell, np.float64) for cell in columns[c]] for c in TEXT_COLUMNS)
+        return cls(*(np.stack(column, axis=1) for column in cells))
+
+
+TEXT_COLUMNS = tuple(f"per_text.{part}" for part in TextSums.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,11 @@ class Totals:
                 )
             return Totals(**sums)
         return Totals(**sums, per_text=self.per_text + other.per_text)
+
+    def columns(self) -> dict[str, Any]:
+        """The sums as columns of a file, a row per head; those of each text where they are kept."""
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        return columns if self.per_text is None else columns | self.per_text.columns()
 
     def mean(self) -> Column:
         return _divide(self.total, self.count)

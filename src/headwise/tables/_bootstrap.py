@@ -1,0 +1,61 @@
+"""The bootstrap over texts: every interval in this library resamples whole texts.
+
+Tokens of one text are not independent of each other, so the text is the unit.
+"""
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64
+
+__all__ = ["DRAWS", "bootstrap_means", "ratio_interval", "tails_of"]
+
+DRAWS = 1000
+
+
+def bootstrap_means(
+    values: Float64[np.ndarray, "M N"], draws: int = DRAWS, seed: int = 0
+) -> Float64[np.ndarray, "draws N"]:
+    """The mean of each column over texts, for each of `draws` resamples of the texts.
+
+    All columns share the resamples, so differences of columns keep what texts have in common.
+    """
+    return (_resample(len(values), draws, seed) / len(values)) @ values
+
+
+def ratio_interval(
+    totals: Float[np.ndarray, "M N"],
+    counts: Float[np.ndarray, "M N"],
+    *,
+    level: float = 0.95,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
+    """The bootstrap interval of `Σ totals / Σ counts` in each column.
+
+    NaN where fewer than two texts have a count above 0.
+
+    Args:
+        totals: The sum of each text.
+        counts: The number of rows behind each sum.
+        level: The coverage of the interval, between 0 and 1.
+        draws: How many resamples of the texts are drawn.
+        seed: The seed of the resamples. Equal seeds and numbers of texts give equal resamples.
+    """
+    ends = np.full((2, totals.shape[1]), np.nan)
+    known = (counts > 0).sum(0) > 1
+    if known.any():
+        resamples = _resample(len(totals), draws, seed).astype(totals.dtype)
+        total, count = resamples @ totals[:, known], resamples @ counts[:, known]
+        # A resample may miss every text that has a row.
+        means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+        ends[:, known] = np.nanquantile(means, tails_of(level), axis=0)
+    return ends[0], ends[1]
+
+
+def tails_of(level: float) -> list[float]:
+    """The two quantiles that bound the central interval of this level."""
+    return [(1 - level) / 2, (1 + level) / 2]
+
+
+def _resample(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "draws M"]:
+    """How often each resample, drawn with replacement, contains each text."""
+    return np.random.default_rng(seed).multinomial(texts, np.full(texts, 1 / texts), size=draws)
