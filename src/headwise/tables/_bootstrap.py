@@ -4,9 +4,17 @@ Tokens of one text are not independent of each other, so the text is the unit.
 """
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 
-__all__ = ["DRAWS", "bootstrap_means", "ratio_interval", "tails_of"]
+__all__ = [
+    "DRAWS",
+    "bootstrap_means",
+    "ends_of",
+    "has_interval",
+    "ratio_interval",
+    "resampled_ratios",
+    "tails_of",
+]
 
 DRAWS = 1000
 
@@ -40,14 +48,35 @@ def ratio_interval(
         draws: How many resamples of the texts are drawn.
         seed: The seed of the resamples. Equal seeds and numbers of texts give equal resamples.
     """
-    ends = np.full((2, totals.shape[1]), np.nan)
-    known = (counts > 0).sum(0) > 1
+    known = has_interval(counts)
+    ratios = resampled_ratios(totals[:, known], counts[:, known], draws, seed)
+    return ends_of(ratios, known, level)
+
+
+def resampled_ratios(
+    totals: Float[np.ndarray, "M N"], counts: Float[np.ndarray, "M N"], draws: int, seed: int
+) -> Float[np.ndarray, "draws N"]:
+    """`Σ totals / Σ counts` of each column in each resample of the texts.
+
+    NaN where a resample misses every text that has a count above 0.
+    """
+    resamples = _resample(len(totals), draws, seed).astype(totals.dtype)
+    total, count = resamples @ totals, resamples @ counts
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def has_interval(counts: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, " N"]:
+    """Which columns have a count above 0 in at least two texts."""
+    return (counts > 0).sum(0) > 1
+
+
+def ends_of(
+    ratios: Float[np.ndarray, "draws known"], known: Bool[np.ndarray, " N"], level: float
+) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
+    """The ends of the interval in each column, NaN in the columns that are not known."""
+    ends = np.full((2, len(known)), np.nan)
     if known.any():
-        resamples = _resample(len(totals), draws, seed).astype(totals.dtype)
-        total, count = resamples @ totals[:, known], resamples @ counts[:, known]
-        # A resample may miss every text that has a row.
-        means = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-        ends[:, known] = np.nanquantile(means, tails_of(level), axis=0)
+        ends[:, known] = np.nanquantile(ratios, tails_of(level), axis=0)
     return ends[0], ends[1]
 
 
@@ -58,4 +87,6 @@ def tails_of(level: float) -> list[float]:
 
 def _resample(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "draws M"]:
     """How often each resample, drawn with replacement, contains each text."""
-    return np.random.default_rng(seed).multinomial(texts, np.full(texts, 1 / texts), size=draws)
+    return np.random.default_rng(seed).multinomial(
+        texts, np.full(texts, 1 / max(1, texts)), size=draws
+    )

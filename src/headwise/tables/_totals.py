@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError
-from headwise.tables._bootstrap import ratio_interval
+from headwise.tables._bootstrap import ends_of, has_interval, resampled_ratios
 
 __all__ = ["COLUMNS", "TEXT_COLUMNS", "Column", "TextSums", "Totals"]
 
@@ -38,7 +38,10 @@ class TextSums:
 
     def interval(self, level: float, draws: int, seed: int) -> tuple[Column, Column]:
         """The bootstrap interval of the mean; see `HeadTable.interval`."""
-        return ratio_interval(self.total, self.count, level=level, draws=draws, seed=seed)
+        known = has_interval(self.count)
+        # Over all columns: a product of some columns only would round differently.
+        ratios = resampled_ratios(self.total, self.count, draws, seed)
+        return ends_of(ratios[:, known], known, level)
 
     @property
     def parts(self) -> tuple[Float64[np.ndarray, "M N"], ...]:
