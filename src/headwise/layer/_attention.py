@@ -1,7 +1,6 @@
 """Multi-head attention as a module whose parts are real sub-modules that are called."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -11,15 +10,13 @@ from headwise.kernels import Bias, Given, MaskLike, WindowLike
 from headwise.layer._biases import Placed, PositionBias
 from headwise.layer._cache import Held, KVCache
 from headwise.layer._check import check_cache, check_inputs, check_parts, read_bias, read_sizes
+from headwise.layer._convert import ConvertibleLayer
 from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput, LayerOutputWithLse
-from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import RoPE
 from headwise.masks import Mask, as_mask, split_additive
 
-Layer = TypeVar("Layer", bound="MultiHeadAttention")
 
-
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(ConvertibleLayer):
     """Attention in several heads, for self- and cross-attention.
 
     Each head has its own queries; `n_kv_heads` of keys and values are shared by groups of
@@ -160,74 +157,6 @@ class MultiHeadAttention(nn.Module):
         if need_lse:
             return LayerOutputWithLse(out, found.weights, found.lse)
         return LayerOutput(out, found.weights)
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Copy tensors into the layer, also under the names that others give them.
-
-        Read are those of `nn.MultiheadAttention` (packed or not) and of the attention of BERT,
-        GPT-2, Llama and T5 and their kin in transformers. A larger model's `load_state_dict`
-        reads them too. What they save beside the attention is left out: BERT's norm after it, and
-        GPT-2's causal mask, called `bias` and `masked_bias`.
-
-        Raises:
-            ArgumentError: names are unknown or missing, and `strict`; or two are for one tensor.
-            ShapeError: a tensor has another shape.
-            UnsupportedError: there is a tensor that this layer could only drop.
-        """
-        state = self._translate(state_dict)
-        if strict:
-            check_state(state, self.state_dict())
-        return super().load_state_dict(state, strict, assign)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        own = {name: state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
-        own = {name.removeprefix(prefix): tensor for name, tensor in own.items()}
-        state_dict |= {prefix + name: x for name, x in self._translate(own).items()}
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def _translate(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        keys, values = (self.n_kv_heads * width for width in (self.head_dim, self.v_head_dim))
-        return translate(state, (self.n_heads * self.head_dim, keys, values))
-
-    @classmethod
-    def from_torch(cls: type[Layer], module: nn.MultiheadAttention) -> Layer:
-        """Make the layer that gives what `nn.MultiheadAttention` gives, with copies of its tensors.
-
-        Ours takes `[batch, tokens, width]` whatever `module.batch_first` says, True where a query
-        may attend, and gives weights per head. `add_zero_attn` becomes a constant sink of 0.
-        What is not trained there is not trained here. A subclass gives a layer of its own class.
-
-        Raises:
-            ArgumentError: it is another module, or a subclass is constructed in another way.
-            UnsupportedError: the module has `add_bias_kv`.
-        """
-        from headwise.layer._convert import from_torch
-
-        return from_torch(cls, module)
-
-    def to_torch(self) -> nn.MultiheadAttention:
-        """Make the `nn.MultiheadAttention` (batch first) that gives what this layer gives.
-
-        Raises:
-            UnsupportedError: the layer has what that one has not.
-        """
-        from headwise.layer._convert import to_torch
-
-        return to_torch(self)
-
-    def tensor_parallel_plan(self) -> dict[str, Any]:
-        """Tell `torch.distributed.tensor.parallel.parallelize_module` how to share out the heads.
-
-        The number of devices must divide `n_kv_heads`.
-
-        Raises:
-            UnsupportedError: a part of the layer belongs to all heads, or is one number for each.
-        """
-        from headwise.layer._convert import tensor_parallel_plan
-
-        return tensor_parallel_plan(self)
 
     def _place(
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, cache: KVCache | None
