@@ -37,4 +37,6 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 def printable(text: str) -> str:
     """Text of a corpus or a user, without what would rearrange a terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )

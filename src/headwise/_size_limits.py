@@ -135,10 +135,10 @@ class _Count:
         self._sizes[kind][place] = size
         self._check(f"bytes of {kind}" if kind == "buffers" else kind, self._totals[kind], most)
 
-    def _check(self, what: str, count: int, most: int) -> None:
+    def _check(self, kind: str, count: int, most: int) -> None:
         if count > most:
             raise InputError(
                 f"load: the configuration of {self._source} describes a model of more than "
-                f"{most:,} {what}, but its weight files hold {self._stored.elements:,} weights in "
+                f"{most:,} {kind}, but its weight files hold {self._stored.elements:,} weights in "
                 f"{self._stored.tensors:,} tensors. Give the configuration that belongs to them."
             )

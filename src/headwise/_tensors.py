@@ -30,7 +30,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 def read_with_metadata(
     path: str | os.PathLike[str],
-    who: str = "load",
+    function: str = "load",
     problem: str = "is no whole safetensors file",
     advice: str = "Copy or save it again.",
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -51,10 +51,10 @@ def read_with_metadata(
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if _is_pickle(path):
             raise InputError(
-                f"{who}: {path} is a pickle, whatever its name says; pickles can run code. "
+                f"{function}: {path} is a pickle, whatever its name says; pickles can run code. "
                 f"Convert it to safetensors where you trust it."
             ) from error
-        raise InputError(f"{who}: {path} {problem} ({error}). {advice}") from error
+        raise InputError(f"{function}: {path} {problem} ({error}). {advice}") from error
 
 
 def write_tensors(

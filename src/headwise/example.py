@@ -112,8 +112,8 @@ def load_example(
         InputError: a file cannot be read or is not of that form, weights are negative or do not
             sum to 1 within 0.001, or values are missing or differ in width.
     """
-    given = worked_example()
-    tokens, query, weights = given.tokens, given.query, given.weights
+    example = worked_example()
+    tokens, query, weights = example.tokens, example.query, example.weights
     if weights_path is not None:
         tokens, query, weights = _read_weights(weights_path)
     if values_path is None:

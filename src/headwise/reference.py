@@ -96,14 +96,14 @@ def attention(
     kind = np.result_type(q, k, v, np.float16)  # whole numbers come back as floats
     q, k, v = (array.astype(np.float64) for array in (q, k, v))
     for b, h, t in np.ndindex(B, H, T):
-        seen, kv = visible[b, h, t], h // (H // Hkv)
-        logits = factor * (k[b, kv, seen] @ q[b, h, t])
+        visible_keys, kv = visible[b, h, t], h // (H // Hkv)
+        logits = factor * (k[b, kv, visible_keys] @ q[b, h, t])
         if softcap is not None:
             logits = softcap * np.tanh(logits / softcap)
-        logits = logits + added[b, h, t, seen]
+        logits = logits + added[b, h, t, visible_keys]
         row, lse[b, h, t] = _softmax(logits, -np.inf if sinks is None else float(sinks[h]))
-        weights[b, h, t, seen] = row
-        out[b, h, t] = row @ v[b, kv, seen]
+        weights[b, h, t, visible_keys] = row
+        out[b, h, t] = row @ v[b, kv, visible_keys]
     kept = weights.astype(kind) if need_weights else None
     full = AttentionOutput(out.astype(kind), kept, lse.astype(kind) if need_lse else None)
     return full if need_weights or need_lse else full.out
@@ -159,10 +159,10 @@ class MultiHeadAttention:
 
     def astype(self, dtype: DTypeLike) -> "MultiHeadAttention":
         """Return a layer with the same numbers in another type, such as float64 for an oracle."""
-        other = copy.copy(self)
+        layer = copy.copy(self)
         for name in ("W_q", "W_k", "W_v", "W_o"):
-            setattr(other, name, getattr(self, name).astype(dtype))
-        return other
+            setattr(layer, name, getattr(self, name).astype(dtype))
+        return layer
 
     def forward(
         self,
@@ -217,8 +217,10 @@ def multi_head_loop(
     q, k, v, full_mask = _project(layer, x, mask, memory)
     heads, weights = [], []
     for h in range(layer.n_heads):
-        own = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
-        head = scaled_dot_product(q[..., own], k[..., own], v[..., own], full_mask[..., h, :, :])
+        columns = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
+        head = scaled_dot_product(
+            q[..., columns], k[..., columns], v[..., columns], full_mask[..., h, :, :]
+        )
         heads.append(head[0])
         weights.append(head[1])
     return np.concatenate(heads, axis=-1) @ layer.W_o, np.stack(weights, axis=-3)
@@ -249,17 +251,17 @@ def _project(
     return x @ layer.W_q, memory @ layer.W_k, memory @ layer.W_v, added
 
 
-def _additive(what: str, mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+def _additive(argument: str, mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     """Read any mask as what is added to the logits: −inf where a query may not attend."""
     mask = np.zeros((1, 1)) if mask is None else np.asarray(mask)
     if mask.dtype.kind not in "bf":
         advice = "Give booleans (True = may attend) or floats (added to the logits)."
-        raise MaskError(f"{what} of dtype {mask.dtype}. {advice}")
+        raise MaskError(f"{argument} of dtype {mask.dtype}. {advice}")
     sizes = shape[-2:] if mask.ndim == 2 else shape
     pairs = zip(mask.shape, sizes, strict=False)
     if mask.ndim != len(sizes) or any(has not in (1, size) for has, size in pairs):
         advice = f"Give {shape[-2:]}, or {shape} with ones to broadcast."
-        raise ShapeError(f"{what} of shape {mask.shape} does not fit weights {shape}. {advice}")
+        raise ShapeError(f"{argument} of shape {mask.shape} does not fit weights {shape}. {advice}")
     allowed = mask if mask.dtype.kind == "b" else mask > np.finfo(mask.dtype).min
     added = np.where(allowed, 0.0 if mask.dtype.kind == "b" else mask.astype(np.float64), -np.inf)
     return np.broadcast_to(added, shape)
@@ -268,9 +270,9 @@ def _additive(what: str, mask: np.ndarray | None, shape: tuple[int, ...]) -> np.
 def _near(T: int, S: int, causal: bool, window: tuple[int | None, int | None] | None) -> np.ndarray:
     """What causality and the window leave visible, with the last query at the last key."""
     ahead = np.arange(S) - (np.arange(T)[:, None] + S - T)
-    left, right = window or (None, None)
-    least = -np.inf if left is None else -left
-    most = 0 if causal else np.inf if right is None else right
+    n_before, n_after = window or (None, None)
+    least = -np.inf if n_before is None else -n_before
+    most = 0 if causal else np.inf if n_after is None else n_after
     return (least <= ahead) & (ahead <= most)
 
 

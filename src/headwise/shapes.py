@@ -13,6 +13,6 @@ Logits come before the softmax, weights after it; heads are the per-head outputs
 from numbers import Integral
 
 
-def is_size(given: object) -> bool:
+def is_size(value: object) -> bool:
     """Whether something is a positive whole number, of Python or NumPy; True is none."""
-    return given is not True and isinstance(given, Integral) and int(given) > 0
+    return value is not True and isinstance(value, Integral) and int(value) > 0

@@ -61,7 +61,7 @@ def folder_beside(target: Path, force: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _output_errors(target: Path, advice: str, who: str = "write") -> Iterator[None]:
+def _output_errors(target: Path, advice: str, function: str = "write") -> Iterator[None]:
     """Say of any failure to write, such as a full disk, which file or folder it concerns."""
     try:
         _check_name(target)
@@ -70,7 +70,7 @@ def _output_errors(target: Path, advice: str, who: str = "write") -> Iterator[No
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise OutputError(f"{who}: {target} cannot be written ({reason}). {advice}") from error
+        raise OutputError(f"{function}: {target} cannot be written ({reason}). {advice}") from error
 
 
 def _check_name(path: Path) -> None:

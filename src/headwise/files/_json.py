@@ -37,7 +37,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_json(
-    path: str | os.PathLike[str], who: str, advice: str, problem: str | None = None
+    path: str | os.PathLike[str], function: str, advice: str, problem: str | None = None
 ) -> Any:
     """The value in a JSON file; a byte order mark is left out.
 
@@ -51,26 +51,26 @@ def read_json(
     try:
         return parse_json(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        what, reason = problem or "cannot be read", str(error.strerror or error)
-        raise InputError(f"{who}: {path} {what} ({reason}). {advice}") from error
+        message, reason = problem or "cannot be read", str(error.strerror or error)
+        raise InputError(f"{function}: {path} {message} ({reason}). {advice}") from error
     except ValueError as error:
-        what = problem or "is not JSON"
-        raise InputError(f"{who}: {path} {what} ({error}). {advice}") from error
+        message = problem or "is not JSON"
+        raise InputError(f"{function}: {path} {message} ({error}). {advice}") from error
 
 
 def read_object(
-    path: str | os.PathLike[str], who: str, advice: str, problem: str | None = None
+    path: str | os.PathLike[str], function: str, advice: str, problem: str | None = None
 ) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
         InputError: the file cannot be read, is no JSON, or holds no object.
     """
-    value = read_json(path, who, advice, problem)
+    value = read_json(path, function, advice, problem)
     if not isinstance(value, dict):
-        what = f"holds no object but {str(value)[:40]}"
-        what = what if problem is None else f"{problem} ({what})"
-        raise InputError(f"{who}: {path} {what}. {advice}")
+        message = f"holds no object but {str(value)[:40]}"
+        message = message if problem is None else f"{problem} ({message})"
+        raise InputError(f"{function}: {path} {message}. {advice}")
     return value
 
 

@@ -96,8 +96,8 @@ def sweep(folder: Path) -> None:
     if sys.platform == "win32":
         return  # without such locks nobody can tell whether the process is dead
     with suppress(OSError, ValueError), os.scandir(folder) as entries:
-        left = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX)]
-        for path in left:
+        paths = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX)]
+        for path in paths:
             # Another process may sweep the same folder.
             with suppress(OSError):
                 _sweep_one(path)
@@ -121,20 +121,20 @@ def _sweep_one(path: Path) -> None:
         os.close(handle)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step; False where the system or the file system cannot."""
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    here = _AT_WORKING_FOLDER
-    if rename(here, os.fsencode(one), here, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    folder = _AT_WORKING_FOLDER
+    if rename(folder, os.fsencode(first), folder, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in _CANNOT:
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(second))
 
 
 def sync_tree(folder: Path) -> None:

@@ -59,9 +59,9 @@ def save(
 
 def _check_sizes(model: MiniGPT, weights: Mapping[str, Tensor]) -> None:
     with torch.device("meta"):
-        wanted = MiniGPT(model.config).state_dict()
+        expected = MiniGPT(model.config).state_dict()
     for name, weight in weights.items():
-        if name not in wanted or weight.shape != wanted[name].shape:
+        if name not in expected or weight.shape != expected[name].shape:
             raise ArgumentError(
                 f"save: {name} is {tuple(weight.shape)}, which is not what {model.config} makes "
                 f"it, as after heads were cut out. Write the model by headwise.save."
@@ -133,12 +133,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return read_object(path, "load", "Save the model again.")
 
 
-def check_weights(found: dict[str, torch.Tensor], model: MiniGPT, path: Path) -> None:
+def check_weights(weights: dict[str, torch.Tensor], model: MiniGPT, path: Path) -> None:
     """Refuse weights that are not those of this model."""
-    wanted = model.state_dict()
-    for name in sorted(found.keys() | wanted.keys()):
-        has = tuple(found[name].shape) if name in found else "missing"
-        needs = tuple(wanted[name].shape) if name in wanted else "not there"
+    expected = model.state_dict()
+    for name in sorted(weights.keys() | expected.keys()):
+        has = tuple(weights[name].shape) if name in weights else "missing"
+        needs = tuple(expected[name].shape) if name in expected else "not there"
         if has != needs:
             raise InputError(
                 f"load: {name} in {path} is {has} but {model.config} makes it {needs}. "

@@ -90,14 +90,14 @@ def _scores(
         words = (BOS, *line.words, EOS)
         equals = words.index("=")
         relations = grammar.relations(words)
-        asked = [
+        queries = [
             (before, subject)
             for before, subject in relations["next subject"]
             if 1 < subject < equals and words[subject] in _JUDGED
         ]
         forms += [
             (before > subject, bool(hits[before]))
-            for before, subject in asked
+            for before, subject in queries
             if ((line.verb, words[subject]) in grammar.held_out) == held_out
         ]
         # Greedy decoding writes the whole line exactly if every word, after the right words
@@ -108,12 +108,12 @@ def _scores(
     return EvaluationScores(loss, *_shares(forms), *_shares(translations))
 
 
-def _shares(asked: Sequence[tuple[bool, bool]]) -> tuple[float, float, float]:
+def _shares(results: Sequence[tuple[bool, bool]]) -> tuple[float, float, float]:
     """Shares that are right: of all, with an adverb, without one."""
     groups = (
-        [right for _, right in asked],
-        [right for adverb, right in asked if adverb],
-        [right for adverb, right in asked if not adverb],
+        [right for _, right in results],
+        [right for adverb, right in results if adverb],
+        [right for adverb, right in results if not adverb],
     )
     overall, with_adverb, without = (
         sum(group) / len(group) if group else float("nan") for group in groups

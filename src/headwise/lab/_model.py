@@ -101,11 +101,11 @@ class MiniGPT(nn.Module):
                 f"Shorten the text, or train with a longer context."
             )
         if attention_mask is None:
-            at, mask = torch.arange(T, device=input_ids.device), None
+            positions, mask = torch.arange(T, device=input_ids.device), None
         else:
-            at = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+            positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
             mask = attention_mask.bool()[:, None, None, :]  # B 1 1 T
-        x = self.tokens(input_ids) + self.positions(at)
+        x = self.tokens(input_ids) + self.positions(positions)
         for block in self.blocks:
             x = block(x, mask)
         return self.head(self.norm(x))

@@ -87,8 +87,8 @@ def read_run(path: Path, model: MiniGPT, last: int) -> RunState:
     scalar = torch.zeros((), dtype=torch.float32)
     for number, (name, weight) in enumerate(model.named_parameters()):
         for moment in _MOMENTS:
-            like = scalar if moment == "step" else weight
-            expected[f"optimizer.{number}.{moment}"] = (like, f"{moment} of {name}")
+            expected_tensor = scalar if moment == "step" else weight
+            expected[f"optimizer.{number}.{moment}"] = (expected_tensor, f"{moment} of {name}")
     _check_tensors(tensors, expected, path)
     moments: dict[int, dict[str, Tensor]] = {}
     for number, (name, _) in enumerate(model.named_parameters()):
@@ -106,12 +106,14 @@ def _check_tensors(
             raise InputError(f"train: {path} lacks {name} ({expected[name][1]}). {_WAY_OUT}")
         if name not in expected:
             raise InputError(f"train: {path} holds {name}, which the run does not have. {_WAY_OUT}")
-        like, what = expected[name]
-        has, needs = _kind(tensors[name]), _kind(like)
+        expected_tensor, description = expected[name]
+        has, needs = _kind(tensors[name]), _kind(expected_tensor)
         if has != needs:
-            raise InputError(f"train: {name} ({what}) in {path} is {has}, not {needs}. {_WAY_OUT}")
+            raise InputError(
+                f"train: {name} ({description}) in {path} is {has}, not {needs}. {_WAY_OUT}"
+            )
         if not tensors[name].isfinite().all():
-            raise InputError(f"train: {name} ({what}) in {path} is not finite. {_WAY_OUT}")
+            raise InputError(f"train: {name} ({description}) in {path} is not finite. {_WAY_OUT}")
 
 
 def _check_moments(moments: Mapping[str, Tensor], name: str, step: int, path: Path) -> None:

@@ -153,12 +153,12 @@ class TrainingRun:
 
     def _check_same(self, earlier: dict[str, object], path: Path) -> None:
         """Another run must not go on here: its schedule, lines or sizes would change midway."""
-        asked = asdict(self.settings)
-        for name in asked | earlier:
-            if asked.get(name) != earlier.get(name):
+        settings = asdict(self.settings)
+        for name in settings | earlier:
+            if settings.get(name) != earlier.get(name):
                 raise ArgumentError(
                     f"train: {path.parent} holds a run with {name}={earlier.get(name)}, but "
-                    f"{name}={asked.get(name)} is asked for. Train into another folder, or give "
+                    f"{name}={settings.get(name)} is asked for. Train into another folder, or give "
                     f"the settings of that run."
                 )
 

@@ -11,15 +11,15 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.masks import Mask, as_mask, can_look
 from headwise.shapes import is_size
 
-ScoringCheckpoint = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
+SlotPositions = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
 
 
-class Held(NamedTuple):
+class CachedKeys(NamedTuple):
     """Keys and values in slots, in the order of the text; every text ends in the last slot."""
 
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
-    at: ScoringCheckpoint  # the position of what is in a slot; negative: the slot is empty
+    positions: SlotPositions  # the position of what is in a slot; negative: the slot is empty
 
 
 class KVCache:
@@ -67,7 +67,9 @@ class KVCache:
                 f"KVCache: max_length={max_length}, window={window}. "
                 f"Give one of them: a window bounds the length by itself."
             )
-        before = _whole("KVCache: left_padding", [0] if left_padding is None else left_padding)
+        before = _as_integers(
+            "KVCache: left_padding", [0] if left_padding is None else left_padding
+        )
         if before.ndim != 1 or bool((before < 0).any()):
             raise ArgumentError(
                 f"KVCache: left_padding={before.tolist()}. Give one number for each text."
@@ -75,9 +77,9 @@ class KVCache:
         self.max_length, self.window, self.n_sinks = max_length, window, n_sinks
         self._next = -before  # a single position where all texts agree
         self._ragged = left_padding is not None
-        self._held: Held | None = None
-        self._room: tuple[Tensor, Tensor] | None = None
-        self._forgot = False
+        self._slots: CachedKeys | None = None
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._has_forgotten = False
 
     @property
     def lengths(self) -> Int[Tensor, " b"]:
@@ -86,13 +88,13 @@ class KVCache:
 
     def __len__(self) -> int:
         """How many slots are in use."""
-        return 0 if self._held is None else self._held.at.shape[1]
+        return 0 if self._slots is None else self._slots.positions.shape[1]
 
     def positions(self, n_tokens: int, device: torch.device | str = "cpu") -> Int[Tensor, "b T"]:
         """Where the next tokens stand in their texts; negative for padding."""
         return self._next.to(device)[:, None] + torch.arange(n_tokens, device=device)
 
-    def append(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> Held:
+    def append(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> CachedKeys:
         """Add keys and values; hand out all that the queries of these tokens may need.
 
         Raises:
@@ -100,34 +102,36 @@ class KVCache:
             ArgumentError: dtype or device are not, or an allocation would need gradients.
         """
         self.check(k, v)
-        held = self.join(k, v)
-        self.keep(held)
-        return held
+        cached = self.join(k, v)
+        self.keep(cached)
+        return cached
 
-    def join(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> Held:
+    def join(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> CachedKeys:
         """Hand out, of what `check` has let through, what `append` would; remember nothing yet."""
-        at = self.positions(k.shape[2], k.device)
-        if self._held is not None:
-            at = torch.cat((self._held.at, at), dim=1)
+        positions = self.positions(k.shape[2], k.device)
+        if self._slots is not None:
+            positions = torch.cat((self._slots.positions, positions), dim=1)
         if self.max_length is not None:
             # In place, but in slots that are not in use before `keep`.
-            return Held(*self._fill(k, v, len(self)), at)
-        if self._held is not None:
-            return Held(torch.cat((self._held.k, k), 2), torch.cat((self._held.v, v), 2), at)
-        return Held(k, v, at)
+            return CachedKeys(*self._fill(k, v, len(self)), positions)
+        if self._slots is not None:
+            return CachedKeys(
+                torch.cat((self._slots.k, k), 2), torch.cat((self._slots.v, v), 2), positions
+            )
+        return CachedKeys(k, v, positions)
 
-    def keep(self, held: Held) -> None:
+    def keep(self, cached: CachedKeys) -> None:
         """Go on from what `join` gave: its tokens were read."""
-        self._next = self._next.to(held.at.device) + held.at.shape[1] - len(self)
-        self._held = self._forget(held)
+        self._next = self._next.to(cached.positions.device) + cached.positions.shape[1] - len(self)
+        self._slots = self._forget(cached)
 
-    def visible(self, held: Held, query_at: Int[Tensor, "b T"]) -> Mask | None:
+    def visible(self, cached: CachedKeys, query_at: Int[Tensor, "b T"]) -> Mask | None:
         """What the queries of an `append` may attend to, causality aside; None: all it holds."""
-        at = held.at[:, None]  # b 1 S
+        positions = cached.positions[:, None]  # b 1 S
         if self.window is None:
-            return as_mask((at >= 0)[:, None]) if self._ragged else None
-        near = at > query_at[..., None] - self.window
-        return as_mask(((at >= 0) & (near | (at < self.n_sinks)))[:, None])
+            return as_mask((positions >= 0)[:, None]) if self._ragged else None
+        near = positions > query_at[..., None] - self.window
+        return as_mask(((positions >= 0) & (near | (positions < self.n_sinks)))[:, None])
 
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, " B"]) -> None:
         """Keep the first so many tokens of each text, and of a shorter text all.
@@ -140,34 +144,36 @@ class KVCache:
                 what stood there.
             ShapeError: there are lengths for another number of texts.
         """
-        wanted = _whole("KVCache.crop: lengths", lengths).to(self._next.device).reshape(-1)
-        if bool((wanted < 0).any()):
-            raise ArgumentError(f"KVCache.crop: {wanted.tolist()}. Give no negative length.")
-        if self._held is None:
+        lengths = _as_integers("KVCache.crop: lengths", lengths).to(self._next.device).reshape(-1)
+        if bool((lengths < 0).any()):
+            raise ArgumentError(f"KVCache.crop: {lengths.tolist()}. Give no negative length.")
+        if self._slots is None:
             return
-        if len(wanted) not in (1, len(self._held.k)):
+        if len(lengths) not in (1, len(self._slots.k)):
             raise ShapeError(
-                f"KVCache.crop: {len(wanted)} lengths for {len(self._held.k)} texts. "
+                f"KVCache.crop: {len(lengths)} lengths for {len(self._slots.k)} texts. "
                 f"Give one for each text, or one number for all."
             )
-        surplus = (self._next - wanted).clamp(min=0)
-        if self._forgot and not bool(surplus.any()):
+        surplus = (self._next - lengths).clamp(min=0)
+        if self._has_forgotten and not bool(surplus.any()):
             return
-        if self._forgot:
+        if self._has_forgotten:
             raise ArgumentError(
-                f"KVCache.crop: to {wanted.tolist()}, but the cache has forgotten all but the "
+                f"KVCache.crop: to {lengths.tolist()}, but the cache has forgotten all but the "
                 f"last window={self.window} tokens. Read the text again."
             )
         self._next = self._next - surplus
         n_slots = int(self._next.max().clamp(min=0))
         self._ragged = bool((self._next != n_slots).any())
         slots = torch.arange(n_slots, device=surplus.device)
-        at = self._next[:, None] + slots - n_slots
+        positions = self._next[:, None] + slots - n_slots
         moved = len(self) - n_slots - surplus  # from where each text comes to its new slots
         if bool(moved.any()):  # every text is to end in the last slot again
-            self._put(_pick(self._held, slots + moved[:, None]), at)
+            self._store(_gather(self._slots, slots + moved[:, None]), positions)
         else:
-            self._held = Held(self._held.k[:, :, :n_slots], self._held.v[:, :, :n_slots], at)
+            self._slots = CachedKeys(
+                self._slots.k[:, :, :n_slots], self._slots.v[:, :, :n_slots], positions
+            )
 
     def reorder(self, index: Sequence[int] | Int[Tensor, " beams"]) -> None:
         """Go on with these texts in place of those held; one may be taken several times.
@@ -175,9 +181,9 @@ class KVCache:
         Raises:
             ArgumentError: a number is not that of a text. A GPU is not asked for its numbers.
         """
-        index = _whole("KVCache.reorder: index", index)
-        n_texts = len(self._next) if self._held is None else len(self._held.k)
-        known = self._held is not None or n_texts > 1
+        index = _as_integers("KVCache.reorder: index", index)
+        n_texts = len(self._next) if self._slots is None else len(self._slots.k)
+        known = self._slots is not None or n_texts > 1
         wrong = can_look(index) and bool(((index < 0) | (index >= n_texts)).any())
         if index.ndim != 1 or (known and wrong):
             raise ArgumentError(
@@ -186,28 +192,28 @@ class KVCache:
             )
         if len(self._next) > 1:
             self._next = self._next.index_select(0, index.to(self._next.device))
-        if self._held is not None:
-            k, v, at = self._held
+        if self._slots is not None:
+            k, v, positions = self._slots
             index = index.to(k.device)
-            self._room = None
-            self._put(
+            self._buffers = None
+            self._store(
                 (k.index_select(0, index), v.index_select(0, index)),
-                at if len(at) == 1 else at.index_select(0, index),
+                positions if len(positions) == 1 else positions.index_select(0, index),
             )
 
-    def _put(self, kv: tuple[Tensor, Tensor], at: Tensor) -> None:
+    def _store(self, keys_values: tuple[Tensor, Tensor], positions: Tensor) -> None:
         """Hold these, copied into the allocation if there is one."""
-        k, v = kv if self.max_length is None else self._fill(*kv, 0)
-        self._held = Held(k, v, at)
+        k, v = keys_values if self.max_length is None else self._fill(*keys_values, 0)
+        self._slots = CachedKeys(k, v, positions)
 
     def _fill(self, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Write into the allocation, which is made on first use; views of its part in use."""
-        if self._room is None or self._held is None:
-            self._room = self._allocate(k), self._allocate(v)
+        if self._buffers is None or self._slots is None:
+            self._buffers = self._allocate(k), self._allocate(v)
         stop = start + k.shape[2]
-        for room, new in zip(self._room, (k, v), strict=True):
-            room[:, :, start:stop] = new
-        return self._room[0][:, :, :stop], self._room[1][:, :, :stop]
+        for buffer, new in zip(self._buffers, (k, v), strict=True):
+            buffer[:, :, start:stop] = new
+        return self._buffers[0][:, :, :stop], self._buffers[1][:, :, :stop]
 
     def _allocate(self, like: Tensor) -> Tensor:
         shape = *like.shape[:2], self.max_length or 0, like.shape[3]
@@ -215,19 +221,19 @@ class KVCache:
         with torch.inference_mode(False):
             return torch.empty(shape, dtype=like.dtype, device=like.device)
 
-    def _forget(self, held: Held) -> Held:
+    def _forget(self, cached: CachedKeys) -> CachedKeys:
         """Only the last `window` slots, and before them one slot for each sink."""
-        n_old = 0 if self.window is None else held.at.shape[1] - self.window
+        n_old = 0 if self.window is None else cached.positions.shape[1] - self.window
         if n_old <= self.n_sinks:
-            return held
-        self._forgot = True
-        sinks = torch.arange(self.n_sinks, device=held.at.device)
-        found = held.at[:, :n_old, None] == sinks  # b old sinks
-        slots = torch.arange(n_old, held.at.shape[1], device=held.at.device)
-        slots = torch.cat((found.byte().argmax(1), slots.expand(len(found), -1)), dim=1)
-        at = held.at.gather(1, slots)
-        at[:, : self.n_sinks].masked_fill_(~found.any(1), -1)
-        return Held(*_pick(held, slots), at)
+            return cached
+        self._has_forgotten = True
+        sinks = torch.arange(self.n_sinks, device=cached.positions.device)
+        is_sink = cached.positions[:, :n_old, None] == sinks  # b old sinks
+        slots = torch.arange(n_old, cached.positions.shape[1], device=cached.positions.device)
+        slots = torch.cat((is_sink.byte().argmax(1), slots.expand(len(is_sink), -1)), dim=1)
+        positions = cached.positions.gather(1, slots)
+        positions[:, : self.n_sinks].masked_fill_(~is_sink.any(1), -1)
+        return CachedKeys(*_gather(cached, slots), positions)
 
     def check(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> None:
         """Refuse what `append` cannot add; it has the same `Raises`."""
@@ -246,7 +252,7 @@ class KVCache:
                 f"KVCache: max_length={self.max_length} is written in place, which gradients "
                 f"cannot go through. Decode under torch.no_grad(), or let the cache grow."
             )
-        for name, old, new in zip("kv", self._held or (), (k, v), strict=False):
+        for name, old, new in zip("kv", self._slots or (), (k, v), strict=False):
             if (old.shape[:2], old.shape[3]) != (new.shape[:2], new.shape[3]):
                 raise ShapeError(
                     f"KVCache: {name} {tuple(new.shape)} after {tuple(old.shape)}. "
@@ -259,16 +265,18 @@ class KVCache:
                 )
 
 
-def _whole(what: str, given: int | Sequence[int] | Tensor) -> Tensor:
+def _as_integers(argument: str, values: int | Sequence[int] | Tensor) -> Tensor:
     """Whole numbers as a tensor; True and False are none."""
-    numbers = torch.as_tensor(given)
+    numbers = torch.as_tensor(values)
     if numbers.is_floating_point() or numbers.dtype == torch.bool:
-        raise ArgumentError(f"{what} {numbers.tolist()} are {numbers.dtype}. Give whole numbers.")
+        raise ArgumentError(
+            f"{argument} {numbers.tolist()} are {numbers.dtype}. Give whole numbers."
+        )
     return numbers
 
 
-def _pick(held: Held, slots: ScoringCheckpoint) -> tuple[Tensor, Tensor]:
+def _gather(cached: CachedKeys, slots: SlotPositions) -> tuple[Tensor, Tensor]:
     """Copies of some slots of each text; what a slot before the first gives is no matter."""
     slots = slots.clamp(min=0)[:, None, :, None]
-    k, v = (x.gather(2, slots.expand(*x.shape[:2], -1, x.shape[3])) for x in (held.k, held.v))
+    k, v = (x.gather(2, slots.expand(*x.shape[:2], -1, x.shape[3])) for x in (cached.k, cached.v))
     return k, v

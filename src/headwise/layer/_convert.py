@@ -57,11 +57,13 @@ class ConvertibleLayer(nn.Module):
             check_state(state, self.state_dict())
         return super().load_state_dict(state, strict, assign)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        own = {name: state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
-        own = {name.removeprefix(prefix): tensor for name, tensor in own.items()}
-        state_dict |= {prefix + name: x for name, x in self._translate(own).items()}
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        state = {name: state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
+        state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+        state_dict |= {prefix + name: x for name, x in self._translate(state).items()}
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def _translate(self, state: Mapping[str, Any]) -> dict[str, Any]:
         keys, values = (self.n_kv_heads * width for width in (self.head_dim, self.v_head_dim))
@@ -141,7 +143,7 @@ class ConvertibleLayer(nn.Module):
                 names = [f"{role}_proj.{kind}" for role in "qkv"]
             else:
                 names = [name.replace("_proj_weight", "_proj.weight")]
-            parts: list[torch.Tensor] = [ours[own] for own in names]
+            parts: list[torch.Tensor] = [ours[name_of_part] for name_of_part in names]
             state[name] = torch.cat(parts)
             theirs.requires_grad_(any(part.requires_grad for part in parts))
         module.load_state_dict(state)
@@ -183,12 +185,12 @@ def _construct(cls: type[Layer], *sizes: int, **options: Any) -> Layer:
 def _beyond_torch(layer: ConvertibleLayer, has_zero_key: bool) -> dict[str, bool]:
     core = layer.attention
     projections = [(name, x) for name, x in layer.named_children() if name.endswith("_proj")]
-    others = {
+    unusual = {
         f"{name} of {type(x).__name__}": type(x) not in (nn.Linear, nn.Identity)
         for name, x in projections
     }
     biased = {x.bias is not None for _, x in projections if isinstance(x, nn.Linear)}
-    return others | {
+    return unusual | {
         f"n_kv_heads={layer.n_kv_heads}": layer.n_kv_heads != layer.n_heads,
         f"head_dim={layer.head_dim}": layer.n_heads * layer.head_dim != layer.d_model,
         f"v_head_dim={layer.v_head_dim}": layer.v_head_dim != layer.head_dim,
@@ -206,7 +208,7 @@ def _beyond_torch(layer: ConvertibleLayer, has_zero_key: bool) -> dict[str, bool
 
 
 def _refuse(where: str, why: str, parts: dict[str, bool]) -> None:
-    names = [name for name, there in parts.items() if there]
+    names = [name for name, present in parts.items() if present]
     if names:
         raise UnsupportedError(
             f"{where}: the layer has {', '.join(names)}; {why}. Make the layer without."

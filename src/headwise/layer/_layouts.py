@@ -66,26 +66,29 @@ def translate(theirs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Tenso
     return ours
 
 
-def check_state(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Refuse tensors with unknown names or other shapes, and missing ones, before any is copied.
 
     Raises:
         ArgumentError: names are unknown or missing.
         ShapeError: a tensor has another shape.
     """
-    unknown, missing = sorted(given.keys() - wanted.keys()), sorted(wanted.keys() - given.keys())
+    unknown, missing = (
+        sorted(state.keys() - expected.keys()),
+        sorted(expected.keys() - state.keys()),
+    )
     if unknown or missing:
-        biases = {name for name in given if name.endswith("_proj.bias")}
-        how = "bias='qkv'" if biases == _INNER_BIASES else "the options of those tensors"
+        biases = {name for name in state if name.endswith("_proj.bias")}
+        advice = "bias='qkv'" if biases == _INNER_BIASES else "the options of those tensors"
         raise ArgumentError(
             f"MultiHeadAttention.load_state_dict: unknown {unknown}, missing {missing}. "
-            f"Make the layer with {how}."
+            f"Make the layer with {advice}."
         )
-    for name, tensor in given.items():
-        if tensor.shape != wanted[name].shape:
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape:
             raise ShapeError(
                 f"MultiHeadAttention.load_state_dict: {name} {tuple(tensor.shape)} where the "
-                f"layer has {tuple(wanted[name].shape)}. Make the layer with the same sizes."
+                f"layer has {tuple(expected[name].shape)}. Make the layer with the same sizes."
             )
 
 

@@ -80,8 +80,8 @@ class _Line:
         return self._curves.elbow(self.name, allowed)
 
     def drawn(self, path: str) -> str:
-        look = f'stroke="{self.color}" stroke-width="2" {self.dashes}'.rstrip()
-        return f'<path d="M{path}" fill="none" {look}/>'
+        style = f'stroke="{self.color}" stroke-width="2" {self.dashes}'.rstrip()
+        return f'<path d="M{path}" fill="none" {style}/>'
 
 
 def _lines(curves: Sequence[Curves]) -> list[_Line]:
@@ -89,15 +89,15 @@ def _lines(curves: Sequence[Curves]) -> list[_Line]:
     colors: dict[str, str] = {}
     fresh = cycle(_COLORS)
     lines = []
-    for at, one in enumerate(curves):
-        for name, orders in one.per_text.items():
+    for number, curve in enumerate(curves):
+        for name, orders in curve.per_text.items():
             known = max(
-                (x for x in colors if at and name.startswith(f"{x}, ")), key=len, default=""
+                (x for x in colors if number and name.startswith(f"{x}, ")), key=len, default=""
             )
             color = colors.get(known) or (_BAND if len(orders) > 1 else next(fresh))
-            if not at:
+            if not number:
                 colors[name] = color
-            lines.append(_Line(one, name, color, dashed=at > 0))
+            lines.append(_Line(curve, name, color, dashed=number > 0))
     return lines
 
 
@@ -122,15 +122,15 @@ class _Plane:
         return line.drawn(self.path(line.removed, line.mean))
 
     def band(self, line: _Line) -> str:
-        there = self.path(line.removed, line.high)
-        back = self.path(line.removed[::-1], line.low[::-1])
-        return f'<path d="M{there} L{back} Z" fill="{line.color}" opacity="0.25"/>'
+        upper = self.path(line.removed, line.high)
+        lower = self.path(line.removed[::-1], line.low[::-1])
+        return f'<path d="M{upper} L{lower} Z" fill="{line.color}" opacity="0.25"/>'
 
     def bar(self, loss: float, allowed: float) -> str:
         """The line that a curve should stay below."""
         y = self.y(loss)
-        told = _mark(_RIGHT - 4, y - 4, "end", f"{allowed:.2g} more", _HALO)
-        return f'<path d="M{_LEFT:g} {y:.1f} H{_RIGHT:g}" stroke="#333333" {_DOTS}/>{told}'
+        label = _mark(_RIGHT - 4, y - 4, "end", f"{allowed:.2g} more", _HALO)
+        return f'<path d="M{_LEFT:g} {y:.1f} H{_RIGHT:g}" stroke="#333333" {_DOTS}/>{label}'
 
     def dot(self, line: _Line, allowed: float) -> str:
         """The elbow on its curve; of several orders it is on none of them."""
@@ -146,15 +146,15 @@ class _Plane:
         title = f"heads that go before {allowed:.2g} more is lost, and 95 % of draws of texts"
         parts = [_mark(_LEFT, _ELBOWS, "start", title)]
         for row, line in enumerate(lines, 1):
-            found, y = line.elbow(allowed), _ELBOWS + _ROW * row
-            if isfinite(found.low):
-                low, high = self.x(found.low), self.x(found.high)
+            elbow, y = line.elbow(allowed), _ELBOWS + _ROW * row
+            if isfinite(elbow.low):
+                low, high = self.x(elbow.low), self.x(elbow.high)
                 ends = f"M{low:.1f} {y - 4:.1f} v8 m0 -4 H{high:.1f} m0 -4 v8"
                 parts.append(f'<path d="{ends}" fill="none" stroke="{line.color}"/>')
-            parts.append(self._dot(float(found.heads), y, line.color))
-            told = f"{line.label}: {escape(str(found))}"
+            parts.append(self._dot(float(elbow.heads), y, line.color))
+            label = f"{line.label}: {escape(str(elbow))}"
             parts.append(
-                f'<text x="{_RIGHT + 8:g}" y="{y + 4:.1f}" fill="{line.color}">{told}</text>'
+                f'<text x="{_RIGHT + 8:g}" y="{y + 4:.1f}" fill="{line.color}">{label}</text>'
             )
         return parts
 
@@ -171,19 +171,19 @@ class _Plane:
             x, share = self.x(float(heads)), f"{100 * heads / curves.n_heads:.0f} %"
             parts.append(_mark(x, _FLOOR + 18, "middle", str(heads)))
             parts.append(_mark(x, _FLOOR + 33, "middle", share))
-        told = f"heads removed, of {curves.n_heads}"
-        parts.append(_mark((_LEFT + _RIGHT) / 2, _FLOOR + 50, "middle", told))
+        label = f"heads removed, of {curves.n_heads}"
+        parts.append(_mark((_LEFT + _RIGHT) / 2, _FLOOR + 50, "middle", label))
         unit = _UNITS.get(curves.loss.partition(" ")[0])
-        told = f"mean loss: {curves.loss}" + (f", {unit}" if unit else "")
-        parts.append(_mark(_LEFT, _TOP - 8, "start", told))
+        label = f"mean loss: {curves.loss}" + (f", {unit}" if unit else "")
+        parts.append(_mark(_LEFT, _TOP - 8, "start", label))
         return "\n".join(parts)
 
     def _dot(self, heads: float, y: float, color: str) -> str:
         return f'<circle cx="{self.x(heads):.1f}" cy="{y:.1f}" r="3.5" fill="{color}"/>'
 
 
-def _mark(x: float, y: float, anchor: str, text: str, look: str = "") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {look}'.rstrip()
+def _mark(x: float, y: float, anchor: str, text: str, style: str = "") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {style}'.rstrip()
     return f"<text {place}>{escape(text)}</text>"
 
 
@@ -193,7 +193,7 @@ def _marks(low: float, high: float) -> list[float]:
     # A rounding error of the loss is no reason for a further mark.
     first = floor(low / step + _ROUNDING)
     last = max(ceil(high / step - _ROUNDING), first + 1)
-    return [step * at for at in range(first, last + 1)]
+    return [step * index for index in range(first, last + 1)]
 
 
 def _step(span: float, sizes: Sequence[float]) -> float:
@@ -212,10 +212,10 @@ def _labels(lines: Sequence[_Line], ends: list[float]) -> list[str]:
     return parts
 
 
-def _apart(places: list[float], least: float = 15.0) -> list[float]:
+def _apart(heights: list[float], least: float = 15.0) -> list[float]:
     """Places of labels, moved so that none covers another; the lowest stays lowest."""
-    found = list(places)
+    moved = list(heights)
     last = float("inf")
-    for at in sorted(range(len(places)), key=lambda at: -places[at]):
-        last = found[at] = min(places[at], last - least)
-    return found
+    for index in sorted(range(len(heights)), key=lambda index: -heights[index]):
+        last = moved[index] = min(heights[index], last - least)
+    return moved

@@ -34,11 +34,11 @@ class Elbow:
     def __str__(self) -> str:
         """Such as `12 (11 to 13)`."""
         if np.isnan(self.low):
-            return self._told(float(self.heads))
-        ends = dict.fromkeys([self._told(self.low), self._told(self.high)])
-        return f"{self._told(float(self.heads))} ({' to '.join(ends)})"
+            return self._format(float(self.heads))
+        ends = dict.fromkeys([self._format(self.low), self._format(self.high)])
+        return f"{self._format(float(self.heads))} ({' to '.join(ends)})"
 
-    def _told(self, heads: float) -> str:
+    def _format(self, heads: float) -> str:
         return f"≥ {heads:g}" if heads >= self.last else f"{heads:g}"
 
 
@@ -137,7 +137,7 @@ class Curves:
         lost, last = self._lost(order, allowed), int(self.removed[-1])
         if lost.shape[-1] == 1:
             return Elbow(heads, np.nan, np.nan, last)
-        drawn = [self._reached(bootstrap_means(one.T), allowed) for one in lost]
+        drawn = [self._reached(bootstrap_means(values.T), allowed) for values in lost]
         low, high = np.quantile(drawn, tails_of(level), method="nearest")
         return Elbow(heads, float(low), float(high), last)
 
@@ -169,8 +169,8 @@ class Curves:
             columns[self.score] = scores.mean(0)
             columns |= {f"{self.score}.low": scores.min(0), f"{self.score}.high": scores.max(0)}
         if allowed is not None:
-            found = self.elbow(order, allowed)
-            columns |= {"elbow": found.heads, "elbow.low": found.low, "elbow.high": found.high}
+            elbow = self.elbow(order, allowed)
+            columns |= {"elbow": elbow.heads, "elbow.low": elbow.low, "elbow.high": elbow.high}
         return pd.DataFrame(columns)
 
     def _lost(self, order: str, allowed: float) -> Float64[np.ndarray, "orders K M"]:

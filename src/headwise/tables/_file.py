@@ -174,10 +174,10 @@ def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    first, _, rest = path.read_bytes().decode("utf-8-sig").partition("\n")
+    first, _, body = path.read_bytes().decode("utf-8-sig").partition("\n")
     about = _described(parse_json(first.removeprefix(_COMMENT)))
     # In pieces, which is its way to save memory, pandas may read one column as of several types.
-    frame = pd.read_csv(io.StringIO(rest), low_memory=False)
+    frame = pd.read_csv(io.StringIO(body), low_memory=False)
     lists = about.pop(_LISTS, [])
     if not isinstance(lists, list) or not all(isinstance(name, str) for name in lists):
         raise ValueError(f"its lists are {str(lists)[:40]}, not names of columns")
@@ -205,4 +205,4 @@ def _as_json(array: np.ndarray) -> str:
 
 def _as_list(array: np.ndarray) -> list[float | None]:
     """Numbers that JSON can hold; None for what is none."""
-    return [None if np.isnan(one) else one for one in array.tolist()]
+    return [None if np.isnan(number) else number for number in array.tolist()]

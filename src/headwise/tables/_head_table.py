@@ -187,13 +187,13 @@ class HeadTable:
             )
         order = [other.heads.index(head) for head in self.heads]
         totals = {
-            name: mine + other.totals[name].select(lambda column: column[order])
-            for name, mine in self.totals.items()
+            name: sums + other.totals[name].select(lambda column: column[order])
+            for name, sums in self.totals.items()
         }
         known = [] if self.covered is None else [self.covered]
         known += [] if other.covered is None else [other.covered[:, order]]
         covered = np.sum(known, 0) if known else None
-        original = self.original or tuple(other.original[at] for at in order if other.original)
+        original = self.original or tuple(other.original[row] for row in order if other.original)
         return replace(self, totals=totals, covered=covered, original=original)
 
     def frame(self, detail: bool = False) -> pd.DataFrame:
@@ -266,9 +266,9 @@ class HeadTable:
         return read_saved("HeadTable", path, ("headwise", SCHEMA), _from_frame)
 
     def __repr__(self) -> str:
-        shown = self.frame().drop(columns=["stack", "layer", "head"])
+        frame = self.frame().drop(columns=["stack", "layer", "head"])
         return at_prompt(
-            f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}", shown
+            f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}", frame
         )
 
     def _repr_html_(self) -> str:

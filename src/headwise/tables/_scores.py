@@ -42,7 +42,7 @@ def random_orders(heads: Iterable[Head], n: int = 5, seed: int = 0) -> list[list
         raise ArgumentError(f"random_orders: n={n}. Give at least 1.")
     known = sorted(heads)
     rng = np.random.default_rng(seed)
-    return [[known[at] for at in rng.permutation(len(known))] for _ in range(n)]
+    return [[known[index] for index in rng.permutation(len(known))] for _ in range(n)]
 
 
 def removable(order: Sequence[Head]) -> list[Head]:
@@ -183,9 +183,9 @@ class Scores:
             ArgumentError: another ending.
             OutputError: the file cannot be written; nothing is left half-written.
         """
-        kept = {"kv_head": self.kv_heads}
-        kept |= {f"{_TEXT}{at}": values for at, values in enumerate(self.per_text)}
-        frame = pd.concat([self.frame(), pd.DataFrame(kept)], axis=1)
+        columns = {"kv_head": self.kv_heads}
+        columns |= {f"{_TEXT}{text}": values for text, values in enumerate(self.per_text)}
+        frame = pd.concat([self.frame(), pd.DataFrame(columns)], axis=1)
         about = {
             "headwise_scores": SCHEMA,
             "method": self.method,
