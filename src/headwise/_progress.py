@@ -3,4 +3,4 @@
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Called with how many steps are done, and of how many."""
+"""Called with the number of steps done and the number of steps in all."""

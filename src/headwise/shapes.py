@@ -1,4 +1,4 @@
-"""The alphabet of dimensions: one letter, one meaning, in every signature and comment.
+"""The names of dimensions: each letter has one meaning in all signatures and comments.
 
 B    batch                     T    queries             S   keys (cached ones included)
 H    query heads               Hkv  key/value heads     G   query heads per kv head, H // Hkv
@@ -14,5 +14,5 @@ from numbers import Integral
 
 
 def is_size(value: object) -> bool:
-    """Whether something is a positive whole number, of Python or NumPy; True is none."""
+    """Whether a value is a positive integer of Python or NumPy; True is not one."""
     return value is not True and isinstance(value, Integral) and int(value) > 0

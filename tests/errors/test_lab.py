@@ -115,7 +115,7 @@ def test_a_truncated_checkpoint(tmp_path):
     train(SMALL, tmp_path, lines_judged=3)
     path = tmp_path / "training.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"training\.safetensors is no whole safetensors"):
+    with pytest.raises(InputError, match=r"training\.safetensors is no complete safetensors"):
         train(SMALL, tmp_path)
 
 
@@ -177,7 +177,7 @@ def test_a_pickle_under_another_name(folder, write):
 def test_truncated_weights(folder, kept):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(InputError, match=r"model\.safetensors is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors is no complete safetensors file"):
         load(folder)
 
 

@@ -144,14 +144,14 @@ def test_a_cache_belongs_to_one_layer_and_batch(
 
 
 def test_padding_is_told_for_every_text() -> None:
-    with pytest.raises(ShapeError, match="3 texts, but it holds lengths of 2"):
+    with pytest.raises(ShapeError, match="3 texts, but the cache holds 2"):
         KVCache(left_padding=[0, 1]).append(*_kv(3, 2, 5, 4))
 
 
 @pytest.mark.parametrize("rope", [None, RoPE(2)])
 def test_a_layer_says_so_before_it_rotates_anything(rope: RoPE | None) -> None:
     layer, cache = MultiHeadAttention(12, 4, rope=rope), KVCache(left_padding=[1, 2, 3])
-    with pytest.raises(ShapeError, match="2 texts, but it holds lengths of 3"):
+    with pytest.raises(ShapeError, match="2 texts, but the cache holds 3"):
         layer(torch.zeros(2, 5, 12), cache=cache)
 
 

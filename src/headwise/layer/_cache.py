@@ -1,4 +1,4 @@
-"""What was read so far, kept as keys and values, so that a next token costs one row."""
+"""The key/value cache of incremental decoding: each new token costs one row of attention."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,37 +11,38 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.masks import Mask, as_mask, can_look
 from headwise.shapes import is_size
 
-SlotPositions = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
+SlotPositions = Int[Tensor, "b S"]  # one row per text, or a single row for all texts
 
 
 class CachedKeys(NamedTuple):
-    """Keys and values in slots, in the order of the text; every text ends in the last slot."""
+    """Cached keys and values in slots, in text order. Every text ends in the last slot."""
 
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
-    positions: SlotPositions  # the position of what is in a slot; negative: the slot is empty
+    positions: SlotPositions  # the token position of each slot; negative for an empty slot
 
 
 class KVCache:
-    """The keys and values of one layer. It grows, fills an allocation, or forgets.
+    """The cached keys and values of one layer: growing, preallocated, or a sliding window.
 
-    Texts of different lengths end together, with padding on their left: the next token of each
-    is then added in one place. A cache with a window forgets all but the last `window` tokens
-    (the query's own among them) and the first `n_sinks`, and equals one pass under that mask.
+    Texts of different lengths are padded on the left, so that all of them end in the last slot
+    and the next token of each goes into the same slot. A cache with a window keeps the last
+    `window` tokens (the query's own included) and the first `n_sinks`; decoding with it equals
+    one pass under the corresponding mask.
 
     Args:
-        max_length: How many tokens room is made for, padding included. None grows with each
-            call. An allocation is written in place, which gradients cannot go through.
-        window: How many of the last tokens are kept, the query's own among them: `n` here is
-            a layer's `window=(n - 1, 0)`. None is all of them.
-        n_sinks: How many of the first tokens are kept besides.
-        left_padding: For each text, how many of the first tokens it is given are padding.
+        max_length: The number of tokens to allocate, padding included. None grows with each
+            call. An allocation is written in place, which gradients cannot pass through.
+        window: How many of the last tokens are kept, the query's own included: `n` here is a
+            layer's `window=(n - 1, 0)`. None keeps all.
+        n_sinks: How many of the first tokens are kept besides the window.
+        left_padding: Per text, how many of the first tokens are padding.
     Raises:
-        ArgumentError: a size is negative, `n_sinks` comes without a window, or a window with an
-            allocation, which it does not need.
+        ArgumentError: a size is negative, `n_sinks` is used without a window, or a window
+            together with `max_length`, which it does not need.
     Source:
-        first tokens kept besides a window: Xiao et al. 2024 (arXiv:2309.17453). Positions are
-        those in the text, where they count them within the cache.
+        First tokens kept besides a window: Xiao et al. 2024 (arXiv:2309.17453). Positions here
+        are those in the text; theirs are counted within the cache.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class KVCache:
         if n_sinks < 0 or (n_sinks and window is None):
             raise ArgumentError(
                 f"KVCache: n_sinks={n_sinks}, window={window}. "
-                f"Give no negative number, and a window for sinks to stand outside of."
+                f"Give a number from 0 on, and a window with sinks."
             )
         if window is not None and max_length is not None:
             raise ArgumentError(
@@ -83,23 +84,23 @@ class KVCache:
 
     @property
     def lengths(self) -> Int[Tensor, " b"]:
-        """How many tokens of each text were read; a single number where all texts agree."""
+        """The number of tokens cached so far per text; a single number where all texts agree."""
         return self._next.clamp(min=0)
 
     def __len__(self) -> int:
-        """How many slots are in use."""
+        """The number of slots in use."""
         return 0 if self._slots is None else self._slots.positions.shape[1]
 
     def positions(self, n_tokens: int, device: torch.device | str = "cpu") -> Int[Tensor, "b T"]:
-        """Where the next tokens stand in their texts; negative for padding."""
+        """The positions of the next tokens in their texts; negative for padding."""
         return self._next.to(device)[:, None] + torch.arange(n_tokens, device=device)
 
     def append(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> CachedKeys:
-        """Add keys and values; hand out all that the queries of these tokens may need.
+        """Add keys and values, and return all that the queries of these tokens may attend to.
 
         Raises:
-            ShapeError: the sizes are not those of what is held, or there is no room left.
-            ArgumentError: dtype or device are not, or an allocation would need gradients.
+            ShapeError: the sizes differ from those of the cached tensors, or the cache is full.
+            ArgumentError: dtype or device differ, or gradients would pass through an allocation.
         """
         self.check(k, v)
         cached = self.join(k, v)
@@ -107,12 +108,12 @@ class KVCache:
         return cached
 
     def join(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> CachedKeys:
-        """Hand out, of what `check` has let through, what `append` would; remember nothing yet."""
+        """What `append` returns, for tensors that passed `check`; the cache stays unchanged."""
         positions = self.positions(k.shape[2], k.device)
         if self._slots is not None:
             positions = torch.cat((self._slots.positions, positions), dim=1)
         if self.max_length is not None:
-            # In place, but in slots that are not in use before `keep`.
+            # In place, but into slots that come into use only with `keep`.
             return CachedKeys(*self._fill(k, v, len(self)), positions)
         if self._slots is not None:
             return CachedKeys(
@@ -121,12 +122,12 @@ class KVCache:
         return CachedKeys(k, v, positions)
 
     def keep(self, cached: CachedKeys) -> None:
-        """Go on from what `join` gave: its tokens were read."""
+        """Store what `join` returned."""
         self._next = self._next.to(cached.positions.device) + cached.positions.shape[1] - len(self)
         self._slots = self._forget(cached)
 
     def visible(self, cached: CachedKeys, query_at: Int[Tensor, "b T"]) -> Mask | None:
-        """What the queries of an `append` may attend to, causality aside; None: all it holds."""
+        """The mask of cached keys for these queries, without causality; None if all are visible."""
         positions = cached.positions[:, None]  # b 1 S
         if self.window is None:
             return as_mask((positions >= 0)[:, None]) if self._ragged else None
@@ -134,14 +135,16 @@ class KVCache:
         return as_mask(((positions >= 0) & (near | (positions < self.n_sinks)))[:, None])
 
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, " B"]) -> None:
-        """Keep the first so many tokens of each text, and of a shorter text all.
+        """Truncate each text to its first tokens; a shorter text is kept whole.
 
-        As many slots stay in use as the longest text has tokens. A prompt that is padded on its
-        right can be read as it is, and the cache cropped to the lengths of the texts.
+        As many slots stay in use as the longest text has tokens. To decode prompts padded on the
+        right, run them as they are and crop the cache to the lengths of the texts.
 
+        Args:
+            lengths: The number of tokens to keep, one for all texts or one per text.
         Raises:
-            ArgumentError: a length is negative or no whole number, or the window has forgotten
-                what stood there.
+            ArgumentError: a length is negative or no whole number, or the window has already
+                dropped the tokens.
             ShapeError: there are lengths for another number of texts.
         """
         lengths = _as_integers("KVCache.crop: lengths", lengths).to(self._next.device).reshape(-1)
@@ -159,16 +162,16 @@ class KVCache:
             return
         if self._has_forgotten:
             raise ArgumentError(
-                f"KVCache.crop: to {lengths.tolist()}, but the cache has forgotten all but the "
-                f"last window={self.window} tokens. Read the text again."
+                f"KVCache.crop: to {lengths.tolist()}, but the cache has dropped all but the "
+                f"last window={self.window} tokens. Run the text again."
             )
         self._next = self._next - surplus
         n_slots = int(self._next.max().clamp(min=0))
         self._ragged = bool((self._next != n_slots).any())
         slots = torch.arange(n_slots, device=surplus.device)
         positions = self._next[:, None] + slots - n_slots
-        moved = len(self) - n_slots - surplus  # from where each text comes to its new slots
-        if bool(moved.any()):  # every text is to end in the last slot again
+        moved = len(self) - n_slots - surplus  # by how many slots each text moves
+        if bool(moved.any()):  # every text must end in the last slot again
             self._store(_gather(self._slots, slots + moved[:, None]), positions)
         else:
             self._slots = CachedKeys(
@@ -176,10 +179,11 @@ class KVCache:
             )
 
     def reorder(self, index: Sequence[int] | Int[Tensor, " beams"]) -> None:
-        """Go on with these texts in place of those held; one may be taken several times.
+        """Select texts of the batch, such as the surviving beams; a text may be repeated.
 
         Raises:
-            ArgumentError: a number is not that of a text. A GPU is not asked for its numbers.
+            ArgumentError: an index is out of range. Indices on a GPU are not checked, since that
+                would synchronise.
         """
         index = _as_integers("KVCache.reorder: index", index)
         n_texts = len(self._next) if self._slots is None else len(self._slots.k)
@@ -202,12 +206,12 @@ class KVCache:
             )
 
     def _store(self, keys_values: tuple[Tensor, Tensor], positions: Tensor) -> None:
-        """Hold these, copied into the allocation if there is one."""
+        """Store keys and values, copied into the allocation if there is one."""
         k, v = keys_values if self.max_length is None else self._fill(*keys_values, 0)
         self._slots = CachedKeys(k, v, positions)
 
     def _fill(self, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Write into the allocation, which is made on first use; views of its part in use."""
+        """Write into the allocation, made on first use, and return views of its used part."""
         if self._buffers is None or self._slots is None:
             self._buffers = self._allocate(k), self._allocate(v)
         stop = start + k.shape[2]
@@ -217,12 +221,12 @@ class KVCache:
 
     def _allocate(self, like: Tensor) -> Tensor:
         shape = *like.shape[:2], self.max_length or 0, like.shape[3]
-        # What is made in inference mode could not be written outside of it later on.
+        # A tensor made in inference mode cannot be written outside of it later.
         with torch.inference_mode(False):
             return torch.empty(shape, dtype=like.dtype, device=like.device)
 
     def _forget(self, cached: CachedKeys) -> CachedKeys:
-        """Only the last `window` slots, and before them one slot for each sink."""
+        """The last `window` slots, preceded by one slot per sink."""
         n_old = 0 if self.window is None else cached.positions.shape[1] - self.window
         if n_old <= self.n_sinks:
             return cached
@@ -236,21 +240,21 @@ class KVCache:
         return CachedKeys(*_gather(cached, slots), positions)
 
     def check(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> None:
-        """Refuse what `append` cannot add; it has the same `Raises`."""
+        """Raise the errors of `append` for tensors that it cannot add."""
         n_after, n_texts = len(self) + k.shape[2], len(self._next)
         if self.max_length is not None and n_after > self.max_length:
             raise ShapeError(
                 f"KVCache: {k.shape[2]} tokens after {len(self)} do not fit "
-                f"max_length={self.max_length}. Make more room, or give a window."
+                f"max_length={self.max_length}. Raise it, or use a window."
             )
         if n_texts not in (1, len(k)):
             raise ShapeError(
-                f"KVCache: {len(k)} texts, but it holds lengths of {n_texts}. Keep the batch."
+                f"KVCache: {len(k)} texts, but the cache holds {n_texts}. Keep the batch size."
             )
         if self.max_length is not None and torch.is_grad_enabled() and k.requires_grad:
             raise ArgumentError(
                 f"KVCache: max_length={self.max_length} is written in place, which gradients "
-                f"cannot go through. Decode under torch.no_grad(), or let the cache grow."
+                f"cannot pass through. Decode under torch.no_grad(), or let the cache grow."
             )
         for name, old, new in zip("kv", self._slots or (), (k, v), strict=False):
             if (old.shape[:2], old.shape[3]) != (new.shape[:2], new.shape[3]):
@@ -266,7 +270,7 @@ class KVCache:
 
 
 def _as_integers(argument: str, values: int | Sequence[int] | Tensor) -> Tensor:
-    """Whole numbers as a tensor; True and False are none."""
+    """Integers as a tensor; booleans and floats are refused."""
     numbers = torch.as_tensor(values)
     if numbers.is_floating_point() or numbers.dtype == torch.bool:
         raise ArgumentError(
@@ -276,7 +280,7 @@ def _as_integers(argument: str, values: int | Sequence[int] | Tensor) -> Tensor:
 
 
 def _gather(cached: CachedKeys, slots: SlotPositions) -> tuple[Tensor, Tensor]:
-    """Copies of some slots of each text; what a slot before the first gives is no matter."""
+    """Copies of some slots of each text. A slot before the first may hold anything."""
     slots = slots.clamp(min=0)[:, None, :, None]
     k, v = (x.gather(2, slots.expand(*x.shape[:2], -1, x.shape[3])) for x in (cached.k, cached.v))
     return k, v

@@ -17,7 +17,7 @@ Layer = TypeVar("Layer", bound="ConvertibleLayer")
 
 
 class ConvertibleLayer(nn.Module):
-    """What conversion and sharding need of an attention layer: its sizes and sub-modules."""
+    """An attention layer that loads other layers' weights, converts to torch's and is sharded."""
 
     d_model: int
     n_heads: int
@@ -40,17 +40,18 @@ class ConvertibleLayer(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Copy tensors into the layer, also under the names that others give them.
+        """Load a state dict of this layer, or of another attention layer.
 
-        Read are those of `nn.MultiheadAttention` (packed or not) and of the attention of BERT,
-        GPT-2, Llama and T5 and their kin in transformers. A larger model's `load_state_dict`
-        reads them too. What they save beside the attention is left out: BERT's norm after it, and
+        The names of `nn.MultiheadAttention` (packed or not) and of the attention in transformers'
+        BERT, GPT-2, Llama, T5 and similar models are translated, also when a larger model loads
+        its state dict. Tensors saved beside the attention are left out: BERT's norm after it, and
         GPT-2's causal mask, called `bias` and `masked_bias`.
 
         Raises:
-            ArgumentError: names are unknown or missing, and `strict`; or two are for one tensor.
+            ArgumentError: names are unknown or missing while `strict`, or two names mean the same
+                tensor.
             ShapeError: a tensor has another shape.
-            UnsupportedError: there is a tensor that this layer could only drop.
+            UnsupportedError: a tensor has no counterpart in this layer.
         """
         state = self._translate(state_dict)
         if strict:
@@ -71,24 +72,25 @@ class ConvertibleLayer(nn.Module):
 
     @classmethod
     def from_torch(cls: type[Layer], module: nn.MultiheadAttention) -> Layer:
-        """Make the layer that gives what `nn.MultiheadAttention` gives, with copies of its tensors.
+        """Convert an `nn.MultiheadAttention` to a layer of this class, copying its tensors.
 
-        Ours takes `[batch, tokens, width]` whatever `module.batch_first` says, True where a query
-        may attend, and gives weights per head. `add_zero_attn` becomes a constant sink of 0.
-        What is not trained there is not trained here. A subclass gives a layer of its own class.
+        The layer takes `[batch, tokens, width]` whatever `module.batch_first` says, masks that
+        are True where a query may attend, and returns weights per head. `add_zero_attn` becomes a
+        constant sink of 0. Parameters that are frozen in `module` are frozen in the layer.
 
         Raises:
-            ArgumentError: it is another module, or a subclass is constructed in another way.
+            ArgumentError: `module` is of another type, or the constructor of a subclass takes
+                other arguments than `MultiHeadAttention`.
             UnsupportedError: the module has `add_bias_kv`.
         """
         if not isinstance(module, nn.MultiheadAttention):
             raise ArgumentError(
                 f"from_torch: {type(module).__name__} is no nn.MultiheadAttention. "
-                f"Give one; tensors of others are read by load_state_dict."
+                f"Give one, or load the weights of another layer with load_state_dict."
             )
         if module.bias_k is not None:
             raise UnsupportedError(
-                "from_torch: add_bias_kv=True is a further key and value for every text, which "
+                "from_torch: add_bias_kv=True adds a learned key and value to every text, which "
                 "this layer does not have. Use the original layer, or train one without."
             )
         layer = _construct(
@@ -99,7 +101,7 @@ class ConvertibleLayer(nn.Module):
             dropout=module.dropout,
             kdim=module.kdim,
             vdim=module.vdim,
-            # A further key of zeros has logit 0 and adds nothing: that is a sink.
+            # One more key of zeros has logit 0 and a value of 0: that is a sink.
             sinks=0.0 if module.add_zero_attn else None,
         )
         weight = module.out_proj.weight
@@ -114,10 +116,10 @@ class ConvertibleLayer(nn.Module):
         return layer.train(module.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """Make the `nn.MultiheadAttention` (batch first) that gives what this layer gives.
+        """Convert this layer to an `nn.MultiheadAttention` (batch first), copying its tensors.
 
         Raises:
-            UnsupportedError: the layer has what that one has not.
+            UnsupportedError: the layer uses an option that `nn.MultiheadAttention` lacks.
         """
         sinks = self.attention.sinks
         constant = sinks is not None and not isinstance(sinks, nn.Parameter)
@@ -143,19 +145,19 @@ class ConvertibleLayer(nn.Module):
                 names = [f"{role}_proj.{kind}" for role in "qkv"]
             else:
                 names = [name.replace("_proj_weight", "_proj.weight")]
-            parts: list[torch.Tensor] = [ours[name_of_part] for name_of_part in names]
+            parts: list[torch.Tensor] = [ours[part] for part in names]
             state[name] = torch.cat(parts)
             theirs.requires_grad_(any(part.requires_grad for part in parts))
         module.load_state_dict(state)
         return module.train(self.training)
 
     def tensor_parallel_plan(self) -> dict[str, Any]:
-        """Tell `torch.distributed.tensor.parallel.parallelize_module` how to share out the heads.
+        """The plan by which `torch.distributed.tensor.parallel.parallelize_module` shards heads.
 
         The number of devices must divide `n_kv_heads`.
 
         Raises:
-            UnsupportedError: a part of the layer belongs to all heads, or is one number for each.
+            UnsupportedError: the layer has parameters that the plan cannot shard by head.
         """
         # Here, because importing it takes longer than importing all of this package.
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -166,7 +168,7 @@ class ConvertibleLayer(nn.Module):
             "sinks": not isinstance(self.attention.sinks, float | None),
             "out_proj=False": isinstance(self.out_proj, nn.Identity),
         }
-        _refuse("tensor_parallel_plan", "the plan cannot cut it", whole)
+        _refuse("tensor_parallel_plan", "the plan cannot shard it", whole)
         columns = ["q_proj", "k_proj", "v_proj"] + ["gate_proj"] * (self.gate_proj is not None)
         return {name: ColwiseParallel() for name in columns} | {"out_proj": RowwiseParallel()}
 
@@ -176,8 +178,8 @@ def _construct(cls: type[Layer], *sizes: int, **options: Any) -> Layer:
         signature(cls).bind(*sizes, **options)
     except TypeError as error:
         raise ArgumentError(
-            f"from_torch: the constructor of {cls.__name__} does not take what that of "
-            f"MultiHeadAttention takes ({error}). Let it take *args and **kwargs and hand them on."
+            f"from_torch: the constructor of {cls.__name__} does not take the arguments of "
+            f"MultiHeadAttention ({error}). Let it take *args and **kwargs and pass them on."
         ) from error
     return cls(*sizes, **options)
 

@@ -1,8 +1,7 @@
-"""One row per head: the narrow waist between models and what is said about them.
+"""HeadTable: one row per head and one column per statistic, without the model or torch.
 
-A table holds sums, not means, so the table of two runs is the sum of their tables. It needs
-no model and no torch. Its standard errors take the text as the unit: tokens of one text are
-not independent of each other.
+A table holds sums, not means, so tables of two runs add up to the table of both. Standard errors
+take the text as the unit, because tokens of one text are not independent of each other.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,21 +32,21 @@ SCHEMA = 1
 
 @dataclass(frozen=True, eq=False)
 class HeadTable:
-    """What was seen of every head: means, standard errors, counts and maxima of statistics.
+    """Statistics of every head: means, standard errors, counts and maxima.
 
-    A statistic that does not apply to a head is NaN, never 0. Tables of the same model add,
-    in any order.
+    A statistic that does not apply to a head is NaN, never 0. Tables of the same model can be
+    added in any order.
 
     Attributes:
         heads: The address of each row.
         kv_heads: The key/value head that each head reads.
         totals: The sums behind each statistic, by name.
-        covered: How many queries were captured, and how many tokens those layers were given.
-        queries: "eligible" or "all": the queries that the means are over (see `Request`).
+        covered: How many queries were captured, and how many tokens the layer received.
+        queries: "eligible" or "all": the queries that the means are taken over (see `Request`).
         model: The fingerprint of the model's weights.
-        versions: The versions of what the table was made with.
-        original: In a pruned or grouped model, the address that each head had in the original
-            model, None for a head of zeros; empty where that is not known.
+        versions: The versions of the software that made the table.
+        original: In a pruned or grouped model, each head's address in the original model, None
+            for a head of zeros. Empty if it is not known.
 
     Example:
         >>> zeros = np.zeros((1, 1))
@@ -69,14 +68,14 @@ class HeadTable:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The names of the statistics, in the order in which they were asked for."""
+        """The names of the statistics, in the order of the request."""
         return tuple(self.totals)
 
     @property
     def coverage(self) -> Column:
-        """The share of a text's queries that the numbers of each head are about, 0 … 1.
+        """The share of all queries that each head's statistics cover, 0 … 1.
 
-        Below 1 for attention of which only a part is computed for every query, or captured.
+        Below 1 where the attention of some queries is not computed, or could not be captured.
         """
         if self.covered is None:
             return np.ones(len(self.heads))
@@ -84,36 +83,35 @@ class HeadTable:
         return np.minimum(1.0, captured / np.maximum(tokens, 1.0))
 
     def mean(self, statistic: str) -> Column:
-        """The mean over all eligible rows; NaN for a head that had none."""
+        """The mean over all eligible rows; NaN for a head without any."""
         return self._of(statistic).mean()
 
     def even(self, statistic: str) -> Column:
-        """The mean if each row's attention were spread evenly over its visible keys.
+        """The mean under uniform attention: equal weights on all visible keys of each row.
 
-        NaN where the statistic is not one of weights.
+        NaN for a statistic that does not depend on the weights alone.
         """
         return self._of(statistic).even_mean()
 
     def standard_error(self, statistic: str) -> Column:
-        """The standard error of the mean, texts being the unit; NaN for fewer than two texts."""
+        """The standard error of the mean over texts; NaN for fewer than two texts."""
         return self._of(statistic).standard_error()
 
     def count(self, statistic: str) -> Column:
-        """How many rows were eligible."""
+        """The number of eligible rows."""
         return self._of(statistic).count
 
     def maximum(self, statistic: str) -> Column:
-        """The largest value of any row; NaN for a head that had none."""
+        """The largest value of any eligible row; NaN for a head without any."""
         return self._of(statistic).maximum
 
     def per_text(self, statistic: str) -> TextSums:
-        """The sums of each text, in the order in which the texts were read.
+        """The sums of each text, in the order of the run.
 
-        Texts are rows and the same for every statistic, so what is drawn for one can be drawn
-        for another.
+        Every statistic has the same texts as rows, so one resample of texts serves all of them.
 
         Raises:
-            ArgumentError: they were not kept.
+            ArgumentError: the table holds no sums per text.
         """
         kept = self._of(statistic).per_text
         if kept is None:
@@ -126,23 +124,23 @@ class HeadTable:
     def interval(
         self, statistic: str, level: float = 0.95, draws: int = 1000, seed: int = 0
     ) -> tuple[Column, Column]:
-        """The ends of an interval of the mean: texts are drawn with replacement.
+        """The bootstrap interval of the mean, texts resampled with replacement.
 
-        NaN for a head that had eligible rows in fewer than two texts.
+        NaN for a head with eligible rows in fewer than two texts.
 
         Args:
-            statistic: Its name.
-            level: How often such an interval holds the mean, 0 … 1.
-            draws: How many times as many texts are drawn as there are.
-            seed: Decides which.
+            statistic: The name of a statistic.
+            level: The coverage of the interval, between 0 and 1.
+            draws: How many resamples of the texts are drawn.
+            seed: The seed of the resamples.
         Raises:
-            ArgumentError: `level` or `draws` is out of range, or the request did not ask for
-                `per_text` sums.
+            ArgumentError: `level` or `draws` is out of range, or the table holds no sums per
+                text.
         """
         if not 0 < level < 1 or draws < 1:
             raise ArgumentError(
                 f"HeadTable.interval: level={level} and draws={draws}. "
-                f"Give a share such as 0.95, and at least 1 draw."
+                f"Give a level such as 0.95, and at least 1 draw."
             )
         return self.per_text(statistic).interval(level, draws, seed)
 
@@ -155,15 +153,15 @@ class HeadTable:
         return self.totals[statistic]
 
     def row(self, head: HeadLike) -> int:
-        """The row of a head, named in any way that means one."""
+        """The row of a head, by any form of its name."""
         return self.heads.index(resolve_heads(head, self.heads)[0])
 
     def __add__(self, other: "HeadTable") -> "HeadTable":
         """The table of both runs.
 
         Raises:
-            ArgumentError: the tables are of different models or hold different statistics.
-            HeadError: they have different heads.
+            ArgumentError: the tables are of different models or have different statistics.
+            HeadError: the tables have different heads.
         """
         if self.model != other.model:
             raise ArgumentError(
@@ -199,13 +197,13 @@ class HeadTable:
     def frame(self, detail: bool = False) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, then the mean of each statistic.
 
-        Where some head's numbers are about a part of the queries, `coverage` says which share.
-        The table of a pruned or grouped model has a column `original` after these, with the name
-        of each head in the original model, where that is known.
+        A column `coverage` is added if it is below 1 for any head. The table of a pruned or
+        grouped model has a column `original` with each head's name in the original model, if it
+        is known.
 
         Args:
             detail: Whether to add, after each mean, its standard error (`.se`), the number of
-                rows (`.count`), the largest value (`.max`) and the mean under even attention
+                rows (`.count`), the largest value (`.max`) and the mean under uniform attention
                 (`.even`), and the kv head of each row.
         """
         columns: dict[str, object] = {
@@ -230,13 +228,13 @@ class HeadTable:
         return pd.DataFrame(columns)
 
     def save(self, path: str | Path) -> Path:
-        """Write the whole table, sums and all; the ending says how: .parquet, .csv or .json.
+        """Write the table with its sums to a .parquet, .csv or .json file.
 
-        A .csv begins with a line about the table; `pd.read_csv(path, comment="#")` leaves it out.
+        A .csv begins with a comment line; read it with `pd.read_csv(path, comment="#")`.
 
         Raises:
-            ArgumentError: another ending.
-            OutputError: the file cannot be written; nothing is left half-written.
+            ArgumentError: the path has another ending.
+            OutputError: the file cannot be written. No partial file is left behind.
         """
         frame = self.frame()
         frame["kv_head"] = self.kv_heads
@@ -261,7 +259,7 @@ class HeadTable:
         """Read a table that `save` wrote.
 
         Raises:
-            InputError: the file is missing, or is no table of this schema.
+            InputError: the file is missing, or holds no table of this schema.
         """
         return read_saved("HeadTable", path, ("headwise", SCHEMA), _from_frame)
 

@@ -1,4 +1,4 @@
-"""How a head is named: `L5.H3`, or `decoder.cross.L0.H3` where a model has several stacks."""
+"""The address of a head: `L5.H3`, or `decoder.cross.L0.H3` in a model with several stacks."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Head:
-    """The address of one query head: its stack, its layer and its place in the layer.
+    """The address of one query head: its stack, its layer and its index in the layer.
 
     Layers and heads count from 0. A model with one attention stack has the stack `""`.
     """
@@ -49,12 +49,13 @@ HeadsLike = HeadLike | Iterable[HeadLike] | Mapping[int, Iterable[int]]
 
 
 def resolve_heads(heads: HeadsLike, existing: Iterable[Head]) -> list[Head]:
-    """Turn any way of naming heads into addresses that exist, in the order given.
+    """Resolve head names of any form to existing addresses, in the same order.
 
-    A pair `(5, 3)` or a mapping `{5: [3]}` is enough where the model has one stack.
+    A pair `(5, 3)` or a mapping `{5: [3]}` is enough if the model has one stack.
 
     Raises:
-        HeadError: a head does not exist, is named twice, or a pair could mean several.
+        HeadError: a head does not exist, is named twice, or a pair matches heads of several
+            stacks.
     """
     known = set(existing)
     resolved = [_resolve(head, known) for head in _listed(heads)]

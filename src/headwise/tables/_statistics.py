@@ -10,26 +10,30 @@ __all__ = ["STATISTICS", "Statistic"]
 
 @dataclass(frozen=True)
 class Statistic:
-    """What a number means: its unit, its range, and a sentence about it."""
+    """The unit and the range of a statistic, and a phrase that explains it."""
 
     unit: str
     low: float
     high: float
-    says: str
+    meaning: str
 
 
 _SHARE = ("share", 0.0, 1.0)
 STATISTICS: Mapping[str, Statistic] = {
     "entropy": Statistic("nats", 0.0, np.inf, "how widely the head spreads its attention"),
     "max_weight": Statistic(*_SHARE, "the largest weight of a query"),
-    "first": Statistic(*_SHARE, "attention given to the first token of the text, where visible"),
-    "self": Statistic(*_SHARE, "attention a token gives to itself"),
-    "previous": Statistic(*_SHARE, "attention given to the token before, where visible"),
-    "next": Statistic(*_SHARE, "attention given to the token after, where visible"),
-    "distance": Statistic("tokens", 0.0, np.inf, "how far away the head looks on average"),
+    "first": Statistic(*_SHARE, "attention to the first token of the text, where visible"),
+    "self": Statistic(*_SHARE, "attention of a token to itself"),
+    "previous": Statistic(*_SHARE, "attention to the token before, where visible"),
+    "next": Statistic(*_SHARE, "attention to the token after, where visible"),
+    "distance": Statistic("tokens", 0.0, np.inf, "mean distance of the attended keys"),
     "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
     "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
-    "sink": Statistic(*_SHARE, "attention lost to a sink that is no token"),
-    "participation": Statistic("keys", 1.0, np.inf, "how many keys take part, (Σp)² / Σp²"),
-    "output_norm": Statistic("norm", 0.0, np.inf, "how much the head writes, by its length"),
+    "sink": Statistic(*_SHARE, "attention on a sink that is no token"),
+    "participation": Statistic(
+        "keys", 1.0, np.inf, "effective number of attended keys, (Σp)² / Σp²"
+    ),
+    "output_norm": Statistic(
+        "norm", 0.0, np.inf, "norm of the head's contribution to the residual stream"
+    ),
 }
