@@ -77,7 +77,7 @@ def test_text_that_is_not_json(tmp_path: Path, text: str, said: str):
         ({**GOOD, "query": -1}, "the query -1 is none of the 3 tokens"),
         ({**GOOD, "query": True}, "the query True is none of"),
         ({**GOOD, "query": ["b"]}, "the query ['b'] is none of"),
-        ({**GOOD, "tokens": "a b b"}, "the query 'b' stands 2 times among the tokens. Give its"),
+        ({**GOOD, "tokens": "a b b"}, "the query 'b' occurs 2 times among the tokens. Give its"),
     ],
 )
 def test_weights_of_another_form(tmp_path: Path, held: object, said: str):
@@ -109,7 +109,7 @@ def test_weights_that_are_none(tmp_path: Path, head: object, said: str):
 
 def test_a_word_that_occurs_twice_cannot_be_named(tmp_path: Path):
     held = {"tokens": "a b a", "query": "b", "heads": [{"a": 1}]}
-    refused("head 1: 'a' stands 2 times among the tokens", file(tmp_path, held))
+    refused("head 1: 'a' occurs 2 times among the tokens", file(tmp_path, held))
 
 
 @pytest.mark.parametrize(
