@@ -92,7 +92,7 @@ def attention(
     factor = 1 / math.sqrt(D) if scale is None else scale
     added = _additive("attention: mask", mask, (B, H, T, S))
     added = added + _additive("attention: bias", bias, (B, H, T, S))
-    visible = (added > -np.inf) & _visible_pairs(T, S, causal, window)
+    visible = (added > -np.inf) & _visible(T, S, causal, window)
     out, weights, lse = np.zeros((B, H, T, Dv)), np.zeros((B, H, T, S)), np.zeros((B, H, T))
     kind = np.result_type(q, k, v, np.float16)  # integers become floats
     q, k, v = (array.astype(np.float64) for array in (q, k, v))
@@ -268,7 +268,7 @@ def _additive(argument: str, mask: np.ndarray | None, shape: tuple[int, ...]) ->
     return np.broadcast_to(added, shape)
 
 
-def _visible_pairs(
+def _visible(
     T: int, S: int, causal: bool, window: tuple[int | None, int | None] | None
 ) -> np.ndarray:
     """The visible pairs under causality and window, with the last query at the last key."""
