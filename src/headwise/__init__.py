@@ -1,14 +1,13 @@
 """Multi-head attention, head by head.
 
-Build it (`attend`, `MultiHeadAttention` with `RoPE`, `ALiBi`, `T5Bias` and `KVCache`, `masks`,
-and the definition in `reference`), watch
-every head of a model while it runs (`observe`, `Request`, `HeadTable`) or trains
-(`HeadMonitor`), find out what each one looks at (`find_roles`) and what it is worth
-(`importance`, `ablate`, `prune_curves`), make the model smaller (`plan`, `costs`, `prune`,
-`group_heads`, `recover`, `save`), and look at what was seen (`study`). `load` opens a model,
-`load_tokenizer` the tokenizer beside it.
+Build attention (`attend`, `MultiHeadAttention` with `RoPE`, `ALiBi`, `T5Bias` and `KVCache`,
+`masks`, and the definition in `reference`), observe every head of a model while it runs
+(`observe`, `Request`, `HeadTable`) or trains (`HeadMonitor`), find the role of each head
+(`find_roles`) and its importance (`importance`, `ablate`, `prune_curves`), make the model smaller
+(`plan`, `costs`, `prune`, `group_heads`, `recover`, `save`), and see the results on one page
+(`study`). `load` opens a model, `load_tokenizer` its tokenizer.
 
-Importing this package imports nothing else: each name is fetched when it is first used.
+Importing this package imports nothing else: each name is imported on first use.
 """
 
 from importlib import import_module

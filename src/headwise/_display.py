@@ -2,10 +2,12 @@
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun, in the singular where there is one: `1 text`, `1,200 texts`."""
+    """A number with its noun in the right form: `1 text`, `1,200 texts`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def printable(text: str) -> str:
-    """Text of a corpus or a user, without what would rearrange a terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
+    """Text with unprintable characters replaced, safe to print to a terminal."""
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )

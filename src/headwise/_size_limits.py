@@ -1,8 +1,8 @@
-"""A model is built only about as large as its weight files, whatever its configuration says.
+"""Limits on the size of a model relative to its weight files.
 
 A configuration of a few bytes can describe a model of any size. The headers of the weight files
 are read first; then the modules, parameters and buffers of the model are counted as they are
-created, and building stops where the count is far beyond what the files hold.
+created, and construction stops once the count is far beyond what the files hold.
 """
 
 import re
@@ -23,18 +23,18 @@ from torch.nn.modules.module import (
 
 from headwise.errors import InputError
 
-# A weight may stand in several places until it is tied, as one block that many layers share.
+# A shared weight may be created several times before it is tied.
 _TIES = 16
-# What any small model may have: 64 MiB of float32 weights, 512 MiB of masks and position tables.
+# Allowed for any model: 64 MiB of float32 weights, 512 MiB of masks and position tables.
 _SPARE_ELEMENTS, _SPARE_BYTES = 2**24, 2**29
-# Modules without weights, such as dropout and activations, stand beside those with some.
+# Modules without weights, such as dropout and activations, come on top of those with weights.
 _MODULES_PER_TENSOR, _SPARE_MODULES = 64, 4096
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
 class StoredSize:
-    """How many tensors weight files hold, and how many elements these have together."""
+    """The number of tensors in weight files and their total number of elements."""
 
     tensors: int
     elements: int
@@ -44,28 +44,28 @@ class StoredSize:
 
     @property
     def most_modules(self) -> int:
-        """More modules than a model with these weights has."""
+        """The limit on the number of modules of a model with these weights."""
         return _MODULES_PER_TENSOR * self.tensors + _SPARE_MODULES
 
     @property
     def most_elements(self) -> int:
-        """More parameters than a model with these weights has."""
+        """The limit on the number of parameters of a model with these weights."""
         return _TIES * self.elements + _SPARE_ELEMENTS
 
     @property
     def most_bytes(self) -> int:
-        """More bytes than the buffers of a model with these weights take."""
+        """The limit on the bytes of buffers of a model with these weights."""
         return 4 * _TIES * self.elements + _SPARE_BYTES
 
 
 def stored_size(paths: Iterable[Path], packed: bool = False) -> StoredSize:
-    """How much safetensors files hold, by their headers.
+    """The size of the content of safetensors files, read from their headers.
 
     Args:
         packed: Whether an element may hold several quantised weights. Each of its bits then
-            counts as one, unless it is of one of the usual float dtypes.
+            counts as a weight, unless the dtype is one of the usual floats.
     Raises:
-        SafetensorError: one of them is no whole safetensors file.
+        SafetensorError: one of them is no complete safetensors file.
     """
     tensors, elements = 0, 0
     for path in paths:
@@ -79,19 +79,19 @@ def stored_size(paths: Iterable[Path], packed: bool = False) -> StoredSize:
 
 
 def _bits(dtype: str) -> int:
-    """How many weights an element may hold at most: I32 holds 32 of one bit."""
+    """The largest number of weights that one element may hold: I32 holds 32 of one bit."""
     width = re.search(r"\d+", dtype)
     return 1 if dtype in _FLOATS else int(width[0]) if width else 8
 
 
 @contextmanager
 def limit_model_size(stored: StoredSize, source: object) -> Iterator[None]:
-    """Stop building a model in this block where it is far larger than its weight files.
+    """Stop the construction of a model in this block if it is far larger than its weight files.
 
-    Only modules that this thread makes are counted.
+    Only modules that this thread creates are counted.
 
     Raises:
-        InputError: the model is that large.
+        InputError: the model exceeds a limit.
     """
     count = _Count(stored, source, threading.get_ident())
     with ExitStack() as hooks:
@@ -105,7 +105,7 @@ def limit_model_size(stored: StoredSize, source: object) -> Iterator[None]:
 
 
 class _Count:
-    """What was created so far. A weight that takes the place of another counts once."""
+    """Counts what has been created. A weight that replaces another counts once."""
 
     def __init__(self, stored: StoredSize, source: object, thread: int) -> None:
         self._stored, self._source, self._thread = stored, source, thread
@@ -135,10 +135,10 @@ class _Count:
         self._sizes[kind][place] = size
         self._check(f"bytes of {kind}" if kind == "buffers" else kind, self._totals[kind], most)
 
-    def _check(self, what: str, count: int, most: int) -> None:
+    def _check(self, kind: str, count: int, most: int) -> None:
         if count > most:
             raise InputError(
                 f"load: the configuration of {self._source} describes a model of more than "
-                f"{most:,} {what}, but its weight files hold {self._stored.elements:,} weights in "
-                f"{self._stored.tensors:,} tensors. Give the configuration that belongs to them."
+                f"{most:,} {kind}, but its weight files hold {self._stored.elements:,} weights in "
+                f"{self._stored.tensors:,} tensors. Use the configuration that belongs to them."
             )

@@ -1,4 +1,4 @@
-"""The one reader and writer of tensors: safetensors files, never a pickle."""
+"""Reads and writes tensors as safetensors files, never as pickles."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ __all__ = ["output_errors", "read_tensors", "read_with_metadata", "write_tensors
 
 # A zip archive (torch.save since 1.6), or the protocol byte of a bare pickle.
 _PICKLE_STARTS = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-# A safetensors file is the length of its header in 8 bytes, the header as JSON, and the numbers.
+# A safetensors file has the length of its header in 8 bytes, the header as JSON, and the data.
 _LENGTH, _LONGEST = 8, 100_000_000
 
 
@@ -23,38 +23,38 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors in a safetensors file.
 
     Raises:
-        InputError: the file cannot be read, or is no whole safetensors file.
+        InputError: the file cannot be read, or is no complete safetensors file.
     """
     return read_with_metadata(path)[0]
 
 
 def read_with_metadata(
     path: str | os.PathLike[str],
-    who: str = "load",
-    problem: str = "is no whole safetensors file",
+    function: str = "load",
+    problem: str = "is no complete safetensors file",
     advice: str = "Copy or save it again.",
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors in a safetensors file, and the texts that were written with them.
+    """The tensors and the metadata of a safetensors file.
 
     Args:
-        who: The function that an error names.
-        problem: What an error says of the path.
-        advice: What an error tells the user to do.
+        function: The function that an error message begins with.
+        problem: What the error message says about the path.
+        advice: What the error message advises.
     Raises:
-        InputError: the file cannot be read, or is no whole safetensors file.
+        InputError: the file cannot be read, or is no complete safetensors file.
     """
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}
-    # Of a dtype that torch or the library does not know, it raises none of its own errors.
+    # For an unknown dtype the library raises other errors than its own.
     except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if _is_pickle(path):
             raise InputError(
-                f"{who}: {path} is a pickle, whatever its name says; pickles can run code. "
-                f"Convert it to safetensors where you trust it."
+                f"{function}: {path} is a pickle, whatever its name says; pickles can run code. "
+                f"If you trust it, convert it to safetensors."
             ) from error
-        raise InputError(f"{who}: {path} {problem} ({error}). {advice}") from error
+        raise InputError(f"{function}: {path} {problem} ({error}). {advice}") from error
 
 
 def write_tensors(
@@ -62,7 +62,7 @@ def write_tensors(
     path: str | os.PathLike[str],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tensors, and texts about them, as safetensors.
+    """Write tensors and metadata as safetensors.
 
     Raises:
         OutputError: they cannot be written, for example because the disk is full.
@@ -77,7 +77,7 @@ def write_tensors(
 
 @contextmanager
 def output_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn the library's own error into ours: a full disk is no OSError to it.
+    """Convert the library's own error to ours: it does not raise OSError on a full disk.
 
     Raises:
         OutputError: the block could not write its tensors.
@@ -91,9 +91,9 @@ def output_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _is_pickle(path: str | os.PathLike[str]) -> bool:
-    """Whether a file that is no whole safetensors file begins like a pickle.
+    """Whether a file that is no complete safetensors file begins like a pickle.
 
-    The length of a header may begin with the same bytes; the header then begins with a brace.
+    The length of a safetensors header may begin with the same bytes, but a brace follows it.
     """
     try:
         with open(path, "rb") as file:

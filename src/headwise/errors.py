@@ -1,15 +1,15 @@
 """Every error that headwise raises on purpose.
 
 HeadwiseError
-├── ShapeError        sizes that do not fit together           (also a ValueError)
-├── ArgumentError     an argument with a value it cannot have  (also a ValueError)
-├── MaskError         a mask of the wrong kind                 (also a TypeError)
+├── ShapeError        sizes that do not match                  (also a ValueError)
+├── ArgumentError     an argument with an invalid value        (also a ValueError)
+├── MaskError         a mask of the wrong dtype                (also a TypeError)
 ├── HeadError         a head that does not exist               (also a LookupError)
 ├── InputError        a file or folder that cannot be read     (also a ValueError)
-├── OutputError       a place that cannot be written           (also an OSError)
+├── OutputError       a path that cannot be written            (also an OSError)
 └── UnsupportedError  a model that cannot be handled exactly   (also a NotImplementedError)
 
-A message reads `where: what is wrong (names and values). What to do.`
+A message reads `function: what is wrong (names and values). What to do.`
 """
 
 
@@ -18,11 +18,11 @@ class HeadwiseError(Exception):
 
 
 class ShapeError(HeadwiseError, ValueError):
-    """Sizes do not fit together."""
+    """Sizes do not match."""
 
 
 class ArgumentError(HeadwiseError, ValueError):
-    """An argument has a value that it cannot have, or two arguments contradict each other."""
+    """An argument has an invalid value, or two arguments contradict each other."""
 
 
 class MaskError(HeadwiseError, TypeError):
@@ -30,16 +30,16 @@ class MaskError(HeadwiseError, TypeError):
 
 
 class HeadError(HeadwiseError, LookupError):
-    """A head is named that the model or table does not have, or its name cannot be read."""
+    """A head does not exist in the model or table, or its name cannot be parsed."""
 
 
 class InputError(HeadwiseError, ValueError):
-    """A file or folder is missing, unreadable, unsafe, or not what it should be."""
+    """A file or folder is missing, unreadable, unsafe, or has the wrong content."""
 
 
 class OutputError(HeadwiseError, OSError):
-    """A result cannot be written where it was asked for; nothing was left behind there."""
+    """A result cannot be written to the requested path. No partial file is left behind."""
 
 
 class UnsupportedError(HeadwiseError, NotImplementedError):
-    """A model does something that cannot be handled exactly, so it is refused."""
+    """A model does something that cannot be handled exactly."""

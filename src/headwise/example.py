@@ -1,7 +1,7 @@
-"""The worked example: one query, heads that look at it differently, and what comes of it.
+"""The worked example: multi-head attention of one query, step by step.
 
-The weights and values are given by hand, so that every figure can be checked with a pencil. An
-example of your own can be read from two small JSON files.
+The weights and values are small round numbers, so that every step can be checked by hand. Your
+own example can be read from two small JSON files.
 """
 
 import math
@@ -20,7 +20,7 @@ from headwise.files import read_json
 __all__ = ["WorkedExample", "load_example", "mixing_matrix", "worked_example"]
 
 TOLERANCE = 0.001
-"""How far from 1 the weights of a head may sum, so that rounded ones can be written down."""
+"""The tolerance on the sum of a head's weights, so that files may hold rounded weights."""
 
 _TOKENS = ("The", "animal", "crossed", "the", "road", "because", "it", "was", "tired")
 _WEIGHTS = (
@@ -39,10 +39,10 @@ _FORM = '{"tokens": "I work", "query": "work", "heads": [{"I": 0.8, "work": 0.2}
 
 @dataclass(frozen=True, eq=False)
 class WorkedExample:
-    """How one query is answered: the weights of each head, the values, and every step from there.
+    """The attention of one query: the weights of each head, the values, and every later step.
 
-    `query` is the query's position among the tokens, from 0. A token that gets no weight may
-    have zeros for its value. d_model is H · Dv.
+    `query` is the query's position among the tokens, from 0. A token without weight may have a
+    value of zeros. d_model is H · Dv.
     """
 
     tokens: tuple[str, ...]
@@ -52,17 +52,17 @@ class WorkedExample:
 
     @property
     def heads(self) -> Float[np.ndarray, "H Dv"]:
-        """What each head says: the values, each times its weight, added up."""
+        """The output of each head: the sum of the values times their weights."""
         return np.einsum("hs,hsd->hd", self.weights, self.values)
 
     @property
     def concat(self) -> Float[np.ndarray, " d_model"]:
-        """The heads laid side by side."""
+        """The concatenated heads."""
         return self.heads.reshape(-1)
 
     @property
     def out(self) -> Float[np.ndarray, " d_model"]:
-        """The output when `W_O` is the identity: the heads stay apart."""
+        """The output with the identity as `W_O`: the heads stay separate."""
         return self.concat @ np.eye(self.concat.size)
 
     @property
@@ -72,15 +72,15 @@ class WorkedExample:
 
     @property
     def out_mixed(self) -> Float[np.ndarray, " d_model"]:
-        """The output when `W_O` is `W_mix`: every feature reads every head."""
+        """The output with `W_mix` as `W_O`: every feature depends on every head."""
         return self.concat @ self.W_mix
 
 
 def mixing_matrix(n_heads: int, head_dim: int) -> Float[np.ndarray, "d_model d_model"]:
-    """Make a `W_O` of ones, minus ones and zeros through which every feature reads every head.
+    """Make a `W_O` of 1, −1 and 0 that makes every feature depend on every head.
 
     The first `head_dim` features are the sum of the heads. Each further block is the same sum
-    with one head counted negatively, so two heads give their sum and their difference.
+    with one head negated, so two heads give their sum and their difference.
     """
     signs = np.ones((n_heads, n_heads))
     signs[range(1, n_heads), range(1, n_heads)] = -1
@@ -90,7 +90,7 @@ def mixing_matrix(n_heads: int, head_dim: int) -> Float[np.ndarray, "d_model d_m
 def worked_example() -> WorkedExample:
     """Return the example of the documentation: what *it* attends to, in two heads of width 4.
 
-    Head 1 asks what *it* stands for, head 2 what is said of it; both read the same values.
+    Head 1 attends to the referent of *it*, head 2 to its description. Both use the same values.
     """
     weights = np.array([[head.get(token, 0.0) for token in _TOKENS] for head in _WEIGHTS])
     values = np.array([_VALUES.get(token, [0.0] * 4) for token in _TOKENS])
@@ -100,20 +100,20 @@ def worked_example() -> WorkedExample:
 def load_example(
     weights_path: Path | None = None, values_path: Path | None = None
 ) -> WorkedExample:
-    """Read an example of your own; what is not given comes from `worked_example`.
+    """Read your own example. A file left out is replaced by that part of `worked_example`.
 
-    The weights file holds an object: `tokens` (a list, or a sentence to split at blanks), `query`
-    (a token, or its position from 0) and `heads` (for each head a list with a weight per token,
-    or an object from tokens to weights where tokens left out get 0). The values file holds rows
-    of numbers: a list with a row per token, or an object from tokens to rows; or a list of such,
-    one per head. A token that gets no weight needs no value in an object.
+    The weights file holds an object: `tokens` (a list, or a sentence to split at spaces), `query`
+    (a token, or its position from 0) and `heads` (per head a list with one weight per token, or an
+    object from tokens to weights, in which missing tokens get 0). The values file holds rows of
+    numbers: a list with one row per token, or an object from tokens to rows; or a list of such,
+    one per head. A token without weight needs no value in an object.
 
     Raises:
-        InputError: a file cannot be read or is not of that form, weights are negative or do not
+        InputError: a file cannot be read or has another form, weights are negative or do not
             sum to 1 within 0.001, or values are missing or differ in width.
     """
-    given = worked_example()
-    tokens, query, weights = given.tokens, given.query, given.weights
+    example = worked_example()
+    tokens, query, weights = example.tokens, example.query, example.weights
     if weights_path is not None:
         tokens, query, weights = _read_weights(weights_path)
     if values_path is None:
@@ -151,7 +151,7 @@ def _read_query(path: Path, query: Any, tokens: Sequence[str]) -> int:
         return query
     count = tokens.count(query)
     if count > 1:
-        why = f"{path}: the query {brief(query)} stands {count} times among the tokens"
+        why = f"{path}: the query {brief(query)} occurs {count} times among the tokens"
         raise InputError(f"{why}. Give its position, from 0.")
     if count == 0 or not isinstance(query, str):
         why = f"{path}: the query {brief(query)} is none of the {len(tokens)} tokens"
@@ -160,12 +160,12 @@ def _read_query(path: Path, query: Any, tokens: Sequence[str]) -> int:
 
 
 def _read_head(where: str, head: Any, tokens: Sequence[str]) -> list[float]:
-    """The weights of one head, one for each token."""
+    """The weights of one head, one per token."""
     if isinstance(head, dict):
         _check_known(where, head, tokens)
         for token in head:
             if tokens.count(token) > 1:
-                why = f"{where}: {token!r} stands {tokens.count(token)} times among the tokens"
+                why = f"{where}: {token!r} occurs {tokens.count(token)} times among the tokens"
                 raise InputError(f"{why}. Give this head as a list with a weight per token.")
         head = [head.get(token, 0.0) for token in tokens]
     weights = _read_numbers(where, head)
@@ -184,7 +184,7 @@ def _read_head(where: str, head: Any, tokens: Sequence[str]) -> list[float]:
 def _read_values(
     source: str, raw: Any, tokens: Sequence[str], weights: np.ndarray
 ) -> Float[np.ndarray, "H S Dv"]:
-    """The values of every head; those that all heads share are repeated."""
+    """The values of every head; shared values are repeated."""
     per_head = isinstance(raw, list) and bool(raw) and _is_table(raw[0])
     tables = raw if per_head else [raw] * len(weights)
     if len(tables) != len(weights):
@@ -203,13 +203,13 @@ def _read_values(
 
 
 def _is_table(entry: Any) -> bool:
-    """Whether this is the table of one head, not a token's row in a table that all share."""
+    """Whether this is the table of one head, and not a token's row in a shared table."""
     nested = isinstance(entry, list) and any(isinstance(row, list) for row in entry)
     return nested or isinstance(entry, dict)
 
 
 def _read_table(where: str, table: Any, tokens: Sequence[str]) -> dict[int, list[float]]:
-    """One head's rows by position; a token that is not named has none."""
+    """One head's rows by position; a token missing from an object has no row."""
     if isinstance(table, dict):
         _check_known(where, table, tokens)
         rows = {s: table[token] for s, token in enumerate(tokens) if token in table}
@@ -225,14 +225,14 @@ def _check_known(where: str, named: Mapping[str, Any], tokens: Sequence[str]) ->
     for token in named:
         if token not in tokens:
             why = f"{where}: {token!r} is none of the {len(tokens)} tokens"
-            raise InputError(f"{why}. Write it as it stands there, or leave it out.")
+            raise InputError(f"{why}. Use the exact token, or leave it out.")
 
 
 def _read_numbers(where: str, raw: Any) -> list[float]:
     if not isinstance(raw, list) or not raw:
         raise InputError(f"{where}: {brief(raw)}. Give a list of numbers.")
     for entry in raw:
-        # True is an int to Python, and an int can be too long for a float.
+        # In Python, True is an int, and an int can be too large for a float.
         if type(entry) not in (int, float) or not abs(entry) < 1e300:
             raise InputError(f"{where}: {brief(entry)} among the numbers. Give finite numbers.")
     return [float(entry) for entry in raw]

@@ -1,8 +1,8 @@
-"""The definition of attention in NumPy: slow, obvious, and what every other path is held to.
+"""The definition of attention in NumPy: slow and obvious, the reference for all other paths.
 
-`attention` computes one query at a time, over exactly the keys it may attend to, in float64.
-`scaled_dot_product` is the formula as papers print it; the layer is built on that, once as a
-loop over heads and once as one batched expression. Query head `h` reads kv head `h // G`.
+`attention` computes one query at a time in float64, over exactly the keys that it may attend to.
+`scaled_dot_product` is the formula as papers print it. The layer is built on that formula, once
+as a loop over heads and once as a batched expression. Query head `h` reads kv head `h // G`.
 """
 
 import copy
@@ -33,9 +33,9 @@ Weights = Float[np.ndarray, "*B H T S"]
 
 
 class AttentionOutput(NamedTuple):
-    """What `attention` returns when more than the heads was asked for; None for what was not.
+    """The result of `attention` with `need_weights` or `need_lse`; fields not requested are None.
 
-    Weights are shares between 0 and 1, T×S numbers for each head; `lse` is in logits.
+    Weights lie between 0 and 1, with T×S numbers per head; `lse` has the unit of logits.
     """
 
     out: Float[np.ndarray, "B H T Dv"]
@@ -58,22 +58,23 @@ def attention(
     need_weights: bool = False,
     need_lse: bool = False,
 ) -> Float[np.ndarray, "B H T Dv"] | AttentionOutput:
-    """Mix the values of the keys that each query may attend to, by softmax(scale · q·k).
+    """Average the values of the keys that each query may attend to, by softmax(scale · q·k).
 
-    Logits are scaled, then capped, then bias and mask are added. Queries stand at the end of
-    the keys: query i is at key position i + S - T. A query that may attend to nothing gets
-    zeros and an lse of −inf (with a sink, the sink's logit). What a masked key or value holds,
-    even NaN, reaches nothing. Computed in float64 and rounded once to the type of the input.
+    Logits are scaled, then capped, then bias and mask are added. Queries are aligned with the end
+    of the keys: query i is at key position i + S - T. A query that may attend to no key gets zeros
+    and an lse of −inf (with a sink, the sink's logit). Masked keys and values never affect the
+    result, even if they are NaN. The result is computed in float64 and rounded once to the dtype
+    of the input.
 
     Args:
         mask: True = may attend, or floats added to the logits (−inf or the dtype's most negative
             number: may not). `[T, S]`, or four axes with ones to broadcast.
-        causal: A query sees its own position and what comes before.
-        window: Keys visible to the left and right of the query's own; None is no limit.
-        scale: What q·k is multiplied by. None is 1 / sqrt(D).
-        bias: Added to the logits after the cap; read like a mask.
+        causal: Whether a query sees only its own position and earlier ones.
+        window: The numbers of keys visible before and after the query's own; None is no limit.
+        scale: The factor on q·k. None is 1 / sqrt(D).
+        bias: Added to the logits after the cap, in the same forms as a mask.
         softcap: Logits z become c · tanh(z / c), between −c and c.
-        sinks: One more logit for each head that takes its share of the softmax and gives nothing.
+        sinks: One more logit per head, in the softmax denominator only.
     Returns:
         The heads; with `need_weights` or `need_lse` an `AttentionOutput`. Weights of a row sum
         to 1 (less with a sink, 0 without keys).
@@ -91,19 +92,19 @@ def attention(
     factor = 1 / math.sqrt(D) if scale is None else scale
     added = _additive("attention: mask", mask, (B, H, T, S))
     added = added + _additive("attention: bias", bias, (B, H, T, S))
-    visible = (added > -np.inf) & _near(T, S, causal, window)
+    visible = (added > -np.inf) & _visible(T, S, causal, window)
     out, weights, lse = np.zeros((B, H, T, Dv)), np.zeros((B, H, T, S)), np.zeros((B, H, T))
-    kind = np.result_type(q, k, v, np.float16)  # whole numbers come back as floats
+    kind = np.result_type(q, k, v, np.float16)  # integers become floats
     q, k, v = (array.astype(np.float64) for array in (q, k, v))
     for b, h, t in np.ndindex(B, H, T):
-        seen, kv = visible[b, h, t], h // (H // Hkv)
-        logits = factor * (k[b, kv, seen] @ q[b, h, t])
+        visible_keys, kv = visible[b, h, t], h // (H // Hkv)
+        logits = factor * (k[b, kv, visible_keys] @ q[b, h, t])
         if softcap is not None:
             logits = softcap * np.tanh(logits / softcap)
-        logits = logits + added[b, h, t, seen]
+        logits = logits + added[b, h, t, visible_keys]
         row, lse[b, h, t] = _softmax(logits, -np.inf if sinks is None else float(sinks[h]))
-        weights[b, h, t, seen] = row
-        out[b, h, t] = row @ v[b, kv, seen]
+        weights[b, h, t, visible_keys] = row
+        out[b, h, t] = row @ v[b, kv, visible_keys]
     kept = weights.astype(kind) if need_weights else None
     full = AttentionOutput(out.astype(kind), kept, lse.astype(kind) if need_lse else None)
     return full if need_weights or need_lse else full.out
@@ -117,8 +118,8 @@ def scaled_dot_product(
 ) -> tuple[Float[np.ndarray, "*B T Dv"], Float[np.ndarray, "*B T S"]]:
     """Compute softmax(q kᵀ / sqrt(D)) v and its weights in one expression, as papers print it.
 
-    Any number of leading axes is a batch. A query that may attend to nothing gets zeros. Unlike
-    in `attention`, a NaN among masked values is multiplied by 0 and does reach the answer.
+    All leading axes are batch axes. A query that may attend to no key gets zeros. Unlike in
+    `attention`, a NaN among masked values is multiplied by 0 and makes the result NaN.
 
     Raises:
         ShapeError: the mask does not broadcast to the weights `[*B, T, S]`.
@@ -134,11 +135,11 @@ def scaled_dot_product(
 
 
 class MultiHeadAttention:
-    """A seeded layer: one d_model × d_model matrix per role, without biases, used as `x @ W`.
+    """A seeded layer with four d_model × d_model matrices, without biases, used as `x @ W`.
 
     Head h owns columns h · head_dim to (h + 1) · head_dim of `W_q`, `W_k` and `W_v`, and the
-    rows of those numbers in `W_o`. Entries are drawn from a normal distribution in the order
-    Q, K, V, O and scaled by 1 / sqrt(d_model), in float32.
+    same rows of `W_o`. Entries are drawn from a normal distribution in the order Q, K, V, O and
+    scaled by 1 / sqrt(d_model), in float32.
 
     Raises:
         ShapeError: d_model cannot be divided evenly among the heads.
@@ -158,11 +159,11 @@ class MultiHeadAttention:
         )
 
     def astype(self, dtype: DTypeLike) -> "MultiHeadAttention":
-        """Return a layer with the same numbers in another type, such as float64 for an oracle."""
-        other = copy.copy(self)
+        """Return a layer with the same weights in another dtype, such as float64."""
+        layer = copy.copy(self)
         for name in ("W_q", "W_k", "W_v", "W_o"):
-            setattr(other, name, getattr(self, name).astype(dtype))
-        return other
+            setattr(layer, name, getattr(self, name).astype(dtype))
+        return layer
 
     def forward(
         self,
@@ -172,9 +173,9 @@ class MultiHeadAttention:
         memory: Memory | None = None,
         need_weights: bool = False,
     ) -> Out | tuple[Out, Weights]:
-        """Attend from `x` to itself, or to `memory`; the weights too if `need_weights`.
+        """Attend from `x` to itself, or to `memory`. With `need_weights`, return the weights too.
 
-        Arguments, returns and errors are those of `multi_head_batched`.
+        Arguments, results and errors are those of `multi_head_batched`.
         """
         out, weights = multi_head_batched(self, x, mask, memory)
         return (out, weights) if need_weights else out
@@ -183,16 +184,16 @@ class MultiHeadAttention:
 def multi_head_batched(
     layer: MultiHeadAttention, x: Rows, mask: Mask | None = None, memory: Memory | None = None
 ) -> tuple[Out, Weights]:
-    """Compute all heads of a layer at once: heads are one more axis of the batch.
+    """Compute all heads of a layer at once, with heads as one more batch axis.
 
     Args:
         mask: True = may attend, or floats added to the logits: `[T, S]` for every head, or
-            all the axes of the weights, such as `[B, 1, T, S]`.
-        memory: What keys and values are made of, for cross-attention. None is `x` itself.
+            all axes of the weights, such as `[B, 1, T, S]`.
+        memory: The input of keys and values, for cross-attention. None is `x` itself.
     Returns:
-        The output, and the weights of every head (T×S shares between 0 and 1, never averaged).
+        The output, and the weights of every head (T×S numbers between 0 and 1, never averaged).
     Raises:
-        ShapeError: x, memory or mask does not fit the layer, or they do not fit each other.
+        ShapeError: x, memory or mask do not fit the layer or each other.
         MaskError: the mask is neither boolean nor float.
     Source:
         Vaswani et al. 2017, section 3.2.2 (arXiv:1706.03762).
@@ -210,15 +211,17 @@ def multi_head_batched(
 def multi_head_loop(
     layer: MultiHeadAttention, x: Rows, mask: Mask | None = None, memory: Memory | None = None
 ) -> tuple[Out, Weights]:
-    """Compute one head after the other, lay them side by side, and mix them by `W_o`.
+    """Compute one head after the other, concatenate them, and multiply by `W_o`.
 
-    Equal to `multi_head_batched` to rounding, with the same arguments, returns and errors.
+    Equal to `multi_head_batched` up to rounding, with the same arguments, results and errors.
     """
     q, k, v, full_mask = _project(layer, x, mask, memory)
     heads, weights = [], []
     for h in range(layer.n_heads):
-        own = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
-        head = scaled_dot_product(q[..., own], k[..., own], v[..., own], full_mask[..., h, :, :])
+        columns = slice(h * layer.head_dim, (h + 1) * layer.head_dim)
+        head = scaled_dot_product(
+            q[..., columns], k[..., columns], v[..., columns], full_mask[..., h, :, :]
+        )
         heads.append(head[0])
         weights.append(head[1])
     return np.concatenate(heads, axis=-1) @ layer.W_o, np.stack(weights, axis=-3)
@@ -227,8 +230,8 @@ def multi_head_loop(
 def single_head(d_model: int, seed: int = 0) -> MultiHeadAttention:
     """Make the layer with one head of full width, for comparison.
 
-    It has the very matrices of every other layer of that width and seed, but gives each query one
-    distribution over the keys where those give one for each head.
+    It has the same matrices as any layer of that width and seed, but computes one distribution
+    over the keys per query instead of one per head.
     """
     return MultiHeadAttention(d_model, 1, seed)
 
@@ -236,7 +239,7 @@ def single_head(d_model: int, seed: int = 0) -> MultiHeadAttention:
 def _project(
     layer: MultiHeadAttention, x: Rows, mask: Mask | None, memory: Memory | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Queries, keys and values of all heads side by side, and the mask of every head."""
+    """Queries, keys and values of all heads, concatenated, and the mask of every head."""
     memory = x if memory is None else memory
     fits = x.ndim in (2, 3) and x.shape[:-2] == memory.shape[:-2]
     if not fits or {x.shape[-1], memory.shape[-1]} != {layer.d_model}:
@@ -249,43 +252,46 @@ def _project(
     return x @ layer.W_q, memory @ layer.W_k, memory @ layer.W_v, added
 
 
-def _additive(what: str, mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
-    """Read any mask as what is added to the logits: −inf where a query may not attend."""
+def _additive(argument: str, mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Convert any mask to the additive form: −inf where a query may not attend."""
     mask = np.zeros((1, 1)) if mask is None else np.asarray(mask)
     if mask.dtype.kind not in "bf":
         advice = "Give booleans (True = may attend) or floats (added to the logits)."
-        raise MaskError(f"{what} of dtype {mask.dtype}. {advice}")
-    if mask.dtype.kind == "f" and what.endswith("mask") and np.array_equal(np.unique(mask), [0, 1]):
+        raise MaskError(f"{argument} of dtype {mask.dtype}. {advice}")
+    binary = mask.dtype.kind == "f" and np.array_equal(np.unique(mask), [0, 1])
+    if binary and argument.endswith("mask"):
         advice = "Give mask.astype(bool) if 1 means may attend, or bias=mask to add the numbers."
-        raise MaskError(f"{what} of {mask.dtype}, {mask.shape}, holds only 0 and 1. {advice}")
+        raise MaskError(f"{argument} of {mask.dtype}, {mask.shape}, holds only 0 and 1. {advice}")
     sizes = shape[-2:] if mask.ndim == 2 else shape
     pairs = zip(mask.shape, sizes, strict=False)
     if mask.ndim != len(sizes) or any(has not in (1, size) for has, size in pairs):
         advice = f"Give {shape[-2:]}, or {shape} with ones to broadcast."
-        raise ShapeError(f"{what} of shape {mask.shape} does not fit weights {shape}. {advice}")
+        raise ShapeError(f"{argument} of shape {mask.shape} does not fit weights {shape}. {advice}")
     allowed = mask if mask.dtype.kind == "b" else mask > np.finfo(mask.dtype).min
     added = np.where(allowed, 0.0 if mask.dtype.kind == "b" else mask.astype(np.float64), -np.inf)
     return np.broadcast_to(added, shape)
 
 
-def _near(T: int, S: int, causal: bool, window: tuple[int | None, int | None] | None) -> np.ndarray:
-    """What causality and the window leave visible, with the last query at the last key."""
+def _visible(
+    T: int, S: int, causal: bool, window: tuple[int | None, int | None] | None
+) -> np.ndarray:
+    """The visible pairs under causality and window, with the last query at the last key."""
     ahead = np.arange(S) - (np.arange(T)[:, None] + S - T)
-    left, right = window or (None, None)
-    least = -np.inf if left is None else -left
-    most = 0 if causal else np.inf if right is None else right
+    n_before, n_after = window or (None, None)
+    least = -np.inf if n_before is None else -n_before
+    most = 0 if causal else np.inf if n_after is None else n_after
     return (least <= ahead) & (ahead <= most)
 
 
 def _softmax(logits: np.ndarray, sink: float = -np.inf) -> tuple[np.ndarray, np.ndarray]:
-    """Shares along the last axis and the log of what they were divided by."""
+    """The softmax along the last axis and its log-sum-exp."""
     top = np.maximum(logits.max(axis=-1, keepdims=True, initial=-np.inf), sink)
     top = np.where(top == -np.inf, 0.0, top)  # a row without keys: zeros, not NaN
-    shares = np.exp(logits - top)
-    total = shares.sum(axis=-1, keepdims=True) + np.exp(sink - top)
+    exponentials = np.exp(logits - top)
+    total = exponentials.sum(axis=-1, keepdims=True) + np.exp(sink - top)
     with np.errstate(divide="ignore"):
         lse = top + np.log(total)
-    return shares / np.where(total == 0, 1.0, total), lse[..., 0]
+    return exponentials / np.where(total == 0, 1.0, total), lse[..., 0]
 
 
 def _check_sizes(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray | None) -> None:

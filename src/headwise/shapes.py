@@ -1,4 +1,4 @@
-"""The alphabet of dimensions: one letter, one meaning, in every signature and comment.
+"""The names of dimensions: each letter has one meaning in all signatures and comments.
 
 B    batch                     T    queries             S   keys (cached ones included)
 H    query heads               Hkv  key/value heads     G   query heads per kv head, H // Hkv
@@ -13,6 +13,6 @@ Logits come before the softmax, weights after it; heads are the per-head outputs
 from numbers import Integral
 
 
-def is_size(given: object) -> bool:
-    """Whether something is a positive whole number, of Python or NumPy; True is none."""
-    return given is not True and isinstance(given, Integral) and int(given) > 0
+def is_size(value: object) -> bool:
+    """Whether a value is a positive integer of Python or NumPy; True is not one."""
+    return value is not True and isinstance(value, Integral) and int(value) > 0

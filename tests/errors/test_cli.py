@@ -124,7 +124,7 @@ def test_arguments_that_make_no_sense(place: Path, arguments: tuple[str, ...], t
         (("--context", "5"), "context is 5"),
         (("--dropout", "1.5"), "1.5"),
         (("--lr", "-1"), "-1"),
-        (("--out", "good.txt"), "good.txt cannot be made"),
+        (("--out", "good.txt"), "good.txt cannot be created"),
     ],
 )
 def test_sizes_and_places_that_cannot_be_trained(

@@ -51,8 +51,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, which: int):
         ("", "f.json is not JSON (Expecting value: line 1 column 1"),
         ('{"tokens": ', "not JSON (Expecting value"),
         ("[" * 100_000, "not JSON (maximum recursion depth"),
-        (LONG, "not JSON (a whole number of 5000 digits"),
-        ('{"a": 1, "a": 2}', "'a' stands twice in one object"),
+        (LONG, "not JSON (an integer of 5000 digits"),
+        ('{"a": 1, "a": 2}', "'a' is repeated in one object"),
     ],
     ids=["empty", "cut", "deep", "long", "twice"],
 )
@@ -77,7 +77,7 @@ def test_text_that_is_not_json(tmp_path: Path, text: str, said: str):
         ({**GOOD, "query": -1}, "the query -1 is none of the 3 tokens"),
         ({**GOOD, "query": True}, "the query True is none of"),
         ({**GOOD, "query": ["b"]}, "the query ['b'] is none of"),
-        ({**GOOD, "tokens": "a b b"}, "the query 'b' stands 2 times among the tokens. Give its"),
+        ({**GOOD, "tokens": "a b b"}, "the query 'b' occurs 2 times among the tokens. Give its"),
     ],
 )
 def test_weights_of_another_form(tmp_path: Path, held: object, said: str):
@@ -96,7 +96,7 @@ def test_weights_of_another_form(tmp_path: Path, held: object, said: str):
         ([float("inf"), 0, 1], "head 2: inf among the numbers"),
         ([True, 0, 0], "head 2: True among the numbers"),
         (["1", 0, 0], "head 2: '1' among the numbers"),
-        ([10**400, 0, 0], "a whole number of 401 digits"),
+        ([10**400, 0, 0], "an integer of 401 digits"),
         ({"a": None}, "head 2: None among the numbers"),
         ({"d": 1}, "head 2: 'd' is none of the 3 tokens"),
         ([], "head 2: []. Give a list of numbers"),
@@ -109,7 +109,7 @@ def test_weights_that_are_none(tmp_path: Path, head: object, said: str):
 
 def test_a_word_that_occurs_twice_cannot_be_named(tmp_path: Path):
     held = {"tokens": "a b a", "query": "b", "heads": [{"a": 1}]}
-    refused("head 1: 'a' stands 2 times among the tokens", file(tmp_path, held))
+    refused("head 1: 'a' occurs 2 times among the tokens", file(tmp_path, held))
 
 
 @pytest.mark.parametrize(

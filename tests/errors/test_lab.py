@@ -100,14 +100,14 @@ def test_less_than_one_of_what_is_counted(name, tmp_path):
 def test_another_run_is_not_gone_on_with(tmp_path):
     train(SMALL, tmp_path, lines_judged=3)
     before = (tmp_path / "model.safetensors").read_bytes()
-    with pytest.raises(ArgumentError, match=r"batch_size=3, but batch_size=5 is asked for"):
+    with pytest.raises(ArgumentError, match=r"batch_size=3, but batch_size=5 is requested"):
         train(dataclasses.replace(SMALL, batch_size=5), tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
 def test_a_checkpoint_that_is_none(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "training.safetensors")
-    with pytest.raises(InputError, match=r"training\.safetensors is no checkpoint .*tells \[\]"):
+    with pytest.raises(InputError, match=r"training\.safetensors is no checkpoint .*has \[\]"):
         train(SMALL, tmp_path)
 
 
@@ -115,13 +115,15 @@ def test_a_truncated_checkpoint(tmp_path):
     train(SMALL, tmp_path, lines_judged=3)
     path = tmp_path / "training.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"training\.safetensors is no whole safetensors"):
+    with pytest.raises(InputError, match=r"training\.safetensors is no complete safetensors"):
         train(SMALL, tmp_path)
 
 
 def test_a_model_that_is_not_what_its_sizes_say(model, tmp_path):
     resized = prune(model, (0, 1))
-    with pytest.raises(ArgumentError, match=r"q_proj.weight is \(.*\), .*heads were cut out"):
+    with pytest.raises(
+        ArgumentError, match=r"q_proj.weight is \(.*\), .*heads may have been pruned"
+    ):
         save(resized, None, tmp_path / "cut")
     assert not (tmp_path / "cut").exists()
 
@@ -129,7 +131,7 @@ def test_a_model_that_is_not_what_its_sizes_say(model, tmp_path):
 def test_a_folder_that_cannot_be_made(model, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for write in (lambda place: save(model, TOKENIZER, place), lambda place: train(SMALL, place)):
-        with pytest.raises(OutputError, match="file/model cannot be made"):
+        with pytest.raises(OutputError, match="file/model cannot be created"):
             write(tmp_path / "file" / "model")
 
 
@@ -177,14 +179,14 @@ def test_a_pickle_under_another_name(folder, write):
 def test_truncated_weights(folder, kept):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(InputError, match=r"model\.safetensors is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors is no complete safetensors file"):
         load(folder)
 
 
 def test_weights_of_other_sizes(folder):
     path = folder / "model.safetensors"
     save_file(load_file(path) | {"norm.weight": torch.ones(11)}, path)
-    with pytest.raises(InputError, match=r"norm\.weight in .* is \(11,\) but .* \(6,\)"):
+    with pytest.raises(InputError, match=r"norm\.weight in .* is \(11,\) but \(6,\)"):
         load(folder)
 
 
@@ -192,7 +194,7 @@ def test_weights_that_are_missing_or_unknown(folder):
     path = folder / "model.safetensors"
     weights = load_file(path)
     save_file(weights | {"spare": torch.ones(2)}, path)
-    with pytest.raises(InputError, match=r"spare in .* is \(2,\) but .* not there"):
+    with pytest.raises(InputError, match=r"spare in .* is \(2,\) but absent in "):
         load(folder)
     del weights["head.weight"]
     save_file(weights, path)

@@ -24,7 +24,7 @@ from headwise.layer import (
     ("how", "error", "message"),
     [
         ({"v_head_dim": 0}, ArgumentError, "v_head_dim=0"),
-        ({"rope": RoPE(4)}, ShapeError, "rope turns 4 features.*head_dim=3"),
+        ({"rope": RoPE(4)}, ShapeError, "rope rotates 4 features.*head_dim=3"),
         ({"position_bias": ALiBi(3)}, ShapeError, "for 3 heads where n_heads=4"),
         ({"position_bias": T5Bias(8)}, ShapeError, "for 8 heads where n_heads=4"),
         ({"sinks": torch.zeros(3)}, ShapeError, r"sinks \(3,\) for n_heads=4"),
@@ -144,14 +144,14 @@ def test_a_cache_belongs_to_one_layer_and_batch(
 
 
 def test_padding_is_told_for_every_text() -> None:
-    with pytest.raises(ShapeError, match="3 texts, but it holds lengths of 2"):
+    with pytest.raises(ShapeError, match="3 texts, but the cache holds 2"):
         KVCache(left_padding=[0, 1]).append(*_kv(3, 2, 5, 4))
 
 
 @pytest.mark.parametrize("rope", [None, RoPE(2)])
-def test_a_layer_says_so_before_it_turns_anything(rope: RoPE | None) -> None:
+def test_a_layer_says_so_before_it_rotates_anything(rope: RoPE | None) -> None:
     layer, cache = MultiHeadAttention(12, 4, rope=rope), KVCache(left_padding=[1, 2, 3])
-    with pytest.raises(ShapeError, match="2 texts, but it holds lengths of 3"):
+    with pytest.raises(ShapeError, match="2 texts, but the cache holds 3"):
         layer(torch.zeros(2, 5, 12), cache=cache)
 
 

@@ -131,7 +131,7 @@ def test_a_file_that_holds_no_roles(roles, tmp_path):
     with pytest.raises(InputError, match=r"Roles\.load: .* schema 99, not 1"):
         Roles.load(path)
     path.write_text(json.dumps({**said, "heads": [{"name": "L0.H0"}]}), "utf-8")
-    with pytest.raises(InputError, match=r"Roles\.load: .* is not whole"):
+    with pytest.raises(InputError, match=r"Roles\.load: .* is incomplete or damaged"):
         Roles.load(path)
 
 

@@ -54,7 +54,7 @@ def test_one_that_is_cut_short_is_no_pickle(length: int, tmp_path: Path) -> None
     path = tmp_path / "model.safetensors"
     _write(path, length)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"model\.safetensors is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors is no complete safetensors file"):
         read_tensors(path)
 
 

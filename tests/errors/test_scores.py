@@ -47,7 +47,7 @@ def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_scores_that_lack_a_text_are_refused(tmp_path: Path) -> None:
     path = _scores().save(tmp_path / "scores.csv")
     path.write_text(path.read_text().replace("text.2", "other"))
-    with pytest.raises(InputError, match=r"scores\.csv is not whole \('text\.2'\)"):
+    with pytest.raises(InputError, match=r"scores\.csv is incomplete or damaged \('text\.2'\)"):
         Scores.load(path)
 
 

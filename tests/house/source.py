@@ -26,6 +26,12 @@ class Source:
         return self.path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
     @property
+    def module(self) -> str:
+        """The dotted name under which the file is imported."""
+        parts = self.path.relative_to(PACKAGE.parent).with_suffix("").parts
+        return ".".join(part for part in parts if part != "__init__")
+
+    @property
     def lines(self) -> int:
         return len(self.path.read_text("utf-8").splitlines())
 
@@ -34,14 +40,14 @@ class Source:
         return _parse(self.path)
 
     def imports(self) -> Iterator[tuple[int, str]]:
-        """Each module that is imported, wherever in the file, with its line."""
+        """Each module, and private name of a module, that is imported, with its line."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from ((node.lineno, alias.name) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module == "headwise":
-                yield from ((node.lineno, f"headwise.{alias.name}") for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                yield node.lineno, "." * node.level + (node.module or "")
+                module = "." * node.level + (node.module or "")
+                names = {_module_or_name(module, alias.name) for alias in node.names}
+                yield from ((node.lineno, name) for name in sorted(names))
 
     def functions(self) -> Iterator[ast.FunctionDef]:
         yield from (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
@@ -60,6 +66,17 @@ def tracked_texts() -> dict[Path, str]:
     paths = [Path(name) for name in listed.stdout.split("\0") if name]
     contents = {path: (ROOT / path).read_bytes() for path in paths if (ROOT / path).is_file()}
     return {path: c.decode("utf-8") for path, c in contents.items() if b"\0" not in c}
+
+
+def _module_or_name(module: str, name: str) -> str:
+    """What `from module import name` leads to: a file of the package, or else the module.
+
+    Of the package itself, and of what is private, the name is kept.
+    """
+    full = f"{module}.{name}"
+    file = PACKAGE.parent.joinpath(*full.split("."))
+    named = module == "headwise" or (name.startswith("_") and module.startswith("headwise."))
+    return full if named or file.with_suffix(".py").exists() or file.is_dir() else module
 
 
 @cache

@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+from collections.abc import Container, Mapping
+from pathlib import Path
 
 import pytest
 
-from house.source import Source, sources
+from house.source import PACKAGE, Source, sources
 
 FLOORS = (
     ("errors", "shapes", "_library", "_torch_private", "_interrupts", "_display", "_progress"),
@@ -23,8 +25,8 @@ FLOORS = (
     ("__init__", "__main__"),
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-# A file and the one it was split from, or shares, count as one.
-SAME = {("table", "_tablefile"), ("scores", "_tablefile")}
+# Code that runs in a process of its own: a file, and what it imports there.
+FRESH = {("headwise.models.checkpoints._fresh_process", "headwise.models")}
 
 each_source = pytest.mark.parametrize("source", sources(), ids=str)
 
@@ -38,17 +40,57 @@ def test_every_part_has_a_floor(source: Source) -> None:
 def test_imports_point_down(source: Source) -> None:
     for line, name in source.imports():
         part = _part(name)
-        if part is None or part == source.part or (source.part, part) in SAME:
+        if part is None or part == source.part:
             continue
         here, there = FLOOR[source.part], FLOOR[part]
         assert there < here, f"{source}:{line} imports {name}: floor {there} from floor {here}"
 
 
 @each_source
-def test_a_folder_is_entered_by_its_door(source: Source) -> None:
+def test_private_files_are_imported_by_their_own_folder_only(source: Source) -> None:
     for line, name in source.imports():
-        private = any(word.startswith("_") for word in name.split(".")[2:])
-        assert not private or _part(name) == source.part, f"{source}:{line} imports {name}"
+        owner = _owner(name)
+        assert owner is None or PACKAGE / owner in source.path.parents, (
+            f"{source}:{line} imports {name}, which is private to {owner or 'the package'}"
+        )
+
+
+def test_the_folder_of_a_private_file_is_found_at_every_level() -> None:
+    assert _owner("headwise.models.capture._sites") == Path("models/capture")
+    assert _owner("headwise._display") == Path()
+    assert _owner("headwise.models.capture") is None
+    assert _owner("torch._dynamo") is None
+
+
+def test_no_imports_go_in_circles() -> None:
+    files = {source.module: source for source in sources()}
+    imports = {
+        module: {_file(name, files) for _, name in source.imports()} - {module, None}
+        for module, source in files.items()
+    }
+    for module, name in FRESH:
+        imports[module].discard(name)
+    circles = [module for module in imports if module in _reachable(module, imports)]
+    assert not circles
+
+
+def _file(name: str, files: Container[str]) -> str | None:
+    """The file of the package that an import leads to; None for the front door, which is lazy."""
+    for module in (name, name.rpartition(".")[0]):
+        if module in files and module != "headwise":
+            return module
+    return None
+
+
+def _reachable(start: str, graph: Mapping[str, set[str]]) -> set[str]:
+    """The nodes that one or more edges lead to."""
+    reached: set[str] = set()
+    queue = [start]
+    while queue:
+        new = graph[queue.pop()] - reached
+        reached |= new
+        queue += new
+    return reached
 
 
 @each_source
@@ -107,6 +149,13 @@ def test_only_models_knows_transformers(source: Source) -> None:
 def test_annotations_stay_objects(source: Source) -> None:
     # With annotations as strings the shapes in signatures would not be checked.
     assert "__future__" not in [name for _, name in source.imports()]
+
+
+def _owner(name: str) -> Path | None:
+    """The folder of the package that a private file or folder stands in; None for a public one."""
+    package, *parts = name.split(".")
+    private = [depth for depth, part in enumerate(parts) if part.startswith("_")]
+    return Path(*parts[: private[0]]) if package == "headwise" and private else None
 
 
 def _part(name: str) -> str | None:

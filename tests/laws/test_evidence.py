@@ -13,11 +13,11 @@ from headwise.roles._evidence import (
     Scored,
     best_of,
     halves,
-    interval,
     judge,
     lift,
     max_t,
 )
+from headwise.tables import ratio_interval
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -97,7 +97,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says(rate):
     value = np.concatenate([one for one, _ in drawn], axis=1)
     low, high = np.empty(500), np.empty(500)
     for at, (one, count) in enumerate(drawn):
-        low[at : at + 1], high[at : at + 1] = interval(one, count, draws=400, seed=at)
+        low[at : at + 1], high[at : at + 1] = ratio_interval(one, count, draws=400, seed=at)
     covered = ((low <= rate) & (rate <= high)).mean()
     assert value.shape == (60, 500)
     assert 0.91 <= covered <= 0.98
@@ -106,7 +106,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says(rate):
 def test_an_interval_takes_two_texts():
     value = np.array([[1.0, 1.0], [2.0, 0.0]], np.float32)
     count = np.array([[2.0, 2.0], [2.0, 0.0]], np.float32)
-    low, high = interval(value, count)
+    low, high = ratio_interval(value, count)
     assert (low[0], high[0]) == (0.5, 1.0)
     assert np.isnan([low[1], high[1]]).all()
 

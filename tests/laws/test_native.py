@@ -25,7 +25,7 @@ from headwise.kernels.native._check import MOST_TOKENS, check_apart, check_sizes
 from headwise.kernels.native._compute import compute_heads
 from headwise.kernels.spec._lowered import Lowered
 from headwise.layer import ALiBi
-from headwise.layer._biases import Placed
+from headwise.layer._biases import PositionedBias
 from strategies import Problem, problems, seeds
 
 CLOSE = 8e-5
@@ -100,7 +100,7 @@ def test_every_rule_holds_across_blocks(how: str, sizes: tuple[int, int]) -> Non
         made = {n: x.to(dtype) if n == "sinks" else x for n, x in given_.items()}
         if "bias" in made:
             at = torch.arange(S - T, S)[None], torch.arange(S)[None]
-            made["bias"] = Placed(ALiBi(3), *at, dtype, in_steps=True)
+            made["bias"] = PositionedBias(ALiBi(3), *at, dtype, in_steps=True)
             if given_["bias"] == "both":
                 values = torch.randn(1, 3, T, S, generator=torch.Generator().manual_seed(1))
                 made["bias"] = made["bias"] + make_rule(head_dim=1, bias=values.to(dtype)).bias

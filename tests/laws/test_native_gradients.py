@@ -15,7 +15,7 @@ from headwise._library import library
 from headwise.kernels import AttendOutput, attend
 from headwise.kernels.native import _kernel
 from headwise.layer import ALiBi, MultiHeadAttention
-from headwise.layer._biases import Placed
+from headwise.layer._biases import PositionedBias
 from strategies import Problem, problems, seeds
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_the_weights(
 
 def _alibi(T: int, S: int) -> dict[str, Any]:
     at = torch.arange(S - T, S)[None], torch.arange(S)[None]
-    bias = Placed(ALiBi(4), *at, torch.float32, in_steps=True)
+    bias = PositionedBias(ALiBi(4), *at, torch.float32, in_steps=True)
     return {"bias": bias, "causal": True}
 
 

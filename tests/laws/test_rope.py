@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headwise.layer import ALiBi, LinearScaling, Llama3Scaling, NTKScaling, RoPE, T5Bias, YaRN
-from headwise.layer._biases import Placed
+from headwise.layer._biases import PositionedBias
+from headwise.masks import Tile
 from headwise.masks.tiles import Tile
 from oracles_layer import close, position_bias, t5_bucket, turned
 
@@ -123,7 +124,7 @@ def test_a_bias_along_diagonals_is_the_bias_of_every_pair(
     part: ALiBi | T5Bias, T: int, S: int
 ) -> None:
     at = torch.arange(S - T, S)[None], torch.arange(S)[None]
-    quick, plain = (Placed(part, *at, torch.float64, steps) for steps in (True, False))
+    quick, plain = (PositionedBias(part, *at, torch.float64, steps) for steps in (True, False))
     tiles = [Tile.whole(T, S)]
     if T > 2 and S > 3:
         tiles.append(Tile(T, S, range(1, T - 1), range(2, S), tiles[0].device))

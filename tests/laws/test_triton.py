@@ -21,7 +21,7 @@ from headwise.errors import ArgumentError
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 from headwise.kernels.triton import is_installed
 from headwise.layer import ALiBi, MultiHeadAttention
-from headwise.layer._biases import Placed
+from headwise.layer._biases import PositionedBias
 from strategies import Problem, problems, seeds
 
 pytestmark = [
@@ -116,7 +116,7 @@ def test_biases_by_distance_are_looked_up(more: dict[str, Tensor]) -> None:
     q, k = _random(1, 3, 23, 8), _random(1, 3, 43, 8)
 
     def found(dtype: torch.dtype, backend: str) -> Tensor:
-        bias: Any = Placed(ALiBi(3), *at, dtype, in_steps=True)
+        bias: Any = PositionedBias(ALiBi(3), *at, dtype, in_steps=True)
         for values in more.values():
             bias = bias + make_rule(head_dim=8, bias=values.to(DEVICE, dtype)).bias
         inputs = (x.to(dtype) for x in (q, k, k))

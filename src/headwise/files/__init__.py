@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and one reader of JSON."""
+"""Atomic writes of files and folders, and a strict reader of JSON."""
 
 from headwise.files._atomic import folder_beside, write_beside
 from headwise.files._json import build_from, parse_json, read_json, read_object

@@ -1,4 +1,4 @@
-"""Writing that leaves nothing half-written: beside the target first, then renamed into place."""
+"""Atomic writes: a temporary file or folder beside the target, then renamed into place."""
 
 import errno
 import os
@@ -12,11 +12,11 @@ from headwise.files._scratch import put_in_place, scratch_file, scratch_folder, 
 
 @contextmanager
 def write_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary file beside `path`; it takes the place of `path` when the block ends well.
+    """Yield a temporary file beside `path` that replaces `path` when the block succeeds.
 
-    When the block raises, the temporary file goes and what stood at `path` stays as it was. When
-    the process is killed, `path` is the old or the whole new file, and the temporary file goes at
-    the next write into the same folder. The temporary name keeps the ending, since writers choose
+    If the block raises, the temporary file is deleted and `path` stays as it was. If the process
+    is killed, `path` is the old file or the complete new one, and the next write into the same
+    folder deletes the temporary file. The temporary name keeps the ending, because writers choose
     their format by it.
 
     Raises:
@@ -29,7 +29,7 @@ def write_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
             raise OutputError(f"write: {target} is a folder. Name a file in it.")
         with scratch_file(target.parent, target.suffix) as beside:
             yield beside
-            # mkstemp makes files private; what we leave should be as readable as any new file.
+            # mkstemp makes files private; the result gets the permissions of any new file.
             beside.chmod(0o666 & ~_umask())
             sync(beside)
             beside.replace(target)
@@ -38,20 +38,20 @@ def write_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def folder_beside(target: Path, force: bool) -> Iterator[Path]:
-    """Yield a new folder beside `target`; it takes the place of `target` when the block ends well.
+    """Yield a new folder beside `target` that replaces `target` when the block succeeds.
 
-    When the block raises, the new folder goes and what stood at `target` stays as it was. When
-    the process is killed, `target` is the old or the whole new folder, and the temporary folder
-    goes at the next write beside it.
+    If the block raises, the new folder is deleted and `target` stays as it was. If the process is
+    killed, `target` is the old folder or the complete new one, and the next write beside it
+    deletes the temporary folder.
 
     Raises:
-        OutputError: something other than an empty folder stands there and `force` is not given,
-            or it cannot be written.
+        OutputError: `target` is a file, or a folder with content and `force` is False, or it
+            cannot be written.
     """
     with _output_errors(target, "Choose another place.", "save"):
         empty = target.is_dir() and not any(target.iterdir())
         if target.exists() and not empty and not force:
-            raise OutputError(f"save: {target} exists. Choose another folder, or say force=True.")
+            raise OutputError(f"save: {target} exists. Choose another folder, or pass force=True.")
         if target.exists() and not target.is_dir():
             raise OutputError(f"save: {target} is a file. Name a folder.")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,8 +61,8 @@ def folder_beside(target: Path, force: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _output_errors(target: Path, advice: str, who: str = "write") -> Iterator[None]:
-    """Say of any failure to write, such as a full disk, which file or folder it concerns."""
+def _output_errors(target: Path, advice: str, function: str = "write") -> Iterator[None]:
+    """Raise an OutputError with the path for any failure to write, such as a full disk."""
     try:
         _check_name(target)
         yield
@@ -70,14 +70,14 @@ def _output_errors(target: Path, advice: str, who: str = "write") -> Iterator[No
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise OutputError(f"{who}: {target} cannot be written ({reason}). {advice}") from error
+        raise OutputError(f"{function}: {target} cannot be written ({reason}). {advice}") from error
 
 
 def _check_name(path: Path) -> None:
-    """Meet before any work what only the rename would meet: a name that no file can have.
+    """Refuse an invalid file name before any work, not only at the final rename.
 
     Raises:
-        OSError: the name is too long, holds a NUL or half a character, or leads through a file.
+        OSError: the name is too long, holds a NUL or a lone surrogate, or a parent is a file.
     """
     try:
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The one reader of JSON: whatever is wrong with a file, it is an InputError with the path."""
+"""A strict reader of JSON: anything wrong with a file is an InputError with its path."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any, TypeVar
 
 from headwise.errors import HeadwiseError, InputError
 
-# What Python and its libraries raise where a value is missing or of another type.
+# The errors of Python and its libraries for a missing value or a value of the wrong type.
 _WRONG_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 __all__ = ["build_from", "parse_json", "read_json", "read_object"]
 
 T = TypeVar("T")
 
-# More digits than any size, count or seed has; Python and NumPy raise errors of many kinds beyond.
+# Enough digits for any size, count or seed. Larger integers raise various errors in NumPy.
 _DIGITS = 18
 
 
@@ -23,54 +23,55 @@ def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, is nested too deeply, names a key twice in one object, or holds
-            half a character (a lone surrogate) or a whole number of more than 18 digits.
+        ValueError: the text is no JSON, is nested too deeply, repeats a key in one object, or
+            holds a lone surrogate or an integer of more than 18 digits.
     """
     try:
         value = json.loads(text, object_pairs_hook=_object, parse_int=_whole_number)
     except RecursionError as error:
         raise ValueError(str(error)) from error
-    # Only an escape can bring half a character into a text that was decoded.
+    # In a decoded text, a lone surrogate can only come from an escape.
     if "\\ud" in text.lower():
         _check_characters(value)
     return value
 
 
 def read_json(
-    path: str | os.PathLike[str], who: str, advice: str, problem: str | None = None
+    path: str | os.PathLike[str], function: str, advice: str, problem: str | None = None
 ) -> Any:
-    """The value in a JSON file; a byte order mark is left out.
+    """The value in a JSON file. A byte order mark is skipped.
 
     Args:
-        who: The function that an error names.
-        advice: What an error tells the user to do.
-        problem: What an error says of the path; None says whether it is a file, or no JSON.
+        function: The function that an error message begins with.
+        advice: What the error message advises.
+        problem: What the error message says about the path. None says that the file cannot be
+            read, or that it is not JSON.
     Raises:
         InputError: the file cannot be read, or `parse_json` refuses its text.
     """
     try:
         return parse_json(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        what, reason = problem or "cannot be read", str(error.strerror or error)
-        raise InputError(f"{who}: {path} {what} ({reason}). {advice}") from error
+        message, reason = problem or "cannot be read", str(error.strerror or error)
+        raise InputError(f"{function}: {path} {message} ({reason}). {advice}") from error
     except ValueError as error:
-        what = problem or "is not JSON"
-        raise InputError(f"{who}: {path} {what} ({error}). {advice}") from error
+        message = problem or "is not JSON"
+        raise InputError(f"{function}: {path} {message} ({error}). {advice}") from error
 
 
 def read_object(
-    path: str | os.PathLike[str], who: str, advice: str, problem: str | None = None
+    path: str | os.PathLike[str], function: str, advice: str, problem: str | None = None
 ) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        InputError: the file cannot be read, is no JSON, or holds no object.
+        InputError: the file cannot be read, is not JSON, or holds no object.
     """
-    value = read_json(path, who, advice, problem)
+    value = read_json(path, function, advice, problem)
     if not isinstance(value, dict):
-        what = f"holds no object but {str(value)[:40]}"
-        what = what if problem is None else f"{problem} ({what})"
-        raise InputError(f"{who}: {path} {what}. {advice}")
+        message = f"holds no object but {str(value)[:40]}"
+        message = message if problem is None else f"{problem} ({message})"
+        raise InputError(f"{function}: {path} {message}. {advice}")
     return value
 
 
@@ -80,23 +81,23 @@ def build_from(
     advice: str,
     keep: tuple[type[HeadwiseError], ...] = (),
 ) -> T:
-    """What `build` makes of a file's content; content of the wrong form is an InputError.
+    """The result of `build` on a file's content; content of the wrong form is an InputError.
 
-    A file may hold a value of any type in any place. Python says so by many errors, all of which
-    mean that the file is not of the form that was saved.
+    A file may hold a value of any type in any place. Python then raises one of many errors, all
+    of which mean that the file does not have the form that was saved.
 
     Args:
-        problem: How the error begins, with the path.
-        advice: What the error tells the user to do.
-        keep: Errors of ours that keep their type.
+        problem: The beginning of the error message, with the path.
+        advice: What the error message advises.
+        keep: Our error types that are raised unchanged.
     Raises:
         InputError: `build` meets a value that is missing or of the wrong type.
     """
     try:
         return build()
     except InputError:
-        raise  # it says what is wrong with which file
-    except (*_WRONG_FORM, RuntimeError) as error:  # the last is what torch raises
+        raise  # its message already names the file
+    except (*_WRONG_FORM, RuntimeError) as error:  # torch raises RuntimeError
         lines = str(error).strip().splitlines() or [type(error).__name__]
         kind = type(error) if isinstance(error, keep) else InputError
         raise kind(f"{problem} ({lines[0].rstrip('.')}). {advice}") from error
@@ -107,13 +108,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} stands twice in one object")
+        raise ValueError(f"the key {twice!r} is repeated in one object")
     return content
 
 
 def _whole_number(digits: str) -> int:
     if len(digits.removeprefix("-")) > _DIGITS:
-        raise ValueError(f"a whole number of {len(digits)} digits")
+        raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)
 
 
@@ -121,5 +122,5 @@ def _check_characters(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise ValueError(f"{half!r} is half of a surrogate pair") from error
+        surrogate = error.object[error.start]
+        raise ValueError(f"{surrogate!r} is a lone surrogate") from error

@@ -1,8 +1,8 @@
-"""Scratch files and folders: locked while they are written, swept after a crash.
+"""Temporary files and folders: locked while they are written, swept after a crash.
 
-A scratch name begins with a prefix of ours and of this host. The process that writes holds a lock
-on the file or folder. The system releases the lock when the process ends, however it ends, so
-whatever has such a name and is unlocked was left behind by a dead process.
+A temporary name begins with a prefix of this library and this host. The writing process holds a
+lock on the file or folder. The system releases the lock however the process ends, so an unlocked
+file or folder of such a name was left behind by a dead process.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Another host may not see our locks on a shared file system, so each sweeps only its own.
+# On a shared file system another host may not see our locks, so each host sweeps only its own.
 _HOST = hashlib.blake2b(platform.node().encode("utf-8", "replace"), digest_size=4).hexdigest()
 PREFIX = f".headwise-{_HOST}-"
-# In a scratch folder: the new content, the old one, and the name of the folder it belongs to.
+# In a temporary folder: the new content, the old content, and the name of the target folder.
 _NEW, _OLD, _NAME = "new", "old", "name"
 _AT_WORKING_FOLDER, _RENAME_EXCHANGE = -100, 2
 _CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
@@ -28,9 +28,9 @@ _CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 @contextmanager
 def scratch_file(folder: Path, suffix: str) -> Iterator[Path]:
-    """A new empty file in `folder`, locked inside the block and gone after it.
+    """A new empty file in `folder`, locked inside the block and deleted after it.
 
-    What a dead process left in the same folder is swept first.
+    Files left in the same folder by a dead process are swept first.
     """
     sweep(folder)
     while True:
@@ -42,16 +42,16 @@ def scratch_file(folder: Path, suffix: str) -> Iterator[Path]:
             yield Path(name)
             return
         finally:
-            # Before the lock is released: nobody else deletes a file of a living process.
+            # Before the lock is released, so that no sweep deletes a file of a living process.
             Path(name).unlink(missing_ok=True)
             os.close(handle)
 
 
 @contextmanager
 def scratch_folder(target: Path) -> Iterator[Path]:
-    """A new empty folder beside `target`, locked inside the block and gone after it.
+    """A new empty folder beside `target`, locked inside the block and deleted after it.
 
-    What a dead process left beside `target` is swept first.
+    Folders left beside `target` by a dead process are swept first.
     """
     sweep(target.parent)
     while True:
@@ -71,11 +71,11 @@ def scratch_folder(target: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, target: Path) -> None:
-    """Let the folder that `scratch_folder` yielded take the place of `target`.
+    """Replace `target` by the folder that `scratch_folder` yielded.
 
-    Where the system can exchange two names in one step, `target` is the old or the new folder
-    at every moment. Elsewhere there is a moment without either; if the process dies then, the
-    next sweep puts the old folder back.
+    If the system can exchange two names atomically, `target` is the old or the new folder at
+    every moment. Elsewhere there is a moment without either; if the process dies then, the next
+    sweep restores the old folder.
     """
     sync_tree(new)
     if not target.exists():
@@ -92,12 +92,12 @@ def put_in_place(new: Path, target: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete the scratch files and folders in `folder` that a dead process left."""
+    """Delete the temporary files and folders in `folder` that a dead process left."""
     if sys.platform == "win32":
-        return  # without such locks nobody can tell whether the process is dead
+        return  # without such locks a dead process cannot be recognised
     with suppress(OSError, ValueError), os.scandir(folder) as entries:
-        left = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX)]
-        for path in left:
+        paths = [Path(entry.path) for entry in entries if entry.name.startswith(PREFIX)]
+        for path in paths:
             # Another process may sweep the same folder.
             with suppress(OSError):
                 _sweep_one(path)
@@ -111,7 +111,7 @@ def _sweep_one(path: Path) -> None:
         if not path.is_dir():
             path.unlink()
             return
-        # Without its name the process died while it deleted the old folder, replaced long since.
+        # Without the name, the process died while deleting the old folder, already replaced.
         if (path / _OLD).exists() and (path / _NAME).exists():
             target = path.with_name(os.fsdecode((path / _NAME).read_bytes()))
             if not target.exists():
@@ -121,24 +121,24 @@ def _sweep_one(path: Path) -> None:
         os.close(handle)
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Swap two names in one step; False where the system or the file system cannot."""
+def exchange(first: Path, second: Path) -> bool:
+    """Exchange two names atomically; False if the system or the file system cannot."""
     if not sys.platform.startswith("linux"):
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    here = _AT_WORKING_FOLDER
-    if rename(here, os.fsencode(one), here, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    folder = _AT_WORKING_FOLDER
+    if rename(folder, os.fsencode(first), folder, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in _CANNOT:
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(second))
 
 
 def sync_tree(folder: Path) -> None:
-    """Make sure that a folder and all that is in it outlives a loss of power."""
+    """Flush a folder and its content to disk, so that they survive a power loss."""
     for path in folder.rglob("*"):
         if not path.is_symlink():
             sync(path)
@@ -146,18 +146,18 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Make sure that a file, or the names in a folder, outlive a loss of power."""
+    """Flush a file, or the names in a folder, to disk."""
     if path.is_dir():
         handle = _open_folder(path)
         if handle is None:
             return
     else:
-        # Only Windows wants to be able to write what it makes last.
+        # Windows flushes only files that are open for writing.
         handle = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        # Some file systems cannot do this to a folder.
+        # Some file systems cannot flush a folder.
         if not (path.is_dir() and error.errno in _CANNOT):
             raise
     finally:
@@ -165,12 +165,12 @@ def sync(path: Path) -> None:
 
 
 def _open_folder(path: Path) -> int | None:
-    """A handle of a folder; None on Windows, which has none."""
+    """A handle of a folder; None on Windows, which cannot open folders."""
     return None if sys.platform == "win32" else os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _lock(handle: int, wait: bool) -> bool:
-    """Lock what is open here; False where another process holds it, or nothing can be locked."""
+    """Lock an open file; False if another process holds the lock or locks are unsupported."""
     if sys.platform == "win32":
         return False
     import fcntl

@@ -1,4 +1,4 @@
-"""The Mini-GPT lab: a small model, its training on a generated grammar, and what it learned."""
+"""The Mini-GPT lab: a small model, its training on a generated grammar, and its evaluation."""
 
 from headwise.lab._checkpoint import load, read_model, read_tokenizer, save
 from headwise.lab._data import make_tokenizer

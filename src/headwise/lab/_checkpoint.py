@@ -1,4 +1,4 @@
-"""A Mini-GPT in a folder: JSON and safetensors, never a pickle."""
+"""Saves and loads a Mini-GPT as JSON and safetensors, never as a pickle."""
 
 import json
 import os
@@ -31,17 +31,19 @@ def save(
     *,
     cut: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model and its tokenizer into a folder, which is made if it does not exist.
+    """Write a model and its tokenizer into a folder, which is created if it does not exist.
 
     The folder then holds `headwise.json` (format, architecture, sizes), `model.safetensors`
     and `tokenizer.json`.
 
     Args:
-        tokenizer: None writes none.
-        cut: What was cut out of the model of these sizes, for `read_model` to begin with.
+        tokenizer: None writes no tokenizer.
+        cut: The changes of a pruned model against these sizes. `read_model` applies them before
+            it loads the weights.
     Raises:
-        OutputError: the folder cannot be made or written.
-        ArgumentError: the weights are not of these sizes, and `cut` does not tell how.
+        OutputError: the folder cannot be created or written.
+        ArgumentError: the weights do not have the sizes of the configuration, and there is no
+            `cut`.
     """
     weights = model.state_dict()
     if not cut:
@@ -59,32 +61,32 @@ def save(
 
 def _check_sizes(model: MiniGPT, weights: Mapping[str, Tensor]) -> None:
     with torch.device("meta"):
-        wanted = MiniGPT(model.config).state_dict()
+        expected = MiniGPT(model.config).state_dict()
     for name, weight in weights.items():
-        if name not in wanted or weight.shape != wanted[name].shape:
+        if name not in expected or weight.shape != expected[name].shape:
             raise ArgumentError(
-                f"save: {name} is {tuple(weight.shape)}, which is not what {model.config} makes "
-                f"it, as after heads were cut out. Write the model by headwise.save."
+                f"save: {name} is {tuple(weight.shape)}, which does not fit {model.config}; heads "
+                f"may have been pruned. Save the model with headwise.save."
             )
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[MiniGPT, Tokenizer]:
-    """Read back what `save` wrote. The model comes in evaluation mode.
+    """Load what `save` wrote. The model is in evaluation mode.
 
     Only JSON and safetensors are read: nothing in the folder can run code.
 
     Raises:
-        InputError: the folder or a file in it is missing, broken, a pickle, of an unknown
+        InputError: the folder or a file in it is missing, damaged, a pickle, of an unknown
             format, or the weights do not fit the sizes.
     """
     return read_model(folder), read_tokenizer(folder)
 
 
 def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> MiniGPT:
-    """Read back the model, in evaluation mode.
+    """Load the model, in evaluation mode.
 
     Args:
-        begin: Is given the model before its weights are read, and what was cut out of it.
+        begin: Called with the new model and the saved `cut`, before the weights are loaded.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -93,7 +95,7 @@ def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> Mi
     config, cut = _read_sizes(sizes)
     weights = read_tensors(_existing(folder, _WEIGHTS))
     stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
-    # First without memory: the sizes in a file of a few bytes may be anything.
+    # First on the meta device: a file of a few bytes can name sizes that exhaust the memory.
     with limit_model_size(stored, folder), torch.device("meta"):
         check_weights(weights, _built(config, cut, begin, sizes), folder / _WEIGHTS)
     model = _built(config, cut, begin, sizes)
@@ -102,7 +104,7 @@ def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> Mi
 
 
 def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
-    """Read back the tokenizer."""
+    """Load the tokenizer."""
     path = _existing(Path(folder), _TOKENIZER)
     try:
         return Tokenizer.from_file(str(path))
@@ -113,12 +115,12 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """The folder, made with its parents where it does not exist."""
+    """The folder, created with its parents if it does not exist."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(
-            f"save: the folder {folder} cannot be made ({error.strerror}). Choose another place."
+            f"save: the folder {folder} cannot be created ({error.strerror}). Choose another place."
         ) from error
     return Path(folder)
 
@@ -133,15 +135,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return read_object(path, "load", "Save the model again.")
 
 
-def check_weights(found: dict[str, torch.Tensor], model: MiniGPT, path: Path) -> None:
-    """Refuse weights that are not those of this model."""
-    wanted = model.state_dict()
-    for name in sorted(found.keys() | wanted.keys()):
-        has = tuple(found[name].shape) if name in found else "missing"
-        needs = tuple(wanted[name].shape) if name in wanted else "not there"
+def check_weights(weights: dict[str, torch.Tensor], model: MiniGPT, path: Path) -> None:
+    """Refuse weights with other names or shapes than the model's."""
+    expected = model.state_dict()
+    for name in sorted(weights.keys() | expected.keys()):
+        has = tuple(weights[name].shape) if name in weights else "missing"
+        needs = tuple(expected[name].shape) if name in expected else "absent"
         if has != needs:
             raise InputError(
-                f"load: {name} in {path} is {has} but {model.config} makes it {needs}. "
+                f"load: {name} in {path} is {has} but {needs} in {model.config}. "
                 f"Copy or save the whole folder again."
             )
 
@@ -153,13 +155,13 @@ def _existing(folder: Path, name: str) -> Path:
     if pickles:
         raise InputError(
             f"load: {folder} has no {name}, only {pickles[0]}, which is a pickle; pickles can "
-            f"run code. Convert it to safetensors where you trust it."
+            f"run code. If you trust it, convert it to safetensors."
         )
     raise InputError(f"load: {folder} has no {name}. Name a folder that headwise saved.")
 
 
 def _read_sizes(path: Path) -> tuple[MiniGPTConfig, Any]:
-    """The sizes of a model that was saved, and what was cut out of it."""
+    """The saved configuration and the saved `cut`."""
     about = read_json(path)
     for key, known in (("format", FORMAT), ("architecture", "MiniGPT")):
         if about.get(key) != known:
@@ -174,7 +176,7 @@ def _read_sizes(path: Path) -> tuple[MiniGPTConfig, Any]:
 
 
 def _built(config: MiniGPTConfig, cut: Any, begin: Begin | None, path: Path) -> MiniGPT:
-    """A model of these sizes, its weights still to come."""
+    """A model of these sizes, before its weights are loaded."""
     model = build_from(
         lambda: MiniGPT(config),
         f"load: the sizes in {path} cannot be read",

@@ -1,4 +1,4 @@
-"""Words as tokens: a tokenizer with one token per word, and lines of the grammar as batches."""
+"""Training data: a tokenizer with one token per word, and batches of lines of the grammar."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,10 +15,10 @@ from headwise.corpora import BOS, EOS, PAD, SPECIALS, UNK, Grammar, Line
 
 
 def make_tokenizer(vocabulary: Iterable[str]) -> Tokenizer:
-    """A tokenizer that splits at white space only and knows these words, in this order.
+    """A tokenizer that splits at white space only, with these words as its vocabulary.
 
-    `encode(text)` puts `<bos>` before the text, as in training; words it does not know become
-    `<unk>`. The special tokens are part of the vocabulary.
+    `encode(text)` puts `<bos>` before the text, as in training; unknown words become `<unk>`.
+    The special tokens are part of the vocabulary.
     """
     ids = {word: number for number, word in enumerate(vocabulary)}
     tokenizer = Tokenizer(WordLevel(ids, unk_token=UNK))
@@ -35,15 +35,15 @@ def draw_batch(
 ) -> Int[Tensor, "B T"]:
     """Draw `size` lines and encode them. The same seed draws the same lines.
 
-    In training the seed holds the number of the step: so a run that was interrupted goes on
-    with the lines it would have seen, and no state of a generator needs to be kept.
+    In training the seed contains the number of the step, so a resumed run continues with the
+    same lines as an uninterrupted one, and no generator state is stored.
     """
     rng = np.random.default_rng(seed)
     return encode_lines(tokenizer, [grammar.line(rng) for _ in range(size)])
 
 
 def encode_lines(tokenizer: Tokenizer, lines: Iterable[Line]) -> Int[Tensor, "B T"]:
-    """`<bos>`, the words, `<eos>`, and `<pad>` on the right up to the longest line."""
+    """Encode lines as `<bos>`, words, `<eos>`, padded on the right to the longest line."""
     texts = [f"{line} {EOS}" for line in lines]
     rows = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     longest = max(len(row) for row in rows)
@@ -52,5 +52,5 @@ def encode_lines(tokenizer: Tokenizer, lines: Iterable[Line]) -> Int[Tensor, "B 
 
 
 def number_of(tokenizer: Tokenizer, word: str) -> int:
-    """The number of a word that the tokenizer knows."""
+    """The id of a word in the vocabulary."""
     return tokenizer.get_vocab()[word]

@@ -1,4 +1,4 @@
-"""How well a Mini-GPT conjugates and translates verbs beside pronouns it never saw them with."""
+"""Evaluates how well a Mini-GPT conjugates and translates unseen pairs of pronoun and verb."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,22 +15,21 @@ from headwise.corpora import BOS, EOS, PAD, Grammar, Line
 from headwise.lab._data import encode_lines, number_of
 from headwise.lab._model import MiniGPT
 
-# Only these pronouns are held out, so only clauses with them are compared.
-_JUDGED = ("he", "she", "y'all", "they")
+# Only these pronouns are held out, so only clauses with them are evaluated.
+_HELD_OUT_SUBJECTS = ("he", "she", "y'all", "they")
 
 
 @dataclass(frozen=True)
 class EvaluationScores:
-    """Next-token loss in nats and exact-match shares, from 0 to 1; NaN where nothing was asked.
+    """Next-token loss in nats and exact-match accuracies, from 0 to 1; NaN without any example.
 
     Attributes:
-        loss: Over all tokens. It cannot reach 0: nobody can know which pronoun comes next.
-        conjugation: English verb forms that are the likeliest next word, where the verb was
-            seen earlier in the line and the subject is he, she, y'all or they.
-        translation: Spanish lines that greedy decoding gets right from the first word to the
-            last.
-        conjugation_with_adverb: Of the forms that an adverb parts from their subject.
-        translation_with_adverb: Of the lines that have an adverb somewhere.
+        loss: Mean over all tokens. It cannot reach 0, because the next pronoun is random.
+        conjugation: The share of English verb forms predicted as the most likely next word, for
+            verbs that occurred earlier in the line with the subject he, she, y'all or they.
+        translation: The share of Spanish lines that greedy decoding gets completely right.
+        conjugation_with_adverb: The same for forms separated from their subject by an adverb.
+        translation_with_adverb: The same for lines that contain an adverb.
     """
 
     loss: float
@@ -47,10 +46,10 @@ class Evaluation:
     """Scores on fresh lines.
 
     Attributes:
-        held_out: On lines with a verb and a pronoun that never met in training.
-        seen: On lines drawn as in training.
-        copying: Share of the words of a repeated sequence that are predicted.
-        lines: How many lines of each kind were judged.
+        held_out: Scores on pairs of verb and pronoun that do not occur in training.
+        seen: Scores on lines drawn as in training.
+        copying: The share of words predicted in the repetition of a sequence.
+        lines: The number of evaluated lines of each kind.
     """
 
     held_out: EvaluationScores
@@ -62,11 +61,11 @@ class Evaluation:
 def evaluate(
     model: MiniGPT, tokenizer: Tokenizer, grammar: Grammar, *, lines: int = 512, seed: int = 0
 ) -> Evaluation:
-    """Judge a model on fresh lines of its grammar.
+    """Evaluate a model on fresh lines of its grammar.
 
     Args:
-        lines: How many lines of each kind to draw.
-        seed: Of the draws, which share nothing with those of training.
+        lines: The number of lines of each kind.
+        seed: The seed of the lines; its draws differ from those of training.
     """
     rng = np.random.default_rng([seed, 1])
     unseen = [grammar.sentence(rng, held_out=True) for _ in range(lines)]
@@ -90,30 +89,30 @@ def _scores(
         words = (BOS, *line.words, EOS)
         equals = words.index("=")
         relations = grammar.relations(words)
-        asked = [
+        queries = [
             (before, subject)
             for before, subject in relations["next subject"]
-            if 1 < subject < equals and words[subject] in _JUDGED
+            if 1 < subject < equals and words[subject] in _HELD_OUT_SUBJECTS
         ]
         forms += [
             (before > subject, bool(hits[before]))
-            for before, subject in asked
+            for before, subject in queries
             if ((line.verb, words[subject]) in grammar.held_out) == held_out
         ]
-        # Greedy decoding writes the whole line exactly if every word, after the right words
-        # before it, is the likeliest: so one pass judges what would take one per word.
+        # Greedy decoding produces the line exactly if every word is the most likely one after
+        # the correct words before it, so a single pass evaluates the whole line.
         whole = bool(hits[equals : len(words) - 1].all())
         adverb = any(before > subject for before, subject in relations["next subject"])
         translations.append((adverb, whole))
     return EvaluationScores(loss, *_shares(forms), *_shares(translations))
 
 
-def _shares(asked: Sequence[tuple[bool, bool]]) -> tuple[float, float, float]:
-    """Shares that are right: of all, with an adverb, without one."""
+def _shares(results: Sequence[tuple[bool, bool]]) -> tuple[float, float, float]:
+    """The accuracies over all examples, over those with an adverb and over those without."""
     groups = (
-        [right for _, right in asked],
-        [right for adverb, right in asked if adverb],
-        [right for adverb, right in asked if not adverb],
+        [right for _, right in results],
+        [right for adverb, right in results if adverb],
+        [right for adverb, right in results if not adverb],
     )
     overall, with_adverb, without = (
         sum(group) / len(group) if group else float("nan") for group in groups
@@ -128,7 +127,7 @@ def _copying(
     hits: list[bool] = []
     for line, row in zip(lines, right, strict=True):
         words = (BOS, *line.words)
-        # The last word is followed by <eos>, which no earlier copy foretells.
+        # The last word is followed by <eos>, which no earlier copy predicts.
         copies = {query for query, _ in grammar.relations(words)["earlier copy"]}
         hits += [bool(row[query]) for query in copies if query < len(words) - 1]
     return sum(hits) / len(hits)
@@ -138,7 +137,7 @@ def _copying(
 def _predict(
     model: MiniGPT, tokenizer: Tokenizer, lines: Sequence[Line]
 ) -> tuple[float, Bool[Tensor, "B T"]]:
-    """The mean loss, and for every token whether the one after it is the likeliest."""
+    """The mean loss, and for every token whether the next one is predicted correctly."""
     ids = encode_lines(tokenizer, lines)
     with in_evaluation(model):
         logits, targets = model(ids[:, :-1]), ids[:, 1:]

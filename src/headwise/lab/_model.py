@@ -1,4 +1,4 @@
-"""Mini-GPT: a small decoder-only model in the nanoGPT manner, built on our attention layer."""
+"""Mini-GPT: a small decoder-only model in the style of nanoGPT, on our attention layer."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ class MiniGPTConfig:
     """The sizes of a Mini-GPT.
 
     Attributes:
-        context: The longest text it can read.
-        n_kv_heads: Key/value heads; None is as many as there are heads.
-        mlp_ratio: Width of the hidden layer of each MLP, in multiples of `d_model`.
-        dropout: Share of each update of the stream dropped in training.
+        context: The maximal number of tokens of a text.
+        n_kv_heads: The number of key/value heads. None is `n_heads`.
+        mlp_ratio: The width of the hidden layer of each MLP, in multiples of `d_model`.
+        dropout: The share of each update of the residual stream dropped in training.
     Raises:
         ArgumentError: a size is not positive, or `dropout` is not a share below 1.
     """
@@ -45,13 +45,13 @@ class MiniGPTConfig:
 
 
 class DecoderBlock(nn.Module):
-    """Attention, then an MLP; each reads the normalised stream and adds to it."""
+    """A pre-norm block: attention, then an MLP, each added to the residual stream."""
 
     def __init__(self, config: MiniGPTConfig) -> None:
         super().__init__()
         width, hidden = config.d_model, config.mlp_ratio * config.d_model
         self.norm_1 = nn.LayerNorm(width)
-        # Dropout is on the updates only: on the attention weights it delays the copying heads.
+        # Dropout on the attention weights would delay the copying heads; updates only.
         self.attention = MultiHeadAttention(width, config.n_heads, config.n_kv_heads)
         self.norm_2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
@@ -75,8 +75,8 @@ class MiniGPT(nn.Module):
         self.blocks = nn.ModuleList(DecoderBlock(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        # Between torch's 1, under which updates drown, and the usual .02, under which the heads
-        # that copy appear too late for a run of a minute.
+        # With torch's 1 the updates are lost in the noise; with the usual 0.02 the copying heads
+        # appear too late for a run of a minute.
         nn.init.normal_(self.tokens.weight, std=0.3)
         nn.init.normal_(self.positions.weight, std=0.3)
 
@@ -88,9 +88,8 @@ class MiniGPT(nn.Module):
         """The logits of the next token at every position.
 
         Args:
-            attention_mask: 1 for the tokens of the text, 0 for padding, on whichever side it
-                stands: positions are counted from the first token of the text. What comes
-                out at padding has no meaning.
+            attention_mask: 1 for tokens of the text, 0 for padding on either side. Positions are
+                counted from the first token of the text. Logits at padding have no meaning.
         Raises:
             ShapeError: the text is longer than the context.
         """
@@ -101,11 +100,11 @@ class MiniGPT(nn.Module):
                 f"Shorten the text, or train with a longer context."
             )
         if attention_mask is None:
-            at, mask = torch.arange(T, device=input_ids.device), None
+            positions, mask = torch.arange(T, device=input_ids.device), None
         else:
-            at = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+            positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
             mask = attention_mask.bool()[:, None, None, :]  # B 1 1 T
-        x = self.tokens(input_ids) + self.positions(at)
+        x = self.tokens(input_ids) + self.positions(positions)
         for block in self.blocks:
             x = block(x, mask)
         return self.head(self.norm(x))

@@ -1,4 +1,4 @@
-"""A training run: what decides it, one step of it, and how it is kept and taken up again."""
+"""A training run: its settings, one training step, and saving and resuming it."""
 
 import json
 import math
@@ -22,20 +22,20 @@ from headwise.lab._resume import read_facts, read_run
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """All that decides what comes out of training.
+    """The settings of a training run, which determine its result.
 
     Attributes:
-        seed: Of the weights, the lines and what is held out.
-        learning_rate: At its highest, after `warmup` steps; then it falls to a tenth as a cosine.
-        repeat_share: Share of lines that repeat a random sequence.
-        adverb_share: Share of clauses with an adverb.
+        seed: The seed of the weights, the lines and the held-out pairs.
+        learning_rate: The peak, reached after `warmup` steps. It then decays to a tenth along a
+            cosine.
+        repeat_share: The share of lines that repeat a random sequence.
+        adverb_share: The share of clauses with an adverb.
 
-    The defaults were chosen among some twenty that take about a minute on two cores: small
-    batches, many steps and dropout did most for what is held out. There the scores still differ
-    by a tenth from seed to seed.
+    The defaults are chosen for a short run on a CPU: small batches, many steps and dropout help
+    held-out accuracy most. It still varies from seed to seed.
 
     Raises:
-        ArgumentError: a number is out of its range, or the context is shorter than a line.
+        ArgumentError: a number is out of range, or the context is shorter than a line.
     """
 
     seed: int = 0
@@ -78,7 +78,7 @@ class TrainSettings:
         return MiniGPTConfig(vocab_size, **{name: getattr(self, name) for name in shared})
 
     def learning_rate_at(self, step: int) -> float:
-        """The rate of a step, counted from 0."""
+        """The learning rate of a step, counted from 0."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - self.warmup)
@@ -86,7 +86,7 @@ class TrainSettings:
 
 
 class TrainingRun:
-    """A model on its way: everything that changes from step to step."""
+    """The state of training: everything that changes from step to step."""
 
     def __init__(self, settings: TrainSettings) -> None:
         self.settings = settings
@@ -105,14 +105,14 @@ class TrainingRun:
         self.seconds = 0.0
 
     def advance(self) -> float:
-        """Take one step; give its loss."""
+        """Do one training step and return its loss."""
         started = time.perf_counter()
         settings = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate_at(self.step)
         seed = (settings.seed, 0, self.step)
         ids = draw_batch(self.grammar, self.tokenizer, settings.batch_size, seed=seed)
-        # The seed of a step depends on nothing before it, so a resumed run draws the same.
+        # Each step has a seed of its own, so a resumed run draws the same numbers.
         with _seeded(settings.seed + 1 + self.step):
             logits = self.model.train()(ids[:, :-1])
         loss = next_token_loss(logits, ids[:, 1:], self.padding)
@@ -125,7 +125,7 @@ class TrainingRun:
         return loss.item()
 
     def checkpoint(self, path: Path) -> None:
-        """Write all that `resume` needs: one file, so that it is whole or not there."""
+        """Write the state for `resume`, as a single file, so that the write is atomic."""
         tensors = {f"model.{name}": w for name, w in self.model.state_dict().items()}
         for number, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{number}.{name}": w for name, w in moments.items()}
@@ -138,11 +138,11 @@ class TrainingRun:
             write_tensors(tensors, beside, about)
 
     def resume(self, path: Path) -> None:
-        """Go on from where `checkpoint` left off; a broken checkpoint changes nothing.
+        """Continue from a checkpoint. A damaged checkpoint changes nothing.
 
         Raises:
             ArgumentError: the checkpoint is of a run with other settings.
-            InputError: the checkpoint is broken.
+            InputError: the checkpoint is damaged.
         """
         self._check_same(read_facts(path)[0], path)
         state = read_run(path, self.model, self.settings.steps)
@@ -152,20 +152,20 @@ class TrainingRun:
         self.step, self.seconds = state.step, state.seconds
 
     def _check_same(self, earlier: dict[str, object], path: Path) -> None:
-        """Another run must not go on here: its schedule, lines or sizes would change midway."""
-        asked = asdict(self.settings)
-        for name in asked | earlier:
-            if asked.get(name) != earlier.get(name):
+        """Refuse other settings: the schedule, the lines or the sizes would change midway."""
+        settings = asdict(self.settings)
+        for name in settings | earlier:
+            if settings.get(name) != earlier.get(name):
                 raise ArgumentError(
                     f"train: {path.parent} holds a run with {name}={earlier.get(name)}, but "
-                    f"{name}={asked.get(name)} is asked for. Train into another folder, or give "
+                    f"{name}={settings.get(name)} is requested. Train into another folder, or use "
                     f"the settings of that run."
                 )
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw from this seed, and leave the caller's own random numbers as they were."""
+    """Seed torch inside the block, and restore the caller's random state after it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

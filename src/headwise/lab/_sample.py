@@ -1,4 +1,4 @@
-"""Let a Mini-GPT go on from a prompt."""
+"""Generates text from a prompt with a Mini-GPT."""
 
 import re
 
@@ -24,14 +24,14 @@ def sample(
     temperature: float = 0.0,
     seed: int = 0,
 ) -> str:
-    """Go on from a prompt until the line ends, the context is full, or enough words are said.
+    """Continue a prompt until the end of the line, the context limit or `max_new_tokens`.
 
     Args:
-        prompt: Words the tokenizer knows, with white space between them.
-        temperature: 0 takes the likeliest word each time; 1 draws from what the model predicts.
-        seed: Of the draws, where the temperature is not 0.
+        prompt: Words of the vocabulary, separated by white space.
+        temperature: 0 decodes greedily; 1 samples from the model's distribution.
+        seed: The seed of the sampling, if the temperature is not 0.
     Returns:
-        The prompt and what the model adds to it.
+        The prompt and its continuation.
     Raises:
         InputError: a word of the prompt is unknown, or the prompt does not fit the context.
         ArgumentError: `max_new_tokens` or `temperature` is negative.
@@ -58,7 +58,7 @@ def sample(
 
 def _read_prompt(tokenizer: Tokenizer, prompt: str, context: int) -> list[int]:
     for word in prompt.split():
-        # No vocabulary has words with lone surrogates, and a tokenizer cannot be asked for them.
+        # No vocabulary has words with lone surrogates, and a tokenizer cannot look them up.
         known = not _SURROGATES.search(word) and tokenizer.token_to_id(word) is not None
         if word == UNK or not known:
             raise InputError(

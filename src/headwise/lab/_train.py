@@ -1,4 +1,4 @@
-"""Train a Mini-GPT on the grammar: seeded, repeatable, and able to go on after an interruption."""
+"""Trains a Mini-GPT on the grammar: seeded, reproducible and resumable."""
 
 import os
 from collections.abc import Callable
@@ -17,10 +17,10 @@ _STATE, _FACTS = "training.safetensors", "training.json"
 
 @dataclass(frozen=True)
 class Trained:
-    """What training gives.
+    """The result of training.
 
     Attributes:
-        seconds: Spent on steps, those before an interruption included.
+        seconds: The time spent on all steps, including those before an interruption.
     """
 
     model: MiniGPT
@@ -30,7 +30,7 @@ class Trained:
     seconds: float
 
     def facts(self) -> dict[str, str | int | float]:
-        """The facts of the run, in an order to print them. What does not apply is left out."""
+        """The facts of the run, in the order to print them, without those that do not apply."""
         held_out, seen = asdict(self.evaluation.held_out), asdict(self.evaluation.seen)
         facts: dict[str, str | int | float] = {
             "steps": self.settings.steps,
@@ -53,23 +53,24 @@ def train(
     checkpoint_every: int = 100,
     lines_judged: int = 512,
 ) -> Trained:
-    """Train a Mini-GPT, judge it, and save it into a folder.
+    """Train a Mini-GPT, evaluate it, and save it into a folder.
 
     The same settings give the same weights, bit for bit on one machine and number of threads.
-    A run that was interrupted goes on from its last checkpoint and ends with those same weights.
-    Beside what `save` writes the folder gets `training.safetensors` (the checkpoint) and
+    An interrupted run continues from its last checkpoint and ends with the same weights. In
+    addition to the files of `save`, the folder gets `training.safetensors` (the checkpoint) and
     `training.json` (settings and facts).
 
     Args:
-        on_start: Called once before the first step, with the model and the steps done before: the
-            place to hang up a `headwise.HeadMonitor`.
-        on_step: Called after each step with the steps done, the steps in all, and the loss.
-        checkpoint_every: Steps from one checkpoint to the next; the last step makes one too.
-        lines_judged: Lines of each kind to judge the model on when it is trained.
+        on_start: Called once before the first step, with the model and the number of steps done
+            by an earlier run: the place to attach a `headwise.HeadMonitor`.
+        on_progress: Called after each step with the number of steps done, the number of steps in
+            all, and the loss.
+        checkpoint_every: The number of steps between checkpoints. The last step writes one too.
+        lines_judged: The number of lines of each kind to evaluate the trained model on.
     Raises:
         ArgumentError: the folder holds a run with other settings, or an argument is out of range.
         InputError: the checkpoint in the folder cannot be read.
-        OutputError: the folder cannot be made or written.
+        OutputError: the folder cannot be created or written.
     """
     for name, number in (("checkpoint_every", checkpoint_every), ("lines_judged", lines_judged)):
         if number < 1:

@@ -1,8 +1,8 @@
-"""The attention layer: project, place, attend, join."""
+"""The attention layer, with rotary embeddings, position biases and a key/value cache."""
 
 from headwise.layer._attention import MultiHeadAttention
 from headwise.layer._biases import ALiBi, DistanceBias, PositionBias, T5Bias
-from headwise.layer._cache import Held, KVCache
+from headwise.layer._cache import CachedKeys, KVCache
 from headwise.layer._core import HeadAttention, LayerOutput
 from headwise.layer._positions import (
     LinearScaling,
@@ -15,9 +15,9 @@ from headwise.layer._positions import (
 
 __all__ = [
     "ALiBi",
+    "CachedKeys",
     "DistanceBias",
     "HeadAttention",
-    "Held",
     "KVCache",
     "LayerOutput",
     "LinearScaling",

@@ -1,62 +1,61 @@
-"""Multi-head attention as a module whose parts are real sub-modules that are called."""
+"""Multi-head attention as a module that calls its projections and its core as sub-modules."""
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise.kernels import Bias, MaskLike, TensorBias, WindowLike
-from headwise.layer._biases import Placed, PositionBias
-from headwise.layer._cache import Held, KVCache
+from headwise.layer._biases import PositionBias, PositionedBias
+from headwise.layer._cache import CachedKeys, KVCache
 from headwise.layer._check import check_cache, check_inputs, check_parts, read_bias, read_sizes
+from headwise.layer._convert import ConvertibleLayer
 from headwise.layer._core import HeadAttention, HeadNorm, LayerOutput, LayerOutputWithLse
-from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import RoPE
 from headwise.masks import Mask, as_mask
 from headwise.masks.parts import split_additive
 
-Layer = TypeVar("Layer", bound="MultiHeadAttention")
 
+class MultiHeadAttention(ConvertibleLayer):
+    """Multi-head self- and cross-attention, with grouped key/value heads.
 
-class MultiHeadAttention(nn.Module):
-    """Attention in several heads, for self- and cross-attention.
+    Each head has its own queries. Groups of heads share `n_kv_heads` key/value heads (1 is
+    multi-query attention): query head `h` reads kv head `h // (n_heads // n_kv_heads)`. The
+    projections are ordinary `nn.Linear` modules and are called as modules, so adapters,
+    quantisation and hooks work on them.
 
-    Each head has its own queries; `n_kv_heads` of keys and values are shared by groups of
-    heads (1 is multi-query attention). Query head `h` reads kv head `h // (n_heads //
-    n_kv_heads)`. The projections are ordinary `nn.Linear` modules and are called as modules,
-    so adapters, quantisation and hooks work on them.
-
-    Queries stand at the end of the keys, as in `headwise.masks`; positions are counted that way.
+    Queries are aligned with the end of the keys, as in `headwise.masks`, and positions follow
+    that alignment.
 
     Args:
-        d_model: Width of what comes in as queries and of what goes out.
+        d_model: Width of the query input and of the output.
         n_heads: Number of query heads.
         n_kv_heads: Number of key/value heads. None is `n_heads`.
         head_dim: Width of a query or key. None is `d_model / n_heads`.
         v_head_dim: Width of a value. None is `head_dim`.
-        bias: Whether the projections have biases; "qkv": only those of queries, keys and
-            values, as in Qwen2.
-        dropout: Share of weights dropped in training.
-        kdim: Width of what keys are made from. None is `d_model`.
-        vdim: Width of what values are made from. None is `kdim`.
-        qk_norm: Whether each query and key is divided by its root mean square, and scaled by
-            learned factors, before it is turned.
-        gate: Whether each head's output is multiplied by a share that its query decides.
-        out_proj: Whether heads are mixed on the way out. Without it they stand side by side,
-            and none reaches another's features.
-        rope: Turns queries and keys by their positions.
-        position_bias: Is added to the logits: `ALiBi`, `T5Bias`, or a part of your own.
-        scale: What `q · k` is multiplied by. None is `1 / sqrt(head_dim)`.
+        bias: Whether the projections have biases. "qkv" gives biases to the query, key and value
+            projections only, as in Qwen2.
+        dropout: Share of attention weights dropped in training.
+        kdim: Width of the key input. None is `d_model`.
+        vdim: Width of the value input. None is `kdim`.
+        qk_norm: Whether each query and key is RMS-normalised, with learned factors, before the
+            rotation.
+        gate: Whether each head's output is multiplied by a sigmoid gate computed from the query
+            input.
+        out_proj: Whether an output projection mixes the heads. Without it the heads are
+            concatenated.
+        rope: Rotates queries and keys by their positions.
+        position_bias: A bias on the logits: `ALiBi`, `T5Bias`, or a `PositionBias` of your own.
+        scale: The factor on `q · k`. None is `1 / sqrt(head_dim)`.
         softcap: Logits become `softcap · tanh(logits / softcap)`.
         window: How many keys are visible on each side of a query besides its own, `(left, right)`.
             A cache's `window=n` counts the query's own too, and may not be the shorter one.
-        sinks: A further logit for each head, in the denominator alone. An `nn.Parameter` is
-            learned; a tensor or one number for all heads stays constant.
+        sinks: One more logit per head, in the softmax denominator only. An `nn.Parameter` is
+            learned; a tensor, or one number for all heads, stays constant.
     Raises:
-        ShapeError: `d_model` is not a multiple of `n_heads` and no `head_dim` is given,
-            `n_heads` is not a multiple of `n_kv_heads`, or a part was made for other sizes.
+        ShapeError: `d_model` is not a multiple of `n_heads` and `head_dim` is None, `n_heads` is
+            not a multiple of `n_kv_heads`, or a part was made for other sizes.
         ArgumentError: a size is not positive, or a value is out of range.
     Source:
         Vaswani et al. 2017, §3.2.2 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023
@@ -120,22 +119,23 @@ class MultiHeadAttention(nn.Module):
         """Attend from `query` to `key` and mix `value`.
 
         Args:
-            key: What is attended to. None is `query` itself: self-attention.
-            value: What is mixed. None is `key`.
-            mask: As in `headwise.attend`: True = may attend. With a cache its keys are the
-                slots in use, this call's included.
+            key: The input of the key projection. None is `query` itself: self-attention.
+            value: The input of the value projection. None is `key`.
+            mask: As in `headwise.attend`: True = may attend. With a cache, its keys are the
+                slots in use, those of this call included.
             causal: Whether a query sees only its own position and earlier ones.
-            cache: What was read so far; keys and values of `query` are added to it.
-            need_weights: Whether to return the weights of every head too.
-            need_lse: Whether to return the log of the sum of the exponentials of every head too.
+            cache: The keys and values of earlier tokens. Those of `query` are added to it.
+            need_weights: Whether to return the weights of every head.
+            need_lse: Whether to return the log-sum-exp of every head.
         Returns:
-            The output, and with `need_weights` the weights, before dropout. With `need_lse` there
-            are three: output, weights (None where not asked for) and log-sum-exps. Which kernel
-            was taken, and why, is `choice` of what `attention` then gives: a hook on it sees that.
+            The output. With `need_weights` a pair of output and weights before dropout; with
+            `need_lse` a triple of output, weights (None without `need_weights`) and log-sum-exps.
+            A forward hook on `attention` then finds the kernel, and why it was chosen, in the
+            `choice` of that module's output.
         Raises:
-            ShapeError: a width is not the one the layer was made for, or the cache is full.
-            ArgumentError: dtypes or devices differ, a cache is given in cross-attention, it keeps
-                sinks that the layer's own window hides, or forgets keys within that window.
+            ShapeError: an input has another width than the layer's, or the cache is full.
+            ArgumentError: dtypes or devices differ, a cache is used in cross-attention, it keeps
+                sinks that the layer's own window hides, or it forgets keys within that window.
         """
         if cache is not None:
             check_cache(cache, self.attention.window, reads_itself=key is None and value is None)
@@ -146,117 +146,51 @@ class MultiHeadAttention(nn.Module):
         q = self.q_norm(self._split(self.q_proj(query), self.head_dim))
         k = self.k_norm(self._split(self.k_proj(key), self.head_dim))
         v = self._split(self.v_proj(value), self.v_head_dim)
-        placed = self._place(q, k, v, mask, cache)
-        found = self.attention(
-            placed.q, placed.k, placed.v,
-            mask=placed.mask, bias=placed.bias, causal=causal,
+        inputs = self._kernel_inputs(q, k, v, mask, cache)
+        result = self.attention(
+            inputs.q, inputs.k, inputs.v,
+            mask=inputs.mask, bias=inputs.bias, causal=causal,
             need_weights=need_weights, need_lse=need_lse,
         )  # fmt: skip
         extras = need_weights or need_lse
-        out = self._join(found.heads if extras else found, query)
-        if cache is not None and placed.held is not None:
-            cache.keep(placed.held)  # last, so that a call that fails adds nothing
+        out = self._join(result.heads if extras else result, query)
+        if cache is not None and inputs.slots is not None:
+            cache.keep(inputs.slots)  # last, so that a call that fails changes nothing
         if not extras:
             return out
         if need_lse:
-            return LayerOutputWithLse(out, found.weights, found.lse)
-        return LayerOutput(out, found.weights)
+            return LayerOutputWithLse(out, result.weights, result.lse)
+        return LayerOutput(out, result.weights)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Copy tensors into the layer, also under the names that others give them.
-
-        Read are those of `nn.MultiheadAttention` (packed or not) and of the attention of BERT,
-        GPT-2, Llama and T5 and their kin in transformers. A larger model's `load_state_dict`
-        reads them too. What they save beside the attention is left out: BERT's norm after it, and
-        GPT-2's causal mask, called `bias` and `masked_bias`.
-
-        Raises:
-            ArgumentError: names are unknown or missing, and `strict`; or two are for one tensor.
-            ShapeError: a tensor has another shape.
-            UnsupportedError: there is a tensor that this layer could only drop.
-        """
-        state = self._translate(state_dict)
-        if strict:
-            check_state(state, self.state_dict())
-        return super().load_state_dict(state, strict, assign)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        own = {name: state_dict.pop(name) for name in [*state_dict] if name.startswith(prefix)}
-        own = {name.removeprefix(prefix): tensor for name, tensor in own.items()}
-        state_dict |= {prefix + name: x for name, x in self._translate(own).items()}
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def _translate(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        keys, values = (self.n_kv_heads * width for width in (self.head_dim, self.v_head_dim))
-        return translate(state, (self.n_heads * self.head_dim, keys, values))
-
-    @classmethod
-    def from_torch(cls: type[Layer], module: nn.MultiheadAttention) -> Layer:
-        """Make the layer that gives what `nn.MultiheadAttention` gives, with copies of its tensors.
-
-        Ours takes `[batch, tokens, width]` whatever `module.batch_first` says, True where a query
-        may attend, and gives weights per head. `add_zero_attn` becomes a constant sink of 0.
-        What is not trained there is not trained here. A subclass gives a layer of its own class.
-
-        Raises:
-            ArgumentError: it is another module, or a subclass is constructed in another way.
-            UnsupportedError: the module has `add_bias_kv`.
-        """
-        from headwise.layer._convert import from_torch
-
-        return from_torch(cls, module)
-
-    def to_torch(self) -> nn.MultiheadAttention:
-        """Make the `nn.MultiheadAttention` (batch first) that gives what this layer gives.
-
-        Raises:
-            UnsupportedError: the layer has what that one has not.
-        """
-        from headwise.layer._convert import to_torch
-
-        return to_torch(self)
-
-    def tensor_parallel_plan(self) -> dict[str, Any]:
-        """Tell `torch.distributed.tensor.parallel.parallelize_module` how to share out the heads.
-
-        The number of devices must divide `n_kv_heads`.
-
-        Raises:
-            UnsupportedError: a part of the layer belongs to all heads, or is one number for each.
-        """
-        from headwise.layer._convert import tensor_parallel_plan
-
-        return tensor_parallel_plan(self)
-
-    def _place(
+    def _kernel_inputs(
         self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike | None, cache: KVCache | None
-    ) -> "_Placed":
-        """Queries and keys where they stand: turned, joined by what was read before, biased."""
+    ) -> "_KernelInputs":
+        """Rotated queries and keys, joined with the cache, and the masks and biases of both."""
         if cache is None and self.rope is None and self.position_bias is None:
-            return _Placed(q, k, v, mask, None, None)
+            return _KernelInputs(q, k, v, mask, None, None)
         if cache is not None:
             cache.check(k, v)
         query_at, key_at = _positions(q, k, cache)
         if self.rope is not None:
-            turns = self.rope.turns(query_at, q.dtype)
-            q = self.rope.turn(q, turns)
-            k = self.rope.turn(k, turns if key_at is query_at else self.rope.turns(key_at, k.dtype))
+            cos_sin = self.rope.cos_sin(query_at, q.dtype)
+            q = self.rope.rotate_by(q, cos_sin)
+            k = self.rope.rotate_by(
+                k, cos_sin if key_at is query_at else self.rope.cos_sin(key_at, k.dtype)
+            )
         bias: Bias | None = None
-        held: Held | None = None
+        slots: CachedKeys | None = None
         if cache is not None:
-            held = cache.join(k, v)
-            k, v, key_at = held
-            mask, bias = _both(mask, cache.visible(held, query_at))
+            slots = cache.join(k, v)
+            k, v, key_at = slots
+            mask, bias = _combine(mask, cache.visible(slots, query_at))
         if self.position_bias is not None:
             in_steps = cache is None or cache.window is None
-            own = Placed(self.position_bias, query_at, key_at, q.dtype, in_steps)
-            bias = own if bias is None else own + bias
-        return _Placed(q, k, v, mask, bias, held)
+            position_bias = PositionedBias(self.position_bias, query_at, key_at, q.dtype, in_steps)
+            bias = position_bias if bias is None else position_bias + bias
+        return _KernelInputs(q, k, v, mask, bias, slots)
 
     def _split(self, x: Tensor, width: int) -> Tensor:
-        # Heads are counted from what is there: under tensor parallelism it is a part of them.
+        # The number of heads follows from `x`: under tensor parallelism it holds a part of them.
         return x.reshape(*x.shape[:2], x.shape[-1] // width, width).transpose(1, 2)  # B H T D
 
     def _join(self, heads: Tensor, query: Tensor) -> Tensor:
@@ -266,21 +200,21 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(heads.flatten(2))
 
     def extra_repr(self) -> str:
-        told = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "rope")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in told)
+        names = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "rope")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
-class _Placed(NamedTuple):
+class _KernelInputs(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
     mask: MaskLike | None
     bias: Bias | None
-    held: Held | None  # what a cache hands out; to be kept when all went well
+    slots: CachedKeys | None  # of the cache, which stores them once the call has succeeded
 
 
 def _positions(q: Tensor, k: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor]:
-    """Where queries and keys stand: the last query with the last key."""
+    """The positions of queries and keys: the last query is at the last key."""
     T, S = q.shape[2], k.shape[2]
     if cache is not None:
         key_at = cache.positions(S, k.device)
@@ -289,13 +223,15 @@ def _positions(q: Tensor, k: Tensor, cache: KVCache | None) -> tuple[Tensor, Ten
     return (key_at if T == S else torch.arange(S - T, S, device=k.device)[None]), key_at
 
 
-def _both(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None, Bias | None]:
-    """A mask for what both allow, and what is left to add to the logits."""
+def _combine(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | None, Bias | None]:
+    """A mask of what both masks allow, and the part of an additive mask that stays a bias."""
     if visible is None or mask is None:
         return (visible if mask is None else mask), None
     if isinstance(mask, Mask):
         return mask & visible, None
     if mask.dtype == torch.bool:
         return as_mask(mask) & visible, None
-    seen, bias = split_additive(mask, "MultiHeadAttention")
-    return visible if seen is None else seen & visible, None if bias is None else TensorBias(bias)
+    allowed, bias = split_additive(mask, "MultiHeadAttention")
+    return visible if allowed is None else allowed & visible, None if bias is None else TensorBias(
+        bias
+    )

@@ -1,6 +1,6 @@
-"""Where a token stands, added to the logits: ALiBi, T5's relative bias.
+"""Position biases on the logits: ALiBi and T5's relative bias.
 
-Both depend only on how far apart a query and a key are.
+Both depend only on the distance between a query and a key.
 """
 
 import math
@@ -16,14 +16,14 @@ from headwise.kernels import Bias
 from headwise.masks.tiles import Tile
 from headwise.shapes import is_size
 
-# One row for each text, or a single row for all of them.
+# One row per text, or a single row for all texts.
 Queries = Int[Tensor, "b T"]
 Keys = Int[Tensor, "b S"]
 
 
 @runtime_checkable
 class PositionBias(Protocol):
-    """What is added to a logit because of where query and key stand."""
+    """A bias on the logits that depends on the positions of query and key."""
 
     @property
     def n_heads(self) -> int: ...
@@ -35,7 +35,7 @@ class PositionBias(Protocol):
 
 @runtime_checkable
 class DistanceBias(PositionBias, Protocol):
-    """One that depends on nothing but how far the key stands after the query."""
+    """A position bias that depends only on the key's position minus the query's."""
 
     def of_distance(
         self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
@@ -43,18 +43,18 @@ class DistanceBias(PositionBias, Protocol):
 
 
 @dataclass(frozen=True)
-class Placed(Bias):
-    """The bias of queries and keys that stand somewhere, made a tile at a time.
+class PositionedBias(Bias):
+    """A position bias at given query and key positions, computed one tile at a time.
 
-    Where neighbors among the keys stand one position apart, a distance is looked at once and not
-    for every query: the bias is the same along each diagonal.
+    Where positions are consecutive, the bias is constant along each diagonal, so it is computed
+    once per distance and not for every pair.
     """
 
     part: PositionBias
     query_at: Queries
     key_at: Keys
     dtype: torch.dtype
-    in_steps: bool  # whether positions go up in steps of one, and the last query is the last key
+    in_steps: bool  # whether positions are consecutive and the last query is the last key
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class Placed(Bias):
     def tile(self, tile: Tile) -> Float[Tensor, "b H R n"]:
         rows, keys = tile.rows, tile.keys
         if self.in_steps and isinstance(self.part, DistanceBias):
-            # A traced graph has no views with steps of an open length.
+            # A traced graph has no strided views of symbolic length.
             if torch.compiler.is_compiling():
                 return self.part.of_distance(tile.key_at - tile.query_at, self.dtype)[None]
             n_rows, n_keys = rows.stop - rows.start, keys.stop - keys.start
@@ -81,12 +81,12 @@ class Placed(Bias):
 
 @dataclass(frozen=True)
 class ALiBi:
-    """A penalty that grows with the distance, by a slope of its own for each head.
+    """A penalty proportional to the distance, with one slope per head.
 
     Raises:
-        ArgumentError: there is no head.
+        ArgumentError: `n_heads` is not positive.
     Source:
-        Press et al. 2022 (arXiv:2108.12409); their slopes for any number of heads.
+        Press et al. 2022 (arXiv:2108.12409), with their slopes for any number of heads.
     """
 
     n_heads: int
@@ -97,9 +97,9 @@ class ALiBi:
     def slopes(self) -> tuple[float, ...]:
         """The penalty of each head for one token of distance."""
         whole = 2 ** math.floor(math.log2(self.n_heads))
-        own = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
+        slopes = [2 ** (-8 * (head + 1) / whole) for head in range(whole)]
         between = [2 ** (-4 * (2 * head + 1) / whole) for head in range(self.n_heads - whole)]
-        return (*own, *between)
+        return (*slopes, *between)
 
     def __call__(
         self, query_at: Queries, key_at: Keys, dtype: torch.dtype
@@ -116,18 +116,18 @@ class ALiBi:
 
 
 class T5Bias(nn.Module):
-    """A learned logit for each head and each bucket of distances.
+    """A learned bias per head and bucket of distances.
 
-    Near distances have a bucket each, far ones share buckets that widen logarithmically.
+    Small distances have one bucket each. Larger ones share buckets that widen logarithmically.
 
     Args:
-        n_buckets: Half of them are for keys after the query if `bidirectional`.
-        max_distance: From this distance on there is one bucket.
-        bidirectional: Whether keys after the query are told apart (T5's encoder), or share
-            the bucket of distance 0 (its decoder).
+        n_buckets: The number of buckets. If `bidirectional`, half of them are for later keys.
+        max_distance: All distances from this one on share the last bucket.
+        bidirectional: Whether keys after the query have buckets of their own (T5's encoder), or
+            share the bucket of distance 0 (its decoder).
     Raises:
-        ArgumentError: there is no head, there are too few buckets, or they already reach
-            `max_distance` singly.
+        ArgumentError: `n_heads` is not positive, there are too few buckets, or the buckets of
+            single distances already reach `max_distance`.
     Source:
         Raffel et al. 2020, section 2.1 (arXiv:1910.10683).
     """
@@ -143,8 +143,12 @@ class T5Bias(nn.Module):
         super().__init__()
         _check_heads("T5Bias", n_heads)
         self.n_heads, self.max_distance, self.bidirectional = n_heads, max_distance, bidirectional
-        self.a_side = n_buckets // 2 if bidirectional else n_buckets
-        if self.a_side < 2 or n_buckets % (1 + bidirectional) or max_distance <= self.a_side // 2:
+        self.n_per_side = n_buckets // 2 if bidirectional else n_buckets
+        if (
+            self.n_per_side < 2
+            or n_buckets % (1 + bidirectional)
+            or max_distance <= self.n_per_side // 2
+        ):
             raise ArgumentError(
                 f"T5Bias: n_buckets={n_buckets}, max_distance={max_distance}, bidirectional="
                 f"{bidirectional}. Give at least two buckets a side and a larger distance."
@@ -163,15 +167,15 @@ class T5Bias(nn.Module):
         return self.buckets(self.bucket(ahead)).movedim(-1, 0).to(dtype)
 
     def bucket(self, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The bucket of a key that stands so many tokens after its query."""
+        """The bucket of a key `ahead` tokens after its query."""
         away = ahead.abs() if self.bidirectional else (-ahead).clamp(min=0)
-        single = self.a_side // 2  # distances below this have a bucket each
+        single = self.n_per_side // 2  # distances below this have a bucket each
         growth = (away.clamp(min=single).float() / single).log() / math.log(
             self.max_distance / single
         )
-        shared = single + (growth * (self.a_side - single)).long()
-        bucket = torch.where(away < single, away, shared.clamp(max=self.a_side - 1))
-        return bucket + self.a_side * (ahead > 0) if self.bidirectional else bucket
+        shared = single + (growth * (self.n_per_side - single)).long()
+        bucket = torch.where(away < single, away, shared.clamp(max=self.n_per_side - 1))
+        return bucket + self.n_per_side * (ahead > 0) if self.bidirectional else bucket
 
     def extra_repr(self) -> str:
         return f"max_distance={self.max_distance}, bidirectional={self.bidirectional}"

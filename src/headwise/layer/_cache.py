@@ -1,4 +1,4 @@
-"""What was read so far, kept as keys and values, so that a next token costs one row."""
+"""The key/value cache of incremental decoding: each new token costs one row of attention."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,37 +12,38 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.masks import Mask, as_mask
 from headwise.shapes import is_size
 
-ScoringCheckpoint = Int[Tensor, "b S"]  # one row for each text, or a single row for all of them
+SlotPositions = Int[Tensor, "b S"]  # one row per text, or a single row for all texts
 
 
-class Held(NamedTuple):
-    """Keys and values in slots, in the order of the text; every text ends in the last slot."""
+class CachedKeys(NamedTuple):
+    """Cached keys and values in slots, in text order. Every text ends in the last slot."""
 
     k: Float[Tensor, "B Hkv S D"]
     v: Float[Tensor, "B Hkv S Dv"]
-    at: ScoringCheckpoint  # the position of what is in a slot; negative: the slot is empty
+    positions: SlotPositions  # the token position of each slot; negative for an empty slot
 
 
 class KVCache:
-    """The keys and values of one layer. It grows, fills an allocation, or forgets.
+    """The cached keys and values of one layer: growing, preallocated, or a sliding window.
 
-    Texts of different lengths end together, with padding on their left: the next token of each
-    is then added in one place. A cache with a window forgets all but the last `window` tokens
-    (the query's own among them) and the first `n_sinks`, and equals one pass under that mask.
+    Texts of different lengths are padded on the left, so that all of them end in the last slot
+    and the next token of each goes into the same slot. A cache with a window keeps the last
+    `window` tokens (the query's own included) and the first `n_sinks`; decoding with it equals
+    one pass under the corresponding mask.
 
     Args:
-        max_length: How many tokens room is made for, padding included. None grows with each
-            call. An allocation is written in place, which gradients cannot go through.
-        window: How many of the last tokens are kept, the query's own among them: `n` here is
-            a layer's `window=(n - 1, 0)`. None is all of them.
-        n_sinks: How many of the first tokens are kept besides.
-        left_padding: For each text, how many of the first tokens it is given are padding.
+        max_length: The number of tokens to allocate, padding included. None grows with each
+            call. An allocation is written in place, which gradients cannot pass through.
+        window: How many of the last tokens are kept, the query's own included: `n` here is a
+            layer's `window=(n - 1, 0)`. None keeps all.
+        n_sinks: How many of the first tokens are kept besides the window.
+        left_padding: Per text, how many of the first tokens are padding.
     Raises:
-        ArgumentError: a size is negative, `n_sinks` comes without a window, or a window with an
-            allocation, which it does not need.
+        ArgumentError: a size is negative, `n_sinks` is used without a window, or a window
+            together with `max_length`, which it does not need.
     Source:
-        first tokens kept besides a window: Xiao et al. 2024 (arXiv:2309.17453). Positions are
-        those in the text, where they count them within the cache.
+        First tokens kept besides a window: Xiao et al. 2024 (arXiv:2309.17453). Positions here
+        are those in the text; theirs are counted within the cache.
     """
 
     def __init__(
@@ -61,14 +62,16 @@ class KVCache:
         if n_sinks < 0 or (n_sinks and window is None):
             raise ArgumentError(
                 f"KVCache: n_sinks={n_sinks}, window={window}. "
-                f"Give no negative number, and a window for sinks to stand outside of."
+                f"Give a number from 0 on, and a window with sinks."
             )
         if window is not None and max_length is not None:
             raise ArgumentError(
                 f"KVCache: max_length={max_length}, window={window}. "
                 f"Give one of them: a window bounds the length by itself."
             )
-        before = _whole("KVCache: left_padding", [0] if left_padding is None else left_padding)
+        before = _as_integers(
+            "KVCache: left_padding", [0] if left_padding is None else left_padding
+        )
         if before.ndim != 1 or bool((before < 0).any()):
             raise ArgumentError(
                 f"KVCache: left_padding={before.tolist()}. Give one number for each text."
@@ -76,109 +79,116 @@ class KVCache:
         self.max_length, self.window, self.n_sinks = max_length, window, n_sinks
         self._next = -before  # a single position where all texts agree
         self._ragged = left_padding is not None
-        self._held: Held | None = None
-        self._room: tuple[Tensor, Tensor] | None = None
-        self._forgot = False
+        self._slots: CachedKeys | None = None
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._has_forgotten = False
 
     @property
     def lengths(self) -> Int[Tensor, " b"]:
-        """How many tokens of each text were read; a single number where all texts agree."""
+        """The number of tokens cached so far per text; a single number where all texts agree."""
         return self._next.clamp(min=0)
 
     def __len__(self) -> int:
-        """How many slots are in use."""
-        return 0 if self._held is None else self._held.at.shape[1]
+        """The number of slots in use."""
+        return 0 if self._slots is None else self._slots.positions.shape[1]
 
     def positions(self, n_tokens: int, device: torch.device | str = "cpu") -> Int[Tensor, "b T"]:
-        """Where the next tokens stand in their texts; negative for padding."""
+        """The positions of the next tokens in their texts; negative for padding."""
         return self._next.to(device)[:, None] + torch.arange(n_tokens, device=device)
 
-    def append(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> Held:
-        """Add keys and values; hand out all that the queries of these tokens may need.
+    def append(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> CachedKeys:
+        """Add keys and values, and return all that the queries of these tokens may attend to.
 
         Raises:
-            ShapeError: the sizes are not those of what is held, or there is no room left.
-            ArgumentError: dtype or device are not, or an allocation would need gradients.
+            ShapeError: the sizes differ from those of the cached tensors, or the cache is full.
+            ArgumentError: dtype or device differ, or gradients would pass through an allocation.
         """
         self.check(k, v)
-        held = self.join(k, v)
-        self.keep(held)
-        return held
+        cached = self.join(k, v)
+        self.keep(cached)
+        return cached
 
-    def join(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> Held:
-        """Hand out, of what `check` has let through, what `append` would; remember nothing yet."""
-        at = self.positions(k.shape[2], k.device)
-        if self._held is not None:
-            at = torch.cat((self._held.at, at), dim=1)
+    def join(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> CachedKeys:
+        """What `append` returns, for tensors that passed `check`; the cache stays unchanged."""
+        positions = self.positions(k.shape[2], k.device)
+        if self._slots is not None:
+            positions = torch.cat((self._slots.positions, positions), dim=1)
         if self.max_length is not None:
-            # In place, but in slots that are not in use before `keep`.
-            return Held(*self._fill(k, v, len(self)), at)
-        if self._held is not None:
-            return Held(torch.cat((self._held.k, k), 2), torch.cat((self._held.v, v), 2), at)
-        return Held(k, v, at)
+            # In place, but into slots that come into use only with `keep`.
+            return CachedKeys(*self._fill(k, v, len(self)), positions)
+        if self._slots is not None:
+            return CachedKeys(
+                torch.cat((self._slots.k, k), 2), torch.cat((self._slots.v, v), 2), positions
+            )
+        return CachedKeys(k, v, positions)
 
-    def keep(self, held: Held) -> None:
-        """Go on from what `join` gave: its tokens were read."""
-        self._next = self._next.to(held.at.device) + held.at.shape[1] - len(self)
-        self._held = self._forget(held)
+    def keep(self, cached: CachedKeys) -> None:
+        """Store what `join` returned."""
+        self._next = self._next.to(cached.positions.device) + cached.positions.shape[1] - len(self)
+        self._slots = self._forget(cached)
 
-    def visible(self, held: Held, query_at: Int[Tensor, "b T"]) -> Mask | None:
-        """What the queries of an `append` may attend to, causality aside; None: all it holds."""
-        at = held.at[:, None]  # b 1 S
+    def visible(self, cached: CachedKeys, query_at: Int[Tensor, "b T"]) -> Mask | None:
+        """The mask of cached keys for these queries, without causality; None if all are visible."""
+        positions = cached.positions[:, None]  # b 1 S
         if self.window is None:
-            return as_mask((at >= 0)[:, None]) if self._ragged else None
-        near = at > query_at[..., None] - self.window
-        return as_mask(((at >= 0) & (near | (at < self.n_sinks)))[:, None])
+            return as_mask((positions >= 0)[:, None]) if self._ragged else None
+        near = positions > query_at[..., None] - self.window
+        return as_mask(((positions >= 0) & (near | (positions < self.n_sinks)))[:, None])
 
     def crop(self, lengths: int | Sequence[int] | Int[Tensor, " B"]) -> None:
-        """Keep the first so many tokens of each text, and of a shorter text all.
+        """Truncate each text to its first tokens; a shorter text is kept whole.
 
-        As many slots stay in use as the longest text has tokens. A prompt that is padded on its
-        right can be read as it is, and the cache cropped to the lengths of the texts.
+        As many slots stay in use as the longest text has tokens. To decode prompts padded on the
+        right, run them as they are and crop the cache to the lengths of the texts.
 
+        Args:
+            lengths: The number of tokens to keep, one for all texts or one per text.
         Raises:
-            ArgumentError: a length is negative or no whole number, or the window has forgotten
-                what stood there.
+            ArgumentError: a length is negative or no whole number, or the window has already
+                dropped the tokens.
             ShapeError: there are lengths for another number of texts.
         """
-        wanted = _whole("KVCache.crop: lengths", lengths).to(self._next.device).reshape(-1)
-        if bool((wanted < 0).any()):
-            raise ArgumentError(f"KVCache.crop: {wanted.tolist()}. Give no negative length.")
-        if self._held is None:
+        lengths = _as_integers("KVCache.crop: lengths", lengths).to(self._next.device).reshape(-1)
+        if bool((lengths < 0).any()):
+            raise ArgumentError(f"KVCache.crop: {lengths.tolist()}. Give no negative length.")
+        if self._slots is None:
             return
-        if len(wanted) not in (1, len(self._held.k)):
+        if len(lengths) not in (1, len(self._slots.k)):
             raise ShapeError(
-                f"KVCache.crop: {len(wanted)} lengths for {len(self._held.k)} texts. "
+                f"KVCache.crop: {len(lengths)} lengths for {len(self._slots.k)} texts. "
                 f"Give one for each text, or one number for all."
             )
-        surplus = (self._next - wanted).clamp(min=0)
-        if self._forgot and not bool(surplus.any()):
+        surplus = (self._next - lengths).clamp(min=0)
+        if self._has_forgotten and not bool(surplus.any()):
             return
-        if self._forgot:
+        if self._has_forgotten:
             raise ArgumentError(
-                f"KVCache.crop: to {wanted.tolist()}, but the cache has forgotten all but the "
-                f"last window={self.window} tokens. Read the text again."
+                f"KVCache.crop: to {lengths.tolist()}, but the cache has dropped all but the "
+                f"last window={self.window} tokens. Run the text again."
             )
         self._next = self._next - surplus
         n_slots = int(self._next.max().clamp(min=0))
         self._ragged = bool((self._next != n_slots).any())
         slots = torch.arange(n_slots, device=surplus.device)
-        at = self._next[:, None] + slots - n_slots
-        moved = len(self) - n_slots - surplus  # from where each text comes to its new slots
-        if bool(moved.any()):  # every text is to end in the last slot again
-            self._put(_pick(self._held, slots + moved[:, None]), at)
+        positions = self._next[:, None] + slots - n_slots
+        moved = len(self) - n_slots - surplus  # by how many slots each text moves
+        if bool(moved.any()):  # every text must end in the last slot again
+            self._store(_gather(self._slots, slots + moved[:, None]), positions)
         else:
-            self._held = Held(self._held.k[:, :, :n_slots], self._held.v[:, :, :n_slots], at)
+            self._slots = CachedKeys(
+                self._slots.k[:, :, :n_slots], self._slots.v[:, :, :n_slots], positions
+            )
 
     def reorder(self, index: Sequence[int] | Int[Tensor, " beams"]) -> None:
-        """Go on with these texts in place of those held; one may be taken several times.
+        """Select texts of the batch, such as the surviving beams; a text may be repeated.
 
         Raises:
-            ArgumentError: a number is not that of a text. A GPU is not asked for its numbers.
+            ArgumentError: an index is out of range. Indices on a GPU are not checked, since that
+                would synchronise.
         """
-        index = _whole("KVCache.reorder: index", index)
-        n_texts = len(self._next) if self._held is None else len(self._held.k)
-        known = self._held is not None or n_texts > 1
+        index = _as_integers("KVCache.reorder: index", index)
+        n_texts = len(self._next) if self._slots is None else len(self._slots.k)
+        known = self._slots is not None or n_texts > 1
         wrong = can_read(index) and bool(((index < 0) | (index >= n_texts)).any())
         if index.ndim != 1 or (known and wrong):
             raise ArgumentError(
@@ -187,67 +197,67 @@ class KVCache:
             )
         if len(self._next) > 1:
             self._next = self._next.index_select(0, index.to(self._next.device))
-        if self._held is not None:
-            k, v, at = self._held
+        if self._slots is not None:
+            k, v, positions = self._slots
             index = index.to(k.device)
-            self._room = None
-            self._put(
+            self._buffers = None
+            self._store(
                 (k.index_select(0, index), v.index_select(0, index)),
-                at if len(at) == 1 else at.index_select(0, index),
+                positions if len(positions) == 1 else positions.index_select(0, index),
             )
 
-    def _put(self, kv: tuple[Tensor, Tensor], at: Tensor) -> None:
-        """Hold these, copied into the allocation if there is one."""
-        k, v = kv if self.max_length is None else self._fill(*kv, 0)
-        self._held = Held(k, v, at)
+    def _store(self, keys_values: tuple[Tensor, Tensor], positions: Tensor) -> None:
+        """Store keys and values, copied into the allocation if there is one."""
+        k, v = keys_values if self.max_length is None else self._fill(*keys_values, 0)
+        self._slots = CachedKeys(k, v, positions)
 
     def _fill(self, k: Tensor, v: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Write into the allocation, which is made on first use; views of its part in use."""
-        if self._room is None or self._held is None:
-            self._room = self._allocate(k), self._allocate(v)
+        """Write into the allocation, made on first use, and return views of its used part."""
+        if self._buffers is None or self._slots is None:
+            self._buffers = self._allocate(k), self._allocate(v)
         stop = start + k.shape[2]
-        for room, new in zip(self._room, (k, v), strict=True):
-            room[:, :, start:stop] = new
-        return self._room[0][:, :, :stop], self._room[1][:, :, :stop]
+        for buffer, new in zip(self._buffers, (k, v), strict=True):
+            buffer[:, :, start:stop] = new
+        return self._buffers[0][:, :, :stop], self._buffers[1][:, :, :stop]
 
     def _allocate(self, like: Tensor) -> Tensor:
         shape = *like.shape[:2], self.max_length or 0, like.shape[3]
-        # What is made in inference mode could not be written outside of it later on.
+        # A tensor made in inference mode cannot be written outside of it later.
         with torch.inference_mode(False):
             return torch.empty(shape, dtype=like.dtype, device=like.device)
 
-    def _forget(self, held: Held) -> Held:
-        """Only the last `window` slots, and before them one slot for each sink."""
-        n_old = 0 if self.window is None else held.at.shape[1] - self.window
+    def _forget(self, cached: CachedKeys) -> CachedKeys:
+        """The last `window` slots, preceded by one slot per sink."""
+        n_old = 0 if self.window is None else cached.positions.shape[1] - self.window
         if n_old <= self.n_sinks:
-            return held
-        self._forgot = True
-        sinks = torch.arange(self.n_sinks, device=held.at.device)
-        found = held.at[:, :n_old, None] == sinks  # b old sinks
-        slots = torch.arange(n_old, held.at.shape[1], device=held.at.device)
-        slots = torch.cat((found.byte().argmax(1), slots.expand(len(found), -1)), dim=1)
-        at = held.at.gather(1, slots)
-        at[:, : self.n_sinks].masked_fill_(~found.any(1), -1)
-        return Held(*_pick(held, slots), at)
+            return cached
+        self._has_forgotten = True
+        sinks = torch.arange(self.n_sinks, device=cached.positions.device)
+        is_sink = cached.positions[:, :n_old, None] == sinks  # b old sinks
+        slots = torch.arange(n_old, cached.positions.shape[1], device=cached.positions.device)
+        slots = torch.cat((is_sink.byte().argmax(1), slots.expand(len(is_sink), -1)), dim=1)
+        positions = cached.positions.gather(1, slots)
+        positions[:, : self.n_sinks].masked_fill_(~is_sink.any(1), -1)
+        return CachedKeys(*_gather(cached, slots), positions)
 
     def check(self, k: Float[Tensor, "B Hkv T D"], v: Float[Tensor, "B Hkv T Dv"]) -> None:
-        """Refuse what `append` cannot add; it has the same `Raises`."""
+        """Raise the errors of `append` for tensors that it cannot add."""
         n_after, n_texts = len(self) + k.shape[2], len(self._next)
         if self.max_length is not None and n_after > self.max_length:
             raise ShapeError(
                 f"KVCache: {k.shape[2]} tokens after {len(self)} do not fit "
-                f"max_length={self.max_length}. Make more room, or give a window."
+                f"max_length={self.max_length}. Raise it, or use a window."
             )
         if n_texts not in (1, len(k)):
             raise ShapeError(
-                f"KVCache: {len(k)} texts, but it holds lengths of {n_texts}. Keep the batch."
+                f"KVCache: {len(k)} texts, but the cache holds {n_texts}. Keep the batch size."
             )
         if self.max_length is not None and torch.is_grad_enabled() and k.requires_grad:
             raise ArgumentError(
                 f"KVCache: max_length={self.max_length} is written in place, which gradients "
-                f"cannot go through. Decode under torch.no_grad(), or let the cache grow."
+                f"cannot pass through. Decode under torch.no_grad(), or let the cache grow."
             )
-        for name, old, new in zip("kv", self._held or (), (k, v), strict=False):
+        for name, old, new in zip("kv", self._slots or (), (k, v), strict=False):
             if (old.shape[:2], old.shape[3]) != (new.shape[:2], new.shape[3]):
                 raise ShapeError(
                     f"KVCache: {name} {tuple(new.shape)} after {tuple(old.shape)}. "
@@ -260,16 +270,18 @@ class KVCache:
                 )
 
 
-def _whole(what: str, given: int | Sequence[int] | Tensor) -> Tensor:
-    """Whole numbers as a tensor; True and False are none."""
-    numbers = torch.as_tensor(given)
+def _as_integers(argument: str, values: int | Sequence[int] | Tensor) -> Tensor:
+    """Integers as a tensor; booleans and floats are refused."""
+    numbers = torch.as_tensor(values)
     if numbers.is_floating_point() or numbers.dtype == torch.bool:
-        raise ArgumentError(f"{what} {numbers.tolist()} are {numbers.dtype}. Give whole numbers.")
+        raise ArgumentError(
+            f"{argument} {numbers.tolist()} are {numbers.dtype}. Give whole numbers."
+        )
     return numbers
 
 
-def _pick(held: Held, slots: ScoringCheckpoint) -> tuple[Tensor, Tensor]:
-    """Copies of some slots of each text; what a slot before the first gives is no matter."""
+def _gather(cached: CachedKeys, slots: SlotPositions) -> tuple[Tensor, Tensor]:
+    """Copies of some slots of each text. A slot before the first may hold anything."""
     slots = slots.clamp(min=0)[:, None, :, None]
-    k, v = (x.gather(2, slots.expand(*x.shape[:2], -1, x.shape[3])) for x in (held.k, held.v))
+    k, v = (x.gather(2, slots.expand(*x.shape[:2], -1, x.shape[3])) for x in (cached.k, cached.v))
     return k, v

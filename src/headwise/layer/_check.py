@@ -1,4 +1,4 @@
-"""What a layer refuses: sizes that do not divide, parts made for others, inputs that do not fit."""
+"""Checks of the layer's arguments: sizes, parts, inputs and caches."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from headwise.layer._cache import KVCache
 from headwise.layer._positions import RoPE
 from headwise.shapes import is_size
 
-_SUCH = {"rope": "RoPE(head_dim)", "position_bias": "ALiBi(n_heads)"}
+_EXAMPLES = {"rope": "RoPE(head_dim)", "position_bias": "ALiBi(n_heads)"}
 
 
 class Sizes(NamedTuple):
-    """All sizes of a layer, none left to be guessed."""
+    """All sizes of a layer, defaults resolved."""
 
     d_model: int
     n_heads: int
@@ -28,15 +28,15 @@ class Sizes(NamedTuple):
     vdim: int
 
 
-def read_sizes(d_model: int, n_heads: int, *others: int | None) -> Sizes:
-    """Fill in the sizes that were not given; refuse what is not positive or cannot be shared."""
-    given = dict(zip(Sizes._fields, (d_model, n_heads, *others), strict=True))
-    for name, size in given.items():
+def read_sizes(d_model: int, n_heads: int, *optional: int | None) -> Sizes:
+    """Resolve the default sizes; refuse sizes that are not positive or do not divide."""
+    sizes = dict(zip(Sizes._fields, (d_model, n_heads, *optional), strict=True))
+    for name, size in sizes.items():
         if size is not None and not is_size(size):
             raise ArgumentError(
                 f"MultiHeadAttention: {name}={size!r}. Give a positive whole number."
             )
-    n_kv_heads, head_dim, v_head_dim, kdim, vdim = others
+    n_kv_heads, head_dim, v_head_dim, kdim, vdim = optional
     if head_dim is None and d_model % n_heads:
         raise ShapeError(
             f"MultiHeadAttention: d_model={d_model} cannot be shared by n_heads={n_heads} "
@@ -60,7 +60,7 @@ def read_sizes(d_model: int, n_heads: int, *others: int | None) -> Sizes:
 
 
 def read_bias(bias: bool | str) -> tuple[bool, bool]:
-    """Whether queries, keys and values have biases, and whether the other projections have."""
+    """Whether the query, key and value projections have biases, and whether the others do."""
     if bias is True or bias is False:
         return bias, bias
     if bias != "qkv":
@@ -74,16 +74,16 @@ def check_parts(
     position_bias: PositionBias | None,
     sinks: Tensor | float | None,
 ) -> None:
-    """Refuse parts that are none, or were made for other sizes."""
+    """Refuse parts of the wrong type or made for other sizes."""
     for name, part, kind in ("rope", rope, RoPE), ("position_bias", position_bias, PositionBias):
         if not isinstance(part, kind | None):
             raise ArgumentError(
                 f"MultiHeadAttention: {name}={part!r} is no {kind.__name__}. "
-                f"Give one, such as {_SUCH[name]}, or None."
+                f"Give one, such as {_EXAMPLES[name]}, or None."
             )
     if rope is not None and rope.width > sizes.head_dim:
         raise ShapeError(
-            f"MultiHeadAttention: rope turns {rope.width} features of heads with "
+            f"MultiHeadAttention: rope rotates {rope.width} features of heads with "
             f"head_dim={sizes.head_dim}. Give RoPE a width up to {sizes.head_dim}."
         )
     if position_bias is not None and position_bias.n_heads != sizes.n_heads:
@@ -99,7 +99,7 @@ def check_parts(
 
 
 def check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.Module) -> None:
-    """Refuse inputs of another width, dtype or device than the layer's."""
+    """Refuse inputs whose width, dtype or device differs from the layer's."""
     for (name, x), width in zip(inputs.items(), widths, strict=True):
         if not isinstance(x, Tensor):
             raise ArgumentError(
@@ -111,18 +111,22 @@ def check_inputs(inputs: Mapping[str, Tensor], widths: Sequence[int], like: nn.M
                 f"Give [batch, tokens, {width}]; the layer was made for that width."
             )
     kinds = {name: (x.dtype, x.device) for name, x in inputs.items()}
-    # Adapters and quantised weights know best what they take; autocast brings dtypes together.
+    # Adapters and quantised weights accept dtypes of their own; autocast unifies dtypes.
     if type(like) is nn.Linear:
         kinds["weights"] = (like.weight.dtype, like.weight.device)
     if under_autocast(inputs["query"]):
         kinds = {name: (torch.get_default_dtype(), device) for name, (_, device) in kinds.items()}
     if len(set(kinds.values())) > 1:
-        told = ", ".join(f"{name} {dtype} on {device}" for name, (dtype, device) in kinds.items())
-        raise ArgumentError(f"MultiHeadAttention: {told}. Bring them to one dtype and device.")
+        descriptions = ", ".join(
+            f"{name} {dtype} on {device}" for name, (dtype, device) in kinds.items()
+        )
+        raise ArgumentError(
+            f"MultiHeadAttention: {descriptions}. Bring them to one dtype and device."
+        )
 
 
 def check_cache(cache: KVCache, window: WindowLike | None, reads_itself: bool) -> None:
-    """Refuse a cache where its layer reads something else, or sees other keys than it keeps."""
+    """Refuse a cache in cross-attention, or one whose kept keys do not match the window."""
     if not isinstance(cache, KVCache):
         raise ArgumentError(
             f"MultiHeadAttention: cache={cache!r} is no KVCache. Give one, or None."
@@ -130,17 +134,17 @@ def check_cache(cache: KVCache, window: WindowLike | None, reads_itself: bool) -
     if not reads_itself:
         raise ArgumentError(
             "MultiHeadAttention: cache given together with key or value. "
-            "A cache holds what the layer itself has read: give query alone."
+            "A cache is for self-attention: give query alone."
         )
-    left = window[0] if isinstance(window, tuple) else window
-    if left is not None and cache.n_sinks:
+    n_before = window[0] if isinstance(window, tuple) else window
+    if n_before is not None and cache.n_sinks:
         raise ArgumentError(
             f"MultiHeadAttention: window={window} hides the n_sinks={cache.n_sinks} first tokens "
             f"that the cache keeps. Make the layer without a window: the cache has one."
         )
-    if left is not None and cache.window is not None and cache.window <= left:
+    if n_before is not None and cache.window is not None and cache.window <= n_before:
         raise ArgumentError(
-            f"MultiHeadAttention: window={window} sees {left} keys before the query's own, but the "
-            f"cache forgets all but window={cache.window}, that one among them. "
-            f"Give the cache window={left + 1}, or none."
+            f"MultiHeadAttention: window={window} sees {n_before} keys before the query's own, "
+            f"but the cache keeps only window={cache.window}, the query's own included. "
+            f"Give the cache window={n_before + 1}, or none."
         )

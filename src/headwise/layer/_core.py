@@ -1,4 +1,4 @@
-"""The middle of the layer: attention of projected heads, as a module that hooks can watch."""
+"""The core of the layer: attention over projected heads, as a module that hooks can observe."""
 
 import math
 from typing import NamedTuple
@@ -22,16 +22,16 @@ from headwise.kernels import (
 
 
 class LayerOutput(NamedTuple):
-    """What the layer gives when weights are asked for; those of half precision are float32."""
+    """The layer's result with `need_weights`. Weights of half precision inputs are float32."""
 
     out: Float[Tensor, "B T d_out"]
     weights: Float[Tensor, "B H T S"]  # per head, never averaged
 
 
 class LayerOutputWithLse(NamedTuple):
-    """What the layer gives when log-sum-exps are asked for, with weights or without.
+    """The layer's result with `need_lse`, with or without weights.
 
-    Those of half precision are float32.
+    Weights and log-sum-exps of half precision inputs are float32.
     """
 
     out: Float[Tensor, "B T d_out"]
@@ -40,7 +40,7 @@ class LayerOutputWithLse(NamedTuple):
 
 
 class HeadNorm(nn.RMSNorm):
-    """Each query or key over its root mean square, times learned factors."""
+    """RMS normalisation of each query or key, with learned factors."""
 
     def forward(self, x: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H T D"]:
         # Under autocast the factors are wider than `x`, and torch's kernel wants one dtype.
@@ -49,20 +49,21 @@ class HeadNorm(nn.RMSNorm):
 
 
 class HeadAttention(nn.Module):
-    """`attend` as a module, so that a hook can watch queries, keys and heads.
+    """`attend` as a module, so that hooks can observe queries, keys and heads.
 
-    It holds what is the same in every call; a call adds its mask, causality and bias.
+    The constructor takes the arguments that are the same in every call; a call adds its mask,
+    causality and bias.
 
     Args:
-        dropout: Share of weights dropped in training.
-        scale: What `q · k` is multiplied by. None is `1 / sqrt(head_dim)`.
+        dropout: Share of attention weights dropped in training.
+        scale: The factor on `q · k`. None is `1 / sqrt(head_dim)`.
         softcap: Logits become `softcap · tanh(logits / softcap)`.
         window: How many keys are visible on each side of the query.
-        sinks: A further logit for each head, in the denominator alone: learned if it is an
-            `nn.Parameter`, constant if it is another tensor or one number for all heads.
+        sinks: One more logit per head, in the softmax denominator only. An `nn.Parameter` is
+            learned; another tensor, or one number for all heads, stays constant.
     Raises:
-        ArgumentError: `dropout` is not a share, `scale` not finite, `softcap` not positive, a
-            window negative.
+        ArgumentError: `dropout` is not a share below 1, `scale` is not finite, `softcap` is not
+            positive, or a side of `window` is negative.
     """
 
     sinks: Tensor | float | None
@@ -137,7 +138,7 @@ class HeadAttention(nn.Module):
         causal: bool = False,
         bias: BiasLike | None = None,
     ) -> AttentionRule:
-        """How a call with these arguments turns logits into weights."""
+        """The rule by which a call with these arguments turns logits into weights."""
         return make_rule(
             head_dim=q.shape[-1], mask=mask, is_causal=causal, near=self.window,
             scale=self.scale, bias=bias, softcap=self.softcap, sinks=self._sinks_of(q),
@@ -150,6 +151,6 @@ class HeadAttention(nn.Module):
         return q.new_full((q.shape[1],), self.sinks, dtype=wide)
 
     def extra_repr(self) -> str:
-        told = {name: getattr(self, name) for name in ("scale", "softcap", "window")}
-        told = {"dropout": self.dropout} | {n: x for n, x in told.items() if x is not None}
-        return ", ".join(f"{name}={value}" for name, value in told.items())
+        options = {name: getattr(self, name) for name in ("scale", "softcap", "window")}
+        options = {"dropout": self.dropout} | {n: x for n, x in options.items() if x is not None}
+        return ", ".join(f"{name}={value}" for name, value in options.items())

@@ -1,8 +1,8 @@
-"""The names that others give to the tensors of an attention layer, read as ours.
+"""Translates the state dicts of other attention layers to the names of this one.
 
-nn.MultiheadAttention packs three projections into one tensor, or writes `q_proj_weight`; BERT
-says `self.query`; GPT-2 packs too, and stores what it multiplies by (in, out) where `nn.Linear`
-stores (out, in); Llama says `o_proj`; T5 has single letters.
+`nn.MultiheadAttention` packs three projections into one tensor, or names them `q_proj_weight`;
+BERT uses `self.query`; GPT-2 packs too, and stores its weights transposed, as (in, out) where
+`nn.Linear` has (out, in); Llama uses `o_proj`; T5 uses single letters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,26 +28,26 @@ _PACKED = ("in_proj_weight", "in_proj_bias", "c_attn.weight", "c_attn.bias")
 _TRANSPOSED = ("c_attn.weight", "c_proj.weight")
 _INNER_BIASES = {f"{role}_proj.bias" for role in "qkv"}
 _FURTHER_KEYS = ("bias_k", "bias_v")
-# Saved beside the attention, but no part of it: BERT's norm, GPT-2's causal mask.
+# Saved beside the attention but no part of it: BERT's norm, GPT-2's causal mask.
 _BESIDE = ("output.LayerNorm.weight", "output.LayerNorm.bias", "bias", "masked_bias")
 
 
 def translate(theirs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Tensor]:
-    """The same tensors under our names; names that are ours, or unknown, stay as they are.
+    """The same tensors under our names. Our own names, and unknown ones, stay as they are.
 
     Args:
-        rows: How many rows of a packed tensor belong to queries, keys and values.
+        rows: The numbers of rows of a packed tensor that belong to queries, keys and values.
     Raises:
-        UnsupportedError: there are `bias_k` and `bias_v`: a learned key that our layer lacks.
+        UnsupportedError: there are `bias_k` and `bias_v`, a learned key that our layer lacks.
         ShapeError: a packed tensor has another number of rows.
-        ArgumentError: two names are for the same tensor, or what they name is none.
+        ArgumentError: two names mean the same tensor, or a value is no tensor.
     """
     ours: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
         if name in _FURTHER_KEYS:
             raise UnsupportedError(
-                f"MultiHeadAttention: {name} {tuple(tensor.shape)} is a further key and value for "
-                f"every text, which this layer does not have. Use the original layer."
+                f"MultiHeadAttention: {name} {tuple(tensor.shape)} is a learned key or value, "
+                f"which this layer does not have. Use the original layer."
             )
         if name in _BESIDE:
             continue
@@ -66,26 +66,29 @@ def translate(theirs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Tenso
     return ours
 
 
-def check_state(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Refuse tensors with unknown names or other shapes, and missing ones, before any is copied.
+def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse unknown names, missing names and other shapes before any tensor is copied.
 
     Raises:
         ArgumentError: names are unknown or missing.
         ShapeError: a tensor has another shape.
     """
-    unknown, missing = sorted(given.keys() - wanted.keys()), sorted(wanted.keys() - given.keys())
+    unknown, missing = (
+        sorted(state.keys() - expected.keys()),
+        sorted(expected.keys() - state.keys()),
+    )
     if unknown or missing:
-        biases = {name for name in given if name.endswith("_proj.bias")}
-        how = "bias='qkv'" if biases == _INNER_BIASES else "the options of those tensors"
+        biases = {name for name in state if name.endswith("_proj.bias")}
+        advice = "bias='qkv'" if biases == _INNER_BIASES else "the options of those tensors"
         raise ArgumentError(
             f"MultiHeadAttention.load_state_dict: unknown {unknown}, missing {missing}. "
-            f"Make the layer with {how}."
+            f"Make the layer with {advice}."
         )
-    for name, tensor in given.items():
-        if tensor.shape != wanted[name].shape:
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape:
             raise ShapeError(
                 f"MultiHeadAttention.load_state_dict: {name} {tuple(tensor.shape)} where the "
-                f"layer has {tuple(wanted[name].shape)}. Make the layer with the same sizes."
+                f"layer has {tuple(expected[name].shape)}. Make the layer with the same sizes."
             )
 
 

@@ -1,6 +1,6 @@
-"""Where a token stands, turned into queries and keys: RoPE.
+"""Rotary position embedding (RoPE): rotates queries and keys by their positions.
 
-Their product then depends only on how far apart they are.
+The product of a rotated query and key depends only on the distance between their positions.
 """
 
 import math
@@ -14,50 +14,50 @@ from torch import Tensor
 from headwise.errors import ArgumentError, ShapeError
 from headwise.shapes import is_size
 
-Queries = Int[Tensor, "b T"]  # one row for each text, or a single row for all of them
+Positions = Int[Tensor, "b T"]  # one row per text, or a single row for all texts
 
 
-class Turns(NamedTuple):
-    """What each feature and its partner in the pair are multiplied by, at each position.
+class CosSin(NamedTuple):
+    """The cosines and signed sines of the rotation, per position and feature.
 
-    A pair's first feature gets `cos` of itself and `−sin` of the second, the second `cos` of
-    itself and `+sin` of the first.
+    A rotated feature is `x · cos + partner · sin`, where `partner` is the other feature of its
+    pair. The sine is negative for the first feature of a pair and positive for the second.
     """
 
-    own: Float[Tensor, "b 1 T width"]
-    partner: Float[Tensor, "b 1 T width"]
+    cos: Float[Tensor, "b 1 T width"]
+    sin: Float[Tensor, "b 1 T width"]
 
 
 @runtime_checkable
 class Scaling(Protocol):
-    """Turning more slowly, to read texts `factor` times longer than those trained on."""
+    """Lower RoPE frequencies, to read texts `factor` times longer than in training."""
 
     @property
     def factor(self) -> float: ...
 
     @property
     def magnitude(self) -> float:
-        """What turned queries and keys are multiplied by."""
+        """The factor that multiplies rotated queries and keys."""
 
-    def slow(self, frequencies: Float[Tensor, " pairs"], rope: "RoPE") -> Float[Tensor, " pairs"]:
-        """The frequencies to turn by, in place of those."""
+    def scale(self, frequencies: Float[Tensor, " pairs"], rope: "RoPE") -> Float[Tensor, " pairs"]:
+        """The scaled frequencies that replace `frequencies`."""
 
 
 @dataclass(frozen=True)
 class RoPE:
-    """Turn pairs of features of queries and keys by angles that grow with the position.
+    """Rotate pairs of features of queries and keys by angles proportional to the position.
 
     Args:
-        width: How many of a head's leading features are turned; the rest is left as it is.
-        base: The slowest pair turns about `base` times more slowly than the first.
+        width: How many leading features of a head are rotated. The others stay unchanged.
+        base: The lowest frequency is about `base` times lower than the highest.
         pairing: "half" pairs feature `i` with `i + width / 2` (Llama, GPT-NeoX),
             "interleaved" `2i` with `2i + 1` (RoFormer, GPT-J).
-        scaling: How to read longer texts: `LinearScaling`, `NTKScaling`, `YaRN`,
-            `Llama3Scaling`. None turns by the plain frequencies.
+        scaling: Context extension: `LinearScaling`, `NTKScaling`, `YaRN`, `Llama3Scaling`. None
+            uses the plain frequencies.
     Raises:
         ShapeError: `width` is odd or not positive.
-        ArgumentError: `base` is not above 1, the pairing is unknown, `scaling` is no such part,
-            or its factor is below 1 or endless.
+        ArgumentError: `base` is not above 1, the pairing is unknown, `scaling` is not a `Scaling`,
+            or its factor is below 1 or infinite.
     Source:
         Su et al. 2021, eq. 15 and 34 (arXiv:2104.09864).
     """
@@ -70,7 +70,8 @@ class RoPE:
     def __post_init__(self) -> None:
         if not is_size(self.width) or self.width % 2:
             raise ShapeError(
-                f"RoPE: width={self.width!r}. Features turn in pairs: give a positive even number."
+                f"RoPE: width={self.width!r}. Features rotate in pairs: "
+                f"give a positive even number."
             )
         if not 1 < self.base < math.inf:
             raise ArgumentError(f"RoPE: base={self.base}. Give a number above 1.")
@@ -86,58 +87,60 @@ class RoPE:
     def frequencies(
         self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> Float[Tensor, " pairs"]:
-        """By how much each pair turns from one position to the next, in radians."""
+        """The angle between neighboring positions for each pair, in radians."""
         pairs = torch.arange(0, self.width, 2, dtype=dtype, device=device) / self.width
         frequencies = self.base**-pairs
-        return frequencies if self.scaling is None else self.scaling.slow(frequencies, self)
+        return frequencies if self.scaling is None else self.scaling.scale(frequencies, self)
 
-    def rotate(self, x: Float[Tensor, "B H T D"], at: Queries) -> Float[Tensor, "B H T D"]:
-        """The queries or keys of tokens that stand at these positions, turned."""
-        return self.turn(x, self.turns(at, x.dtype))
+    def rotate(self, x: Float[Tensor, "B H T D"], positions: Positions) -> Float[Tensor, "B H T D"]:
+        """Rotate queries or keys by the angles of their positions."""
+        return self.rotate_by(x, self.cos_sin(positions, x.dtype))
 
-    def turns(self, at: Queries, dtype: torch.dtype) -> Turns:
-        """How far to turn at these positions, for queries and keys of that dtype."""
-        # Not a buffer: `layer.bfloat16()` would round it, and far positions would be garbled.
+    def cos_sin(self, positions: Positions, dtype: torch.dtype) -> CosSin:
+        """The cosines and sines of these positions, for queries and keys of this dtype."""
+        # Not a buffer: `layer.bfloat16()` would round it, which distorts far positions.
         work = torch.promote_types(dtype, torch.float32)
-        angles = at.to(work)[:, None, :, None] * self.frequencies(work, at.device)  # b 1 T pairs
+        frequencies = self.frequencies(work, positions.device)
+        angles = positions.to(work)[:, None, :, None] * frequencies  # b 1 T pairs
         cos, sin = angles.cos(), angles.sin()
         if self.scaling is not None:
             cos, sin = cos * self.scaling.magnitude, sin * self.scaling.magnitude
-        # The turning itself is done in the dtype of queries and keys, which is twice as fast in
-        # half precision as in float32 with its casts, and as exact as their own rounding.
-        return Turns(self._joined(cos, cos).to(dtype), self._joined(-sin, sin).to(dtype))
+        # The rotation itself runs in the dtype of queries and keys: in half precision that is
+        # faster than float32 with its casts, and as exact as their own rounding.
+        return CosSin(self._join_pairs(cos, cos).to(dtype), self._join_pairs(-sin, sin).to(dtype))
 
-    def turn(self, x: Float[Tensor, "B H T D"], turns: Turns) -> Float[Tensor, "B H T D"]:
-        """Queries or keys, turned so far."""
-        turning, still = x[..., : self.width], x[..., self.width :]
+    def rotate_by(self, x: Float[Tensor, "B H T D"], cos_sin: CosSin) -> Float[Tensor, "B H T D"]:
+        """Rotate queries or keys by precomputed cosines and sines."""
+        features, unrotated = x[..., : self.width], x[..., self.width :]
         if self.pairing == "half":
-            one, two = turning.chunk(2, dim=-1)
+            first, second = features.chunk(2, dim=-1)
         else:
-            one, two = turning[..., 0::2], turning[..., 1::2]
-        turned = torch.addcmul(turning * turns.own, self._joined(two, one), turns.partner)
-        return torch.cat((turned, still), dim=-1) if still.shape[-1] else turned
+            first, second = features[..., 0::2], features[..., 1::2]
+        partners = self._join_pairs(second, first)
+        rotated = torch.addcmul(features * cos_sin.cos, partners, cos_sin.sin)
+        return torch.cat((rotated, unrotated), dim=-1) if unrotated.shape[-1] else rotated
 
-    def _joined(self, one: Tensor, two: Tensor) -> Tensor:
-        """The first and the second feature of each pair, each in its place."""
+    def _join_pairs(self, first: Tensor, second: Tensor) -> Tensor:
+        """Put the first and the second feature of each pair at their places in the head."""
         if self.pairing == "half":
-            return torch.cat((one, two), dim=-1)
-        return torch.stack((one, two), dim=-1).flatten(-2)
+            return torch.cat((first, second), dim=-1)
+        return torch.stack((first, second), dim=-1).flatten(-2)
 
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Every pair turns `factor` times more slowly (Chen et al. 2023, arXiv:2306.15595)."""
+    """Every frequency divided by `factor` (Chen et al. 2023, arXiv:2306.15595)."""
 
     factor: float
     magnitude: float = 1.0
 
-    def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+    def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
         return frequencies / self.factor
 
 
 @dataclass(frozen=True)
 class NTKScaling:
-    """A larger base: the slowest pair turns `factor` times more slowly, the fastest as before.
+    """A larger base: the lowest frequency is divided by `factor`, the highest is kept.
 
     Source:
         Peng et al. 2023, section 3.1 (arXiv:2309.00071).
@@ -146,17 +149,17 @@ class NTKScaling:
     factor: float
     magnitude: float = 1.0
 
-    def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+    def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
         pair = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
         return frequencies * self.factor ** (-pair / max(1, len(frequencies) - 1))
 
 
 @dataclass(frozen=True)
 class YaRN:
-    """Slow pairs turn `factor` times more slowly, fast ones as before, those between in between.
+    """Low frequencies divided by `factor`, high ones kept, with a linear ramp between them.
 
-    Fast is a pair that turns more than `fast_turns` times within the length trained on, slow
-    one that turns less than `slow_turns` times.
+    A frequency is high if it completes more than `fast_turns` full turns within
+    `trained_length`, and low if it completes fewer than `slow_turns`.
 
     Raises:
         ArgumentError: `slow_turns` is not below `fast_turns`, or a number is not positive.
@@ -176,24 +179,25 @@ class YaRN:
     def magnitude(self) -> float:
         return 0.1 * math.log(self.factor) + 1.0
 
-    def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+    def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
         first = max(0, math.floor(self._pair_of(self.fast_turns, rope)))
         last = min(rope.width - 1, math.ceil(self._pair_of(self.slow_turns, rope)))
         pair = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
-        slowness = ((pair - first) / max(last - first, 1e-3)).clamp(0, 1)
-        return frequencies * (1 - slowness) + frequencies / self.factor * slowness
+        ramp = ((pair - first) / max(last - first, 1e-3)).clamp(0, 1)
+        return frequencies * (1 - ramp) + frequencies / self.factor * ramp
 
     def _pair_of(self, turns: float, rope: RoPE) -> float:
-        """The (fractional) pair that turns so many times within the length trained on."""
+        """The (fractional) pair that completes this many turns within `trained_length`."""
         longest = math.log(self.trained_length / (turns * 2 * math.pi))
         return rope.width * longest / (2 * math.log(rope.base))
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Pairs of long waves turn `factor` times more slowly, those of short waves as before.
+    """Frequencies of long wavelengths divided by `factor`, those of short wavelengths kept.
 
-    A wave is short below `trained_length / short` tokens, long above `trained_length / long`.
+    A wavelength is short below `trained_length / short` tokens and long above
+    `trained_length / long`. Between the two, frequencies are interpolated.
 
     Raises:
         ArgumentError: `long` is not below `short`, or a number is not positive.
@@ -210,15 +214,15 @@ class Llama3Scaling:
     def __post_init__(self) -> None:
         _check_scaling(self, self.short > self.long > 0)
 
-    def slow(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
-        waves = self.trained_length * frequencies / (2 * math.pi)  # within the length trained on
-        fastness = ((waves - self.long) / (self.short - self.long)).clamp(0, 1)
-        return frequencies * fastness + frequencies / self.factor * (1 - fastness)
+    def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        turns = self.trained_length * frequencies / (2 * math.pi)  # within trained_length
+        ramp = ((turns - self.long) / (self.short - self.long)).clamp(0, 1)
+        return frequencies * ramp + frequencies / self.factor * (1 - ramp)
 
 
 def _check_scaling(scaling: YaRN | Llama3Scaling, in_order: bool) -> None:
     if not (in_order and scaling.trained_length > 0):
         raise ArgumentError(
-            f"{scaling}: its two limits and the length trained on are positive, and the limit of "
-            f"fast turns, of short waves, is the larger one. Give such numbers."
+            f"{scaling}: both limits and trained_length must be positive, and the limit of high "
+            f"frequencies (fast_turns, short) the larger one. Change these numbers."
         )

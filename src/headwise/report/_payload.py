@@ -73,7 +73,7 @@ def _statistic(study: Study, name: str) -> Payload:
     return {
         "name": visible(name),
         "unit": built_in.unit if built_in else "share" if asked else "",
-        "says": visible(built_in.says if built_in else study.meanings.get(name, "")),
+        "says": visible(built_in.meaning if built_in else study.meanings.get(name, "")),
         "asked": asked,
         "from_zero": built_in.low == 0 if built_in else asked,
         "mean": _rounded(table.mean(name)),

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import InputError
 from headwise.models import batches, context_of, in_evaluation
-from headwise.roles._evidence import best_of, halves, interval
+from headwise.roles._evidence import best_of, halves
 from headwise.roles.evaluation import Units, check_reads_one_text
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize
-from headwise.tables import Head
+from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 
 Convention = Literal["identity", "prediction"]
@@ -185,7 +185,7 @@ class _Counted:
         held, right = ~chosen, self.right[:, CONVENTIONS.index(query)]
         n, links = self.n[held].sum(), self.links[held].sum()
         count = np.broadcast_to(self.n[held, None], right[held].shape)
-        low, high = interval(right[held], count, seed=seed)
+        low, high = ratio_interval(right[held], count, seed=seed)
         best = int(best_of(self.rules[chosen, None, :-1], self.n[chosen, None])[0])
         return pd.DataFrame(
             {

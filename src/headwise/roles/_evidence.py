@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
+from headwise.tables import ratio_interval
+
 PerText = Float[np.ndarray, "M N"]
 Column = Float[np.ndarray, " N"]
 
@@ -101,7 +103,7 @@ def judge(
     for scored, null, keep, p_kept in zip(families, against, asked, adjusted, strict=True):
         p = np.full(len(keep), np.nan)
         p[keep] = p_kept
-        ends = interval(scored.value, scored.count, draws=draws, seed=seed)
+        ends = ratio_interval(scored.value, scored.count, draws=draws, seed=seed)
         verdicts.append(_verdict(scored, null, p, ends))
     return verdicts
 
@@ -137,27 +139,6 @@ def max_t(
         for t, count in zip(observed, reached, strict=True):
             count += size - np.searchsorted(ordered, t - 1e-4)
     return [count / (flips + 1) for count in reached]
-
-
-def interval(
-    value: PerText, count: PerText, *, draws: int = 1000, level: float = 0.95, seed: int = 0
-) -> tuple[Column, Column]:
-    """The ends of the interval of `Σ value / Σ count`, texts being drawn with replacement.
-
-    NaN where fewer than two texts have a query.
-    """
-    texts = len(value)
-    low = np.full(value.shape[1], np.nan)
-    high = low.copy()
-    known = (count > 0).sum(0) > 1
-    if known.any():
-        rng = np.random.default_rng(seed)
-        drawn = rng.multinomial(texts, np.full(texts, 1 / texts), size=draws).astype(value.dtype)
-        rates = _divide(drawn @ value[:, known], drawn @ count[:, known])
-        tails = [(1 - level) / 2, (1 + level) / 2]
-        # A draw may miss every text with a query.
-        low[known], high[known] = np.nanquantile(rates, tails, axis=0)
-    return low, high
 
 
 def lift(effect: Column, baseline: Column) -> Column:

@@ -1,5 +1,6 @@
 """Results of this library: one row per head, plain arrays, and the files that hold them."""
 
+from headwise.tables._bootstrap import bootstrap_means, ratio_interval
 from headwise.tables._chart import draw_curves
 from headwise.tables._curves import Curves, Elbow
 from headwise.tables._display import at_prompt, in_columns
@@ -12,9 +13,10 @@ from headwise.tables._file import (
     texts_of,
     write_table_file,
 )
-from headwise.tables._head_table import STATISTICS, HeadTable
+from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
-from headwise.tables._scores import Scores, bootstrap_means, random_orders, removable
+from headwise.tables._scores import Scores, random_orders, removable
+from headwise.tables._statistics import STATISTICS
 from headwise.tables._totals import COLUMNS, TextSums, Totals
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "indices_of",
     "numbers_of",
     "random_orders",
+    "ratio_interval",
     "read_saved",
     "removable",
     "resolve_heads",

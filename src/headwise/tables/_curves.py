@@ -1,4 +1,4 @@
-"""What a model loses as its heads go, by one order of them or another."""
+"""Pruning curves: the loss of a model as heads are removed in different orders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from headwise.errors import ArgumentError, ShapeError
+from headwise.tables._bootstrap import bootstrap_means, tails_of
 from headwise.tables._display import at_prompt
 from headwise.tables._scores import bootstrap_means
 
@@ -16,14 +17,14 @@ __all__ = ["Curves", "Elbow"]
 
 @dataclass(frozen=True)
 class Elbow:
-    """How many heads may go before too much is lost, and how sure that is.
+    """How many heads can be removed before the loss grows too much, with an interval.
 
     Attributes:
-        heads: The last point up to which the mean loss has grown by less than is allowed.
-        low: The lower end of the interval of that number, texts drawn with replacement: so many
-            may go by 97.5 % of the draws. NaN for a single text.
-        high: Its upper end.
-        last: The last point looked at. What reaches it is so many heads or more.
+        heads: The last point before the growth of the mean loss reaches the allowed growth.
+        low: The lower end of the bootstrap interval of that number, texts resampled with
+            replacement. NaN for a single text.
+        high: The upper end.
+        last: The last point of the curve. An elbow there means this many heads or more.
     """
 
     heads: int
@@ -34,29 +35,30 @@ class Elbow:
     def __str__(self) -> str:
         """Such as `12 (11 to 13)`."""
         if np.isnan(self.low):
-            return self._told(float(self.heads))
-        ends = dict.fromkeys([self._told(self.low), self._told(self.high)])
-        return f"{self._told(float(self.heads))} ({' to '.join(ends)})"
+            return self._format(float(self.heads))
+        ends = dict.fromkeys([self._format(self.low), self._format(self.high)])
+        return f"{self._format(float(self.heads))} ({' to '.join(ends)})"
 
-    def _told(self, heads: float) -> str:
+    def _format(self, heads: float) -> str:
         return f"≥ {heads:g}" if heads >= self.last else f"{heads:g}"
 
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """The loss of each text after so many heads are gone, for several orders of going.
+    """The loss of each text as heads are removed, for several orders of removal.
 
     Attributes:
-        removed: How many heads are gone at each point, from none on.
-        n_heads: How many heads the model has.
-        per_text: By the name of an order the loss of each text at each point; of a name with
-            several orders, as the random one, each order's.
-        loss: What was lost.
-        compares: Whether the loss compares with the full model, which so loses nothing.
+        removed: The number of heads removed at each point, from 0 on.
+        n_heads: The number of heads in the model.
+        per_text: By name of an order, the loss of each text at each point. A name may stand for
+            several orders, such as the random ones.
+        loss: The name of the loss.
+        compares: Whether the loss compares with the full model, whose own loss is then 0.
         score: The name of a task's score; "" for none.
-        scores: By order that score at each point, of each order of the name.
+        scores: By name of an order, the task's score at each point.
     Raises:
-        ShapeError: the points do not begin at 0 and rise, or a curve has others.
+        ShapeError: the points do not begin at 0 and rise, or a curve has another number of
+            points.
 
     Example:
         >>> values = np.array([[[0.0, 0.0], [0.5, 1.5]]])
@@ -81,74 +83,76 @@ class Curves:
         if not rising or points != {len(self.removed)}:
             raise ShapeError(
                 f"Curves: points at {self.removed.tolist()} heads and curves of {sorted(points)}. "
-                f"Begin with 0 heads, rise, and give each curve a value at each point."
+                f"Give rising points from 0 on, and each curve a value at each point."
             )
 
     def __repr__(self) -> str:
         shown = self.frame()[["order", "removed", "loss", "low", "high"]]
-        title = f"Curves of the loss {self.loss}, as some of {self.n_heads} heads go"
+        title = f"Curves of the loss {self.loss}, as some of {self.n_heads} heads are removed"
         return at_prompt(title, shown.rename(columns={"order": "name"}))
 
     def mean(self, order: str) -> Float64[np.ndarray, "orders K"]:
-        """The mean over texts at each point, of each order of that name."""
+        """The mean over texts at each point, for each order of that name."""
         return self._of(order).mean(-1)
 
     def interval(
         self, order: str, level: float = 0.95
     ) -> tuple[Float64[np.ndarray, " K"], Float64[np.ndarray, " K"]]:
-        """The ends of the interval of the mean, texts drawn with replacement; of several orders,
-        the least and the largest mean of any."""
+        """The bootstrap interval of the mean, texts resampled with replacement.
+
+        For a name with several orders, the least and the largest mean of any order.
+        """
         values = self._of(order)
         if len(values) > 1:
             means = values.mean(-1)
             return means.min(0), means.max(0)
         drawn = bootstrap_means(values[0].T)
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        low, high = np.quantile(drawn, tails_of(level), axis=0)
         return low, high
 
     def allowance(self, share: float = 0.01) -> float:
-        """This share of the full model's loss; of a loss that compares with it, of 1."""
+        """This share of the full model's loss, or of 1 if the loss compares with the full model."""
         full = next(iter(self.per_text.values()))[0, 0].mean()
         return share if self.compares else share * float(full)
 
     def removable(self, order: str, allowed: float) -> int:
-        """How many heads go before the mean loss has grown by `allowed`; the points decide.
+        """The number of removed heads at the last point before the mean loss grows by `allowed`.
 
-        Of several orders, the median number.
+        For a name with several orders, the median number.
 
         Raises:
             ArgumentError: there is no such order, or `allowed` is not above 0.
         """
-        lost = self._lost(order, allowed)
-        return int(np.median(self._reached(lost.mean(-1), allowed)))
+        growth = self._growth(order, allowed)
+        return int(np.median(self._last_within(growth.mean(-1), allowed)))
 
     def elbow(self, order: str, allowed: float, level: float = 0.95) -> Elbow:
-        """How many heads are `removable`, with the interval of that number.
+        """The number of `removable` heads, with its bootstrap interval.
 
-        Texts are drawn with replacement, and in each draw it is seen how many may go; of several
-        orders, the draws of all count.
+        Texts are resampled with replacement, and the number is computed in each resample. For a
+        name with several orders, the resamples of all orders count.
 
         Args:
-            allowed: How much the mean loss may grow, such as `allowance()`.
+            allowed: The allowed growth of the mean loss, such as `allowance()`.
         Raises:
             ArgumentError: there is no such order, or `allowed` is not above 0.
         """
         heads = self.removable(order, allowed)
-        lost, last = self._lost(order, allowed), int(self.removed[-1])
-        if lost.shape[-1] == 1:
+        growth, last = self._growth(order, allowed), int(self.removed[-1])
+        if growth.shape[-1] == 1:
             return Elbow(heads, np.nan, np.nan, last)
-        drawn = [self._reached(bootstrap_means(one.T), allowed) for one in lost]
-        low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+        drawn = [self._last_within(bootstrap_means(values.T), allowed) for values in growth]
+        low, high = np.quantile(drawn, tails_of(level), method="nearest")
         return Elbow(heads, float(low), float(high), last)
 
     def frame(self, allowed: float | None = None) -> pd.DataFrame:
-        """A row per order and point: the mean loss, its interval, the 95th percentile of texts.
+        """A row per order and point: the mean loss, its interval, the 95th percentile over texts.
 
-        The interval of several orders is their range. Where there is a task's score, it has a
-        column of its name, and the ends of its range.
+        The interval of several orders is their range. A task's score has a column of its name,
+        and columns `.low` and `.high` with its range.
 
         Args:
-            allowed: How much the loss may grow, for columns of the elbow of each order.
+            allowed: The allowed growth of the loss. It adds columns with the elbow of each order.
         """
         return pd.concat([self._rows(order, allowed) for order in self.per_text], ignore_index=True)
 
@@ -169,22 +173,22 @@ class Curves:
             columns[self.score] = scores.mean(0)
             columns |= {f"{self.score}.low": scores.min(0), f"{self.score}.high": scores.max(0)}
         if allowed is not None:
-            found = self.elbow(order, allowed)
-            columns |= {"elbow": found.heads, "elbow.low": found.low, "elbow.high": found.high}
+            elbow = self.elbow(order, allowed)
+            columns |= {"elbow": elbow.heads, "elbow.low": elbow.low, "elbow.high": elbow.high}
         return pd.DataFrame(columns)
 
-    def _lost(self, order: str, allowed: float) -> Float64[np.ndarray, "orders K M"]:
-        """What each text has lost at each point."""
+    def _growth(self, order: str, allowed: float) -> Float64[np.ndarray, "orders K M"]:
+        """The growth of each text's loss at each point."""
         if not allowed > 0:
             raise ArgumentError(f"Curves: allowed={allowed}. Give a growth of the loss above 0.")
         values = self._of(order)
         return values - values[:, :1]
 
-    def _reached(
-        self, lost: Float64[np.ndarray, "draws K"], allowed: float
+    def _last_within(
+        self, growth: Float64[np.ndarray, "draws K"], allowed: float
     ) -> Int64[np.ndarray, " draws"]:
-        """The last point up to which less is lost than allowed."""
-        return self.removed[np.cumprod(lost < allowed, axis=1).sum(1) - 1]
+        """The last point before the growth reaches `allowed`."""
+        return self.removed[np.cumprod(growth < allowed, axis=1).sum(1) - 1]
 
     def _of(self, order: str) -> Float64[np.ndarray, "orders K M"]:
         if order not in self.per_text:

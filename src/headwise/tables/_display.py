@@ -1,4 +1,4 @@
-"""How tables show themselves: some rows at a prompt, all of them in a terminal."""
+"""Tables as text: a few rows at a prompt, all rows in a terminal."""
 
 from shutil import get_terminal_size
 
@@ -6,17 +6,18 @@ import pandas as pd
 
 from headwise._display import printable
 
-# Rows at a prompt; of more the first and the last.
+# The number of rows at a prompt. Longer tables show their first and last rows.
 _ROWS = 12
 
 
 def in_columns(frame: pd.DataFrame, rows: int | None = None, width: int | None = None) -> str:
-    """A frame as text: a line for each row, its `name` in front.
+    """A frame as text, one line per row, with the column `name` first.
 
     Args:
-        rows: How many rows at most; of more the first and the last. None is all.
-        width: Where lines end. Columns beyond follow below, the names before them again. None
-            is nowhere.
+        rows: The maximal number of rows; longer frames show their first and last rows. None
+            shows all.
+        width: The maximal length of a line; further columns follow below, with the names
+            repeated. None does not wrap.
     """
     if frame.empty:
         return "none"
@@ -28,5 +29,5 @@ def in_columns(frame: pd.DataFrame, rows: int | None = None, width: int | None =
 
 
 def at_prompt(title: str, frame: pd.DataFrame) -> str:
-    """What an object that is a table shows of itself: what it is, and some rows."""
+    """The `repr` of a table: a title and a few rows."""
     return f"{printable(title)}\n{in_columns(frame, _ROWS, get_terminal_size().columns)}"

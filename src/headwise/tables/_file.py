@@ -1,4 +1,4 @@
-"""A frame and what it is about in one file: Parquet, CSV or JSON by the file's ending."""
+"""Reads and writes a frame with its metadata as Parquet, CSV or JSON, by the file's ending."""
 
 import io
 import json
@@ -19,16 +19,16 @@ from headwise.tables._size_limits import check_table_size
 T = TypeVar("T")
 
 ENDINGS = (".parquet", ".csv", ".json")
-# The first line of a CSV carries what the other formats keep in their metadata.
+# The first line of a CSV holds the metadata.
 _COMMENT = "# "
-# Where pandas keeps `DataFrame.attrs` in a Parquet file.
+# The key of `DataFrame.attrs` in the metadata of a Parquet file.
 _ATTRIBUTES = b"PANDAS_ATTRS"
-# Where that line says which columns of a CSV hold lists.
+# The key in a CSV's metadata that names the columns with lists.
 _LISTS = "lists"
 
 
 def check_ending(path: Path) -> None:
-    """Refuse an ending that names no format, before any work is done."""
+    """Refuse a path whose ending names no format, before any work is done."""
     if path.suffix not in ENDINGS:
         raise ArgumentError(
             f"table file: {path} ends in {path.suffix!r}. End it in {', '.join(ENDINGS)}."
@@ -36,7 +36,7 @@ def check_ending(path: Path) -> None:
 
 
 def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) -> Path:
-    """Write the frame and its description; nothing half-written is left behind.
+    """Write the frame and its metadata. A failed write leaves no partial file behind.
 
     A column may hold an array of numbers in each row.
     """
@@ -64,14 +64,14 @@ def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Read what `write_table_file` wrote; never a pickle."""
     check_ending(path)
     if not path.is_file():
-        raise InputError(f"table file: {path} does not exist. Give a file that was saved.")
+        raise InputError(f"table file: {path} does not exist. Give a file that headwise saved.")
     check_table_size(path)
     read = {".parquet": _read_parquet, ".csv": _read_csv, ".json": _read_json}[path.suffix]
     try:
         return read(path)
     except (ValueError, OSError, pa.ArrowException) as error:
         raise InputError(
-            f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it anew."
+            f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it again."
         ) from error
 
 
@@ -81,10 +81,10 @@ def read_saved(
     schema: tuple[str, int],
     build: Callable[[pd.DataFrame, dict[str, Any]], T],
 ) -> T:
-    """Read what an object of this kind saved, and build it again.
+    """Read an object of this kind from a file that it saved.
 
     Args:
-        schema: The name under which its version stands in the file, and the version.
+        schema: The metadata key of the format version, and the version.
     Raises:
         InputError: the file is missing, or holds no such object of this version.
     """
@@ -95,15 +95,15 @@ def read_saved(
             f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
             f"Give a file that {kind}.save of this version of headwise wrote."
         )
-    problem = f"{kind}.load: {path} is not whole"
-    return build_from(lambda: build(frame, about), problem, "Save it anew.")
+    problem = f"{kind}.load: {path} is incomplete or damaged"
+    return build_from(lambda: build(frame, about), problem, "Save it again.")
 
 
 def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
-    """The head of each row of a file that has a row for each head.
+    """The head of each row of a frame with one row per head.
 
     Raises:
-        ValueError: a row names no head, or the head of another row.
+        ValueError: a row names no head, or two rows name the same head.
     """
     heads = tuple(Head.parse(name) for name in texts_of(frame, "name"))
     if not heads or len(set(heads)) < len(heads):
@@ -112,7 +112,7 @@ def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
 
 
 def numbers_of(frame: pd.DataFrame, name: str) -> Float64[np.ndarray, " N"]:
-    """A column of numbers; NaN where the file holds none.
+    """A column of numbers; missing cells become NaN.
 
     Raises:
         KeyError: there is no such column.
@@ -136,7 +136,7 @@ def indices_of(frame: pd.DataFrame, name: str) -> Int64[np.ndarray, " N"]:
 
 
 def texts_of(frame: pd.DataFrame, name: str) -> list[str]:
-    """A column of texts; empty where the file holds none, which a CSV does not tell apart.
+    """A column of texts; missing cells, which a CSV does not distinguish, become empty.
 
     Raises:
         KeyError: there is no such column.
@@ -161,7 +161,7 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
     table = pq.ParquetFile(path).read()
     about = parse_json((table.schema.metadata or {}).get(_ATTRIBUTES, b"{}").decode())
-    # What pandas adds about its own index and types is not needed, and could be broken too.
+    # pandas' own metadata about index and types is not needed, and could be damaged too.
     return table.to_pandas(ignore_metadata=True), _described(about)
 
 
@@ -174,10 +174,10 @@ def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    first, _, rest = path.read_bytes().decode("utf-8-sig").partition("\n")
+    first, _, body = path.read_bytes().decode("utf-8-sig").partition("\n")
     about = _described(parse_json(first.removeprefix(_COMMENT)))
-    # In pieces, which is its way to save memory, pandas may read one column as of several types.
-    frame = pd.read_csv(io.StringIO(rest), low_memory=False)
+    # With low_memory pandas reads in chunks and may give one column several types.
+    frame = pd.read_csv(io.StringIO(body), low_memory=False)
     lists = about.pop(_LISTS, [])
     if not isinstance(lists, list) or not all(isinstance(name, str) for name in lists):
         raise ValueError(f"its lists are {str(lists)[:40]}, not names of columns")
@@ -191,7 +191,7 @@ def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def _described(about: Any) -> dict[str, Any]:
     if not isinstance(about, dict):
-        raise ValueError(f"it is described by {str(about)[:40]}, not by an object")
+        raise ValueError(f"its metadata is {str(about)[:40]}, not an object")
     return about
 
 
@@ -204,5 +204,5 @@ def _as_json(array: np.ndarray) -> str:
 
 
 def _as_list(array: np.ndarray) -> list[float | None]:
-    """Numbers that JSON can hold; None for what is none."""
-    return [None if np.isnan(one) else one for one in array.tolist()]
+    """Numbers as JSON can hold them: NaN becomes None."""
+    return [None if np.isnan(number) else number for number in array.tolist()]

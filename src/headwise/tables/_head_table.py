@@ -1,8 +1,7 @@
-"""One row per head: the narrow waist between models and what is said about them.
+"""HeadTable: one row per head and one column per statistic, without the model or torch.
 
-A table holds sums, not means, so the table of two runs is the sum of their tables. It needs
-no model and no torch. Its standard errors take the text as the unit: tokens of one text are
-not independent of each other.
+A table holds sums, not means, so tables of two runs add up to the table of both. Standard errors
+take the text as the unit, because tokens of one text are not independent of each other.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,61 +24,30 @@ from headwise.tables._file import (
     write_table_file,
 )
 from headwise.tables._heads import Head, HeadLike, resolve_heads
-from headwise.tables._totals import COLUMNS, Column, TextSums, Totals
+from headwise.tables._totals import COLUMNS, TEXT_COLUMNS, Column, TextSums, Totals
 
-__all__ = ["SCHEMA", "STATISTICS", "HeadTable", "Statistic", "TextSums", "Totals"]
+__all__ = ["HeadTable"]
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Statistic:
-    """What a number means: its unit, its range, and a sentence about it."""
-
-    unit: str
-    low: float
-    high: float
-    says: str
-
-
-_SHARE = ("share", 0.0, 1.0)
-STATISTICS: Mapping[str, Statistic] = {
-    "entropy": Statistic("nats", 0.0, np.inf, "how widely the head spreads its attention"),
-    "max_weight": Statistic(*_SHARE, "the largest weight of a query"),
-    "first": Statistic(*_SHARE, "attention given to the first token of the text, where visible"),
-    "self": Statistic(*_SHARE, "attention a token gives to itself"),
-    "previous": Statistic(*_SHARE, "attention given to the token before, where visible"),
-    "next": Statistic(*_SHARE, "attention given to the token after, where visible"),
-    "distance": Statistic("tokens", 0.0, np.inf, "how far away the head looks on average"),
-    "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
-    "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
-    "sink": Statistic(*_SHARE, "attention lost to a sink that is no token"),
-    "participation": Statistic("keys", 1.0, np.inf, "how many keys take part, (Σp)² / Σp²"),
-    "output_norm": Statistic("norm", 0.0, np.inf, "how much the head writes, by its length"),
-}
-
-
-# The sums of each text in a file: a list in each row, one below the other in a table.
-_TEXT_COLUMNS = tuple(f"per_text.{part}" for part in TextSums.__dataclass_fields__)
-
-
 @dataclass(frozen=True, eq=False)
 class HeadTable:
-    """What was seen of every head: means, standard errors, counts and maxima of statistics.
+    """Statistics of every head: means, standard errors, counts and maxima.
 
-    A statistic that does not apply to a head is NaN, never 0. Tables of the same model add,
-    in any order.
+    A statistic that does not apply to a head is NaN, never 0. Tables of the same model can be
+    added in any order.
 
     Attributes:
         heads: The address of each row.
         kv_heads: The key/value head that each head reads.
         totals: The sums behind each statistic, by name.
-        covered: How many queries were captured, and how many tokens those layers were given.
-        queries: "eligible" or "all": the queries that the means are over (see `Request`).
+        covered: How many queries were captured, and how many tokens the layer received.
+        queries: "eligible" or "all": the queries that the means are taken over (see `Request`).
         model: The fingerprint of the model's weights.
-        versions: The versions of what the table was made with.
-        original: In a pruned or grouped model, the address that each head had in the original
-            model, None for a head of zeros; empty where that is not known.
+        versions: The versions of the software that made the table.
+        original: In a pruned or grouped model, each head's address in the original model, None
+            for a head of zeros. Empty if it is not known.
 
     Example:
         >>> zeros = np.zeros((1, 1))
@@ -101,14 +69,14 @@ class HeadTable:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """The names of the statistics, in the order in which they were asked for."""
+        """The names of the statistics, in the order of the request."""
         return tuple(self.totals)
 
     @property
     def coverage(self) -> Column:
-        """The share of a text's queries that the numbers of each head are about, 0 … 1.
+        """The share of all queries that each head's statistics cover, 0 … 1.
 
-        Below 1 for attention of which only a part is computed for every query, or captured.
+        Below 1 where the attention of some queries is not computed, or could not be captured.
         """
         if self.covered is None:
             return np.ones(len(self.heads))
@@ -116,36 +84,35 @@ class HeadTable:
         return np.minimum(1.0, captured / np.maximum(tokens, 1.0))
 
     def mean(self, statistic: str) -> Column:
-        """The mean over all eligible rows; NaN for a head that had none."""
+        """The mean over all eligible rows; NaN for a head without any."""
         return self._of(statistic).mean()
 
     def even(self, statistic: str) -> Column:
-        """The mean if each row's attention were spread evenly over its visible keys.
+        """The mean under uniform attention: equal weights on all visible keys of each row.
 
-        NaN where the statistic is not one of weights.
+        NaN for a statistic that does not depend on the weights alone.
         """
         return self._of(statistic).even_mean()
 
     def standard_error(self, statistic: str) -> Column:
-        """The standard error of the mean, texts being the unit; NaN for fewer than two texts."""
+        """The standard error of the mean over texts; NaN for fewer than two texts."""
         return self._of(statistic).standard_error()
 
     def count(self, statistic: str) -> Column:
-        """How many rows were eligible."""
+        """The number of eligible rows."""
         return self._of(statistic).count
 
     def maximum(self, statistic: str) -> Column:
-        """The largest value of any row; NaN for a head that had none."""
+        """The largest value of any eligible row; NaN for a head without any."""
         return self._of(statistic).maximum
 
     def per_text(self, statistic: str) -> TextSums:
-        """The sums of each text, in the order in which the texts were read.
+        """The sums of each text, in the order of the run.
 
-        Texts are rows and the same for every statistic, so what is drawn for one can be drawn
-        for another.
+        Every statistic has the same texts as rows, so one resample of texts serves all of them.
 
         Raises:
-            ArgumentError: they were not kept.
+            ArgumentError: the table holds no sums per text.
         """
         kept = self._of(statistic).per_text
         if kept is None:
@@ -158,23 +125,23 @@ class HeadTable:
     def interval(
         self, statistic: str, level: float = 0.95, draws: int = 1000, seed: int = 0
     ) -> tuple[Column, Column]:
-        """The ends of an interval of the mean: texts are drawn with replacement.
+        """The bootstrap interval of the mean, texts resampled with replacement.
 
-        NaN for a head that had eligible rows in fewer than two texts.
+        NaN for a head with eligible rows in fewer than two texts.
 
         Args:
-            statistic: Its name.
-            level: How often such an interval holds the mean, 0 … 1.
-            draws: How many times as many texts are drawn as there are.
-            seed: Decides which.
+            statistic: The name of a statistic.
+            level: The coverage of the interval, between 0 and 1.
+            draws: How many resamples of the texts are drawn.
+            seed: The seed of the resamples.
         Raises:
-            ArgumentError: `level` or `draws` is out of range, or the request did not ask for
-                `per_text` sums.
+            ArgumentError: `level` or `draws` is out of range, or the table holds no sums per
+                text.
         """
         if not 0 < level < 1 or draws < 1:
             raise ArgumentError(
                 f"HeadTable.interval: level={level} and draws={draws}. "
-                f"Give a share such as 0.95, and at least 1 draw."
+                f"Give a level such as 0.95, and at least 1 draw."
             )
         return self.per_text(statistic).interval(level, draws, seed)
 
@@ -187,15 +154,15 @@ class HeadTable:
         return self.totals[statistic]
 
     def row(self, head: HeadLike) -> int:
-        """The row of a head, named in any way that means one."""
+        """The row of a head, by any form of its name."""
         return self.heads.index(resolve_heads(head, self.heads)[0])
 
     def __add__(self, other: "HeadTable") -> "HeadTable":
         """The table of both runs.
 
         Raises:
-            ArgumentError: the tables are of different models or hold different statistics.
-            HeadError: they have different heads.
+            ArgumentError: the tables are of different models or have different statistics.
+            HeadError: the tables have different heads.
         """
         if self.model != other.model:
             raise ArgumentError(
@@ -219,25 +186,25 @@ class HeadTable:
             )
         order = [other.heads.index(head) for head in self.heads]
         totals = {
-            name: mine + other.totals[name].select(lambda column: column[order])
-            for name, mine in self.totals.items()
+            name: sums + other.totals[name].select(lambda column: column[order])
+            for name, sums in self.totals.items()
         }
         known = [] if self.covered is None else [self.covered]
         known += [] if other.covered is None else [other.covered[:, order]]
         covered = np.sum(known, 0) if known else None
-        original = self.original or tuple(other.original[at] for at in order if other.original)
+        original = self.original or tuple(other.original[row] for row in order if other.original)
         return replace(self, totals=totals, covered=covered, original=original)
 
     def frame(self, detail: bool = False) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, then the mean of each statistic.
 
-        Where some head's numbers are about a part of the queries, `coverage` says which share.
-        The table of a pruned or grouped model has a column `original` after these, with the name
-        of each head in the original model, where that is known.
+        A column `coverage` is added if it is below 1 for any head. The table of a pruned or
+        grouped model has a column `original` with each head's name in the original model, if it
+        is known.
 
         Args:
             detail: Whether to add, after each mean, its standard error (`.se`), the number of
-                rows (`.count`), the largest value (`.max`) and the mean under even attention
+                rows (`.count`), the largest value (`.max`) and the mean under uniform attention
                 (`.even`), and the kv head of each row.
         """
         columns: dict[str, object] = {
@@ -262,23 +229,21 @@ class HeadTable:
         return pd.DataFrame(columns)
 
     def save(self, path: str | Path) -> Path:
-        """Write the whole table, sums and all; the ending says how: .parquet, .csv or .json.
+        """Write the table with its sums to a .parquet, .csv or .json file.
 
-        A .csv begins with a line about the table; `pd.read_csv(path, comment="#")` leaves it out.
+        A .csv begins with a comment line; read it with `pd.read_csv(path, comment="#")`.
 
         Raises:
-            ArgumentError: another ending.
-            OutputError: the file cannot be written; nothing is left half-written.
+            ArgumentError: the path has another ending.
+            OutputError: the file cannot be written. No partial file is left behind.
         """
         columns: dict[str, Any] = {str(name): column for name, column in self.frame().items()}
         columns["kv_head"] = self.kv_heads
         if self.covered is not None:
             columns["covered.queries"], columns["covered.tokens"] = self.covered
         for name, totals in self.totals.items():
-            columns |= {f"{name}.{part}": getattr(totals, part) for part in COLUMNS}
-            if totals.per_text is not None:
-                for part, sums in zip(_TEXT_COLUMNS, totals.per_text.parts, strict=True):
-                    columns[f"{name}.{part}"] = list(sums.T)
+            for column, values in totals.columns().items():
+                columns[f"{name}.{column}"] = values
         about = {
             "headwise": SCHEMA,
             "model": self.model,
@@ -286,7 +251,7 @@ class HeadTable:
             "statistics": list(self.totals),
             "queries": self.queries,
             "original": bool(self.original),
-            "per_text": any(one.per_text is not None for one in self.totals.values()),
+            "per_text": any(totals.per_text is not None for totals in self.totals.values()),
         }
         return write_table_file(pd.DataFrame(columns), about, Path(path))
 
@@ -295,14 +260,14 @@ class HeadTable:
         """Read a table that `save` wrote.
 
         Raises:
-            InputError: the file is missing, or is no table of this schema.
+            InputError: the file is missing, or holds no table of this schema.
         """
         return read_saved("HeadTable", path, ("headwise", SCHEMA), _from_frame)
 
     def __repr__(self) -> str:
-        shown = self.frame().drop(columns=["stack", "layer", "head"])
+        frame = self.frame().drop(columns=["stack", "layer", "head"])
         return at_prompt(
-            f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}", shown
+            f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}", frame
         )
 
     def _repr_html_(self) -> str:
@@ -310,23 +275,20 @@ class HeadTable:
 
 
 def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
-    def texts(name: str) -> TextSums | None:
-        # Tables of an earlier version do not say.
-        if not about.get("per_text", False):
-            return None
-        lists = (frame[f"{name}.{part}"] for part in _TEXT_COLUMNS)
-        return TextSums(*(np.stack([_floats(one) for one in each], 1) for each in lists))
+    # Tables of an earlier version do not have the key.
+    keeps_texts = bool(about.get("per_text", False))
 
     def totals(name: str) -> Totals:
         columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
-        return Totals(**columns, per_text=texts(name))
+        cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS if keeps_texts}
+        return Totals(**columns, per_text=TextSums.from_columns(cells) if keeps_texts else None)
 
     covered = [f"covered.{part}" for part in ("queries", "tokens") if f"covered.{part}" in frame]
     return HeadTable(
         heads=heads_of_rows(frame),
         kv_heads=indices_of(frame, "kv_head"),
         totals={name: totals(name) for name in about["statistics"]},
-        covered=np.stack([_floats(frame[part]) for part in covered]) if covered else None,
+        covered=np.stack([numbers_of(frame, part) for part in covered]) if covered else None,
         queries=str(about.get("queries", "eligible")),
         model=str(about["model"]),
         versions=dict(about["versions"]),
@@ -337,7 +299,3 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
 def _originals(names: Iterable[Any]) -> tuple[Head | None, ...]:
     # An empty cell of a CSV is read as NaN.
     return tuple(Head.parse(x) if isinstance(x, str) and x else None for x in names)
-
-
-def _floats(values: Any) -> Column:
-    return np.asarray(values, dtype=np.float64)

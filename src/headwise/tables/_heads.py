@@ -1,4 +1,4 @@
-"""How a head is named: `L5.H3`, or `decoder.cross.L0.H3` where a model has several stacks."""
+"""The address of a head: `L5.H3`, or `decoder.cross.L0.H3` in a model with several stacks."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, order=True)
 class Head:
-    """The address of one query head: its stack, its layer and its place in the layer.
+    """The address of one query head: its stack, its layer and its index in the layer.
 
     Layers and heads count from 0. A model with one attention stack has the stack `""`.
     """
@@ -38,68 +38,69 @@ class Head:
         Raises:
             HeadError: the name is not of that form.
         """
-        found = _NAME.fullmatch(name)
-        if found is None:
+        match = _NAME.fullmatch(name)
+        if match is None:
             raise HeadError(f"Head.parse: {name!r} names no head. Write it like 'L5.H3'.")
-        return cls(found["stack"] or "", int(found["layer"]), int(found["head"]))
+        return cls(match["stack"] or "", int(match["layer"]), int(match["head"]))
 
 
 HeadLike = Head | str | tuple[int, int]
 HeadsLike = HeadLike | Iterable[HeadLike] | Mapping[int, Iterable[int]]
 
 
-def resolve_heads(wanted: HeadsLike, existing: Iterable[Head]) -> list[Head]:
-    """Turn any way of naming heads into addresses that exist, in the order given.
+def resolve_heads(heads: HeadsLike, existing: Iterable[Head]) -> list[Head]:
+    """Resolve head names of any form to existing addresses, in the same order.
 
-    A pair `(5, 3)` or a mapping `{5: [3]}` is enough where the model has one stack.
+    A pair `(5, 3)` or a mapping `{5: [3]}` is enough if the model has one stack.
 
     Raises:
-        HeadError: a head does not exist, is named twice, or a pair could mean several.
+        HeadError: a head does not exist, is named twice, or a pair matches heads of several
+            stacks.
     """
     known = set(existing)
-    heads = [_resolve(one, known) for one in _each(wanted)]
-    for head in heads:
-        if heads.count(head) > 1:
+    resolved = [_resolve(head, known) for head in _listed(heads)]
+    for head in resolved:
+        if resolved.count(head) > 1:
             raise HeadError(f"heads: {head} is named twice. Name each head once.")
-    return heads
+    return resolved
 
 
-def _each(wanted: HeadsLike) -> list[HeadLike]:
-    if isinstance(wanted, Head | str) or _is_pair(wanted):
-        return [wanted]
+def _listed(heads: HeadsLike) -> list[HeadLike]:
+    if isinstance(heads, Head | str) or _is_pair(heads):
+        return [heads]
     try:
-        if isinstance(wanted, Mapping):
-            return [(layer, head) for layer, heads in wanted.items() for head in heads]
-        return list(wanted)
+        if isinstance(heads, Mapping):
+            return [(layer, head) for layer, heads in heads.items() for head in heads]
+        return list(heads)
     except TypeError as error:
         raise HeadError(
-            f"heads: {wanted!r} names no heads. Write 'L5.H3', (5, 3), a list of either, or "
+            f"heads: {heads!r} names no heads. Write 'L5.H3', (5, 3), a list of either, or "
             f"{{5: [3]}}."
         ) from error
 
 
-def _is_pair(wanted: object) -> TypeIs[tuple[int, int]]:
+def _is_pair(heads: object) -> TypeIs[tuple[int, int]]:
     return (
-        isinstance(wanted, tuple)
-        and len(wanted) == 2
-        and all(isinstance(part, Integral) for part in wanted)
+        isinstance(heads, tuple)
+        and len(heads) == 2
+        and all(isinstance(part, Integral) for part in heads)
     )
 
 
-def _resolve(one: HeadLike, known: set[Head]) -> Head:
-    if isinstance(one, str):
-        one = Head.parse(one)
-    if isinstance(one, Head):
-        matches = [head for head in known if head == one]
-    elif not isinstance(one, Iterable):
-        raise HeadError(f"heads: {one!r} names no head. Write 'L5.H3' or (5, 3).")
+def _resolve(head: HeadLike, known: set[Head]) -> Head:
+    if isinstance(head, str):
+        head = Head.parse(head)
+    if isinstance(head, Head):
+        matches = [existing for existing in known if existing == head]
+    elif not isinstance(head, Iterable):
+        raise HeadError(f"heads: {head!r} names no head. Write 'L5.H3' or (5, 3).")
     else:
-        matches = [head for head in known if (head.layer, head.head) == tuple(one)]
+        matches = [existing for existing in known if (existing.layer, existing.head) == tuple(head)]
     if len(matches) > 1:
-        names = ", ".join(str(head) for head in sorted(matches))
-        raise HeadError(f"heads: {one} could be {names}. Name the stack too.")
+        names = ", ".join(str(existing) for existing in sorted(matches))
+        raise HeadError(f"heads: {head} could be {names}. Name the stack too.")
     if not matches:
-        raise HeadError(f"heads: there is no head {one}. {_choices(known)}")
+        raise HeadError(f"heads: there is no head {head}. {_choices(known)}")
     return matches[0]
 
 

@@ -1,7 +1,7 @@
-"""How much each head matters: a row per head, with an interval over texts.
+"""Scores: the importance of every head, with an interval over texts, without model or torch.
 
-The values of each text are kept, so that the interval is drawn over texts: tokens of one text
-are not independent of each other. It needs no model and no torch.
+The values of each text are kept, so that intervals resample texts: tokens of one text are not
+independent of each other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +16,7 @@ from jaxtyping import Float64, Int64
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
+from headwise.tables._bootstrap import bootstrap_means, tails_of
 from headwise.tables._display import at_prompt
 from headwise.tables._file import (
     heads_of_rows,
@@ -26,28 +27,14 @@ from headwise.tables._file import (
 )
 from headwise.tables._heads import Head, HeadLike, resolve_heads
 
-__all__ = ["Scores", "bootstrap_means", "random_orders", "removable"]
+__all__ = ["Scores", "random_orders", "removable"]
 
 SCHEMA = 1
-_DRAWS = 1000
 _TEXT = "text."
 
 
-def bootstrap_means(
-    values: Float64[np.ndarray, "M N"], draws: int = _DRAWS, seed: int = 0
-) -> Float64[np.ndarray, "draws N"]:
-    """The mean of each column over texts drawn with replacement, again and again.
-
-    All columns share the draws, so differences of columns keep what texts have in common.
-    """
-    texts = len(values)
-    rng = np.random.default_rng(seed)
-    share = rng.multinomial(texts, np.full(texts, 1 / texts), size=draws) / texts
-    return share @ values
-
-
 def random_orders(heads: Iterable[Head], n: int = 5, seed: int = 0) -> list[list[Head]]:
-    """Orders drawn at random: what any order of importance has to beat.
+    """Random orders of heads, the baseline for every order by importance.
 
     Raises:
         ArgumentError: `n` is below 1.
@@ -56,11 +43,11 @@ def random_orders(heads: Iterable[Head], n: int = 5, seed: int = 0) -> list[list
         raise ArgumentError(f"random_orders: n={n}. Give at least 1.")
     known = sorted(heads)
     rng = np.random.default_rng(seed)
-    return [[known[at] for at in rng.permutation(len(known))] for _ in range(n)]
+    return [[known[index] for index in rng.permutation(len(known))] for _ in range(n)]
 
 
 def removable(order: Sequence[Head]) -> list[Head]:
-    """Those heads of an order of all that may go, in this order: the last of each layer stays."""
+    """The heads that may be removed, in the same order: the last head of each layer stays."""
     last = {(head.stack, head.layer): head for head in order}
     return [head for head in order if last[head.stack, head.layer] != head]
 
@@ -72,17 +59,17 @@ class Scores:
     Attributes:
         heads: The address of each row.
         kv_heads: The key/value head that each head reads.
-        per_text: The importance of each head in each text, or by each seed.
-        rounds: In which round of scoring a head was the least important and went, from 0;
-            equal for all heads where they were scored once. Its importance is that of its
-            round, when the heads of earlier rounds were gone.
-        method: How importance was measured.
-        loss: What was to be kept.
-        over: What a row of `per_text` is, so what intervals are over: "texts" or "seeds".
+        per_text: The importance of each head in each text, or for each seed.
+        rounds: The round of scoring after which each head was removed, from 0. A head's
+            importance is that of its round, measured with the heads of earlier rounds removed.
+            None if heads were scored once.
+        method: The method that measured importance.
+        loss: The loss that importance is measured by.
+        over: What a row of `per_text` is, and so what intervals resample: "texts" or "seeds".
         model: The fingerprint of the model's weights.
-        versions: The versions of what the scores were made with.
+        versions: The versions of the software that made the scores.
     Raises:
-        ShapeError: the columns do not have a row for each head, or there is no text.
+        ShapeError: a column does not have one row per head, or there is no text.
 
     Example:
         >>> heads = (Head("", 0, 0), Head("", 0, 1))
@@ -117,7 +104,7 @@ class Scores:
 
     @cached_property
     def round(self) -> Int64[np.ndarray, " N"]:
-        """The round of each head, 0 for all where they were scored once."""
+        """The round of each head; 0 for all heads if they were scored once."""
         return np.zeros(len(self.heads), np.int64) if self.rounds is None else self.rounds
 
     @cached_property
@@ -128,7 +115,7 @@ class Scores:
     def interval(
         self, level: float = 0.95
     ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-        """The ends of the interval of each head's importance, texts drawn with replacement.
+        """The bootstrap interval of each head's importance, texts resampled with replacement.
 
         NaN for a single text.
 
@@ -136,24 +123,23 @@ class Scores:
             ArgumentError: `level` is not between 0 and 1.
         """
         if not 0 < level < 1:
-            raise ArgumentError(f"Scores.interval: level={level}. Give a share such as 0.95.")
+            raise ArgumentError(f"Scores.interval: level={level}. Give a level such as 0.95.")
         if len(self.per_text) == 1:
             unknown = np.full(len(self.heads), np.nan)
             return unknown, unknown
-        tails = [(1 - level) / 2, (1 + level) / 2]
-        low, high = np.quantile(bootstrap_means(self.per_text), tails, axis=0)
+        low, high = np.quantile(bootstrap_means(self.per_text), tails_of(level), axis=0)
         return low, high
 
     def order(self) -> list[Head]:
-        """The heads from the least to the most important: the order in which they may go."""
+        """The heads from the least to the most important: the order of removal."""
         rows = np.lexsort((self.importance, self.round))
         return [self.heads[row] for row in rows]
 
     def per_layer(self) -> "Scores":
         """The scores with those of each layer divided by their ℓ2 norm.
 
-        It makes layers alike that are not: on models where some layers matter more, the order
-        over all layers gets worse. A layer of zeros stays as it is.
+        This removes differences between layers: where some layers matter more than others, the
+        order over all layers gets worse. A layer of zeros stays as it is.
 
         Source: Michel et al. 2019, section 4.1, after Molchanov et al. 2017.
         """
@@ -165,13 +151,13 @@ class Scores:
         return replace(self, per_text=self.per_text / norms, method=f"{self.method} per layer")
 
     def row(self, head: HeadLike) -> int:
-        """The row of a head, named in any way that means one."""
+        """The row of a head, by any form of its name."""
         return self.heads.index(resolve_heads(head, self.heads)[0])
 
     def frame(self) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, importance with its 95 % interval, method, loss.
 
-        Heads that were scored in several rounds have a column `round` too.
+        Scores of several rounds have a column `round` too.
         """
         low, high = self.interval()
         columns: dict[str, object] = {
@@ -190,17 +176,17 @@ class Scores:
         return pd.DataFrame(columns)
 
     def save(self, path: str | Path) -> Path:
-        """Write the scores and the values of each text; the ending says how.
+        """Write the scores and the values of each text to a file.
 
         Args:
-            path: It ends in .parquet, .csv or .json.
+            path: A path that ends in .parquet, .csv or .json.
         Raises:
-            ArgumentError: another ending.
-            OutputError: the file cannot be written; nothing is left half-written.
+            ArgumentError: the path has another ending.
+            OutputError: the file cannot be written. No partial file is left behind.
         """
-        kept = {"kv_head": self.kv_heads}
-        kept |= {f"{_TEXT}{at}": values for at, values in enumerate(self.per_text)}
-        frame = pd.concat([self.frame(), pd.DataFrame(kept)], axis=1)
+        columns = {"kv_head": self.kv_heads}
+        columns |= {f"{_TEXT}{text}": values for text, values in enumerate(self.per_text)}
+        frame = pd.concat([self.frame(), pd.DataFrame(columns)], axis=1)
         about = {
             "headwise_scores": SCHEMA,
             "method": self.method,
@@ -222,7 +208,7 @@ class Scores:
         return read_saved("Scores", path, ("headwise_scores", SCHEMA), _from_frame)
 
     def __str__(self) -> str:
-        """Of how many heads these are, and how they came about."""
+        """The number of heads, the method, the loss and the number of texts."""
         return (
             f"{counted(len(self.heads), 'head')} by {self.method} of the loss {self.loss}, over "
             f"{counted(len(self.per_text), self.over.removesuffix('s'))}"

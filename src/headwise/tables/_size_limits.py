@@ -1,4 +1,4 @@
-"""A table is read only where it is about as large as its file.
+"""Limits on the size of a table relative to its file, against decompression bombs.
 
 A few hundred bytes of Parquet can hold billions of equal values, and a few kilobytes of JSON or CSV
 can describe a table with as many columns as rows, nearly all of it empty.
@@ -9,10 +9,9 @@ from pathlib import Path
 
 from headwise.errors import InputError
 
-# Equal values are stored in next to nothing: a small file may hold this many values, and a larger
-# one this many for each of its bytes.
+# Equal values take almost no space: a file may hold this many values, and this many more per byte.
 _SPARE_VALUES, _VALUES_PER_BYTE = 2**22, 16
-# The same for compressed pages.
+# The same for uncompressed bytes.
 _SPARE_BYTES, _BYTES_PER_BYTE = 2**26, 128
 # A record with a key of its own takes at least this many bytes of JSON, and a row of CSV two.
 _BYTES_PER_RECORD, _BYTES_PER_ROW = 8, 2
@@ -21,10 +20,10 @@ _BYTES_PER_RECORD, _BYTES_PER_ROW = 8, 2
 def check_table_size(path: Path) -> None:
     """Refuse a Parquet, CSV or JSON file that describes a far larger table than its size allows.
 
-    A file that cannot be parsed passes: the reader says what is wrong with it.
+    A file that cannot be parsed passes: the reader reports what is wrong with it.
 
     Raises:
-        InputError: the table would be that large.
+        InputError: the table exceeds the limit.
     """
     check = {".parquet": _check_parquet, ".csv": _check_csv, ".json": _check_json}
     try:
@@ -36,7 +35,7 @@ def check_table_size(path: Path) -> None:
 
 
 def _check_parquet(path: Path) -> None:
-    """By the footer, and by the texts that rows repeat."""
+    """Check the counts in the footer, and the texts that rows repeat."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
@@ -51,7 +50,7 @@ def _check_parquet(path: Path) -> None:
 
 
 def _text_bytes(path: Path, name: str) -> int:
-    """How many bytes the texts of a column take: one long text may be repeated in every row."""
+    """The bytes of a column's texts: one long text may be repeated in every row."""
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
@@ -71,7 +70,7 @@ def _check_bytes(path: Path, described: int) -> None:
     if described > most:
         raise InputError(
             f"table file: {path} has {size:,} bytes and describes {described:,} uncompressed "
-            f"ones; up to {most:,} are read. Save it anew."
+            f"ones; up to {most:,} are read. Save it again."
         )
 
 
@@ -79,7 +78,7 @@ def _check_csv(path: Path) -> None:
     if _is_small(path, _BYTES_PER_ROW):
         return
     with path.open(encoding="utf-8") as lines:
-        next(lines, "")  # describes the table
+        next(lines, "")  # the metadata
         columns = next(lines, "").count(",") + 1
         rows = sum(1 for _ in lines)
     _check_values(path, rows * columns, rows, columns)
@@ -96,7 +95,7 @@ def _check_json(path: Path) -> None:
 
 
 def _is_small(path: Path, bytes_per_row: int) -> bool:
-    """Whether even as many columns as rows would make no large table."""
+    """Whether the table stays small even with as many columns as rows."""
     return (path.stat().st_size // bytes_per_row) ** 2 <= _SPARE_VALUES
 
 
@@ -106,5 +105,5 @@ def _check_values(path: Path, values: int, rows: int, columns: int) -> None:
     if values > most:
         raise InputError(
             f"table file: {path} has {size:,} bytes and describes {rows:,} rows of {columns:,} "
-            f"columns, {values:,} values in all; up to {most:,} are read. Save it anew."
+            f"columns, {values:,} values in all; up to {most:,} are read. Save it again."
         )

@@ -1,6 +1,6 @@
-"""Sums behind the statistics of heads, which add; what is said of a head follows from them."""
+"""The sums behind each statistic of a head: they add up over texts and runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError
+from headwise.tables._bootstrap import ends_of, has_interval, resampled_ratios
 
-__all__ = ["Column", "TextSums", "Totals"]
+__all__ = ["COLUMNS", "TEXT_COLUMNS", "Column", "TextSums", "Totals"]
 
 Column = Float64[np.ndarray, " N"]
 
@@ -18,12 +19,12 @@ Column = Float64[np.ndarray, " N"]
 class TextSums:
     """The sums of one statistic in each of `M` texts, for `N` heads.
 
-    The mean over some of the texts is the sum of their totals over the sum of their counts.
+    The mean over any of the texts is the sum of their totals divided by the sum of their counts.
 
     Attributes:
-        count: How many rows were eligible.
-        total: The sum over them.
-        even: The same sum for attention spread evenly; NaN where that has no meaning.
+        count: The number of eligible rows.
+        total: The sum of the statistic over these rows.
+        even: The same sum under uniform attention; NaN where that has no meaning.
     """
 
     count: Float64[np.ndarray, "M N"]
@@ -36,34 +37,38 @@ class TextSums:
         )
 
     def interval(self, level: float, draws: int, seed: int) -> tuple[Column, Column]:
-        """The ends of an interval of the mean, texts being drawn with replacement."""
-        texts = len(self.count)
-        rng = np.random.default_rng(seed)
-        # All heads share the draws, and so do all statistics of the same texts.
-        drawn = rng.multinomial(texts, np.full(texts, 1 / max(1, texts)), size=draws)
-        means = _divide(drawn @ self.total, drawn @ self.count)
-        known = (self.count > 0).sum(0) > 1
-        ends = np.full((2, self.count.shape[1]), np.nan)
-        if known.any():
-            tails = [(1 - level) / 2, (1 + level) / 2]
-            # A draw may miss every text in which a head had an eligible row.
-            ends[:, known] = np.nanquantile(means[:, known], tails, axis=0)
-        return ends[0], ends[1]
+        """The bootstrap interval of the mean; see `HeadTable.interval`."""
+        known = has_interval(self.count)
+        # Over all columns: a product of some columns only would round differently.
+        ratios = resampled_ratios(self.total, self.count, draws, seed)
+        return ends_of(ratios[:, known], known, level)
 
     @property
     def parts(self) -> tuple[Float64[np.ndarray, "M N"], ...]:
         return self.count, self.total, self.even
 
+    def columns(self) -> dict[str, list[Float64[np.ndarray, " M"]]]:
+        """The sums as columns of a file: a cell holds the sums of one head in every text."""
+        return {name: list(part.T) for name, part in zip(TEXT_COLUMNS, self.parts, strict=True)}
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]]) -> "TextSums":
+        """The sums that `columns` wrote."""
+        cells = ([np.asarray(cell, np.float64) for cell in columns[c]] for c in TEXT_COLUMNS)
+        return cls(*(np.stack(column, axis=1) for column in cells))
+
+
+TEXT_COLUMNS = tuple(f"per_text.{part}" for part in TextSums.__dataclass_fields__)
+
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums of one statistic over the rows that are eligible for it, for every head.
+    """Sums of one statistic over its eligible rows, for every head.
 
-    The three sums over texts give the standard error of the mean with the text as the unit:
-    with `S` the sum and `n` the number of rows of one text, they are ΣS², ΣSn and Σn².
-    `even` is the sum of what attention spread evenly over the same visible keys would have
-    given; NaN where that has no meaning. `per_text` holds the sums of each text, where they
-    were to be kept.
+    Three sums over texts give the standard error of the mean with the text as the unit: with `S`
+    the sum and `n` the number of rows of one text, they are ΣS², ΣSn and Σn². `even` is the sum
+    of the statistic under uniform attention over the same visible keys; NaN where that has no
+    meaning. `per_text` holds the sums of each text, if the request keeps them.
     """
 
     count: Column
@@ -85,7 +90,7 @@ class Totals:
         even: Float64[np.ndarray, "M N"] | None = None,
         keep: bool = False,
     ) -> "Totals":
-        """Add up the sums and row counts of `M` texts, and keep those of each if asked to."""
+        """Add up the sums and row counts of `M` texts; `keep` also stores those of each text."""
         even = np.full_like(totals, np.nan) if even is None else even
         return cls(
             count=counts.sum(0),
@@ -101,7 +106,7 @@ class Totals:
 
     @classmethod
     def beside(cls, parts: Sequence["Totals"]) -> "Totals":
-        """The totals of other heads on the same texts, one below the other."""
+        """Concatenate the totals of different heads on the same texts."""
         columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in COLUMNS}
         kept = [part.per_text.parts for part in parts if part.per_text is not None]
         texts = (np.concatenate(each, axis=1) for each in zip(*kept, strict=True))
@@ -111,10 +116,10 @@ class Totals:
         """The totals of other texts on the same heads.
 
         Raises:
-            ArgumentError: only one of the two keeps the sums of each text.
+            ArgumentError: only one of the two has the sums of each text.
         """
         sums = {name: getattr(self, name) + getattr(other, name) for name in COLUMNS}
-        # fmax: a side that saw no eligible row has no maximum, which is not a number.
+        # fmax: the maximum of a side without eligible rows is NaN.
         sums["maximum"] = np.fmax(self.maximum, other.maximum)
         if self.per_text is None or other.per_text is None:
             if self.per_text is not other.per_text:
@@ -125,6 +130,11 @@ class Totals:
             return Totals(**sums)
         return Totals(**sums, per_text=self.per_text + other.per_text)
 
+    def columns(self) -> dict[str, Any]:
+        """The sums as columns of a file with a row per head, those of each text included."""
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        return columns if self.per_text is None else columns | self.per_text.columns()
+
     def mean(self) -> Column:
         return _divide(self.total, self.count)
 
@@ -132,14 +142,14 @@ class Totals:
         return _divide(self.even, self.count)
 
     def standard_error(self) -> Column:
-        """Of the mean, texts being the unit; NaN for fewer than two texts."""
+        """The standard error of the mean over texts; NaN for fewer than two texts."""
         mean = np.nan_to_num(self.mean())
         squared = self.total_squared - 2 * mean * self.cross + mean**2 * self.count_squared
         spread = _divide(np.maximum(squared, 0.0) * self.texts, np.maximum(self.texts - 1, 0))
         return _divide(np.sqrt(spread), self.count)
 
     def select(self, choose: Callable[[Column], Column]) -> "Totals":
-        """Choose or reorder heads, by one function of a column."""
+        """Select or reorder heads, by a function that is applied to each column."""
         chosen: dict[str, Any] = {name: choose(getattr(self, name)) for name in COLUMNS}
         if self.per_text is None:
             return replace(self, **chosen)

@@ -16,10 +16,10 @@ from headwise.models import (
     mean_heads,
     replace_heads,
 )
-from headwise.roles._evidence import FEWEST_TEXTS, interval, max_t
+from headwise.roles._evidence import FEWEST_TEXTS, max_t
 from headwise.roles.effects._behaviour import Behaviour
 from headwise.roles.effects._effects import Effect, Effects, Group
-from headwise.tables import Head
+from headwise.tables import Head, ratio_interval
 
 _MOST = 8  # heads of one role that are tried together, the first that are given
 # A head is spared alone if that costs less than this share of what all of them cost together.
@@ -190,6 +190,6 @@ def _effect(
 
 
 def _interval(grown: Losses, seed: int) -> tuple[float, float]:
-    ends = interval(grown[:, None], np.ones((len(grown), 1)), seed=seed)
+    ends = ratio_interval(grown[:, None], np.ones((len(grown), 1)), seed=seed)
     low, high = (float(one[0]) for one in ends)
     return low, high

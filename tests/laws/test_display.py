@@ -47,7 +47,7 @@ def test_scores_and_curves_show_what_they_are(table: hw.HeadTable) -> None:
     assert first.split() == ["L0.H0", "15", "0", "30"]
     curves = Curves(np.array([0, 3]), 12, {"mine": np.array([[[0.0, 0.0], [0.5, 1.5]]])}, "lm")
     title, header, *rows = repr(curves).splitlines()
-    assert title == "Curves of the loss lm, as some of 12 heads go"
+    assert title == "Curves of the loss lm, as some of 12 heads are removed"
     assert rows[1].split()[:3] == ["mine", "3", "1"]
 
 

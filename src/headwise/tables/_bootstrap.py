@@ -1,0 +1,92 @@
+"""The bootstrap over texts: every interval in this library resamples whole texts.
+
+Tokens of one text are not independent of each other, so the text is the unit.
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
+
+__all__ = [
+    "DRAWS",
+    "bootstrap_means",
+    "ends_of",
+    "has_interval",
+    "ratio_interval",
+    "resampled_ratios",
+    "tails_of",
+]
+
+DRAWS = 1000
+
+
+def bootstrap_means(
+    values: Float64[np.ndarray, "M N"], draws: int = DRAWS, seed: int = 0
+) -> Float64[np.ndarray, "draws N"]:
+    """The mean of each column over texts, for each of `draws` resamples of the texts.
+
+    All columns share the resamples, so differences of columns keep what texts have in common.
+    """
+    return (_resample(len(values), draws, seed) / len(values)) @ values
+
+
+def ratio_interval(
+    totals: Float[np.ndarray, "M N"],
+    counts: Float[np.ndarray, "M N"],
+    *,
+    level: float = 0.95,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
+    """The bootstrap interval of `Σ totals / Σ counts` in each column.
+
+    NaN where fewer than two texts have a count above 0.
+
+    Args:
+        totals: The sum of each text.
+        counts: The number of rows behind each sum.
+        level: The coverage of the interval, between 0 and 1.
+        draws: How many resamples of the texts are drawn.
+        seed: The seed of the resamples. Equal seeds and numbers of texts give equal resamples.
+    """
+    known = has_interval(counts)
+    ratios = resampled_ratios(totals[:, known], counts[:, known], draws, seed)
+    return ends_of(ratios, known, level)
+
+
+def resampled_ratios(
+    totals: Float[np.ndarray, "M N"], counts: Float[np.ndarray, "M N"], draws: int, seed: int
+) -> Float[np.ndarray, "draws N"]:
+    """`Σ totals / Σ counts` of each column in each resample of the texts.
+
+    NaN where a resample misses every text that has a count above 0.
+    """
+    resamples = _resample(len(totals), draws, seed).astype(totals.dtype)
+    total, count = resamples @ totals, resamples @ counts
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def has_interval(counts: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, " N"]:
+    """Which columns have a count above 0 in at least two texts."""
+    return (counts > 0).sum(0) > 1
+
+
+def ends_of(
+    ratios: Float[np.ndarray, "draws known"], known: Bool[np.ndarray, " N"], level: float
+) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
+    """The ends of the interval in each column, NaN in the columns that are not known."""
+    ends = np.full((2, len(known)), np.nan)
+    if known.any():
+        ends[:, known] = np.nanquantile(ratios, tails_of(level), axis=0)
+    return ends[0], ends[1]
+
+
+def tails_of(level: float) -> list[float]:
+    """The two quantiles that bound the central interval of this level."""
+    return [(1 - level) / 2, (1 + level) / 2]
+
+
+def _resample(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "draws M"]:
+    """How often each resample, drawn with replacement, contains each text."""
+    return np.random.default_rng(seed).multinomial(
+        texts, np.full(texts, 1 / max(1, texts)), size=draws
+    )
