@@ -155,5 +155,5 @@ def make_roles(study: Study, found: Sequence[int] = (0,), text: str = "previous 
         meanings={text: f"a token → the token before it: {text}"},
         notes=(f"56 texts: {text}",),
         model=study.table.model,
-        effects=effects,
+        ablation_effects=effects,
     )

@@ -17,7 +17,7 @@ from headwise.models import load_tokenizer
 from headwise.roles.evaluation import OFFSETS, Reader, rule_names
 from headwise.roles.evaluation._eligible import EligiblePairs, Part
 from headwise.roles.evaluation._heuristics import rule_sums
-from headwise.roles.evaluation._relation_index import Asked
+from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
 from headwise.watch import Request, observe
@@ -155,7 +155,7 @@ def scored(weights, visible, role, pairs, units=None):
     item = Item(
         tuple(range(n)), {role.grid: units or [(at,) for at in range(n)]}, {role.name: pairs}
     )
-    asked = Asked(Units(role.grid, [item], n), [item], [role])
+    asked = RelationIndex(Units(role.grid, [item], n), [item], [role])
     seen = EligiblePairs(asked, visible[None, None])
     part = Part(slice(0, 1), weights[None, None].clone(), torch.zeros(1, 1, n))
     return [one.item() for one in (seen.value(part), seen.count, seen.even)]
@@ -201,7 +201,7 @@ def test_heads_that_see_different_keys_are_counted_apart():
     visible = torch.stack([full, near])[None]
     weights = visible / visible.sum(-1, keepdim=True)
     for role in (TOP, MASS):
-        seen = EligiblePairs(Asked(Units("token", [item], 3), [item], [role]), visible)
+        seen = EligiblePairs(RelationIndex(Units("token", [item], 3), [item], [role]), visible)
         part = Part(slice(0, 2), weights.clone(), torch.zeros(1, 2, 3))
         assert seen.count.tolist() == [[2, 1]]
         torch.testing.assert_close(seen.value(part), torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
@@ -251,7 +251,7 @@ def test_rules_are_offsets_and_nearest_words_of_a_class():
 
     def rates(pairs):
         item = Item((0, 1, 2, 3), {"word": [(at,) for at in range(4)]}, {"r": pairs}, text.tags)
-        asked = Asked(Units("word", [item], 4), [item], [replace(TOP, grid="word")])
+        asked = RelationIndex(Units("word", [item], 4), [item], [replace(TOP, grid="word")])
         seen = EligiblePairs(asked, torch.ones(1, 1, 4, 4, dtype=torch.bool))
         return dict(zip(names, rule_sums(seen, [item], ["N", "V"])[0].tolist(), strict=True))
 
@@ -273,7 +273,7 @@ def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
     def rates(pairs, kind="structure"):
         units = {"token": [(at,) for at in range(5)], "word": words}
         item = Item(tuple(range(5)), units, {"r": pairs}, ["N", "V", "N", "V"])
-        asked = Asked(Units("token", [item], 5), [item], [replace(TOP, kind=kind)])
+        asked = RelationIndex(Units("token", [item], 5), [item], [replace(TOP, kind=kind)])
         seen = EligiblePairs(asked, torch.ones(1, 1, 5, 5, dtype=torch.bool))
         return dict(zip(names, rule_sums(seen, [item], ["N", "V"])[0].tolist(), strict=True))
 

@@ -50,14 +50,14 @@ class Roles:
             `value` the same with each key weighted by the size of what it would write,
             `‖v_j W_O‖`: a head may give much attention to keys of which it reads little. Both
             are from 0 to 1, and NaN where there is no relation or no output projection. A role
-            that a head cannot have is NaN. After `matter`, `without.…` is what a behaviour that
+            that a head cannot have is NaN. After `effects`, `without.…` is what a behaviour that
             the role is for loses without the head.
         meanings: What each role says.
         notes: How the numbers came about: texts, splits, what was left out.
         texts: Where a head that has a role shows it most and least: text, score, queries.
         model: The fingerprint of the model's weights.
         versions: The versions of what the table was made with.
-        effects: What behaviours lose without heads; empty before `matter`.
+        ablation_effects: What behaviours lose without heads; empty before `Roles.effects`.
     """
 
     rows: pd.DataFrame
@@ -66,7 +66,7 @@ class Roles:
     texts: Mapping[str, Sequence[tuple[str, float, int]]] = field(default_factory=dict)
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    effects: Effects = field(default_factory=Effects)
+    ablation_effects: Effects = field(default_factory=Effects)
 
     def frame(self) -> pd.DataFrame:
         """All rows: name, stack, layer, head, role, then the evidence."""
@@ -110,10 +110,10 @@ class Roles:
         lines += [
             f"  not {printable(row['role'])}: {_short(row)}" for row in short.to_dict("records")
         ]
-        lines += [f"  {printable(line)}" for line in self.effects.lines(name)]
+        lines += [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
         return "\n".join(lines)
 
-    def matter(
+    def effects(
         self,
         model: nn.Module,
         behaviours: Several[Behaviour],
@@ -137,30 +137,30 @@ class Roles:
             seed: Decides all draws.
             on_pass: Told after each head how many are done, of how many.
         Returns:
-            The same roles with their `effects`.
+            The same roles with `ablation_effects` filled in.
         Raises:
             ArgumentError: the roles are of another model, something is no behaviour or there is
                 none, two have one name, or a loss is not finite.
             HeadError: there is no such head.
         """
-        model = check_model("matter", model)
+        model = check_model("effects", model)
         now = fingerprint(model)
         if now != self.model:
             raise ArgumentError(
-                f"matter: these are roles of the model {self.model}, not of {now}. "
+                f"effects: these are roles of the model {self.model}, not of {now}. "
                 f"Give the model that they were found in."
             )
         known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
         tried = list(dict.fromkeys(self.found()["name"])) if heads is None else heads
         effects = try_without(
             model,
-            list_items("matter", "behaviours", behaviours, Behaviour),
+            list_items("effects", "behaviours", behaviours, Behaviour),
             sorted(resolve_heads(tried, known)),
             self._strongest,
             seed=seed,
             on_progress=on_progress,
         )
-        return replace(self, rows=effects.beside(self.rows), effects=effects)
+        return replace(self, rows=effects.beside(self.rows), ablation_effects=effects)
 
     def examples(self, head: HeadLike) -> pd.DataFrame:
         """Held-out texts where the roles of a head are strongest, and where they fail.
@@ -222,7 +222,7 @@ class Roles:
             "texts": {name: [list(one) for one in those] for name, those in self.texts.items()},
             "model": self.model,
             "versions": dict(self.versions),
-            "effects": self.effects.about(),
+            "effects": self.ablation_effects.about(),
         }
         return write_table_file(self.frame(), about, Path(path))
 
@@ -281,7 +281,7 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
         },
         model=str(about["model"]),
         versions=dict(about["versions"]),
-        effects=Effects.of_about(about["effects"]),
+        ablation_effects=Effects.of_about(about["effects"]),
     )
 
 

@@ -51,7 +51,7 @@ def try_without(
     names = [one.name for one in behaviours]
     if len(set(names)) < len(names) or not names:
         raise ArgumentError(
-            f"matter: behaviours are named {', '.join(names) or 'nothing'}. Give at least one, "
+            f"effects: behaviours are named {', '.join(names) or 'nothing'}. Give at least one, "
             f"and each a name of its own."
         )
     trials = [Trial(model, one) for one in behaviours]
@@ -101,14 +101,14 @@ class Trial:
         for part in parts:
             if part.ndim != 1:
                 raise ShapeError(
-                    f"matter: {self.behaviour.name!r} gives a loss of shape {tuple(part.shape)}. "
+                    f"effects: {self.behaviour.name!r} gives a loss of shape {tuple(part.shape)}. "
                     f"Give one number for each text."
                 )
         found = torch.cat(parts).double().cpu().numpy()
         bad = ~np.isfinite(found)
         if bad.any():
             raise ArgumentError(
-                f"matter: {self.behaviour.name!r} is not finite on {bad.sum()} of {len(bad)} "
+                f"effects: {self.behaviour.name!r} is not finite on {bad.sum()} of {len(bad)} "
                 f"texts. Leave them out."
             )
         return found
