@@ -83,7 +83,7 @@ def test_a_model_without_attention():
         def forward(self, input_ids, attention_mask):
             return input_ids
 
-    with pytest.raises(UnsupportedError, match=r"no head of Deaf was seen to attend"):
+    with pytest.raises(UnsupportedError, match=r"no self-attention of Deaf was captured"):
         find_roles(Deaf(), TOKENIZER, lines(3))
 
 

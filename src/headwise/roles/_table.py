@@ -12,7 +12,7 @@ from headwise._display import at_prompt, counted, printable
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._outcome import none_found, outcomes, untested
+from headwise.roles._rows import NULLS, none_found, outcomes, untested
 from headwise.roles.effects import WITHOUT, Behaviour, Effects, try_without
 from headwise.tables import (
     Head,
@@ -26,8 +26,6 @@ from headwise.tables import (
 )
 
 SCHEMA = 1
-LEVEL = 0.05  # of the adjusted p
-NULLS = ("chance", "offset", "class", "permuted", "random", "shuffled", "control")
 _COLUMNS = ("name", "role", "found", "effect", "null", "baseline", "lift", "p_adj", "n", "texts")
 _NEAREST = 3  # roles that a head fell short of, in `why`
 
