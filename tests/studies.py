@@ -151,7 +151,7 @@ def make_roles(study: Study, found: Sequence[int] = (0,), text: str = "previous 
         roles={text: (text,)},
     )
     return Roles(
-        rows=effects.beside(rows),
+        rows=effects.joined(rows),
         meanings={text: f"a token → the token before it: {text}"},
         notes=(f"56 texts: {text}",),
         model=study.table.model,

@@ -20,16 +20,18 @@ def roles():
 
 
 def test_a_behaviour_without_texts():
-    with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' asks nothing of any text"):
+    with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' has no batch of texts"):
         behaviour("mine", [], lambda output, batch: output)
     with pytest.raises(ArgumentError, match=r"behaviour: none of these texts asks PlantedGPT"):
         translation(MODEL, TOKENIZER, [AnnotatedText("w1 w2")])
-    with pytest.raises(ArgumentError, match=r"none of these texts asks PlantedGPT for anything"):
+    with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
         repetition(MODEL, TOKENIZER, ["w1 w2"])
 
 
 def test_two_words_that_do_not_part():
-    with pytest.raises(InputError, match=r"'w2' and 'w2' after 'w1' do not part .* first 48"):
+    with pytest.raises(
+        InputError, match=r"'w2' and 'w2' after 'w1' do not differ within .* first 48"
+    ):
         agreement(MODEL, TOKENIZER, [Choice("w1", "w2", "w2")])
 
 

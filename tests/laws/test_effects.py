@@ -159,7 +159,7 @@ def test_a_behaviour_of_ones_own(model: PlantedGPT, one: Roles) -> None:
 def test_what_was_saved_loads_equal(two: Roles, tmp_path, ending: str) -> None:
     loaded = Roles.load(two.save(tmp_path / f"roles{ending}"))
     pd.testing.assert_frame_equal(loaded.frame(), two.frame())
-    assert loaded.ablation_effects.about() == two.ablation_effects.about()
+    assert loaded.ablation_effects.to_json() == two.ablation_effects.to_json()
     assert loaded.why("L1.H0") == two.why("L1.H0")
 
 

@@ -1,12 +1,13 @@
 """The rows of the table of roles: the evidence of every test, and its outcome."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
+from headwise._display import printable
 from headwise.roles._evidence import FEWEST_TEXTS, Family, Verdict, lift
 from headwise.tables import Head
 
@@ -98,3 +99,15 @@ def none_found(rows: pd.DataFrame) -> str:
         return "no role found"
     missing = untested(int(texts[~tested].max())).replace(": ", ": at most ")
     return f"no role found among {int(tested.sum())} tested; {short} {missing}"
+
+
+def missed(row: Mapping[Any, Any]) -> str:
+    """Why a head does not have a role: its score, the strongest null and the test."""
+    null = printable(row["null"] or "no null")
+    scores = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
+    if row["p_adj"] != row["p_adj"]:
+        return f"{scores}, {untested(int(row['texts']))}"
+    return (
+        f"{scores}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
+        f"{row['chosen_half']:.3f} on the other half"
+    )
