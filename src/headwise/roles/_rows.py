@@ -101,7 +101,7 @@ def none_found(rows: pd.DataFrame) -> str:
     return f"no role found among {int(tested.sum())} tested; {short} {missing}"
 
 
-def missed(row: Mapping[Any, Any]) -> str:
+def shortfall(row: Mapping[Any, Any]) -> str:
     """Why a head does not have a role: its score, the strongest null and the test."""
     null = printable(row["null"] or "no null")
     scores = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"

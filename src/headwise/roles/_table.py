@@ -13,7 +13,7 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._rows import NULLS, missed, none_found, outcomes
+from headwise.roles._rows import NULLS, none_found, outcomes, shortfall
 from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each
 from headwise.tables import (
     Head,
@@ -109,7 +109,7 @@ class Roles:
             lines.append(f"  {none_found(rows)}")
         missed = rows[~rows["found"] & rows["effect"].notna()].head(_NEAREST)
         lines += [
-            f"  not {printable(row['role'])}: {missed(row)}" for row in missed.to_dict("records")
+            f"  not {printable(row['role'])}: {shortfall(row)}" for row in missed.to_dict("records")
         ]
         lines += [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
         return "\n".join(lines)

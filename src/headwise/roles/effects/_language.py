@@ -178,8 +178,8 @@ def _choosing(tokenizer: Any, choices: Sequence[Choice], limit: int) -> list[Row
         shared = next((position for position, (a, b) in pairs if a != b), 0)
         if not 0 < shared <= limit:
             raise InputError(
-                f"agreement: {choice.right!r} and {choice.wrong!r} after {choice.before[-30:]!r} do "
-                f"not differ within the first {limit} tokens. Give two words of which neither "
+                f"agreement: {choice.right!r} and {choice.wrong!r} after {choice.before[-30:]!r} "
+                f"do not differ within the first {limit} tokens. Give two words of which neither "
                 f"begins with the other, after fewer words."
             )
         rows.append((right[:shared], [shared - 1, right[shared], wrong[shared]]))
