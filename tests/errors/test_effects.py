@@ -22,7 +22,9 @@ def roles():
 def test_a_behaviour_without_texts():
     with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' has no batch of texts"):
         behaviour("mine", [], lambda output, batch: output)
-    with pytest.raises(ArgumentError, match=r"behaviour: none of these texts asks PlantedGPT"):
+    with pytest.raises(
+        ArgumentError, match=r"behaviour: none of these texts has a target for PlantedGPT"
+    ):
         translation(MODEL, TOKENIZER, [AnnotatedText("w1 w2")])
     with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
         repetition(MODEL, TOKENIZER, ["w1 w2"])
@@ -37,7 +39,9 @@ def test_two_words_that_do_not_part():
 
 def test_a_choice_beyond_what_the_model_reads():
     far = Choice(" ".join(["w1"] * 60), "w2", "w3")
-    with pytest.raises(InputError, match=r"'w2' and 'w3' after ' w1.* first 48\. Give .* fewer"):
+    with pytest.raises(
+        InputError, match=r"'w2' and 'w3' after ' w1.* first 48 tokens\. Give .* fewer"
+    ):
         agreement(MODEL, TOKENIZER, [far])
 
 

@@ -67,7 +67,11 @@ def row(number, form, head="0", relation="root", misc="_"):
         ([row("1-3", "ab"), row("1", "a"), row("2", "b", "1", "x")], 1, "'ab' covers the words 1"),
         ([row("1", "a"), row("1-2", "ab"), row("2", "b", "1", "x")], 2, "which do not all follow"),
         ([row("1", "a"), row("1-2", "ab")], 2, "which do not all follow"),
-        (["# text = a c", row("1", "a"), row("2", "b", "1", "x")], 3, r"the word is 'b', but .* 'c'"),
+        (
+            ["# text = a c", row("1", "a"), row("2", "b", "1", "x")],
+            3,
+            r"the word is 'b', but .* 'c'",
+        ),
         (["# text = a b c", row("1", "a"), row("2", "b", "1", "x")], 3, r"continues with ' c'"),
         ([row("1", "a", "2", "x"), row("2", "b", "1", "x")], 1, r"the words \[0, 1\] form a cycle"),
         ([row("1", "a", "1", "x")], 1, r"the words \[0\] form a cycle"),

@@ -74,7 +74,9 @@ def test_a_model_without_weight_matrices():
 
 
 def test_a_model_that_does_not_tell_how_it_began():
-    with pytest.raises(UnsupportedError, match=r"Planted does not tell how .*Leave 'random' out"):
+    with pytest.raises(
+        UnsupportedError, match=r"Planted has no known initialisation .*Leave 'random' out"
+    ):
         find_roles(MODEL, TOKENIZER, lines(3), evidence=Evidence(("random",)))
 
 

@@ -92,10 +92,10 @@ def test_an_effect_is_what_ablate_with_the_mean_of_these_texts_costs(
 ) -> None:
     asked = repetition(model, TOKENIZER, TEXTS, sequences=40)
     effect = one.effects(model, [asked], heads=["L1.H0"]).ablation_effects.alone[0]
-    reference = [question.inputs for question in asked.questions]
+    reference = [batch.inputs for batch in asked.batches]
 
     def losses() -> torch.Tensor:
-        return torch.cat([part.loss(model(**part.inputs)) for part in asked.questions])
+        return torch.cat([part.loss(model(**part.inputs)) for part in asked.batches])
 
     whole = losses()
     with ablate(model, "L1.H0", mode="mean", reference=reference):
@@ -132,11 +132,11 @@ def test_translation_asks_for_linked_words_alone(model: PlantedGPT) -> None:
     # The word after the second w1 is foretold; the last one is not linked.
     text = AnnotatedText("w1 w2 w3 w1 w2", tuple(words), links=((4, 1),))
     asked = translation(model, TOKENIZER, [text])
-    (question,) = asked.questions
-    assert question.loss(model(**question.inputs)).item() < 0.01
+    (batch,) = asked.batches
+    assert batch.loss(model(**batch.inputs)).item() < 0.01
     unlike = replace(text, links=((2, 1),))
-    (question,) = translation(model, TOKENIZER, [unlike]).questions
-    assert question.loss(model(**question.inputs)).item() > 1.0
+    (batch,) = translation(model, TOKENIZER, [unlike]).batches
+    assert batch.loss(model(**batch.inputs)).item() > 1.0
 
 
 def test_a_behaviour_of_ones_own(model: PlantedGPT, one: Roles) -> None:

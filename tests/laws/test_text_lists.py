@@ -69,7 +69,7 @@ def _recover(model: nn.Module, texts: Any) -> Any:
 
 
 def _repetition(model: nn.Module, texts: Any) -> Any:
-    asked = repetition(model, TOKENIZER, texts, sequences=3).questions
+    asked = repetition(model, TOKENIZER, texts, sequences=3).batches
     return [one.inputs["input_ids"].tolist() for one in asked]
 
 
