@@ -22,7 +22,7 @@ from torch import nn
 
 from headwise.corpora import AnnotatedText, Grammar, annotate, read_conllu
 from headwise.models import load, load_tokenizer
-from headwise.roles.evaluation import Reader
+from headwise.roles.evaluation import Evaluator
 from headwise.roles.relations import as_item, gold_roles, token_roles, tokenize
 from headwise.watch import observe
 
@@ -44,21 +44,21 @@ def readings(how: argparse.Namespace) -> Iterator[Row]:
     tokenizer = load_tokenizer(MINILM)
     for name, model in _models(how.width):
         texts = _texts(how.conllu, how.sentences)
-        reader, what = _laid_out(tokenizer, texts)
-        watched = partial(_pass, model, reader)
+        evaluator, what = _laid_out(tokenizer, texts)
+        watched = partial(_pass, model, evaluator)
         works: dict[str, Work] = {
             "watched": partial(_watched, model, watched),
             "unobserved": watched,
-            "read for a null": partial(reader.read, model),
-            "read itself": partial(reader.read_closely, model),
+            "read for a null": partial(evaluator.evaluate, model),
+            "read itself": partial(evaluator.evaluate_detailed, model),
         }
         times = interleaved(works, how.rounds, how.clock)
         case = {"table": "One pass over the texts", "model": name, "texts": what}
         yield from rows_of(case, times, "watched")
 
 
-def _pass(model: nn.Module, reader: Reader) -> None:
-    for batch in reader.batches:
+def _pass(model: nn.Module, evaluator: Evaluator) -> None:
+    for batch in evaluator.batches:
         batch.run(model)
 
 
@@ -67,13 +67,13 @@ def _watched(model: nn.Module, work: Work) -> None:
         work()
 
 
-def _laid_out(tokenizer: Any, texts: Sequence[AnnotatedText]) -> tuple[Reader, str]:
+def _laid_out(tokenizer: Any, texts: Sequence[AnnotatedText]) -> tuple[Evaluator, str]:
     pieces = tokenize(tokenizer, texts, LONGEST).pieces
     roles = [*token_roles(pieces), *gold_roles(pieces)]
     tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
     tokens = sum(len(piece.ids) for piece in pieces)
     what = f"{len(texts)} sentences, {tokens} tokens, {len(roles)} roles"
-    return Reader([as_item(piece, roles) for piece in pieces], roles, tags), what
+    return Evaluator([as_item(piece, roles) for piece in pieces], roles, tags), what
 
 
 def _models(width: int) -> Iterator[tuple[str, nn.Module]]:

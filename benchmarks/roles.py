@@ -219,12 +219,12 @@ def part_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
 
 
 def effect_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
-    behaviours = next(iter(runs.values())).effects.says
+    behaviours = next(iter(runs.values())).ablation_effects.says
     rows = []
     for name, says in behaviours.items():
         cells = []
         for roles in runs.values():
-            frame = roles.effects.frame()
+            frame = roles.ablation_effects.frame()
             worst = frame[frame["behaviour"] == name].nlargest(1, "effect").iloc[0]
             ends = f"[{worst['ci_low']:+.2f}, {worst['ci_high']:+.2f}]"
             cells.append(f"{worst['name']} {worst['effect']:+.2f} {ends}")
@@ -251,7 +251,7 @@ def groups(roles: hw.Roles) -> list[str]:
         f"{group.together.behaviour} loses {group.together.effect:+.2f} "
         f"[{group.together.low:+.2f}, {group.together.high:+.2f}], without each alone "
         f"{group.alone:+.2f} in sum"
-        for group in roles.effects.groups
+        for group in roles.ablation_effects.groups
     ]
 
 

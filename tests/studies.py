@@ -7,7 +7,7 @@ import pandas as pd
 
 from headwise.report import Sample, Study
 from headwise.roles import Effect, Effects, Group, Roles
-from headwise.roles._table import NULLS
+from headwise.roles._rows import NULLS
 from headwise.tables import Head, HeadTable, Totals
 
 SENTENCES = (
@@ -151,9 +151,9 @@ def make_roles(study: Study, found: Sequence[int] = (0,), text: str = "previous 
         roles={text: (text,)},
     )
     return Roles(
-        rows=effects.beside(rows),
+        rows=effects.joined(rows),
         meanings={text: f"a token → the token before it: {text}"},
         notes=(f"56 texts: {text}",),
         model=study.table.model,
-        effects=effects,
+        ablation_effects=effects,
     )

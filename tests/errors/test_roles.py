@@ -74,7 +74,9 @@ def test_a_model_without_weight_matrices():
 
 
 def test_a_model_that_does_not_tell_how_it_began():
-    with pytest.raises(UnsupportedError, match=r"Planted does not tell how .*Leave 'random' out"):
+    with pytest.raises(
+        UnsupportedError, match=r"Planted has no known initialisation .*Leave 'random' out"
+    ):
         find_roles(MODEL, TOKENIZER, lines(3), evidence=Evidence(("random",)))
 
 
@@ -83,7 +85,7 @@ def test_a_model_without_attention():
         def forward(self, input_ids, attention_mask):
             return input_ids
 
-    with pytest.raises(UnsupportedError, match=r"no head of Deaf was seen to attend"):
+    with pytest.raises(UnsupportedError, match=r"no self-attention of Deaf was captured"):
         find_roles(Deaf(), TOKENIZER, lines(3))
 
 

@@ -59,7 +59,7 @@ def test_nulls_are_left_out_and_aligned_texts_are_read(place: Path) -> None:
     files = (place / "en", place / "es", place / "links")
     done = headwise("roles", place / "model", "--aligned", *files, "--nulls", "none", "-o", out)
     assert done.code == 0, done.err
-    assert "1 reading of the texts" in done.err
+    assert "1 pass over the texts" in done.err
     assert "translation" in set(Roles.load(out).frame()["role"])
 
 

@@ -157,5 +157,5 @@ def test_arcs_are_taken_exactly_when_they_run_in_no_circle(heads):
     if all(comes_to_an_end(at) for at in range(n)):
         assert AnnotatedText("x" * n, spans, arcs=arcs).arcs == arcs
     else:
-        with pytest.raises(ValueError, match="in a circle"):
+        with pytest.raises(ValueError, match="form a cycle"):
             AnnotatedText("x" * n, spans, arcs=arcs)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headwise.roles._evidence import (
     FEWEST_INSTANCES,
     FEWEST_TEXTS,
-    Scored,
+    Family,
     best_of,
     halves,
     judge,
@@ -116,7 +116,7 @@ def test_a_case_worked_out_by_hand():
     value = np.tile([[2.0], [1.0]], (20, 1)).astype(np.float32)
     count = np.full((40, 1), 2.0, np.float32)
     nulls = {"chance": count / 10, "rule": count / 2, "absent": np.full_like(count, np.nan)}
-    (verdict,) = judge([Scored(value, count, nulls)], flips=999)
+    (verdict,) = judge([Family(value, count, nulls)], flips=999)
     assert verdict.effect[0] == pytest.approx(0.75)
     assert list(nulls)[verdict.null[0]] == "rule"
     assert verdict.baseline[0] == pytest.approx(0.5)
@@ -137,14 +137,14 @@ def test_a_case_worked_out_by_hand():
 )
 def test_too_little_to_judge(texts, each, judged):
     count = np.full((texts, 1), each, np.float32)
-    (verdict,) = judge([Scored(count.copy(), count, {"chance": count / 10})], flips=99)
+    (verdict,) = judge([Family(count.copy(), count, {"chance": count / 10})], flips=99)
     assert verdict.effect[0] == pytest.approx(1.0)
     assert np.isnan(verdict.p[0]) != judged
 
 
 def test_a_question_that_was_never_asked_is_nan_and_not_zero():
     nothing = np.zeros((40, 1), np.float32)
-    (verdict,) = judge([Scored(nothing, nothing, {"chance": nothing})], flips=9)
+    (verdict,) = judge([Family(nothing, nothing, {"chance": nothing})], flips=9)
     said = [verdict.effect, verdict.low, verdict.high, verdict.baseline, verdict.lift, verdict.p]
     assert np.isnan(said).all()
     assert (verdict.null[0], verdict.n[0]) == (-1, 0)
@@ -155,9 +155,9 @@ def test_the_order_of_texts_does_not_matter(seed):
     rng = np.random.default_rng(seed)
     value, count = drawn_scores(rng, 35, 0.4)
     order = rng.permutation(35)
-    (mine,) = judge([Scored(value, count, {"chance": count / 3})], flips=9, draws=9)
+    (mine,) = judge([Family(value, count, {"chance": count / 3})], flips=9, draws=9)
     (theirs,) = judge(
-        [Scored(value[order], count[order], {"chance": count[order] / 3})], flips=9, draws=9
+        [Family(value[order], count[order], {"chance": count[order] / 3})], flips=9, draws=9
     )
     for name in ("effect", "baseline", "lift", "n", "texts", "rates"):
         np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-5)

@@ -12,8 +12,9 @@ from torch import nn
 
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence, find_roles
-from headwise.roles._families import Baseline, Split, rival
+from headwise.roles._families import Baseline, null_head_baseline
 from headwise.roles._nulls import initialised, permuted, shuffled
+from headwise.roles._trials import Split
 from headwise.roles.evaluation import RoleScores
 from headwise.roles.relations import Item, Role
 from headwise.tables import Head
@@ -79,9 +80,9 @@ def test_every_null_says_what_it_costs():
     model = Planted([("offset -1",)], causal=True)
     relations = {"own": lambda text: [(2, 1)]}
     for evidence, tells in (
-        (Evidence(()), r"^1 reading of the texts, about equally long: the model's own$"),
-        (Evidence(), r"^3 readings .* own, 1 with permuted weights, one of shuffled words$"),
-        (Evidence(("permuted",), models=2), r"^3 readings .*: the model's own, 2 with permuted"),
+        (Evidence(()), r"^1 pass over the texts, about equally long: the model's own$"),
+        (Evidence(), r"^3 passes .* own, 1 with permuted weights, one of shuffled words$"),
+        (Evidence(("permuted",), models=2), r"^3 passes .*: the model's own, 2 with permuted"),
     ):
         roles = find_roles(model, TOKENIZER, lines(8), relations=relations, evidence=evidence)
         (note,) = (note for note in roles.notes if "about equally long" in note)
@@ -94,13 +95,13 @@ def test_a_null_head_is_one_that_sees_as_much():
     count = np.stack([np.full((20, 2), 3.0), np.full((20, 2), 30.0)] * 2, axis=-1)  # M R N
     value = count * np.array([0.2, 0.6, 0.4, 0.5]) * rng.choice([0.99, 1.01], (20, 2, 1))
     heads = tuple(Head("", 0, at) for at in range(4))
-    best = rival(
+    best = null_head_baseline(
         RoleScores(heads, True, value, count, value),
         Split(np.arange(20), np.arange(20) < 10),
     )
     np.testing.assert_allclose(best.rates.mean(0), [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
-    np.testing.assert_allclose(best.chosen, [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
-    other = replace(best, chosen=best.chosen - 0.1, rates=best.rates * 0)
+    np.testing.assert_allclose(best.selection_rate, [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
+    other = replace(best, selection_rate=best.selection_rate - 0.1, rates=best.rates * 0)
     np.testing.assert_array_equal(Baseline.strongest([other, best]).rates, best.rates)
 
 

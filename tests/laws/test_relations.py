@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
 from headwise.models import load_tokenizer
-from headwise.roles.evaluation import OFFSETS, Reader, rule_names
-from headwise.roles.evaluation._eligible import EligiblePairs, Part
-from headwise.roles.evaluation._heuristics import rule_sums
+from headwise.roles.evaluation import OFFSETS, Evaluator, heuristic_names
+from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights
+from headwise.roles.evaluation._heuristics import heuristic_sums
 from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
@@ -155,10 +155,10 @@ def scored(weights, visible, role, pairs, units=None):
     item = Item(
         tuple(range(n)), {role.grid: units or [(at,) for at in range(n)]}, {role.name: pairs}
     )
-    asked = RelationIndex(Units(role.grid, [item], n), [item], [role])
-    seen = EligiblePairs(asked, visible[None, None])
-    part = Part(slice(0, 1), weights[None, None].clone(), torch.zeros(1, 1, n))
-    return [one.item() for one in (seen.value(part), seen.count, seen.even)]
+    index = RelationIndex(Units(role.grid, [item], n), [item], [role])
+    eligible = EligiblePairs(index, visible[None, None])
+    block = HeadWeights(slice(0, 1), weights[None, None].clone(), torch.zeros(1, 1, n))
+    return [sums.item() for sums in (eligible.value(block), eligible.count, eligible.chance)]
 
 
 TOP, MASS = (Role("r", "", lambda text: (), score=how) for how in ("top", "mass"))
@@ -201,11 +201,11 @@ def test_heads_that_see_different_keys_are_counted_apart():
     visible = torch.stack([full, near])[None]
     weights = visible / visible.sum(-1, keepdim=True)
     for role in (TOP, MASS):
-        seen = EligiblePairs(RelationIndex(Units("token", [item], 3), [item], [role]), visible)
-        part = Part(slice(0, 2), weights.clone(), torch.zeros(1, 2, 3))
-        assert seen.count.tolist() == [[2, 1]]
-        torch.testing.assert_close(seen.value(part), torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
-        torch.testing.assert_close(seen.even, seen.value(part))
+        eligible = EligiblePairs(RelationIndex(Units("token", [item], 3), [item], [role]), visible)
+        block = HeadWeights(slice(0, 2), weights.clone(), torch.zeros(1, 2, 3))
+        assert eligible.count.tolist() == [[2, 1]]
+        torch.testing.assert_close(eligible.value(block), torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
+        torch.testing.assert_close(eligible.chance, eligible.value(block))
 
 
 def test_exactly_even_attention_scores_chance():
@@ -238,22 +238,24 @@ def test_evenness_is_the_share_of_the_entropy_that_even_attention_has():
         (6, 7, 8, 9), {"token": [(at,) for at in range(4)]}, {"e": [(at, at) for at in range(4)]}
     )
     role = Role("e", "", lambda text: (), score="entropy", kind="breadth")
-    seen = Reader([item], [role]).read(Planted(heads, causal=True))
+    scores = Evaluator([item], [role]).evaluate(Planted(heads, causal=True))
     # The first query has no choice, and counts for nothing.
-    assert seen.count[0, 0].tolist() == [3, 3, 3]
-    np.testing.assert_allclose(seen.value[0, 0], [3, 0, 0], atol=1e-4)
+    assert scores.count[0, 0].tolist() == [3, 3, 3]
+    np.testing.assert_allclose(scores.value[0, 0], [3, 0, 0], atol=1e-4)
 
 
 def test_rules_are_offsets_and_nearest_words_of_a_class():
     text = AnnotatedText("a b c d", ((0, 1), (2, 3), (4, 5), (6, 7)), ("N", "V", "V", "N"))
-    names = rule_names("word", ["N", "V"])
+    names = heuristic_names("word", ["N", "V"])
     assert len(names) == len(OFFSETS) + 4
 
     def rates(pairs):
         item = Item((0, 1, 2, 3), {"word": [(at,) for at in range(4)]}, {"r": pairs}, text.tags)
-        asked = RelationIndex(Units("word", [item], 4), [item], [replace(TOP, grid="word")])
-        seen = EligiblePairs(asked, torch.ones(1, 1, 4, 4, dtype=torch.bool))
-        return dict(zip(names, rule_sums(seen, [item], ["N", "V"])[0].tolist(), strict=True))
+        index = RelationIndex(Units("word", [item], 4), [item], [replace(TOP, grid="word")])
+        eligible = EligiblePairs(index, torch.ones(1, 1, 4, 4, dtype=torch.bool))
+        return dict(
+            zip(names, heuristic_sums(eligible, [item], ["N", "V"])[0].tolist(), strict=True)
+        )
 
     left = "nearest V to the left"
     assert [rates([(3, key)])[left] for key in range(3)] == [0, 0, 1]
@@ -266,16 +268,18 @@ def test_rules_are_offsets_and_nearest_words_of_a_class():
 
 
 def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
-    names = rule_names("token", ["N", "V"])
+    names = heuristic_names("token", ["N", "V"])
     assert len(names) == len(OFFSETS) + 6
     words = [(0,), (1, 2), (3,), (4,)]  # N V N V
 
     def rates(pairs, kind="structure"):
         units = {"token": [(at,) for at in range(5)], "word": words}
         item = Item(tuple(range(5)), units, {"r": pairs}, ["N", "V", "N", "V"])
-        asked = RelationIndex(Units("token", [item], 5), [item], [replace(TOP, kind=kind)])
-        seen = EligiblePairs(asked, torch.ones(1, 1, 5, 5, dtype=torch.bool))
-        return dict(zip(names, rule_sums(seen, [item], ["N", "V"])[0].tolist(), strict=True))
+        index = RelationIndex(Units("token", [item], 5), [item], [replace(TOP, kind=kind)])
+        eligible = EligiblePairs(index, torch.ones(1, 1, 5, 5, dtype=torch.bool))
+        return dict(
+            zip(names, heuristic_sums(eligible, [item], ["N", "V"])[0].tolist(), strict=True)
+        )
 
     # The nearest verb left of the last token is the last piece of a word; its own word is nearer.
     assert [rates([(4, key)])["nearest V to the left"] for key in (1, 2, 4)] == [0, 1, 0]
@@ -283,7 +287,7 @@ def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
     assert [rates([(0, key)])["nearest V to the right"] for key in (1, 2)] == [1, 0]
     assert rates([(1, 0)])["nearest N to the left or itself"] == 1
     assert rates([(1, 0)], kind="probe")["nearest N to the left or itself"] == 0
-    assert rule_names("mention", ["N"]) == rule_names("token", [])
+    assert heuristic_names("mention", ["N"]) == heuristic_names("token", [])
 
 
 def test_gold_roles_are_those_of_the_tree_and_both_ways():

@@ -14,11 +14,9 @@ from headwise.corpora import AnnotatedText, Grammar, annotate
 from headwise.corpora._verbs import PRONOUNS
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
-from headwise.roles._evidence import Scored, Verdict
-from headwise.roles._families import Family
-from headwise.roles._find import _rows
-from headwise.roles._table import NULLS
-from headwise.roles.evaluation import Reader
+from headwise.roles._evidence import Family, Verdict
+from headwise.roles._rows import NULLS, role_rows
+from headwise.roles.evaluation import Evaluator
 from headwise.roles.relations import INDUCTION, PROBED, Item
 from headwise.tables import Head
 from planted import (
@@ -115,9 +113,9 @@ def test_a_model_that_knows_one_period_has_no_induction():
     ids = [int(one) for one in np.tile(rng.choice(np.arange(6, 46), 10, replace=False), 4)]
     pairs = [(at, key + 1) for at in range(40) for key in range(at % 10, at, 10)]
     one_period = Item(tuple(ids), {"token": [(at,) for at in range(40)]}, {INDUCTION.name: pairs})
-    seen = Reader([one_period], PROBED).read(model)
-    at = PROBED.index(INDUCTION)
-    assert seen.value[0, at, 0] / seen.count[0, at, 0] > 0.95  # taken in by it
+    scores = Evaluator([one_period], PROBED).evaluate(model)
+    column = PROBED.index(INDUCTION)
+    assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # taken in by it
     assert found(find_roles(model, TOKENIZER, TEXTS)) == set()
 
 
@@ -195,11 +193,14 @@ def test_a_head_is_chosen_on_one_half_and_must_do_it_on_the_other(
         lift=np.array([(effect - baseline) / (1 - baseline)]),
         **at,
     )
-    says = {name: [name] for name in NULLS}
     family = Family(
-        (role,), Scored(*np.ones((2, 1, 1)), {}), np.array([other]), np.ones(1), np.ones(1), says
+        *np.ones((2, 1, 1)),
+        {},
+        roles=(role,),
+        null_names={name: [name] for name in NULLS},
+        measures={"chosen_half": np.array([other]), "mass": np.ones(1), "value": np.ones(1)},
     )
-    assert _rows([Head("", 0, 0)], family, verdict)["found"].tolist() == [has]
+    assert role_rows([Head("", 0, 0)], family, verdict)["found"].tolist() == [has]
 
 
 def test_a_text_is_one_text_however_often_it_is_annotated():

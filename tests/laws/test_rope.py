@@ -11,7 +11,6 @@ from torch import Tensor
 
 from headwise.layer import ALiBi, LinearScaling, Llama3Scaling, NTKScaling, RoPE, T5Bias, YaRN
 from headwise.layer._biases import PositionedBias
-from headwise.masks import Tile
 from headwise.masks.tiles import Tile
 from oracles_layer import close, position_bias, t5_bucket, turned
 

@@ -69,7 +69,7 @@ def _recover(model: nn.Module, texts: Any) -> Any:
 
 
 def _repetition(model: nn.Module, texts: Any) -> Any:
-    asked = repetition(model, TOKENIZER, texts, sequences=3).questions
+    asked = repetition(model, TOKENIZER, texts, sequences=3).batches
     return [one.inputs["input_ids"].tolist() for one in asked]
 
 
@@ -174,8 +174,8 @@ def test_a_string_is_neither_a_choice_nor_a_behaviour_nor_a_batch(model: nn.Modu
     with pytest.raises(ArgumentError, match=r"behaviour: batches holds the text 'she sang"):
         behaviour("mine", TEXT, lambda output, batch: output)  # type: ignore[arg-type]
     roles: Roles = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
-    with pytest.raises(ArgumentError, match=r"matter: behaviours is 'she sang.*Give a Behaviour"):
-        roles.matter(model, TEXT)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"effects: behaviours is 'she sang.*Give a Behaviour"):
+        roles.effects(model, TEXT)  # type: ignore[arg-type]
     for batch in (TEXT, [TEXT], (TEXT,)):
         with pytest.raises(ArgumentError, match=r"batch: it is the text 'she sang"):
             costs(model, batch)

@@ -102,10 +102,10 @@ def _observe(model: nn.Module, folder: Path) -> None:
     watch.table()
 
 
-def _matter(model: nn.Module, folder: Path) -> None:
+def _effects(model: nn.Module, folder: Path) -> None:
     roles = hw.find_roles(model, TOKENIZER, TEXTS, evidence=hw.Evidence(nulls=()))
     lost = behaviour("loss", BATCHES, lambda output, batch: output.logits.mean((1, 2)))
-    roles.matter(model, [lost, repetition(model, TOKENIZER, TEXTS, sequences=4)], heads=[(0, 0)])
+    roles.effects(model, [lost, repetition(model, TOKENIZER, TEXTS, sequences=4)], heads=[(0, 0)])
 
 
 def _curves(model: nn.Module, folder: Path) -> None:
@@ -134,7 +134,7 @@ VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
     "timed costs": lambda model, folder: hw.costs(model, BATCHES[0], timed=True),
     "time_passes": lambda model, folder: time_passes([model], BATCHES[0], passes=1),
     "recover": _recover,
-    "matter": _matter,
+    "effects": _effects,
     "fingerprint": lambda model, folder: fingerprint(model),
     "group_heads": lambda model, folder: hw.group_heads(model, 2),
     "group_heads by a text": lambda model, folder: hw.group_heads(model, 2, reference=BATCHES),

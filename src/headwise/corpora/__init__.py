@@ -1,4 +1,4 @@
-"""Texts, and what is known about them: readers, and a grammar with its gold relations."""
+"""Texts and their annotations: readers, and a grammar with gold relations."""
 
 from headwise.corpora._choices import Choice, choices
 from headwise.corpora._gold import annotate

@@ -1,4 +1,4 @@
-"""Places where one of two words is right: what agreement is judged on."""
+"""Minimal pairs for agreement: a beginning with a right and a wrong continuation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from headwise.corpora._verbs import PRONOUNS, TENSES, english_form, spanish_form
 
 @dataclass(frozen=True)
 class Choice:
-    """A beginning, and two words that could go on from it, of which one is right.
+    """The beginning of a text with a right and a wrong next word.
 
     Example:
         >>> Choice("The keys to the cabinet", right="are", wrong="is").right
@@ -25,43 +25,42 @@ class Choice:
 
 
 def choices(lines: Iterable[Line], apart: bool, seed: int = 0) -> list[Choice]:
-    """A verb form of each line of the grammar, against a form that its subject can't have.
+    """Draw one verb from each line of the grammar, with a form that disagrees with its subject.
 
-    Only a verb that the line has named before is asked for, so that the form is all there is to
-    know; in English or in Spanish. The wrong form is that beside `they`, or beside `he` where
-    this is no other.
+    Only verbs that occur earlier in the line qualify, in English or in Spanish, so that just the
+    form is unknown. The wrong form is the one of `they`, or of `he` where both are the same.
 
     Args:
         apart: Whether an adverb stands between subject and verb, or nothing does.
-        seed: Decides which of several such verbs of a line is asked for.
+        seed: The seed for the choice among several such verbs of a line.
     Returns:
-        At most one choice of each line, none of a repeated sequence.
+        At most one choice per line, none for a repeated sequence.
     """
     rng = np.random.default_rng(seed)
-    found = []
+    drawn = []
     for line in lines:
-        asked = [one for one in _of_line(line, apart) if one.wrong != one.right]
-        if asked:
-            found.append(asked[rng.integers(len(asked))])
-    return found
+        distinct = [choice for choice in _of_line(line, apart) if choice.wrong != choice.right]
+        if distinct:
+            drawn.append(distinct[rng.integers(len(distinct))])
+    return drawn
 
 
 _ENGLISH = {spanish: english for english, spanish in PRONOUNS.items()}
 
 
 def _of_line(line: Line, apart: bool) -> list[Choice]:
-    """Every verb of a line but the first, with another form of it; perhaps the same."""
+    """Every verb of a line but the first, with another form of it, which may be equal."""
     if line.verb is None:
         return []
     half = line.words.index("=")
-    found = []
+    candidates = []
     for verb, subject in relations(line.words)["subject"]:
         if subject and (verb - subject > 1) == apart:
             form = english_form if verb < half else spanish_form
             right, pronoun = line.words[verb], line.words[subject]
             person = _ENGLISH.get(pronoun, pronoun)
-            tense = next(one for one in TENSES if form(line.verb, one, person) == right)
-            they, he = (form(line.verb, tense, one) for one in ("they", "he"))
+            tense = next(tense for tense in TENSES if form(line.verb, tense, person) == right)
+            they, he = (form(line.verb, tense, other) for other in ("they", "he"))
             before = " ".join(line.words[:verb])
-            found.append(Choice(before, right, he if they == right else they))
-    return found
+            candidates.append(Choice(before, right, he if they == right else they))
+    return candidates

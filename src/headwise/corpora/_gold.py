@@ -1,4 +1,4 @@
-"""Lines of the grammar as annotated texts: trees, mentions and links known by construction."""
+"""Gold annotations of the grammar: trees, mentions and links known by construction."""
 
 from collections.abc import Iterator
 
@@ -13,45 +13,47 @@ _ARC = {"PRON": "nsubj", "ADV": "advmod"}
 
 
 def annotate(line: Line) -> AnnotatedText:
-    """What is known of a line: of a repeated sequence, its words alone.
+    """Annotate a line of the grammar; a repeated sequence gets its words alone.
 
-    Every word hangs on the verb of its clause, a comma on the verb after it, the verb of a
-    later clause on the first one of its language (`conj`), and the Spanish half on the English
-    one (`parataxis`). A pronoun and its translation speak of one entity. Each Spanish word is
-    linked with the English word that it translates.
+    The head of every word is the verb of its clause, that of a comma the verb after it, that of
+    the verb of a later clause the first verb of its language (`conj`), and that of the first
+    Spanish verb the first English one (`parataxis`). A pronoun and its translation are mentions
+    of one entity. Each Spanish word is linked with the English word that it translates.
     """
     text = str(line)
-    ends: list[Span] = []
+    spans: list[Span] = []
     for word in line.words:
-        start = ends[-1][1] + 1 if ends else 0
-        ends.append((start, start + len(word)))
+        start = spans[-1][1] + 1 if spans else 0
+        spans.append((start, start + len(word)))
     if line.verb is None:
-        return AnnotatedText(text, tuple(ends))
+        return AnnotatedText(text, tuple(spans))
     tags = tuple(_TAG.get(word, "VERB") for word in line.words)
     half = line.words.index("=")
-    pairs = [(half + 1 + at, at) for at in range(half)]
-    pronouns = [(one, other) for one, other in pairs if tags[other] == "PRON"]
+    pairs = [(half + 1 + source, source) for source in range(half)]
+    pronouns = [(word, source) for word, source in pairs if tags[source] == "PRON"]
     return AnnotatedText(
         text,
-        tuple(ends),
+        tuple(spans),
         tags=tags,
         arcs=tuple(_arcs(tags, half)),
         mentions=tuple(
-            Mention(*ends[at], entity) for entity, both in enumerate(pronouns) for at in both
+            Mention(*spans[word], entity)
+            for entity, pronoun_pair in enumerate(pronouns)
+            for word in pronoun_pair
         ),
-        links=tuple((one, other) for one, other in pairs if tags[other] != "PUNCT"),
+        links=tuple((word, source) for word, source in pairs if tags[source] != "PUNCT"),
     )
 
 
 def _arcs(tags: tuple[str, ...], half: int) -> Iterator[Arc]:
-    verbs = [at for at, tag in enumerate(tags) if tag == "VERB"]
+    verbs = [word for word, tag in enumerate(tags) if tag == "VERB"]
     root, spanish = verbs[0], verbs[len(verbs) // 2]
-    for at, tag in enumerate(tags):
+    for word, tag in enumerate(tags):
         if tag == "VERB":
-            if at == spanish:
-                yield Arc(at, root, "parataxis")
-            elif at != root:
-                yield Arc(at, root if at < half else spanish, "conj")
+            if word == spanish:
+                yield Arc(word, root, "parataxis")
+            elif word != root:
+                yield Arc(word, root if word < half else spanish, "conj")
         else:
-            verb = next(verb for verb in verbs if verb > at)
-            yield Arc(at, verb, _ARC.get(tag, "punct"))
+            verb = next(verb for verb in verbs if verb > word)
+            yield Arc(word, verb, _ARC.get(tag, "punct"))

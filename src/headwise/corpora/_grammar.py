@@ -1,4 +1,4 @@
-"""A small English–Spanish grammar whose every agreement and translation is known."""
+"""A small English–Spanish grammar with known agreement and translation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from headwise.errors import ArgumentError
 _CLAUSES = (2, 4)  # in a sentence
 _PREFIX = (0, 6)  # words before a repeated sequence
 _PERIOD = (5, 16)  # words in it
-_SISTERS = (("he", "she"), ("y'all", "they"))  # two pronouns, one form of the verb
+_SAME_FORM = (("he", "she"), ("y'all", "they"))  # pairs of pronouns with one form of the verb
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of text.
+    """A line of text.
 
     Attributes:
         verb: The English verb of a sentence; None for a repeated sequence.
@@ -43,16 +43,17 @@ class Grammar:
 
     A sentence has two to four clauses with one verb in one tense and different pronouns, in
     English, then in Spanish in the same order. An adverb may stand between subject and verb, so
-    no fixed distance can stand in for agreement. The other lines repeat a sequence of random
-    words at a random distance after a random prefix, without a delimiter that would give the
-    distance away.
+    that no fixed distance explains agreement. The other lines repeat a sequence of random words
+    at a random distance after a random prefix, without a delimiter that would reveal the
+    distance.
 
-    For every verb, one of {he, she} and one of {y'all, they} is held out: the two never meet in
-    a sentence, in any tense, unless it is asked for. The verb's form is still seen beside the
-    other pronoun, so who gets it right has generalised the agreement.
+    For every verb, one of {he, she} and one of {y'all, they} is held out: the verb and that
+    pronoun never occur in one clause, in any tense, unless `held_out` requests it. The form of
+    the verb still occurs with the other pronoun, so a model that predicts it for the held-out
+    pronoun has generalised agreement.
 
     Args:
-        seed: Decides what is held out, and nothing else.
+        seed: The seed for what is held out, and for nothing else.
         repeat_share: The share of lines that repeat a sequence, from 0 to 1.
         adverb_share: The share of clauses that have an adverb, from 0 to 1.
     Raises:
@@ -60,7 +61,7 @@ class Grammar:
     Attributes:
         longest: Words of the longest line: four clauses with adverbs, twice, and the `=`.
         vocabulary: Every word that can occur, the special tokens first.
-        held_out: The pairs (English verb, English pronoun) that never meet.
+        held_out: The pairs (English verb, English pronoun) that are held out.
     """
 
     longest: ClassVar[int] = 2 * (4 * _CLAUSES[1] - 1) + 1
@@ -73,7 +74,7 @@ class Grammar:
         self.adverb_share = adverb_share
         rng = np.random.default_rng(seed)
         self.held_out = frozenset(
-            (verb, pair[rng.integers(2)]) for verb in VERBS for pair in _SISTERS
+            (verb, pair[rng.integers(2)]) for verb in VERBS for pair in _SAME_FORM
         )
         self.vocabulary = (*SPECIALS, *_words())
 
@@ -84,38 +85,39 @@ class Grammar:
         return self.sentence(rng, held_out)
 
     def sentence(self, rng: np.random.Generator, held_out: bool = False) -> Line:
-        """Draw a sentence; with `held_out`, one clause of it has a held-out verb and pronoun.
+        """Draw a sentence; with `held_out`, one of its clauses has a held-out verb and pronoun.
 
-        It is never the first clause: its verb has been seen earlier in the line.
+        It is never the first clause, so that the verb occurs earlier in the line.
         """
         verb = _VERBS[rng.integers(len(_VERBS))]
         tense = TENSES[rng.integers(len(TENSES))]
-        shuffled = [_PRONOUNS[at] for at in rng.permutation(len(_PRONOUNS))]
-        seen = [pronoun for pronoun in shuffled if (verb, pronoun) not in self.held_out]
-        pronouns = seen[: rng.integers(*_CLAUSES, endpoint=True)]
+        shuffled = [_PRONOUNS[number] for number in rng.permutation(len(_PRONOUNS))]
+        allowed = [pronoun for pronoun in shuffled if (verb, pronoun) not in self.held_out]
+        pronouns = allowed[: rng.integers(*_CLAUSES, endpoint=True)]
         if held_out:
-            unseen = [pronoun for pronoun in shuffled if pronoun not in seen]
-            pronouns[rng.integers(1, len(pronouns))] = unseen[0]
+            excluded = [pronoun for pronoun in shuffled if pronoun not in allowed]
+            pronouns[rng.integers(1, len(pronouns))] = excluded[0]
         english: list[str] = []
         spanish: list[str] = []
         for pronoun in pronouns:
-            more, same = self._adverb(rng)
-            english += [",", pronoun, *more, english_form(verb, tense, pronoun)]
-            spanish += [",", PRONOUNS[pronoun], *same, spanish_form(verb, tense, pronoun)]
+            adverb, translation = self._adverb(rng)
+            english += [",", pronoun, *adverb, english_form(verb, tense, pronoun)]
+            spanish += [",", PRONOUNS[pronoun], *translation, spanish_form(verb, tense, pronoun)]
         return Line((*english[1:], "=", *spanish[1:]), verb)
 
     def repeat(self, rng: np.random.Generator) -> Line:
         """Draw a repeated sequence, as long as the longest sentence."""
         prefix, period = (rng.integers(*bounds, endpoint=True) for bounds in (_PREFIX, _PERIOD))
-        # Different words, so that the only earlier copies are those of the repetition.
+        # Distinct words, so that every earlier copy belongs to the repetition.
         ordinary = np.arange(len(SPECIALS), len(self.vocabulary))
-        words = [self.vocabulary[at] for at in rng.choice(ordinary, prefix + period, replace=False)]
+        drawn = rng.choice(ordinary, prefix + period, replace=False)
+        words = [self.vocabulary[number] for number in drawn]
         while len(words) < self.longest:
             words.append(words[-period])
         return Line(tuple(words), None)
 
     def relations(self, words: Sequence[str]) -> dict[str, Pairs]:
-        """The pairs (query, key) of every relation that holds in a line: see `relations`."""
+        """The pairs (query, key) of every relation in a line: see `relations`."""
         return relations(words)
 
     def _adverb(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
@@ -131,7 +133,7 @@ _VERBS, _PRONOUNS, _ADVERBS = tuple(VERBS), tuple(PRONOUNS), tuple(ADVERBS)
 
 def _words() -> list[str]:
     """Every word once, in a fixed order."""
-    cells = [(verb, tense, who) for verb in VERBS for tense in TENSES for who in PRONOUNS]
-    english = [*PRONOUNS, *ADVERBS, *(english_form(*cell) for cell in cells)]
-    spanish = [*PRONOUNS.values(), *ADVERBS.values(), *(spanish_form(*cell) for cell in cells)]
+    forms = [(verb, tense, pronoun) for verb in VERBS for tense in TENSES for pronoun in PRONOUNS]
+    english = [*PRONOUNS, *ADVERBS, *(english_form(*form) for form in forms)]
+    spanish = [*PRONOUNS.values(), *ADVERBS.values(), *(spanish_form(*form) for form in forms)]
     return list(dict.fromkeys([",", "=", *english, *spanish]))

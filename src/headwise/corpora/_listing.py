@@ -1,4 +1,4 @@
-"""What counts as a list of texts: one rule for every function that takes texts."""
+"""One rule for every function that takes texts: what counts as a list of texts."""
 
 from collections.abc import Iterable, Mapping
 from reprlib import repr as shortened
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 else:
 
     class Several:
-        """One item or several; what else is given at run time, `list_items` refuses by name."""
+        """One item or several; `list_items` refuses everything else at run time."""
 
         def __class_getitem__(cls, item: Any) -> Any:
             return Any
@@ -29,37 +29,37 @@ def list_texts(who: str, texts: Any, name: str = "texts") -> list[str]:
     Texts of white space alone are left out.
 
     Args:
-        who: The function that takes them, for its errors.
-        name: The argument that holds them.
+        who: The calling function, named in errors.
+        name: The argument, named in errors.
     Raises:
-        ArgumentError: they are no texts: bytes, a mapping or table (its names would be read), a
-            path, or something in them is not a string or cannot be encoded.
-        InputError: none of them has more than white space.
+        ArgumentError: the argument is bytes, a mapping, a table or a path, or an item is not a
+            string or cannot be encoded.
+        InputError: every text is empty or white space.
     """
     return _filled(who, [str(text) for text in _strings(who, name, texts, str)])
 
 
 def list_corpus(who: str, corpus: Any, name: str = "corpus") -> list[AnnotatedText]:
-    """The same of texts with or without annotations.
+    """Texts with or without annotations as a list of annotated texts.
 
     Raises:
         ArgumentError: as for `list_texts`.
         InputError: as for `list_texts`.
     """
-    found = _strings(who, name, corpus, str, AnnotatedText)
-    annotated = [AnnotatedText(str(one)) if isinstance(one, str) else one for one in found]
-    filled = set(_filled(who, [one.text for one in annotated]))
-    return [one for one in annotated if one.text in filled]
+    listed = _strings(who, name, corpus, str, AnnotatedText)
+    annotated = [AnnotatedText(str(text)) if isinstance(text, str) else text for text in listed]
+    filled = set(_filled(who, [text.text for text in annotated]))
+    return [text for text in annotated if text.text in filled]
 
 
 def list_pairs(who: str, texts: Any, targets: Any = None) -> list[tuple[str, str]]:
     """Each text with its target; None takes each text as its own target.
 
-    Pairs of which both sides are white space alone are left out.
+    Pairs with white space alone on both sides are left out.
 
     Raises:
-        ArgumentError: as for `list_texts`, or there are more of one than of the other.
-        InputError: as for `list_texts`, or a text has an empty target, or the other way round.
+        ArgumentError: as for `list_texts`, or the numbers of texts and targets differ.
+        InputError: as for `list_texts`, or only one side of a pair is empty.
     """
     if targets is None:
         return [(text, text) for text in list_texts(who, texts)]
@@ -82,27 +82,26 @@ def list_pairs(who: str, texts: Any, targets: Any = None) -> list[tuple[str, str
 
 
 def list_items(who: str, name: str, items: Any, *kinds: type) -> list[Any]:
-    """Items of some kinds as a list, in order; a single one is a list of it.
+    """Items of some types as a list, in order; a single item becomes a list of one.
 
     Raises:
-        ArgumentError: something is of another kind.
+        ArgumentError: an item has another type.
     """
-    wanted = f"a {' or '.join(kind.__name__ for kind in kinds)}, or a list of them"
+    expected = f"a {' or '.join(kind.__name__ for kind in kinds)}, or a list of them"
     if isinstance(items, kinds):
         return [items]
-    # A mapping or a data frame would fall apart into the names of its columns, a string into
-    # letters.
-    whole = isinstance(items, Mapping | str | bytes | bytearray) or hasattr(items, "columns")
-    if whole or not isinstance(items, Iterable):
+    # Iterating a mapping or a data frame gives column names, and a string gives letters.
+    not_a_list = isinstance(items, Mapping | str | bytes | bytearray) or hasattr(items, "columns")
+    if not_a_list or not isinstance(items, Iterable):
         raise ArgumentError(
-            f"{who}: {name} is {shortened(items)}, a {type(items).__name__}. Give {wanted}."
+            f"{who}: {name} is {shortened(items)}, a {type(items).__name__}. Give {expected}."
         )
     listed = list(items)
     for place, item in enumerate(listed):
         if not isinstance(item, kinds):
             raise ArgumentError(
                 f"{who}: {name}[{place}] is {shortened(item)}, a {type(item).__name__}. "
-                f"Give {wanted}."
+                f"Give {expected}."
             )
     return listed
 
@@ -120,7 +119,7 @@ def _check_encodable(where: str, text: str) -> None:
     except UnicodeEncodeError as error:
         raise ArgumentError(
             f"{where} holds {text[error.start]!r} at {error.start}, half of a surrogate pair, "
-            f"which no tokenizer reads. Decode the text anew, or leave it out."
+            f"which no tokenizer encodes. Decode the text again, or leave it out."
         ) from error
 
 

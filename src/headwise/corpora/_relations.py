@@ -1,4 +1,4 @@
-"""Which token stands in which relation to which earlier one, read off the words alone."""
+"""The gold relations of lines of the grammar, computed from their words alone."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -43,39 +43,40 @@ for _verb in VERBS:
             _TAGS |= {_english: "V", _spanish: "v"}
             _LEMMAS |= {_english: _verb, _spanish: _verb}
 
-# A line of the grammar, or the beginning of one: what a model is asked to go on from.
+# A line of the grammar, or the beginning of one, such as a prompt.
 _SENTENCE = re.compile(r"_* \^? (PA?V,)* ( (PA?V?)? | PA?V= (pa?v,)* (pa?v?)? ) \$? _*", re.VERBOSE)
 
 
 def relations(words: Sequence[str]) -> dict[str, Pairs]:
-    """The pairs (query, key) of every relation in RELATIONS that hold in a line.
+    """The pairs (query, key) of every relation of `RELATIONS` in a line.
 
-    Positions are those of the words given, special tokens included; padding takes part in
-    nothing, and no key comes after its query. Relations of grammar are empty in a line that is
-    not one of the grammar or the beginning of one. Those of copying are empty in a line that
-    is: there a comma is no copy of the one before.
+    Positions count all words, special tokens included; padding is neither query nor key, and no
+    key comes after its query. Relations of grammar are empty unless the line is one of the
+    grammar or the beginning of one. Relations of copying are empty if it is, because there a
+    repeated comma is no copy.
     """
     tags = "".join(_TAGS.get(word, "?") for word in words)
-    real = [at for at, word in enumerate(words) if word != PAD]
+    real = [position for position, word in enumerate(words) if word != PAD]
     pairs: dict[str, Pairs] = {name: [] for name in RELATIONS}
-    pairs["previous token"] = [(at, at - 1) for at in real if at - 1 in real]
+    pairs["previous token"] = [(query, query - 1) for query in real if query - 1 in real]
     if _SENTENCE.fullmatch(tags):
-        return pairs | _of_grammar(words, tags)
+        return pairs | _grammar_relations(words, tags)
     pairs["earlier copy"] = [
-        (at, before) for at in real for before in range(at) if words[before] == words[at]
+        (query, key) for query in real for key in range(query) if words[key] == words[query]
     ]
-    pairs["after earlier copy"] = [(at, before + 1) for at, before in pairs["earlier copy"]]
+    pairs["after earlier copy"] = [(query, copy + 1) for query, copy in pairs["earlier copy"]]
     return pairs
 
 
-def _of_grammar(words: Sequence[str], tags: str) -> dict[str, Pairs]:
+def _grammar_relations(words: Sequence[str], tags: str) -> dict[str, Pairs]:
     clauses = re.finditer("PA?V|pa?v", tags)
-    # The halves go in step; either may be unfinished.
-    verbs = zip(_places(tags, "v"), _places(tags, "V"), strict=False)
-    pronouns = zip(_places(tags, "p"), _places(tags, "P"), strict=False)
+    # The halves are parallel; either may be unfinished.
+    verbs = zip(_positions(tags, "v"), _positions(tags, "V"), strict=False)
+    pronouns = zip(_positions(tags, "p"), _positions(tags, "P"), strict=False)
     pairs = {
         "subject": [(clause.end() - 1, clause.start()) for clause in clauses],
-        "same stem": _same_stem(words, _places(tags, "V")) + _same_stem(words, _places(tags, "v")),
+        "same stem": _same_stem(words, _positions(tags, "V"))
+        + _same_stem(words, _positions(tags, "v")),
         "verb translation": [
             (verb, source)
             for verb, source in verbs
@@ -87,11 +88,11 @@ def _of_grammar(words: Sequence[str], tags: str) -> dict[str, Pairs]:
             if words[pronoun] == PRONOUNS[words[source]]
         ],
     }
-    return pairs | {f"next {name}": _one_earlier(those) for name, those in pairs.items()}
+    return pairs | {f"next {name}": _one_earlier(relation) for name, relation in pairs.items()}
 
 
-def _places(tags: str, tag: str) -> list[int]:
-    return [at for at, one in enumerate(tags) if one == tag]
+def _positions(tags: str, tag: str) -> list[int]:
+    return [position for position, char in enumerate(tags) if char == tag]
 
 
 def _same_stem(words: Sequence[str], verbs: Sequence[int]) -> Pairs:
@@ -104,5 +105,5 @@ def _same_stem(words: Sequence[str], verbs: Sequence[int]) -> Pairs:
 
 
 def _one_earlier(pairs: Pairs) -> Pairs:
-    """The same keys, seen from the token that is about to be followed by the query."""
+    """The same keys for the token before each query."""
     return [(query - 1, key) for query, key in pairs if key < query]

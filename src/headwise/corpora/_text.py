@@ -1,16 +1,16 @@
-"""One text and what is known about it: its words, a tree, mentions, translations."""
+"""An annotated text: words, parts of speech, a dependency tree, mentions, translations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headwise.errors import ArgumentError
 
-Span = tuple[int, int]  # of characters: from the first to the one after the last
+Span = tuple[int, int]  # half-open range of characters
 
 
 @dataclass(frozen=True)
 class Arc:
-    """A dependency: the word `dependent` hangs on the word `head` as its `relation`."""
+    """A dependency from the word `dependent` to its syntactic head, the word `head`."""
 
     dependent: int
     head: int
@@ -19,7 +19,7 @@ class Arc:
 
 @dataclass(frozen=True)
 class Mention:
-    """The characters from `start` to `end` speak of the entity of this number."""
+    """The characters from `start` to `end` refer to the entity with this number."""
 
     start: int
     end: int
@@ -28,21 +28,21 @@ class Mention:
 
 @dataclass(frozen=True)
 class AnnotatedText:
-    """A text with what is known about it; all that is not known is empty.
+    """A text with its annotations; those that are unknown are empty.
 
-    Words are characters of the text, so that any tokenizer can be held against them. Words of a
-    contraction that share characters (`du` is `de` and `le`) share the span.
+    Words are spans of characters, so that they fit any tokenizer. The words of a contraction
+    (`du` is `de` and `le`) share one span.
 
     Attributes:
         text: The text itself.
         words: The span of each word, in order.
         tags: The part of speech of each word (Universal Dependencies; `_` where unknown).
-        arcs: The dependencies between words; the root of a tree hangs on nothing.
-        mentions: What speaks of which entity. Mentions of one number corefer.
+        arcs: The dependencies between words; the root of a tree has none.
+        mentions: The mentions of entities. Mentions of one entity corefer.
         links: Pairs of words that translate each other: (word, its source).
     Raises:
-        ArgumentError: something lies outside the text, words are out of order, a word has two
-            heads, or arcs run in a circle.
+        ArgumentError: a span or word index lies outside the text, words are out of order, a word
+            has two heads, or arcs form a cycle.
 
     Example:
         >>> text = AnnotatedText("Ann sang", ((0, 3), (4, 8)), arcs=(Arc(0, 1, "nsubj"),))
@@ -72,9 +72,9 @@ class AnnotatedText:
         spans = [(mention.start, mention.end) for mention in self.mentions]
         _check_spans("mention", spans, len(self.text))
 
-    def word(self, at: int) -> str:
+    def word(self, index: int) -> str:
         """The characters of a word."""
-        start, end = self.words[at]
+        start, end = self.words[index]
         return self.text[start:end]
 
 
@@ -92,30 +92,30 @@ def _check_spans(what: str, spans: Sequence[Span], length: int) -> None:
 
 def _check_words(what: str, pairs: Sequence[tuple[int, int]], n_words: int) -> None:
     for pair in pairs:
-        if not all(0 <= at < n_words for at in pair):
+        if not all(0 <= word < n_words for word in pair):
             raise ArgumentError(
                 f"{_WHO}: {what} {pair} between {n_words} words. "
-                f"Name words that there are, counted from 0."
+                f"Name existing words, counted from 0."
             )
 
 
 def _check_tree(arcs: Sequence[Arc], n_words: int) -> None:
-    """Refuse what no tree can have: a word with two heads, a circle."""
+    """Refuse a word with two heads and a cycle, which no tree has."""
     heads: dict[int, int] = {}
     for arc in arcs:
         if arc.dependent in heads:
             raise ArgumentError(f"{_WHO}: word {arc.dependent} has two heads. Keep one.")
         heads[arc.dependent] = arc.head
-    settled: set[int] = set()
+    visited: set[int] = set()
     for start in heads:
-        way: list[int] = []
-        at: int | None = start
-        while at is not None and at not in settled:
-            settled.add(at)
-            way.append(at)
-            at = heads.get(at)
-        if at in way:
-            circle = way[way.index(at) :]
+        path: list[int] = []
+        word: int | None = start
+        while word is not None and word not in visited:
+            visited.add(word)
+            path.append(word)
+            word = heads.get(word)
+        if word in path:
+            cycle = path[path.index(word) :]
             raise ArgumentError(
-                f"{_WHO}: the words {circle} hang on each other in a circle. Mend the tree."
+                f"{_WHO}: the arcs of the words {cycle} form a cycle. Correct the tree."
             )

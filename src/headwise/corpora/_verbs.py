@@ -33,7 +33,7 @@ VERBS: Mapping[str, str] = {
     "be": "ser", "have": "tener", "go": "ir", "do": "hacer", "say": "decir", "see": "ver",
     "want": "querer", "sleep": "dormir",
 }
-_SLOT = {"I": 0, "you": 1, "he": 2, "she": 2, "we": 3, "y'all": 4, "they": 4}
+_PERSON = {"I": 0, "you": 1, "he": 2, "she": 2, "we": 3, "y'all": 4, "they": 4}
 
 _ENGLISH_PAST = {
     "sing": "sang", "buy": "bought", "swim": "swam", "eat": "ate", "drink": "drank",
@@ -72,7 +72,7 @@ _SPANISH_ENDINGS = {
 def english_form(verb: str, tense: str, pronoun: str) -> str:
     """The form of an English verb beside a pronoun: `carry`, present, she: `carries`."""
     if (verb, tense) in _ENGLISH_IRREGULAR:
-        return _ENGLISH_IRREGULAR[verb, tense].split()[_SLOT[pronoun]]
+        return _ENGLISH_IRREGULAR[verb, tense].split()[_PERSON[pronoun]]
     if tense == "past":
         return _ENGLISH_PAST.get(verb) or _with_ed(verb)
     return _with_s(verb) if pronoun in ("he", "she") else verb
@@ -83,11 +83,11 @@ def spanish_form(verb: str, tense: str, pronoun: str) -> str:
 
     Latin American: `ustedes` takes the form of `ellos`.
     """
-    infinitive, slot = VERBS[verb], _SLOT[pronoun]
+    infinitive, person = VERBS[verb], _PERSON[pronoun]
     if (infinitive, tense) in _SPANISH_IRREGULAR:
-        return _SPANISH_IRREGULAR[infinitive, tense].split()[slot]
+        return _SPANISH_IRREGULAR[infinitive, tense].split()[person]
     stem, ending = infinitive[:-2], infinitive[-2:]
-    return stem + _SPANISH_ENDINGS[ending, tense].split()[slot]
+    return stem + _SPANISH_ENDINGS[ending, tense].split()[person]
 
 
 def _with_s(verb: str) -> str:

@@ -44,13 +44,13 @@ class RoleTable:
 def role_table(roles: Roles) -> RoleTable:
     """The table of all roles found, ready to be printed."""
     rows = roles.found().to_dict("records")
-    says = {visible(name): visible(text) for name, text in roles.effects.says.items()}
+    says = {visible(name): visible(text) for name, text in roles.ablation_effects.says.items()}
     return RoleTable(
         behaviours=says,
         rows=[_row(roles, row) for row in rows[:MOST]],
         none=_sentence(roles.none_found()),
         left_out=max(0, len(rows) - MOST),
-        groups=[visible(group_line(group)) for group in roles.effects.groups],
+        groups=[visible(group_line(group)) for group in roles.ablation_effects.groups],
         notes=[visible(note) for note in roles.notes],
     )
 
@@ -67,7 +67,7 @@ def roles_of_heads(study: Study) -> list[Payload] | None:
         {
             "none": _sentence(roles.none_found(name) if name in looked else _UNASKED),
             "rows": rows.get(name, []),
-            "lines": [visible(line) for line in roles.effects.lines(name)],
+            "lines": [visible(line) for line in roles.ablation_effects.lines(name)],
         }
         for name in map(str, study.table.heads)
     ]
@@ -88,7 +88,7 @@ def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
         "lift": f"{row['lift']:.2f}",
         "p": f"{row['p_adj']:.2g}",
         "n": f"{row['n']:,.0f} in {counted(int(row['texts']), 'text')}",
-        "without": [lost for name in roles.effects.says for lost in _without(row, name)],
+        "without": [lost for name in roles.ablation_effects.says for lost in _without(row, name)],
     }
 
 

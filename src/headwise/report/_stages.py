@@ -164,7 +164,7 @@ def roles_of_lab(
         repetition(model, tokenizer, [str(line) for line in tried]),
     ]
     heads = list(dict.fromkeys(roles.frame()["name"]))
-    return roles.matter(model, behaviours, heads=heads, on_progress=on_progress)
+    return roles.effects(model, behaviours, heads=heads, on_progress=on_progress)
 
 
 def _gold(name: str, words: Mapping[int, str]) -> Relation:

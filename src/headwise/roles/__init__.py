@@ -1,4 +1,4 @@
-"""What each head does, with evidence that would stand up."""
+"""What each head attends to, with evidence against baselines on held-out texts."""
 
 from headwise.roles._alignment import alignment
 from headwise.roles._find import find_roles
@@ -6,10 +6,10 @@ from headwise.roles._nulls import Evidence
 from headwise.roles._table import Roles
 from headwise.roles.effects import (
     Behaviour,
+    BehaviourBatch,
     Effect,
     Effects,
     Group,
-    Question,
     agreement,
     behaviour,
     repetition,
@@ -19,11 +19,11 @@ from headwise.roles.evaluation import check_reads_one_text
 
 __all__ = [
     "Behaviour",
+    "BehaviourBatch",
     "Effect",
     "Effects",
     "Evidence",
     "Group",
-    "Question",
     "Roles",
     "agreement",
     "alignment",

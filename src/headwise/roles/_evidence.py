@@ -1,55 +1,63 @@
-"""Whether a score would stand up: intervals, nulls, and one family of tests, over texts.
+"""Statistical evidence for roles: intervals, baselines and one family of tests, over texts.
 
-NumPy alone: no model is needed, and every law here can be tested by simulation. The unit is
-the text: tokens of one text are not independent of each other, so texts are drawn, texts are
-flipped, and texts are split.
+NumPy alone: no model is needed, and every law can be tested by simulation. The sampling unit is
+the text, because the tokens of one text depend on each other: texts are resampled, texts get a
+random sign, and texts are split into halves.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
+from headwise.roles.relations import Role
 from headwise.tables import ratio_interval
 
 PerText = Float[np.ndarray, "M N"]
 Column = Float[np.ndarray, " N"]
 
 FEWEST_TEXTS, FEWEST_INSTANCES = 30, 20
-_CHUNK = 250  # flips at once
+_CHUNK = 250  # sign flips computed at once
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Sums of `M` texts for `N` questions (a head and a role each), and what nulls would score.
+class Family:
+    """Sums of `M` texts for `N` hypotheses: that a head has a role, for every role and head.
 
     Attributes:
         value: The sum of the score over the queries of a text.
-        count: How many queries those are.
-        nulls: The same sums for each null, over the same queries; NaN where it does not apply.
+        count: The number of those queries.
+        nulls: For each null (a baseline that involves no knowledge), its sums over the same
+            queries; NaN where it does not apply.
+        roles: The roles. The columns of the first role come first, one for each head.
+        null_names: For each null, its name for each role: `offset -1`, say.
+        measures: Further columns of the table: `chosen_half`, `mass` and `value`.
     """
 
     value: PerText
     count: PerText
     nulls: Mapping[str, PerText]
+    roles: tuple[Role, ...] = ()
+    null_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    measures: Mapping[str, Column] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What held-out texts say about each question; NaN where they say nothing.
+    """The result of testing each hypothesis on held-out texts; NaN where there is no data.
 
     Attributes:
         effect: The score per query.
-        low: Where its interval begins (95 %, texts drawn with replacement).
-        high: Where it ends.
+        low: The lower end of its interval (95 %, bootstrap over texts).
+        high: The upper end.
         rates: What each null scores per query.
         null: The strongest null, as a row of `rates`; −1 where none applies.
         baseline: What the strongest null scores.
-        lift: The share of what the null leaves open, `(effect − baseline) / (1 − baseline)`.
-        n: Queries.
-        texts: Texts with at least one.
-        p: Adjusted for the whole family; NaN for a question with too few queries or texts.
+        lift: The share of the remaining range, `(effect − baseline) / (1 − baseline)`.
+        n: The number of queries.
+        texts: The number of texts with at least one query.
+        p: Adjusted for the whole family; NaN for too few queries or texts.
     """
 
     effect: Column
@@ -65,58 +73,58 @@ class Verdict:
 
 
 def halves(texts: int, seed: int = 0) -> Bool[np.ndarray, " M"]:
-    """Which texts are for choosing; the others are for reporting. Drawn at random."""
-    chosen = np.zeros(texts, dtype=bool)
-    chosen[np.random.default_rng(seed).permutation(texts)[: texts // 2]] = True
-    return chosen
+    """Draw the texts of the selection half at random; the others are held out for reporting."""
+    selection = np.zeros(texts, dtype=bool)
+    selection[np.random.default_rng(seed).permutation(texts)[: texts // 2]] = True
+    return selection
 
 
 def best_of(
     value: Float[np.ndarray, "M R K"], count: Float[np.ndarray, "M R"]
 ) -> Int64[np.ndarray, " R"]:
-    """Which of `K` rules scores best on each role; `count` is the queries of each text and role."""
+    """Which of `K` candidates scores best on each role; `count` holds the queries per text."""
     total = value.sum(0)
-    asked = np.broadcast_to(count.sum(0)[:, None], total.shape)
-    return np.nan_to_num(_divide(total, asked), nan=-1.0).argmax(-1)
+    queries = np.broadcast_to(count.sum(0)[:, None], total.shape)
+    return np.nan_to_num(_divide(total, queries), nan=-1.0).argmax(-1)
 
 
 def judge(
-    families: Sequence[Scored], *, flips: int = 4000, draws: int = 1000, seed: int = 0
+    families: Sequence[Family], *, flips: int = 4000, draws: int = 1000, seed: int = 0
 ) -> list[Verdict]:
-    """Judge all questions as one family, whichever texts they were asked of.
+    """Test all hypotheses together, so that p is adjusted over all of them.
 
     Args:
-        families: Questions that share their texts; questions of different families don't.
-        flips: Sign flips; no adjusted p lies below `1 / (flips + 1)`.
-        draws: Texts drawn with replacement for the intervals.
+        families: The hypotheses of one family share their texts; those of two families do not.
+        flips: Number of random sign flips; no adjusted p lies below `1 / (flips + 1)`.
+        draws: Bootstrap draws for the intervals.
     Source:
         Westfall & Young 1993, the step-down procedure's first step (max-T).
     """
-    against = [_strongest(scored) for scored in families]
-    asked = [_enough(scored) for scored in families]
+    nulls = [_strongest_null(family) for family in families]
+    tested = [_enough_data(family) for family in families]
     gains = [
-        (scored.value - null.sums)[:, keep]
-        for scored, null, keep in zip(families, against, asked, strict=True)
+        (family.value - null_sums)[:, keep]
+        for family, (_, _, null_sums), keep in zip(families, nulls, tested, strict=True)
     ]
     adjusted = max_t(gains, flips=flips, seed=seed)
     verdicts = []
-    for scored, null, keep, p_kept in zip(families, against, asked, adjusted, strict=True):
+    for family, null, keep, p_tested in zip(families, nulls, tested, adjusted, strict=True):
         p = np.full(len(keep), np.nan)
-        p[keep] = p_kept
-        ends = ratio_interval(scored.value, scored.count, draws=draws, seed=seed)
-        verdicts.append(_verdict(scored, null, p, ends))
+        p[keep] = p_tested
+        ends = ratio_interval(family.value, family.count, draws=draws, seed=seed)
+        verdicts.append(_verdict(family, null[:2], p, ends))
     return verdicts
 
 
 def max_t(
     gains: Sequence[Float[np.ndarray, "_ _"]], *, flips: int = 4000, seed: int = 0
 ) -> list[Float[np.ndarray, " _"]]:
-    """Adjusted p of the sums of gains, one-sided, by flipping the signs of whole texts.
+    """Adjusted one-sided p of the sums of gains, by flipping the signs of whole texts.
 
-    `T = ΣD / √ΣD²` of each column is held against the largest T of any column under random
-    signs, the same signs for all columns of a text. A column of zeros has T = 0. Under the
-    null that gains are symmetric about 0, or lie below it, some adjusted p is at most α with a
-    probability of at most α, over all columns together.
+    The statistic `T = ΣD / √ΣD²` of each column is compared with the largest T of any column
+    under random signs; all columns of a text get the same sign. A column of zeros has T = 0. If
+    all gains are symmetric about 0 or lie below it, the probability that any adjusted p is at
+    most α is at most α, over all columns together.
 
     Args:
         gains: What each text gains over its null; the columns of one array share their texts.
@@ -124,74 +132,73 @@ def max_t(
         Westfall & Young 1993.
     """
     scaled = [_scaled(gain) for gain in gains]
-    observed = [one.sum(0) for one in scaled]
+    observed = [gain.sum(0) for gain in scaled]
     rng = np.random.default_rng(seed)
-    reached = [np.ones(len(t)) for t in observed]
+    exceedances = [np.ones(len(t)) for t in observed]
     for start in range(0, flips, _CHUNK):
         size = min(_CHUNK, flips - start)
         largest = np.full(size, -np.inf, dtype=np.float32)
-        for one in scaled:
-            signs = rng.integers(0, 2, (size, len(one))).astype(np.float32) * 2 - 1
-            if one.size:
-                largest = np.maximum(largest, (signs @ one).max(1))
-        # A hair lower, so that a flip that gives back the same signs ties, whatever the rounding.
+        for gain in scaled:
+            signs = rng.integers(0, 2, (size, len(gain))).astype(np.float32) * 2 - 1
+            if gain.size:
+                largest = np.maximum(largest, (signs @ gain).max(1))
+        # Slightly lower, so that a flip that restores all signs ties despite rounding.
         ordered = np.sort(largest)
-        for t, count in zip(observed, reached, strict=True):
+        for t, count in zip(observed, exceedances, strict=True):
             count += size - np.searchsorted(ordered, t - 1e-4)
-    return [count / (flips + 1) for count in reached]
+    return [count / (flips + 1) for count in exceedances]
 
 
 def lift(effect: Column, baseline: Column) -> Column:
-    """The share of what the null leaves open; NaN where it leaves nothing open."""
+    """The share of the range above the baseline that is reached; NaN for a baseline of 1."""
     return _divide(effect - baseline, 1 - baseline)
 
 
 def _scaled(gain: PerText) -> PerText:
-    """Columns divided by their length, so that their sums are T."""
+    """Divide columns by their length, so that their sums are T."""
     length = np.sqrt((gain.astype(np.float64) ** 2).sum(0))
     return _divide(gain, np.broadcast_to(length, gain.shape), empty=0.0).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class _Null:
-    """What each null scores, which is the strongest, and its sums in each text."""
-
-    rates: Float[np.ndarray, "K N"]
-    strongest: Int64[np.ndarray, " N"]
-    sums: PerText
-
-
-def _strongest(scored: Scored) -> _Null:
-    n = scored.count.sum(0, dtype=np.float64)
-    sums = np.stack(list(scored.nulls.values()))
+def _strongest_null(
+    family: Family,
+) -> tuple[Float[np.ndarray, "K N"], Int64[np.ndarray, " N"], PerText]:
+    """The rate of each null, which is the strongest (−1: none), and its sums in each text."""
+    n = family.count.sum(0, dtype=np.float64)
+    sums = np.stack(list(family.nulls.values()))
     rates = _divide(sums.sum(1, dtype=np.float64), np.broadcast_to(n, (len(sums), len(n))))
     strongest = np.nan_to_num(rates, nan=-1.0).argmax(0)
     columns = np.arange(len(n))
     applies = ~np.isnan(rates[strongest, columns])
-    chosen = np.nan_to_num(sums[strongest, :, columns].T)
-    return _Null(rates, np.where(applies, strongest, -1), chosen)
+    strongest_sums = np.nan_to_num(sums[strongest, :, columns].T)
+    return rates, np.where(applies, strongest, -1), strongest_sums
 
 
-def _enough(scored: Scored) -> Bool[np.ndarray, " N"]:
-    texts = (scored.count > 0).sum(0)
-    return (texts >= FEWEST_TEXTS) & (scored.count.sum(0) >= FEWEST_INSTANCES)
+def _enough_data(family: Family) -> Bool[np.ndarray, " N"]:
+    texts = (family.count > 0).sum(0)
+    return (texts >= FEWEST_TEXTS) & (family.count.sum(0) >= FEWEST_INSTANCES)
 
 
-def _verdict(scored: Scored, null: _Null, p: Column, ends: tuple[Column, Column]) -> Verdict:
-    n = scored.count.sum(0, dtype=np.float64)
-    effect = _divide(scored.value.sum(0, dtype=np.float64), n)
-    best = null.rates[null.strongest, np.arange(len(n))]
-    baseline = np.where(null.strongest < 0, np.nan, best)
+def _verdict(
+    family: Family,
+    null: tuple[Float[np.ndarray, "K N"], Int64[np.ndarray, " N"]],
+    p: Column,
+    ends: tuple[Column, Column],
+) -> Verdict:
+    rates, strongest = null
+    n = family.count.sum(0, dtype=np.float64)
+    effect = _divide(family.value.sum(0, dtype=np.float64), n)
+    baseline = np.where(strongest < 0, np.nan, rates[strongest, np.arange(len(n))])
     return Verdict(
         effect=effect,
         low=ends[0],
         high=ends[1],
-        rates=null.rates,
-        null=null.strongest,
+        rates=rates,
+        null=strongest,
         baseline=baseline,
         lift=lift(effect, baseline),
         n=n,
-        texts=(scored.count > 0).sum(0).astype(np.float64),
+        texts=(family.count > 0).sum(0).astype(np.float64),
         p=p,
     )
 

@@ -1,4 +1,4 @@
-"""What heads are held against that takes a reading of its own: other models, other orders."""
+"""Nulls that cost a pass over the texts: models without knowledge, texts in another order."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,18 +16,18 @@ READ = ("permuted", "random", "shuffled")
 
 @dataclass(frozen=True)
 class Evidence:
-    """What heads are held against beside what costs nothing, and how it is drawn.
+    """Which nulls heads are compared with, beside those that cost nothing, and the seed.
 
-    Every null here costs a reading of the texts. `permuted` is the best head of the same model
-    with the entries of every weight matrix shuffled: its scale is kept, and nothing else.
-    `random` is the best head of the same model as it is initialised. `shuffled` is the head
-    itself on the same words in another order, for roles that speak of structure; where no words
-    are told, it is tokens that change places.
+    A null is a baseline without knowledge of the relation. Each null here costs a pass over the
+    texts. `permuted` is the best head of the same model with the entries of every weight matrix
+    shuffled, which keeps their scale only. `random` is the best head of the same model with
+    freshly initialised weights. `shuffled` is the head itself on the same words in another
+    order, for structural roles; in a text without words, tokens change places.
 
     Attributes:
-        nulls: Which of them. None is all that can be had of the model and the texts.
-        models: How many models of each kind, the best head of all of them being the null.
-        seed: Decides the halves, the sequences, the other models and orders, and all draws.
+        nulls: Their names. None is every null available for the model and the texts.
+        models: The number of models of each kind; the null is the best head of all of them.
+        seed: The seed of the halves, sequences, null models, orders and bootstrap draws.
     Raises:
         ArgumentError: an unknown null, fewer than one model, or a seed below 0.
     """
@@ -49,16 +49,16 @@ class Evidence:
         return self.nulls is None or null in self.nulls
 
     def models_like(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """The models that a model is held against, one at a time.
+        """Build the null models one at a time, each with the name of its null.
 
         Raises:
-            UnsupportedError: one was asked for by name that cannot be had.
+            UnsupportedError: a null that was requested by name is not available.
         """
         for name, make in _MAKERS.items():
-            for at in range(self.models if self.wants(name) else 0):
-                made = make(model, self.seed + at)
-                if made is not None:
-                    yield name, made
+            for number in range(self.models if self.wants(name) else 0):
+                null_model = make(model, self.seed + number)
+                if null_model is not None:
+                    yield name, null_model
                 elif self.nulls is not None:
                     raise UnsupportedError(
                         f"find_roles: {type(model).__name__} {_MISSING[name]}. "
@@ -67,50 +67,53 @@ class Evidence:
 
 
 def permuted(model: nn.Module, seed: int = 0) -> nn.Module | None:
-    """A copy in which the entries of every weight matrix have been shuffled; None without any.
+    """A copy with the entries of every weight matrix shuffled; None without weight matrices.
 
-    It keeps the architecture and the scale of every matrix, and forgets what was learned.
+    The copy keeps the architecture and the scale of every matrix, and nothing that was learned.
     """
     copied = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     matrices = _matrices(copied)
     with torch.no_grad():
-        for one in matrices:
-            order = torch.randperm(one.numel(), generator=generator).to(one.device)
-            one.copy_(one.flatten()[order].view_as(one))
+        for matrix in matrices:
+            order = torch.randperm(matrix.numel(), generator=generator).to(matrix.device)
+            matrix.copy_(matrix.flatten()[order].view_as(matrix))
     return copied if matrices else None
 
 
 def initialised(model: nn.Module, seed: int = 0) -> nn.Module | None:
-    """The same model before it learned anything; None where it is not known how that was.
+    """The same model with freshly initialised weights; None without a known initialisation.
 
-    Made by its class from its `config`, as models of Hugging Face and of this library are; or
-    else by `reset_parameters` of its modules, if that reaches every matrix.
+    Built by its class from its `config`, as models of Hugging Face and of this library are, or
+    else by the `reset_parameters` of its modules, if they cover every matrix.
     """
-    like = next(model.parameters(), torch.empty(0))
+    weight = next(model.parameters(), torch.empty(0))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = _made_anew(model) or _reset(model)
-    return made if made is None else made.to(device=like.device, dtype=like.dtype)
+        fresh = _from_config(model) or _reset(model)
+    return fresh if fresh is None else fresh.to(device=weight.device, dtype=weight.dtype)
 
 
-def _made_anew(model: nn.Module) -> nn.Module | None:
+def _from_config(model: nn.Module) -> nn.Module | None:
     config = getattr(model, "config", None)
     if config is None:
         return None
     try:
-        made = type(model)(copy.deepcopy(config))
-    except TypeError:  # its class is not made from a config alone
+        fresh = type(model)(copy.deepcopy(config))
+    except TypeError:  # the constructor takes more than a config
         return None
-    shapes = [{n: p.shape for n, p in one.named_parameters()} for one in (model, made)]
-    return made if shapes[0] == shapes[1] else None
+    shapes = [{n: p.shape for n, p in each.named_parameters()} for each in (model, fresh)]
+    return fresh if shapes[0] == shapes[1] else None
 
 
 def _reset(model: nn.Module) -> nn.Module | None:
     copied = copy.deepcopy(model)
     reached: set[nn.Parameter] = set()
     for module in copied.modules():
-        for name in ("reset_parameters", "_reset_parameters"):  # as nn.MultiheadAttention has it
+        for name in (
+            "reset_parameters",
+            "_reset_parameters",
+        ):  # the latter of nn.MultiheadAttention
             if callable(reset := getattr(module, name, None)):
                 reset()
                 reached.update(module.parameters(recurse=False))
@@ -119,7 +122,9 @@ def _reset(model: nn.Module) -> nn.Module | None:
 
 
 def _matrices(model: nn.Module) -> list[nn.Parameter]:
-    return [one for one in model.parameters() if one.ndim > 1 and one.is_floating_point()]
+    return [
+        weight for weight in model.parameters() if weight.ndim > 1 and weight.is_floating_point()
+    ]
 
 
 _MAKERS: Mapping[str, Callable[[nn.Module, int], nn.Module | None]] = {
@@ -128,28 +133,28 @@ _MAKERS: Mapping[str, Callable[[nn.Module, int], nn.Module | None]] = {
 }
 _MISSING = {
     "permuted": "has no weight matrix to permute",
-    "random": "does not tell how it was initialised (no config that its class is made from, "
-    "no reset_parameters)",
+    "random": "has no known initialisation (neither a config that its class is built from nor "
+    "reset_parameters)",
 }
 
 
 def shuffled(items: Sequence[Item], roles: Sequence[Role], seed: int = 0) -> list[Item]:
-    """The same texts with their words in another order; pairs and units go where their words go.
+    """The same texts with their words in another order; pairs and units move with their words.
 
-    The pieces of a word stay together, as do those of a mention; what is no text stays.
+    The tokens of a word stay together, as do those of a mention; special tokens keep their places.
     """
     rng = np.random.default_rng(seed)
-    of_tokens = {role.name for role in roles if role.grid == "token"}
-    return [_shuffled(item, of_tokens, rng) for item in items]
+    token_roles = {role.name for role in roles if role.grid == "token"}
+    return [_shuffled(item, token_roles, rng) for item in items]
 
 
-def _shuffled(item: Item, of_tokens: Collection[str], rng: np.random.Generator) -> Item:
-    places = [tokens[0] for tokens in item.units["token"]]
-    groups = _groups(item, places)
-    order = [at for group in rng.permutation(len(groups)) for at in groups[group]]
-    to = dict(zip(order, places, strict=True))
+def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator) -> Item:
+    positions = [tokens[0] for tokens in item.units["token"]]
+    groups = _groups(item, positions)
+    order = [position for group in rng.permutation(len(groups)) for position in groups[group]]
+    moved = dict(zip(order, positions, strict=True))
     ids = list(item.ids)
-    for old, new in to.items():
+    for old, new in moved.items():
         ids[new] = item.ids[old]
     return replace(
         item,
@@ -157,27 +162,29 @@ def _shuffled(item: Item, of_tokens: Collection[str], rng: np.random.Generator) 
         units={
             grid: units
             if grid == "token"
-            else [sorted(to[at] for at in tokens) for tokens in units]
+            else [sorted(moved[token] for token in tokens) for tokens in units]
             for grid, units in item.units.items()
         },
         pairs={
-            name: [(to.get(q, q), to.get(k, k)) for q, k in pairs] if name in of_tokens else pairs
+            name: [(moved.get(q, q), moved.get(k, k)) for q, k in pairs]
+            if name in token_roles
+            else pairs
             for name, pairs in item.pairs.items()
         },
     )
 
 
-def _groups(item: Item, places: Sequence[int]) -> list[list[int]]:
-    """Tokens that change places together: those between the ends of a word or a mention."""
-    spans = [one for grid in ("word", "mention") for one in item.units.get(grid, ()) if one]
-    reach = {at: at for at in places}  # how far the group of a token goes on
+def _groups(item: Item, positions: Sequence[int]) -> list[list[int]]:
+    """Tokens that move together: those between the ends of a word or a mention."""
+    spans = [span for grid in ("word", "mention") for span in item.units.get(grid, ()) if span]
+    reach = {position: position for position in positions}  # where the group of a token ends
     for tokens in spans:
         reach[tokens[0]] = max(reach[tokens[0]], tokens[-1])
     groups: list[list[int]] = []
     end = -1
-    for at in places:
-        if at > end:
+    for position in positions:
+        if position > end:
             groups.append([])
-        groups[-1].append(at)
-        end = max(end, reach[at])
+        groups[-1].append(position)
+        end = max(end, reach[position])
     return groups

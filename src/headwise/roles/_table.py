@@ -1,6 +1,6 @@
-"""What was found: a row per head and role, and the whole case for each."""
+"""The table of roles: a row per head and role, with the evidence for each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,12 @@ import pandas as pd
 from torch import nn
 
 from headwise._display import counted, printable
+from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._outcome import none_found, outcomes, untested
-from headwise.roles.effects import WITHOUT, Behaviour, Effects, try_without
+from headwise.roles._rows import NULLS, none_found, outcomes, shortfall
+from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each
 from headwise.tables import (
     Head,
     HeadLike,
@@ -27,38 +28,38 @@ from headwise.tables import (
 )
 
 SCHEMA = 1
-LEVEL = 0.05  # of the adjusted p
-NULLS = ("chance", "offset", "class", "permuted", "random", "shuffled", "control")
 _COLUMNS = ("name", "role", "found", "effect", "null", "baseline", "lift", "p_adj", "n", "texts")
-_NEAREST = 3  # roles that a head fell short of, in `why`
+_NEAREST = 3  # roles just below the bar that `why` lists
 
 
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """What each head does, with its evidence. No role is a common answer.
+    """The roles of each head, with the evidence. Many heads have none.
 
-    All numbers are of texts that nothing was chosen on: fixed offsets, classes of words and
-    null heads were chosen on the other half.
+    All numbers come from held-out texts: offsets, parts of speech and null heads are selected
+    on the other half.
 
     Attributes:
         rows: A row per head and role. `outcome` is `found` (then `found` is true), `not found`,
             or `not tested: ` and what is missing. `effect` is the score per query, from 0 to 1,
-            with its interval (95 %, over texts) from `ci_low` to `ci_high`; `null` the strongest
-            null, `baseline` what it scores, `lift` the share of the rest that the head gains, `n`
-            the queries, `texts` the texts with one, `p_adj` adjusted over all rows (NaN below
-            20 queries or 30 texts), `chosen_half` the effect on the other half of the texts;
-            `null.…` what each null scores. `mass` is the attention on the relation, and
-            `value` the same with each key weighted by the size of what it would write,
-            `‖v_j W_O‖`: a head may give much attention to keys of which it reads little. Both
-            are from 0 to 1, and NaN where there is no relation or no output projection. A role
-            that a head cannot have is NaN. After `matter`, `without.…` is what a behaviour that
-            the role is for loses without the head.
-        meanings: What each role says.
-        notes: How the numbers came about: texts, splits, what was left out.
-        texts: Where a head that has a role shows it most and least: text, score, queries.
+            with its interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the
+            strongest null (a baseline without knowledge of the relation), `baseline` its score,
+            `lift` the share of the range above it that the head reaches, `n` the queries,
+            `texts` the texts with a query, `p_adj` the p adjusted over all rows (NaN below 20
+            queries or 30 texts), `chosen_half` the effect on the selection half; `null.…` is
+            the score of each null. `mass` is the attention on the relation, and `value` the
+            same with each key weighted by the norm of its projected value, `‖v_j W_O‖`: a head
+            may attend to keys that add little to its output. Both are from 0 to 1, and NaN for
+            a role without a relation or a head without an output projection. A role that a head
+            cannot have is NaN. After `effects`, `without.…` is the growth of a behaviour's loss
+            without the head, for the roles that the behaviour may depend on.
+        meanings: A description of each role.
+        notes: How the numbers were obtained: texts, split, what was left out.
+        texts: For each role of a head, the texts that show it most and least: text, score,
+            queries.
         model: The fingerprint of the model's weights.
-        versions: The versions of what the table was made with.
-        effects: What behaviours lose without heads; empty before `matter`.
+        versions: The versions of the packages that computed the table.
+        ablation_effects: The effects of ablating heads on behaviours; empty before `effects`.
     """
 
     rows: pd.DataFrame
@@ -67,7 +68,7 @@ class Roles:
     texts: Mapping[str, Sequence[tuple[str, float, int]]] = field(default_factory=dict)
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
-    effects: Effects = field(default_factory=Effects)
+    ablation_effects: Effects = field(default_factory=Effects)
 
     def frame(self) -> pd.DataFrame:
         """All rows: name, stack, layer, head, role, then the evidence."""
@@ -85,7 +86,7 @@ class Roles:
         return found.loc[found["name"] == name, "role"].tolist()
 
     def none_found(self, head: HeadLike | None = None) -> str:
-        """What to say of a head, or of all, without a role: `no role found` is for those tested.
+        """Describe a head, or all heads, without a role: none was found, or none was tested.
 
         Raises:
             HeadError: there is no such head.
@@ -95,78 +96,80 @@ class Roles:
         return none_found(self.rows[self.rows["name"] == str(self._head(head))])
 
     def why(self, head: HeadLike) -> str:
-        """The whole case of a head: what it has, against which nulls, and what it fell short of.
+        """The evidence for a head: its roles, the nulls they beat, and the roles just missed.
 
         Raises:
             HeadError: there is no such head.
         """
         name = str(self._head(head))
-        mine = self.rows[self.rows["name"] == name].sort_values("lift", ascending=False)
+        rows = self.rows[self.rows["name"] == name].sort_values("lift", ascending=False)
         lines = [name]
-        for row in mine[mine["found"]].to_dict("records"):
-            lines += self._case(row)
+        for row in rows[rows["found"]].to_dict("records"):
+            lines += self._evidence_lines(row)
         if len(lines) == 1:
-            lines.append(f"  {none_found(mine)}")
-        short = mine[~mine["found"] & mine["effect"].notna()].head(_NEAREST)
+            lines.append(f"  {none_found(rows)}")
+        missed = rows[~rows["found"] & rows["effect"].notna()].head(_NEAREST)
         lines += [
-            f"  not {printable(row['role'])}: {_short(row)}" for row in short.to_dict("records")
+            f"  not {printable(row['role'])}: {shortfall(row)}" for row in missed.to_dict("records")
         ]
-        lines += [f"  {printable(line)}" for line in self.effects.lines(name)]
+        lines += [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
         return "\n".join(lines)
 
-    def matter(
+    def effects(
         self,
         model: nn.Module,
         behaviours: Several[Behaviour],
         *,
         heads: HeadsLike | None = None,
         seed: int = 0,
-        on_progress: Callable[[int, int], None] | None = None,
+        on_progress: Progress | None = None,
     ) -> "Roles":
-        """What behaviours lose without heads: attending is not doing.
+        """Measure how much behaviours of the model depend on heads, by ablating the heads.
 
-        A head is taken out by giving what it gives in the mean over the texts of the behaviour;
-        the same texts are judged with it and without. Each head costs a pass over the texts of
-        each behaviour, and heads that back each other up some more.
+        A role says what a head attends to; its effect says whether a behaviour needs it. An
+        ablated head outputs its mean over the texts of the behaviour, and the loss is compared
+        on the same texts with and without the ablation. Each head costs a pass over the texts
+        of each behaviour; groups of redundant heads cost further passes.
 
         Args:
-            model: The model that the roles are of.
+            model: The model in which the roles were found.
             behaviours: Made by `agreement`, `translation`, `repetition` or `behaviour` of
-                `headwise.roles`. Beside the roles that one names stands what it loses, as
-                `without.NAME`, with its interval (95 %, over texts) to `.low` and `.high`.
-            heads: Which heads to try. None is every head that has a role.
-            seed: Decides all draws.
-            on_pass: Told after each head how many are done, of how many.
+                `headwise.roles`. The rows of the roles that a behaviour names get the growth of
+                its loss as `without.NAME`, with the interval (95 %, over texts) in `.low` and
+                `.high`.
+            heads: Which heads to ablate. None is every head that has a role.
+            seed: The seed of all random draws.
+            on_progress: Called after each head with the number of heads done and of all.
         Returns:
-            The same roles with their `effects`.
+            The same roles with `ablation_effects` filled in.
         Raises:
-            ArgumentError: the roles are of another model, something is no behaviour or there is
-                none, two have one name, or a loss is not finite.
+            ArgumentError: the roles are of another model, something is not a behaviour or there
+                is none, two have one name, or a loss is not finite.
             HeadError: there is no such head.
         """
-        model = check_model("matter", model)
-        now = fingerprint(model)
-        if now != self.model:
+        model = check_model("effects", model)
+        actual = fingerprint(model)
+        if actual != self.model:
             raise ArgumentError(
-                f"matter: these are roles of the model {self.model}, not of {now}. "
+                f"effects: these are roles of the model {self.model}, not of {actual}. "
                 f"Give the model that they were found in."
             )
         known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
         tried = list(dict.fromkeys(self.found()["name"])) if heads is None else heads
-        effects = try_without(
+        effects = ablate_each(
             model,
-            list_items("matter", "behaviours", behaviours, Behaviour),
+            list_items("effects", "behaviours", behaviours, Behaviour),
             sorted(resolve_heads(tried, known)),
             self._strongest,
             seed=seed,
             on_progress=on_progress,
         )
-        return replace(self, rows=effects.beside(self.rows), effects=effects)
+        return replace(self, rows=effects.joined(self.rows), ablation_effects=effects)
 
     def examples(self, head: HeadLike) -> pd.DataFrame:
-        """Held-out texts where the roles of a head are strongest, and where they fail.
+        """The held-out texts where the roles of a head are strongest, and where they are weakest.
 
-        Roles of random sequences have none: those are no texts.
+        Roles that are tested on random sequences have no examples.
 
         Returns:
             A frame: role, score (per query, from 0 to 1), queries, text.
@@ -190,7 +193,7 @@ class Roles:
         known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
         return resolve_heads(head, known)[0]
 
-    def _case(self, row: Mapping[Any, Any]) -> list[str]:
+    def _evidence_lines(self, row: Mapping[Any, Any]) -> list[str]:
         strong = "strongly" if row["lift"] >= 0.5 else "weakly"
         nulls = [
             f"{null} {row[f'null.{null}']:.2f}"
@@ -203,41 +206,41 @@ class Roles:
             f"{counted(int(row['n']), 'query', 'queries')} of "
             f"{counted(int(row['texts']), 'held-out text')} "
             f"({row['chosen_half']:.3f} on the other half)",
-            f"    attention {_or_unknown(row['mass'])}, by the size of what it reads "
+            f"    attention {_or_unknown(row['mass'])}, weighted by value norm "
             f"{_or_unknown(row['value'])}",
             f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}",
             f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}",
         ]
 
     def save(self, path: str | Path) -> Path:
-        """Write everything; the ending says how: .parquet, .csv or .json.
+        """Save the table; the file's ending decides the format: .parquet, .csv or .json.
 
         Raises:
-            ArgumentError: another ending.
-            OutputError: the file cannot be written; nothing is left half-written.
+            ArgumentError: the ending is another.
+            OutputError: the file cannot be written; no partial file remains.
         """
-        about = {
+        metadata = {
             "headwise_roles": SCHEMA,
             "meanings": dict(self.meanings),
             "notes": list(self.notes),
-            "texts": {name: [list(one) for one in those] for name, those in self.texts.items()},
+            "texts": {name: [list(row) for row in rows] for name, rows in self.texts.items()},
             "model": self.model,
             "versions": dict(self.versions),
-            "effects": self.effects.about(),
+            "effects": self.ablation_effects.to_json(),
         }
-        return write_table_file(self.frame(), about, Path(path))
+        return write_table_file(self.frame(), metadata, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> "Roles":
-        """Read what `save` wrote.
+        """Load a table that `save` wrote.
 
         Raises:
-            InputError: the file is missing, or holds no roles of this schema.
+            InputError: the file is missing, or is no table of roles of this schema.
         """
         return read_saved("Roles", path, ("headwise_roles", SCHEMA), _from_frame)
 
     def __str__(self) -> str:
-        """How many heads have how many roles."""
+        """The number of heads with a role, and of roles."""
         found = self.found()
         heads = found["name"].nunique()
         verb = "has" if heads == 1 else "have"
@@ -253,7 +256,7 @@ class Roles:
         return found.to_html(index=False, float_format="{:.3f}".format, escape=True)
 
 
-def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
+def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
     frame.attrs.clear()
     numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
     numbers += ["mass", "value", "chosen_half", *(f"null.{null}" for null in NULLS)]
@@ -263,38 +266,26 @@ def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Roles:
     columns |= {name: texts_of(frame, name) for name in ("name", "stack", "role", "null")}
     columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
     columns |= {"found": numbers_of(frame, "found") == 1}
-    if "outcome" not in frame:  # of a table that was saved before there was one
+    if "outcome" not in frame:  # saved by a version without this column
         frame.insert(list(frame).index("found") + 1, "outcome", "")
         columns["outcome"] = outcomes(*(columns[name] for name in ("found", "p_adj", "texts")))
-    # In the order of the file, in which a statistic of the future would keep its place too.
+    # Keep the order of the file, so that columns of later versions keep their places.
     rows = pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
-    meanings = {role: str(about["meanings"][role]) for role in about["meanings"]}
+    meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
     unknown = sorted(set(columns["role"]) - meanings.keys())
     if unknown:
-        raise ValueError(f"nothing says what the role {unknown[0]!r} means")
+        raise ValueError(f"the role {unknown[0]!r} has no description")
     return Roles(
         rows=rows,
         meanings=meanings,
-        notes=tuple(map(str, about["notes"])),
+        notes=tuple(map(str, metadata["notes"])),
         texts={
-            name: [(str(text), float(score), int(n)) for text, score, n in those]
-            for name, those in about["texts"].items()
+            name: [(str(text), float(score), int(n)) for text, score, n in rows]
+            for name, rows in metadata["texts"].items()
         },
-        model=str(about["model"]),
-        versions=dict(about["versions"]),
-        effects=Effects.of_about(about["effects"]),
-    )
-
-
-def _short(row: Mapping[Any, Any]) -> str:
-    """Why a head does not have a role."""
-    null = printable(row["null"] or "no null")
-    said = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
-    if row["p_adj"] != row["p_adj"]:
-        return f"{said}, {untested(int(row['texts']))}"
-    return (
-        f"{said}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
-        f"{row['chosen_half']:.3f} on the other half"
+        model=str(metadata["model"]),
+        versions=dict(metadata["versions"]),
+        ablation_effects=Effects.from_json(metadata["effects"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Readers of annotated texts: each mistake in a file is told with its line."""
+"""Readers of annotated texts; errors name the file and the line."""
 
 from headwise.corpora.readers._conllu import read_conllu
 from headwise.corpora.readers._coreference import read_gap, read_winobias

@@ -1,4 +1,4 @@
-"""CoNLL-U: sentences with their trees, words laid on the raw text they stand for."""
+"""CoNLL-U: sentences with dependency trees, and words as spans of the raw text."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from headwise.corpora._text import AnnotatedText, Arc, Span
-from headwise.corpora.readers._file import Fault, fault_at, lines_of, some, told_by
+from headwise.corpora.readers._file import Fault, check_filled, fault_at, lines_of, located_by
 
 _WHO = "read_conllu"
 _COLUMNS = 10
@@ -18,21 +18,21 @@ _ROOT = 0  # the head of a root
 
 
 def read_conllu(path: str | os.PathLike[str]) -> list[AnnotatedText]:
-    """Read the sentences of a CoNLL-U file, with words, tags and basic trees.
+    """Read the sentences of a CoNLL-U file, with words, tags and basic dependencies.
 
-    The text is the one that `# text = …` gives, else the words joined as `SpaceAfter=No` says.
-    The words of a contraction get their own characters where their forms spell it (`do|n't`),
-    else all of its characters (`du` is `de` and `le`). Empty nodes and enhanced dependencies
-    are left out; a sentence whose heads are all `_` has no tree.
+    The text is that of the comment `# text = …`, else the words joined according to
+    `SpaceAfter=No`. The words of a contraction get their own characters if their forms spell it
+    (`do|n't`), else all of its characters (`du` is `de` and `le`). Empty nodes and enhanced
+    dependencies are left out; a sentence whose heads are all `_` has no tree.
 
     Raises:
         InputError: the file cannot be read, a line is not CoNLL-U, the words do not spell the
-            text, or the heads are no tree: with the line.
+            text, or the heads form no tree. The error names the line.
     Source:
         https://universaldependencies.org/format.html
     """
     texts = [_sentence(lines, path) for lines in _blocks(lines_of(path, _WHO))]
-    return some([text for text in texts if text is not None], path, _WHO)
+    return check_filled([text for text in texts if text is not None], path, _WHO)
 
 
 Lines = list[tuple[int, str]]  # with their numbers
@@ -50,7 +50,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[Lines]:
 
 @dataclass(frozen=True)
 class _Row:
-    """One line of columns: a word, or the contraction of the words from `first` to `last`."""
+    """A row of columns: a word, or the contraction of the words from `first` to `last`."""
 
     line: int
     first: int
@@ -64,7 +64,7 @@ class _Row:
 
 
 def _sentence(lines: Lines, path: str | os.PathLike[str]) -> AnnotatedText | None:
-    """One sentence; None for a block of comments alone."""
+    """Parse a sentence; None for a block with comments alone."""
     rows: list[_Row] = []
     text: str | None = None
     for number, line in lines:
@@ -82,7 +82,7 @@ def _sentence(lines: Lines, path: str | os.PathLike[str]) -> AnnotatedText | Non
     if text is None:
         text = "".join(row.form + " " * row.space_after for row in _surface(rows)).rstrip()
     fault = fault_at(_WHO, path, lines[0][0])
-    with told_by(fault):
+    with located_by(fault):
         return AnnotatedText(
             text,
             words=_spans(rows, text, path),
@@ -92,26 +92,26 @@ def _sentence(lines: Lines, path: str | os.PathLike[str]) -> AnnotatedText | Non
 
 
 def _row(number: int, line: str, fault: Fault) -> _Row | None:
-    """Read one line of columns; None for an empty node."""
+    """Parse a row of columns; None for an empty node."""
     columns = line.split("\t")
     if len(columns) != _COLUMNS:
         raise fault(
             f"{len(columns)} columns. Give {_COLUMNS}, with tabs between them and blank lines "
             f"between sentences."
         )
-    found = _ID.fullmatch(columns[0])
-    if found is None and not re.fullmatch(r"0\.[1-9]\d*", columns[0]):
-        raise fault(f"{columns[0]!r} is no number of a word. Count words from 1.")
-    if found is None or found[3] is not None:
+    match = _ID.fullmatch(columns[0])
+    if match is None and not re.fullmatch(r"0\.[1-9]\d*", columns[0]):
+        raise fault(f"{columns[0]!r} is no word number. Count words from 1.")
+    if match is None or match[3] is not None:
         return None
-    first, last = int(found[1]), int(found[2] or found[1])
+    first, last = int(match[1]), int(match[2] or match[1])
     if last < first or not columns[1]:
-        raise fault(f"the word {columns[0]!r} has the form {columns[1]!r}. Mend the line.")
+        raise fault(f"the word {columns[0]!r} has the form {columns[1]!r}. Correct the line.")
     return _Row(
         line=number,
         first=first,
         last=last,
-        contraction=found[2] is not None,
+        contraction=match[2] is not None,
         form=columns[1],
         tag=columns[3],
         head=columns[6],
@@ -121,29 +121,30 @@ def _row(number: int, line: str, fault: Fault) -> _Row | None:
 
 
 def _words(rows: Sequence[_Row], path: str | os.PathLike[str]) -> list[_Row]:
-    """The words, checked to be counted from 1 on, and contractions to stand before theirs."""
+    """The words, after checks that they count from 1 and that contractions precede them."""
     words = [row for row in rows if not row.contraction]
-    for at, row in enumerate(words, 1):
-        if row.first != at:
+    for number, row in enumerate(words, 1):
+        if row.first != number:
             raise fault_at(_WHO, path, row.line)(
-                f"the word {row.form!r} has the number {row.first}, not {at}. Count without gaps."
+                f"the word {row.form!r} has the number {row.first}, not {number}. "
+                f"Count without gaps."
             )
-    done = 0
+    covered = 0
     for row, after in zip(rows, [*rows[1:], None], strict=True):
         if not row.contraction:
             continue
         begins = after is not None and not after.contraction and after.first == row.first
-        if not begins or row.first <= done or row.last > len(words):
+        if not begins or row.first <= covered or row.last > len(words):
             raise fault_at(_WHO, path, row.line)(
-                f"the contraction {row.form!r} is of the words {row.first} to {row.last}, which "
-                f"don't all follow it. Put it before its words."
+                f"the contraction {row.form!r} covers the words {row.first} to {row.last}, which "
+                f"do not all follow it. Put it before its words."
             )
-        done = row.last
+        covered = row.last
     return words
 
 
 def _surface(rows: Sequence[_Row]) -> list[_Row]:
-    """What stands in the text: contractions, and the words that are in none."""
+    """The rows that the text spells: contractions, and the words outside of them."""
     surface: list[_Row] = []
     covered = 0
     for row in rows:
@@ -154,24 +155,24 @@ def _surface(rows: Sequence[_Row]) -> list[_Row]:
 
 
 def _spans(rows: Sequence[_Row], text: str, path: str | os.PathLike[str]) -> tuple[Span, ...]:
-    """The characters of each word; the text must be these words and spaces between them."""
+    """The span of each word; the text must consist of these words and spaces between them."""
     forms = {row.first: row.form for row in rows if not row.contraction}
     spans: list[Span] = []
-    at = 0
+    start = 0
     surface = _surface(rows)
     for row in surface:
-        at += len(text[at:]) - len(text[at:].lstrip())
-        if not text.startswith(row.form, at):
+        start += len(text[start:]) - len(text[start:].lstrip())
+        if not text.startswith(row.form, start):
             raise fault_at(_WHO, path, row.line)(
-                f"the word {row.form!r} is not what the text goes on with, "
-                f"{text[at : at + len(row.form) + 8]!r}. Make words and text agree."
+                f"the word is {row.form!r}, but the text continues with "
+                f"{text[start : start + len(row.form) + 8]!r}. Make words and text agree."
             )
-        parts = [forms[one] for one in range(row.first, row.last + 1)]
-        spans += _parts((at, at + len(row.form)), row.form, parts)
-        at += len(row.form)
-    if text[at:].strip():
+        parts = [forms[number] for number in range(row.first, row.last + 1)]
+        spans += _parts((start, start + len(row.form)), row.form, parts)
+        start += len(row.form)
+    if text[start:].strip():
         raise fault_at(_WHO, path, surface[-1].line)(
-            f"the words end, and the text goes on with {text[at : at + 20]!r}. "
+            f"the words end, but the text continues with {text[start : start + 20]!r}. "
             f"Make words and text agree."
         )
     return tuple(spans)
@@ -181,7 +182,7 @@ def _parts(span: Span, form: str, parts: Sequence[str]) -> list[Span]:
     """The spans of the words of a contraction: their own characters, if they spell it."""
     if "".join(parts) != form:
         return [span] * len(parts)
-    ends = [span[0] + sum(len(part) for part in parts[:at]) for at in range(len(parts) + 1)]
+    ends = [span[0] + sum(map(len, parts[:count])) for count in range(len(parts) + 1)]
     return list(pairwise(ends))
 
 
@@ -206,4 +207,4 @@ def _arcs(words: Sequence[_Row], path: str | os.PathLike[str]) -> tuple[Arc, ...
         arcs.append(Arc(row.first - 1, int(row.head) - 1, row.relation))
     if roots > 1:
         raise fault_at(_WHO, path, words[0].line)(f"{roots} roots in one tree. Keep one.")
-    return tuple(arcs)  # without a root there is a circle, which the text refuses
+    return tuple(arcs)  # without a root there is a cycle, which AnnotatedText refuses

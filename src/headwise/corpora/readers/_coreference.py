@@ -4,7 +4,7 @@ import os
 import re
 
 from headwise.corpora._text import AnnotatedText, Mention
-from headwise.corpora.readers._file import Fault, fault_at, lines_of, some, told_by
+from headwise.corpora.readers._file import Fault, check_filled, fault_at, lines_of, located_by
 
 _GAP = "read_gap"
 _WINOBIAS = "read_winobias"
@@ -18,14 +18,14 @@ _NUMBER = re.compile(r"\d+[\s.)]+")
 
 
 def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedText]:
-    """Read the texts of a GAP table: a pronoun, and two names it may stand for.
+    """Read the texts of a GAP table: a pronoun, and two names that it may refer to.
 
-    Mentions are the pronoun (entity 0), A and B; a name that the pronoun stands for is entity
-    0 too, another is an entity of its own.
+    Mentions are the pronoun (entity 0), A and B; a name that the pronoun refers to is entity 0
+    too, any other is an entity of its own.
 
     Raises:
-        InputError: the file cannot be read, has other columns, or a name does not stand where
-            its offset says: with the line.
+        InputError: the file cannot be read, has other columns, or a name is not at its offset.
+            The error names the line.
     Source:
         Webster et al. 2018, "Mind the GAP";
         https://github.com/google-research-datasets/gap-coreference
@@ -40,7 +40,7 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedText]:
         for number, line in enumerate(lines[1:], 2)
         if line.strip()
     ]
-    return some(texts, path, _GAP)
+    return check_filled(texts, path, _GAP)
 
 
 def _gap(columns: list[str], fault: Fault) -> AnnotatedText:
@@ -48,35 +48,35 @@ def _gap(columns: list[str], fault: Fault) -> AnnotatedText:
         raise fault(f"{len(columns)} columns. Give {len(_HEADER)}, with tabs between them.")
     row = dict(zip(_HEADER, columns, strict=True))
     mentions = [_mention(row, "Pronoun", 0, fault)]
-    for own, name in enumerate(_NAMES, 1):
+    for entity, name in enumerate(_NAMES, 1):
         truth = row[f"{name}-coref"]
         if truth.upper() not in _TRUTH:
             raise fault(f"{name}-coref is {truth!r}. Give TRUE or FALSE.")
-        mentions.append(_mention(row, name, 0 if _TRUTH[truth.upper()] else own, fault))
+        mentions.append(_mention(row, name, 0 if _TRUTH[truth.upper()] else entity, fault))
     return AnnotatedText(row["Text"], mentions=tuple(mentions))
 
 
 def _mention(row: dict[str, str], name: str, entity: int, fault: Fault) -> Mention:
     offset, form = row[f"{name}-offset"], row[name]
-    known = _OFFSET.fullmatch(offset) is not None
-    if not form or not known or not row["Text"].startswith(form, int(offset)):
-        there = row["Text"][int(offset) :][:20] if known else ""
+    valid = _OFFSET.fullmatch(offset) is not None
+    if not form or not valid or not row["Text"].startswith(form, int(offset)):
+        actual = row["Text"][int(offset) :][:20] if valid else ""
         raise fault(
-            f"{name} is {form!r} at {offset!r}, where the text has {there!r}. "
+            f"{name} is {form!r} at {offset!r}, where the text has {actual!r}. "
             f"Count characters, from 0."
         )
     return Mention(int(offset), int(offset) + len(form), entity)
 
 
 def read_winobias(path: str | os.PathLike[str]) -> list[AnnotatedText]:
-    """Read the sentences of a WinoBias file, where `[…]` marks what speaks of one entity.
+    """Read the sentences of a WinoBias file, where `[…]` marks the mentions of one entity.
 
-    A number before a sentence is dropped, and so are the brackets. White space within them is
-    left outside the mention.
+    A number before a sentence is dropped, and so are the brackets. White space at the ends of a
+    mention does not belong to it.
 
     Raises:
         InputError: the file cannot be read, brackets do not close or are nested, or a sentence
-            has fewer than two mentions: with the line.
+            has fewer than two mentions. The error names the line.
     Source:
         Zhao et al. 2018, "Gender Bias in Coreference Resolution"
     """
@@ -85,7 +85,7 @@ def read_winobias(path: str | os.PathLike[str]) -> list[AnnotatedText]:
         for number, line in enumerate(lines_of(path, _WINOBIAS), 1)
         if line.strip()
     ]
-    return some(texts, path, _WINOBIAS)
+    return check_filled(texts, path, _WINOBIAS)
 
 
 def _bracketed(line: str, fault: Fault) -> AnnotatedText:
@@ -109,5 +109,5 @@ def _bracketed(line: str, fault: Fault) -> AnnotatedText:
         raise fault(
             f"{len(mentions)} closed mentions in {line[:60]!r}. Give at least two that corefer."
         )
-    with told_by(fault):
+    with located_by(fault):
         return AnnotatedText(text, mentions=tuple(mentions))

@@ -1,4 +1,4 @@
-"""What all readers share: the text of a file, and where in it something is wrong."""
+"""Shared by all readers: the text of a file, and errors that name file and line."""
 
 import os
 import re
@@ -32,8 +32,8 @@ def text_of(path: str | os.PathLike[str], who: str) -> str:
 
 
 def lines_of(path: str | os.PathLike[str], who: str) -> list[str]:
-    """The lines of a UTF-8 file, without what ends them."""
-    # Not splitlines(): form feeds and the like do not end a line in a text file.
+    """The lines of a UTF-8 file, without line breaks."""
+    # str.splitlines() would also split at form feeds and the like.
     return re.split(r"\r\n|\r|\n", text_of(path, who))
 
 
@@ -42,19 +42,21 @@ Fault = Callable[[str], InputError]
 
 def fault_at(who: str, path: str | os.PathLike[str], line: int) -> Fault:
     """Make errors that name the file and the line, counted from 1."""
-    return lambda what: InputError(f"{who}: {path}, line {line}: {what}")
+    return lambda problem: InputError(f"{who}: {path}, line {line}: {problem}")
 
 
 @contextmanager
-def told_by(fault: Fault) -> Iterator[None]:
-    """Let what is wrong with an annotated text be told with file and line."""
+def located_by(fault: Fault) -> Iterator[None]:
+    """Add file and line to the errors of an annotated text."""
     try:
         yield
     except ArgumentError as error:
         raise fault(str(error).removeprefix("AnnotatedText: ")) from error
 
 
-def some(texts: list[AnnotatedText], path: str | os.PathLike[str], who: str) -> list[AnnotatedText]:
+def check_filled(
+    texts: list[AnnotatedText], path: str | os.PathLike[str], who: str
+) -> list[AnnotatedText]:
     """Refuse a file without a text."""
     if not texts:
         raise InputError(f"{who}: {path} holds no text. Name a file of the right kind.")

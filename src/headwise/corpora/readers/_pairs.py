@@ -1,4 +1,4 @@
-"""Pairs of sentences with how alike they are, as the STS benchmark has them."""
+"""Pairs of sentences with a similarity, as in the STS benchmark."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from headwise.errors import InputError
 
 @dataclass(frozen=True)
 class SentencePair:
-    """Two sentences and how alike people found them, the more the larger."""
+    """Two sentences and their similarity as rated by people; higher is more similar."""
 
     one: str
     two: str
@@ -23,22 +23,22 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
     """Read a CSV file without a header: a sentence, another, and their similarity in each row.
 
     Raises:
-        InputError: the file cannot be read, is not UTF-8, has no row, or a row is not such.
+        InputError: the file cannot be read, is not UTF-8, has no row, or a row is no such pair.
     """
     rows = csv.reader(io.StringIO(text_of(path, "read_pairs"), newline=""), strict=True)
-    found = []
+    pairs = []
     try:
         for row in rows:
             if row:
-                found.append(_pair(row))
+                pairs.append(_pair(row))
     except (csv.Error, ValueError) as error:
         raise InputError(
             f"read_pairs: line {rows.line_num} of {path} is no pair ({error}). Write "
             f"sentence,sentence,similarity."
         ) from error
-    if not found:
+    if not pairs:
         raise InputError(f"read_pairs: {path} holds no pair. Name a file of sentence pairs.")
-    return found
+    return pairs
 
 
 def _pair(row: list[str]) -> SentencePair:

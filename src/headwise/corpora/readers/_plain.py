@@ -1,4 +1,4 @@
-"""Plain text files: a list of texts, nothing known about them."""
+"""Plain text files: texts without annotations, and parallel texts."""
 
 import os
 import re
@@ -10,16 +10,16 @@ _PARALLEL = "read_parallel"
 
 
 def read_texts(path: str | os.PathLike[str]) -> list[str]:
-    """Read the texts of a UTF-8 file: its paragraphs, or its lines where it has no blank line.
+    """Read the texts of a UTF-8 file: its paragraphs, or its lines if it has no blank line.
 
-    A paragraph keeps its line breaks. A byte order mark is dropped, blank lines at either end
-    of the file separate nothing.
+    A paragraph keeps its line breaks. A byte order mark and blank lines at either end of the
+    file are dropped.
 
     Raises:
         InputError: the file cannot be read, is not UTF-8, or holds only white space.
     """
     text = text_of(path, "read_texts")
-    # Not splitlines(): form feeds and the like do not end a line in a text file.
+    # str.splitlines() would also split at form feeds and the like.
     lines = [line.rstrip() for line in re.split(r"\r\n|\r|\n", text)]
     body = "\n".join(lines).strip("\n")
     if not body:
@@ -37,8 +37,8 @@ def read_parallel(
     Pairs of empty lines are left out.
 
     Raises:
-        InputError: a file cannot be read or is not UTF-8, there are more lines in one than in the
-            other, only one line of a pair is empty, or all are.
+        InputError: a file cannot be read or is not UTF-8, the files differ in their number of
+            lines, only one line of a pair is empty, or all lines are.
     """
     sides = [[line.strip() for line in lines_of(path, _PARALLEL)] for path in (source, target)]
     counts = [len(lines) - (lines[-1] == "") for lines in sides]
@@ -51,10 +51,10 @@ def read_parallel(
         if bool(pair[0]) != bool(pair[1]):
             path = target if pair[0] else source
             raise InputError(
-                f"{_PARALLEL}: {path}, line {number}: it is empty, and that of the other file is "
-                f"not. Fill it, or take both lines out."
+                f"{_PARALLEL}: {path}, line {number}: the line is empty, and that of the other "
+                f"file is not. Fill it, or remove both lines."
             )
-    pairs = [(text, wanted) for text, wanted in zip(*sides, strict=False) if text]
+    pairs = [(text, target_text) for text, target_text in zip(*sides, strict=False) if text]
     if not pairs:
         raise InputError(f"{_PARALLEL}: {source} holds no text. Name a text file.")
     return pairs

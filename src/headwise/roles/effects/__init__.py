@@ -1,23 +1,23 @@
-"""Does it matter? What behaviours of a model lose without the heads that have a role."""
+"""Ablation effects: how much behaviours of a model depend on the heads that have a role."""
 
-from headwise.roles.effects._ablation_trial import Trial, groups_of, try_without
-from headwise.roles.effects._behaviour import Behaviour, Question, behaviour
+from headwise.roles.effects._ablation_trial import AblationTrial, ablate_each, find_groups
+from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, behaviour
 from headwise.roles.effects._effects import WITHOUT, Effect, Effects, Group, group_line
 from headwise.roles.effects._language import agreement, repetition, translation
 
 __all__ = [
     "WITHOUT",
+    "AblationTrial",
     "Behaviour",
+    "BehaviourBatch",
     "Effect",
     "Effects",
     "Group",
-    "Question",
-    "Trial",
+    "ablate_each",
     "agreement",
     "behaviour",
+    "find_groups",
     "group_line",
-    "groups_of",
     "repetition",
     "translation",
-    "try_without",
 ]

@@ -1,4 +1,4 @@
-"""Taking heads out: what behaviours lose without each alone, and without those of one role."""
+"""Mean-ablation of heads: its effect on behaviours, head by head and for the heads of a role."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float64
 from torch import nn
 
+from headwise._progress import Progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.models import (
     by_attention,
@@ -21,175 +22,176 @@ from headwise.roles.effects._behaviour import Behaviour
 from headwise.roles.effects._effects import Effect, Effects, Group
 from headwise.tables import Head, ratio_interval
 
-_MOST = 8  # heads of one role that are tried together, the first that are given
-# A head is spared alone if that costs less than this share of what all of them cost together.
-_SPARED = 0.25
-_TWICE = 2.0  # times what its heads cost alone is what a group must cost together
-_LEAST = 0.1  # of what the model without any head loses is what a group must cost together
+_MOST = 8  # heads of one role that are ablated together: the first ones
+# A head is redundant if ablating it costs less than this share of ablating all of them.
+_REDUNDANT = 0.25
+_TIMES_ALONE = 2.0  # a group must cost at least this multiple of what its heads cost alone
+_SHARE_OF_ALL = 0.1  # a group must cost at least this share of ablating every head
 
-Told = Callable[[int, int], None]
 Losses = Float64[np.ndarray, " M"]
 
 
-def try_without(
+def ablate_each(
     model: nn.Module,
     behaviours: Sequence[Behaviour],
     heads: Sequence[Head],
     strongest: Callable[[str], Sequence[Head]],
     *,
     seed: int = 0,
-    on_progress: Told | None = None,
+    on_progress: Progress | None = None,
 ) -> Effects:
-    """What each behaviour loses without each head, and without those that back each other up.
+    """Measure the effect of each head on each behaviour, and find groups of redundant heads.
 
     Args:
-        strongest: The heads of a role, the strongest first.
-        on_pass: Told after each head how many are done, of how many.
+        strongest: Maps a role to its heads, the strongest first.
+        on_progress: Called after each head with the number of heads done and of all.
     Raises:
         ArgumentError: there is no behaviour, two have one name, or a loss is not finite.
     """
-    names = [one.name for one in behaviours]
+    names = [behaviour.name for behaviour in behaviours]
     if len(set(names)) < len(names) or not names:
         raise ArgumentError(
-            f"matter: behaviours are named {', '.join(names) or 'nothing'}. Give at least one, "
+            f"effects: behaviours are named {', '.join(names) or 'nothing'}. Give at least one, "
             f"and each a name of its own."
         )
-    trials = [Trial(model, one) for one in behaviours]
+    trials = [AblationTrial(model, behaviour) for behaviour in behaviours]
     alone = _each_alone(trials, heads, seed, on_progress)
     groups = [
         group
         for trial in trials
-        for group in groups_of(
+        for group in find_groups(
             trial, {role: strongest(role) for role in trial.behaviour.roles}, seed=seed
         )
     ]
     return Effects(
         alone=tuple(alone),
         groups=tuple(groups),
-        says={one.name: one.says for one in behaviours},
-        roles={one.name: tuple(one.roles) for one in behaviours},
+        says={behaviour.name: behaviour.says for behaviour in behaviours},
+        roles={behaviour.name: tuple(behaviour.roles) for behaviour in behaviours},
     )
 
 
-class Trial:
-    """A model on one behaviour, whole and without heads; the same texts each time."""
+class AblationTrial:
+    """A model evaluated on one behaviour, intact and with ablated heads, on the same texts."""
 
     def __init__(self, model: nn.Module, behaviour: Behaviour) -> None:
         self._model, self.behaviour = model, behaviour
-        inputs = [one.inputs for one in behaviour.questions]
+        inputs = [batch.inputs for batch in behaviour.batches]
         self._attentions = find_attentions(model, inputs[0])
         self._means = mean_heads(model, self._attentions, inputs)
-        self._known: dict[frozenset[Head], Losses] = {}
+        self._cache: dict[frozenset[Head], Losses] = {}
         self.heads = tuple(heads_of(self._attentions))
-        self.whole = self._losses(frozenset())
+        self.intact = self._losses(frozenset())
 
-    def grows(self, heads: Sequence[Head]) -> Losses:
-        """What the loss of each text grows by without these heads."""
-        asked = frozenset(heads)
-        if asked not in self._known:
-            self._known[asked] = self._losses(asked) - self.whole
-        return self._known[asked]
+    def growth(self, heads: Sequence[Head]) -> Losses:
+        """By how much the loss of each text grows when these heads are ablated."""
+        ablated = frozenset(heads)
+        if ablated not in self._cache:
+            self._cache[ablated] = self._losses(ablated) - self.intact
+        return self._cache[ablated]
 
     @torch.no_grad()
     def _losses(self, heads: frozenset[Head]) -> Losses:
         chosen = by_attention(sorted(heads), self._attentions)
         with (
             in_evaluation(self._model),
-            replace_heads(self._model, self._attentions, chosen, lambda one, _: self._means[one]),
+            replace_heads(self._model, self._attentions, chosen, lambda name, _: self._means[name]),
         ):
-            parts = [one.loss(self._model(**one.inputs)) for one in self.behaviour.questions]
+            parts = [batch.loss(self._model(**batch.inputs)) for batch in self.behaviour.batches]
         for part in parts:
             if part.ndim != 1:
                 raise ShapeError(
-                    f"matter: {self.behaviour.name!r} gives a loss of shape {tuple(part.shape)}. "
+                    f"effects: {self.behaviour.name!r} gives a loss of shape {tuple(part.shape)}. "
                     f"Give one number for each text."
                 )
-        found = torch.cat(parts).double().cpu().numpy()
-        bad = ~np.isfinite(found)
+        losses = torch.cat(parts).double().cpu().numpy()
+        bad = ~np.isfinite(losses)
         if bad.any():
             raise ArgumentError(
-                f"matter: {self.behaviour.name!r} is not finite on {bad.sum()} of {len(bad)} "
+                f"effects: {self.behaviour.name!r} is not finite on {bad.sum()} of {len(bad)} "
                 f"texts. Leave them out."
             )
-        return found
+        return losses
 
 
 def _each_alone(
-    trials: Sequence[Trial], heads: Sequence[Head], seed: int, on_progress: Told | None
+    trials: Sequence[AblationTrial], heads: Sequence[Head], seed: int, on_progress: Progress | None
 ) -> list[Effect]:
-    """The effects of one behaviour after the other; one family of tests."""
-    grown: list[Float64[np.ndarray, "M N"]] = []
+    """The effects of every head on one behaviour after the other, tested as one family."""
+    growths: list[Float64[np.ndarray, "M N"]] = []
     for trial in trials:
         columns = []
         for head in heads:
-            columns.append(trial.grows([head]))
+            columns.append(trial.growth([head]))
             if on_progress is not None:
-                on_progress(len(grown) * len(heads) + len(columns), len(trials) * len(heads))
-        grown.append(np.stack(columns, axis=1) if columns else np.zeros((len(trial.whole), 0)))
-    judged = [one if len(one) >= FEWEST_TEXTS else one[:, :0] for one in grown]
-    found = []
-    for trial, one, p in zip(trials, grown, max_t(judged, seed=seed), strict=True):
+                on_progress(len(growths) * len(heads) + len(columns), len(trials) * len(heads))
+        growths.append(np.stack(columns, axis=1) if columns else np.zeros((len(trial.intact), 0)))
+    tested = [growth if len(growth) >= FEWEST_TEXTS else growth[:, :0] for growth in growths]
+    effects = []
+    for trial, growth, p in zip(trials, growths, max_t(tested, seed=seed), strict=True):
         adjusted = p if p.size else np.full(len(heads), np.nan)
-        found += [
-            _effect([head], trial, one[:, at], seed, float(adjusted[at]))
-            for at, head in enumerate(heads)
+        effects += [
+            _effect([head], trial, growth[:, column], seed, float(adjusted[column]))
+            for column, head in enumerate(heads)
         ]
-    return found
+    return effects
 
 
-def groups_of(trial: Trial, sharing: Mapping[str, Sequence[Head]], *, seed: int = 0) -> list[Group]:
-    """The heads of each role that the behaviour can spare one by one, but not all together.
+def find_groups(
+    trial: AblationTrial, sharing: Mapping[str, Sequence[Head]], *, seed: int = 0
+) -> list[Group]:
+    """Find the heads of each role that a behaviour can lose one by one, but not all together.
 
-    Of at most eight heads, the first ones, those that cannot be spared alone are left out, then
-    those without which the others cost the same, one at a time from the least: what stays is a
-    smallest such group. What it costs lies above the sum of what its heads cost alone, also on
-    texts drawn with replacement; it is at least twice that sum, and a tenth of what the model
-    loses without any head.
+    The search starts from the first eight heads at most, leaves out those that cannot be lost
+    alone, and then drops, least first, each head that adds nothing to the others. The cost of
+    the group that remains exceeds the sum of the costs of its heads alone, with a bootstrap
+    interval over texts that excludes 0; it is at least twice that sum, and at least a tenth of
+    the cost of ablating every head.
 
     Args:
         sharing: The heads of each role, the strongest first.
     """
-    found: dict[frozenset[Head], Group] = {}
+    groups: dict[frozenset[Head], Group] = {}
     for role, heads in sharing.items():
         members = _members(trial, list(heads[:_MOST]), seed)
         if len(members) < 2:
             continue
-        together = trial.grows(members)
-        alone = np.sum([trial.grows([one]) for one in members], axis=0)
-        cost = max(_TWICE * float(np.mean(alone)), _LEAST * float(trial.grows(trial.heads).mean()))
+        together = trial.growth(members)
+        alone = np.sum([trial.growth([head]) for head in members], axis=0)
+        all_heads = float(trial.growth(trial.heads).mean())
+        cost = max(_TIMES_ALONE * float(np.mean(alone)), _SHARE_OF_ALL * all_heads)
         if _interval(together - alone, seed)[0] > 0 and together.mean() >= cost:
             effect = _effect(members, trial, together, seed)
-            found.setdefault(frozenset(members), Group(role, effect, float(np.mean(alone))))
-    return list(found.values())
+            groups.setdefault(frozenset(members), Group(role, effect, float(np.mean(alone))))
+    return list(groups.values())
 
 
-def _members(trial: Trial, heads: list[Head], seed: int) -> list[Head]:
-    """The heads that can be spared alone, without those that add nothing to the others."""
+def _members(trial: AblationTrial, heads: list[Head], seed: int) -> list[Head]:
+    """The heads that can be lost alone, without those that add nothing to the others."""
     if len(heads) < 2:
         return heads
-    most = _SPARED * trial.grows(heads).mean()
-    left = [head for head in heads if trial.grows([head]).mean() < most]
-    while len(left) > 1:
-        adds = [
-            trial.grows(left) - trial.grows([one for one in left if one != out]) for out in left
+    most = _REDUNDANT * trial.growth(heads).mean()
+    members = [head for head in heads if trial.growth([head]).mean() < most]
+    while len(members) > 1:
+        added = [
+            trial.growth(members) - trial.growth([head for head in members if head != dropped])
+            for dropped in members
         ]
-        least = int(np.argmin([one.mean() for one in adds]))
-        if _interval(adds[least], seed)[0] > 0:
+        least = int(np.argmin([growth.mean() for growth in added]))
+        if _interval(added[least], seed)[0] > 0:
             break
-        del left[least]
-    return sorted(left)
+        del members[least]
+    return sorted(members)
 
 
 def _effect(
-    heads: Sequence[Head], trial: Trial, grown: Losses, seed: int, p: float = float("nan")
+    heads: Sequence[Head], trial: AblationTrial, growth: Losses, seed: int, p: float = float("nan")
 ) -> Effect:
     names = tuple(str(head) for head in heads)
-    return Effect(
-        names, trial.behaviour.name, float(grown.mean()), *_interval(grown, seed), len(grown), p
-    )
+    ends = _interval(growth, seed)
+    return Effect(names, trial.behaviour.name, float(growth.mean()), *ends, len(growth), p)
 
 
-def _interval(grown: Losses, seed: int) -> tuple[float, float]:
-    ends = ratio_interval(grown[:, None], np.ones((len(grown), 1)), seed=seed)
-    low, high = (float(one[0]) for one in ends)
-    return low, high
+def _interval(growth: Losses, seed: int) -> tuple[float, float]:
+    low, high = ratio_interval(growth[:, None], np.ones((len(growth), 1)), seed=seed)
+    return float(low[0]), float(high[0])

@@ -1,4 +1,4 @@
-"""What a model does, as one number for each of some texts: the less, the better it does."""
+"""A behaviour of a model: one loss per text, lower is better."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ Inputs = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Question:
-    """Some texts as a model reads them at once.
+class BehaviourBatch:
+    """A batch of texts and the loss that measures a behaviour on it.
 
     Attributes:
         inputs: The model's keyword arguments.
-        loss: From what the model gives to a number for each text: the less, the better.
+        loss: Maps the model's output to one loss per text.
     """
 
     inputs: Inputs
@@ -30,28 +30,28 @@ class Question:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Something that a model does, and the roles that may be what it takes.
+    """Something that a model does, measured by a loss, and the roles that may contribute to it.
 
     `agreement`, `translation`, `repetition` and `behaviour` make one.
 
     Attributes:
-        name: What tables call it.
-        says: What the number of a text is, with its unit.
-        questions: What the model reads, and how it is judged.
-        roles: The roles beside which its effects stand.
+        name: Its name in tables.
+        says: What the loss of a text is, with its unit.
+        batches: The inputs and the loss.
+        roles: The roles whose rows show its effects.
     Raises:
-        ArgumentError: it has no question.
+        ArgumentError: there is no batch.
     """
 
     name: str
     says: str
-    questions: Sequence[Question]
+    batches: Sequence[BehaviourBatch]
     roles: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if not self.questions:
+        if not self.batches:
             raise ArgumentError(
-                f"Behaviour: {self.name!r} asks nothing of any text. Give texts that show it."
+                f"Behaviour: {self.name!r} has no batch of texts. Give texts that show it."
             )
 
 
@@ -63,54 +63,54 @@ def behaviour(
     roles: Sequence[str] = (),
     says: str = "a loss of your own",
 ) -> Behaviour:
-    """A behaviour of your own: from the model's output and the batch to one number for each text.
+    """A behaviour of your own: its loss maps the model's output and the batch to one loss per text.
 
     Args:
         batches: The model's inputs by name, as for `headwise.importance`.
-        loss: The less, the better the model does.
+        loss: Lower is better.
         roles: The roles that it may depend on.
     Raises:
         ArgumentError: there is no batch, or one is a text.
     """
 
-    def judged(batch: Inputs) -> Callable[[Any], Tensor]:
+    def loss_of(batch: Inputs) -> Callable[[Any], Tensor]:
         return lambda output: loss(output, batch)
 
     listed = batches_of(batches, "behaviour", "batches")
-    questions = [Question(batch, judged(batch)) for batch in listed]
-    return Behaviour(name, says, questions, tuple(roles))
+    scored = [BehaviourBatch(batch, loss_of(batch)) for batch in listed]
+    return Behaviour(name, says, scored, tuple(roles))
 
 
 def logits_of(output: Any, model: nn.Module) -> Float[Tensor, "B T V"]:
-    """What a language model says of the next token.
+    """The next-token logits of a language model's output.
 
     Raises:
-        UnsupportedError: there is nothing of that kind.
+        UnsupportedError: the output has no logits per token.
     """
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if logits is None or logits.ndim != 3:
         raise UnsupportedError(
             f"behaviour: {type(model).__name__} gives no logits for each token. Open a language "
-            f"model with its head, or make a behaviour of your own."
+            f"model with its language-model head, or define a behaviour of your own."
         )
     return logits
 
 
 @torch.no_grad()
 def check_predicts(model: nn.Module, ids: Sequence[int]) -> None:
-    """Refuse a model that sees what it should predict.
+    """Refuse a model whose logits depend on later tokens, because they reveal the target.
 
     Raises:
-        UnsupportedError: another last token changes what is said before it, or there are no
+        UnsupportedError: changing the last token changes earlier logits, or there are no
             logits.
     """
     device = next(model.parameters()).device
-    other = next(one for one in (*ids, 0, 1) if one != ids[-1])
-    both = torch.tensor([[*ids], [*ids[:-1], other]], device=device)
-    logits = logits_of(model(input_ids=both, attention_mask=torch.ones_like(both)), model)
+    changed = next(token for token in (*ids, 0, 1) if token != ids[-1])
+    batch = torch.tensor([[*ids], [*ids[:-1], changed]], device=device)
+    logits = logits_of(model(input_ids=batch, attention_mask=torch.ones_like(batch)), model)
     before = logits[:, :-1].float()
     if not torch.allclose(before[0], before[1], rtol=1e-3, atol=1e-3):
         raise UnsupportedError(
-            f"behaviour: {type(model).__name__} looks ahead, so it sees the very token that it "
-            f"should predict. Give a causal model, or make a behaviour of your own."
+            f"behaviour: {type(model).__name__} looks ahead, so it sees the token that it "
+            f"should predict. Give a causal model, or define a behaviour of your own."
         )

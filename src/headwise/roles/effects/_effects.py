@@ -1,4 +1,4 @@
-"""What behaviours lose without heads, beside the roles that the heads have."""
+"""Ablation effects: by how much the loss of a behaviour grows without some heads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,22 +9,22 @@ import pandas as pd
 
 from headwise._display import counted
 
-WITHOUT = "without."  # how the columns beside a role begin
+WITHOUT = "without."  # prefix of the columns with ablation effects
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a behaviour loses when some heads give only what they give in the mean.
+    """How much the loss of a behaviour grows when some heads are mean-ablated.
 
     Attributes:
         heads: The heads, by name: one, or a group.
-        behaviour: Its name.
-        effect: The mean over texts of what the loss grows by, in the behaviour's own unit.
-        low: Where its interval begins (95 %, texts drawn with replacement).
-        high: Where it ends.
-        texts: How many texts.
-        p: That it grows by nothing, adjusted over all heads and behaviours tried; NaN below 30
-            texts, and for a group, which was chosen.
+        behaviour: The name of the behaviour.
+        effect: The mean growth of the loss over texts, in the behaviour's unit.
+        low: The lower end of its interval (95 %, bootstrap over texts).
+        high: The upper end.
+        texts: The number of texts.
+        p: For the null hypothesis of no growth, adjusted over all heads and behaviours tried;
+            NaN below 30 texts, and for a group, because groups are selected by their effect.
     """
 
     heads: tuple[str, ...]
@@ -38,12 +38,12 @@ class Effect:
 
 @dataclass(frozen=True)
 class Group:
-    """Heads of one role that back each other up: each alone removable, together not.
+    """Redundant heads of one role: removing one changes little, removing all of them much.
 
     Attributes:
         role: The role that they share.
-        together: What the behaviour loses without all of them.
-        alone: The sum of what it loses without each.
+        together: The effect of removing all of them.
+        alone: The sum of the effects of removing each alone.
     """
 
     role: str
@@ -53,12 +53,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Effects:
-    """What behaviours lose without heads; empty where nothing was tried.
+    """The ablation effects of heads on behaviours; empty where nothing was tried.
 
     Attributes:
-        alone: What each behaviour loses without each head that was tried.
-        groups: Heads of one role that back each other up.
-        says: What the number of each behaviour is, by its name.
+        alone: The effect of each head that was tried on each behaviour.
+        groups: Redundant heads of one role.
+        says: What the loss of each behaviour is, by its name.
         roles: The roles that each behaviour may depend on.
     """
 
@@ -69,89 +69,97 @@ class Effects:
 
     def frame(self) -> pd.DataFrame:
         """A row per behaviour and head: effect, the ends of its interval, texts and adjusted p."""
-        rows = [asdict(one) | {"heads": one.heads[0]} for one in self.alone]
+        rows = [asdict(effect) | {"heads": effect.heads[0]} for effect in self.alone]
         columns = ["name", "behaviour", "effect", "ci_low", "ci_high", "texts", "p_adj"]
         frame = pd.DataFrame(rows, columns=list(Effect.__dataclass_fields__))
         return frame.set_axis(columns, axis=1)
 
     def of(self, name: str) -> list[Effect]:
         """The effects of one head, in the order of the behaviours."""
-        return [one for one in self.alone if one.heads == (name,)]
+        return [effect for effect in self.alone if effect.heads == (name,)]
 
-    def beside(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Rows of heads and roles with what each behaviour loses, where the role is one of its.
+    def joined(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """Add the effect on each behaviour to the rows of the roles that it may depend on.
 
-        NaN stands where it is not, and where the head was not tried.
+        NaN stands in the rows of other roles, and where the head was not tried.
         """
         rows = rows.drop(columns=[name for name in rows if str(name).startswith(WITHOUT)])
         for behaviour, roles in self.roles.items():
-            known = {one.heads[0]: one for one in self.alone if one.behaviour == behaviour}
-            theirs = [
-                known.get(name) if role in roles else None
+            by_head = {
+                effect.heads[0]: effect for effect in self.alone if effect.behaviour == behaviour
+            }
+            effects = [
+                by_head.get(name) if role in roles else None
                 for name, role in zip(rows["name"], rows["role"], strict=True)
             ]
-            for part, ending in (("effect", ""), ("low", ".low"), ("high", ".high")):
-                rows[f"{WITHOUT}{behaviour}{ending}"] = [
-                    np.nan if one is None else getattr(one, part) for one in theirs
+            for attribute, suffix in (("effect", ""), ("low", ".low"), ("high", ".high")):
+                rows[f"{WITHOUT}{behaviour}{suffix}"] = [
+                    np.nan if effect is None else getattr(effect, attribute) for effect in effects
                 ]
         return rows
 
     def lines(self, name: str) -> Iterator[str]:
-        """The case of one head, in words and numbers."""
-        for one in self.of(name):
-            p = "" if one.p != one.p else f", adjusted p {one.p:.2g}"
+        """The effects of one head, as sentences."""
+        for effect in self.of(name):
+            p = "" if effect.p != effect.p else f", adjusted p {effect.p:.2g}"
+            behaviour = effect.behaviour
             yield (
-                f"without it {one.behaviour} loses {_signed(one)} ({self.says[one.behaviour]}; "
-                f"{counted(one.texts, 'text')}{p})"
+                f"without it {behaviour} loses {_signed(effect)} ({self.says[behaviour]}; "
+                f"{counted(effect.texts, 'text')}{p})"
             )
         for group in self.groups:
             if name in group.together.heads:
                 yield group_line(group)
 
-    def about(self) -> dict[str, Any]:
-        """All of it as JSON can hold it."""
+    def to_json(self) -> dict[str, Any]:
+        """All effects as values that JSON can hold."""
         return {
-            "alone": [_plain(one) for one in self.alone],
+            "alone": [_effect_json(effect) for effect in self.alone],
             "groups": [
-                {"role": one.role, "alone": one.alone, "together": _plain(one.together)}
-                for one in self.groups
+                {
+                    "role": group.role,
+                    "alone": group.alone,
+                    "together": _effect_json(group.together),
+                }
+                for group in self.groups
             ],
             "says": dict(self.says),
             "roles": {name: list(roles) for name, roles in self.roles.items()},
         }
 
     @classmethod
-    def of_about(cls, about: Mapping[str, Any]) -> "Effects":
-        """Read back what `about` gave."""
+    def from_json(cls, saved: Mapping[str, Any]) -> "Effects":
+        """Restore what `to_json` returned."""
         return cls(
-            alone=tuple(_effect(one) for one in about["alone"]),
+            alone=tuple(_effect(effect) for effect in saved["alone"]),
             groups=tuple(
-                Group(one["role"], _effect(one["together"]), one["alone"])
-                for one in about["groups"]
+                Group(group["role"], _effect(group["together"]), group["alone"])
+                for group in saved["groups"]
             ),
-            says=dict(about["says"]),
-            roles={name: tuple(roles) for name, roles in about["roles"].items()},
+            says=dict(saved["says"]),
+            roles={name: tuple(roles) for name, roles in saved["roles"].items()},
         )
 
 
 def group_line(group: Group) -> str:
-    """A group in a sentence."""
-    one = group.together
-    *some, last = one.heads
+    """A sentence that describes a group."""
+    together = group.together
+    *first, last = together.heads
     return (
-        f"{', '.join(some)} and {last} ({group.role}) back each other up: without all of them "
-        f"{one.behaviour} loses {_signed(one)}, without each alone {group.alone:+.3f} in sum"
+        f"{', '.join(first)} and {last} ({group.role}) back each other up: without all of them "
+        f"{together.behaviour} loses {_signed(together)}, without each alone "
+        f"{group.alone:+.3f} in sum"
     )
 
 
-def _signed(one: Effect) -> str:
-    return f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}]"
+def _signed(effect: Effect) -> str:
+    return f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}]"
 
 
-def _plain(one: Effect) -> dict[str, Any]:
-    return {name: None if value != value else value for name, value in asdict(one).items()}
+def _effect_json(effect: Effect) -> dict[str, Any]:
+    return {name: None if value != value else value for name, value in asdict(effect).items()}
 
 
-def _effect(plain: Mapping[str, Any]) -> Effect:
-    p = np.nan if plain["p"] is None else plain["p"]
-    return Effect(**{**plain, "heads": tuple(plain["heads"]), "p": p})
+def _effect(saved: Mapping[str, Any]) -> Effect:
+    p = np.nan if saved["p"] is None else saved["p"]
+    return Effect(**{**saved, "heads": tuple(saved["heads"]), "p": p})

@@ -1,22 +1,20 @@
-"""Reading: texts and roles laid out once, and what the heads of a model score on them."""
+"""Evaluation: items and roles are indexed once, then the heads of any model are scored on them."""
 
 from headwise.roles.evaluation._evaluate import (
     DetailedScores,
-    Progress,
-    Reader,
+    Evaluator,
     RoleScores,
     check_reads_one_text,
 )
-from headwise.roles.evaluation._heuristics import OFFSETS, rule_names
+from headwise.roles.evaluation._heuristics import OFFSETS, heuristic_names
 from headwise.roles.evaluation._units import Units
 
 __all__ = [
     "OFFSETS",
     "DetailedScores",
-    "Progress",
-    "Reader",
+    "Evaluator",
     "RoleScores",
     "Units",
     "check_reads_one_text",
-    "rule_names",
+    "heuristic_names",
 ]

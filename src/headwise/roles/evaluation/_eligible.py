@@ -1,4 +1,4 @@
-"""What may be seen of what is asked for, and how some weights score on it."""
+"""The eligible pairs under a mask, and what attention weights score on them."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headwise.roles.evaluation._relation_index import RelationIndex, Runs, Spread
+from headwise.roles.evaluation._relation_index import RelationIndex, Segments, TokenPairs
 
-_EQUAL = 1 - 1e-6  # weights this close to the largest are as large
+_EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
 
 
 @dataclass(frozen=True)
-class Part:
-    """The weights of some heads of a layer, and how even those of each row are, from 0 to 1."""
+class HeadWeights:
+    """The attention weights of some heads of a layer, and the evenness of each row, 0 to 1."""
 
     heads: slice
     weights: Float[Tensor, "B h T S"]
@@ -26,130 +26,135 @@ class Part:
 
 
 class EligiblePairs:
-    """The pairs of a batch that count under some mask; all else about them is settled before.
+    """The pairs of a relation index that count under a mask, computed once for all its layers.
 
-    A query counts if one of its keys may be seen, or be the largest, and there is a choice.
+    A query is eligible if the mask allows one of its keys and leaves it a choice of keys. For a
+    role scored by `top` the key must be a candidate as well.
 
     Attributes:
-        candidates: Who may be the largest of each query.
+        candidates: Which units may hold the largest weight of each query.
+        eligible: Which queries count, as 1 or 0.
         count: How many queries of each cell count.
-        even: What even attention scores in each cell.
+        chance: What even attention scores in each cell.
     """
 
-    def __init__(self, asked: RelationIndex, visible: Bool[Tensor, "B hv T S"]) -> None:
-        self.asked, self._device = asked, visible.device
+    def __init__(self, index: RelationIndex, visible: Bool[Tensor, "B hv T S"]) -> None:
+        self.index, self._device = index, visible.device
         self._visible = visible.cpu()
-        units = asked.frame.fold(self._visible.float()) > 0
-        self.candidates = units & ~asked.frame.barred[:, None]
-        self._choice = self.candidates.sum(-1)  # B hv n
-        text, unit, of = asked.text, asked.unit, asked.of
-        self._top = asked.scored("top")
-        pair = (text[of], slice(None), unit[of], asked.key)
-        self._allowed = torch.where(self._top[of, None], self.candidates[pair], units[pair])
-        some = _added(self._allowed.float(), of, len(text)) > 0
+        units = index.units.fold(self._visible.float()) > 0
+        self.candidates = units & ~index.units.excluded[:, None]
+        self._n_candidates = self.candidates.sum(-1)  # B hv n
+        text, unit, query = index.text, index.unit, index.query
+        self._top = index.scored_by("top")
+        pair = (text[query], slice(None), unit[query], index.key)
+        self._allowed = torch.where(self._top[query, None], self.candidates[pair], units[pair])
+        has_key = _sum_into(self._allowed.float(), query, len(text)) > 0
         options = torch.where(
             self._top[:, None],
-            self._choice[text, :, unit],
+            self._n_candidates[text, :, unit],
             units.sum(-1)[text, :, unit],
         )
-        self.eligible = (some & (options > 1)).float()  # Q hv
-        self.count = _added(self.eligible, asked.cell, asked.cells)
-        self.even = _added(self._chance(), asked.cell, asked.cells)
+        self.eligible = (has_key & (options > 1)).float()  # Q hv
+        self.count = _sum_into(self.eligible, index.cell, index.n_cells)
+        self.chance = _sum_into(self._chance(), index.cell, index.n_cells)
 
     def chance_of_top(self) -> Float[Tensor, "Q hv"]:
-        """The share of a query's candidates that it is asked for."""
-        asked = self.asked
-        choice = self._choice[asked.text, :, asked.unit].clamp(min=1)
-        wanted = self.candidates[asked.text[asked.of], :, asked.unit[asked.of], asked.key]
-        return _added(wanted.float(), asked.of, len(asked.text)) / choice
+        """The share of a query's candidates that are its keys."""
+        index = self.index
+        choices = self._n_candidates[index.text, :, index.unit].clamp(min=1)
+        query = index.query
+        keys = self.candidates[index.text[query], :, index.unit[query], index.key]
+        return _sum_into(keys.float(), query, len(index.text)) / choices
 
     def _chance(self) -> Float[Tensor, "Q hv"]:
-        asked, spread = self.asked, self.asked.spread
-        seen = self._visible / self._visible.sum(-1, keepdim=True).clamp(min=1)
-        mass = seen[asked.text[spread.of], :, spread.query, spread.key] * spread.share[:, None]
-        chance = _added(mass, spread.of, len(asked.text))
+        index, pairs = self.index, self.index.mass_pairs
+        even = self._visible / self._visible.sum(-1, keepdim=True).clamp(min=1)
+        mass = even[index.text[pairs.query], :, pairs.query_token, pairs.key_token]
+        chance = _sum_into(mass * pairs.share[:, None], pairs.query, len(index.text))
         chance = torch.where(self._top[:, None], self.chance_of_top(), chance)
-        return self.eligible * torch.where(asked.scored("entropy")[:, None], 1.0, chance)
+        return self.eligible * torch.where(index.scored_by("entropy")[:, None], 1.0, chance)
 
     @cached_property
     def _ceiling(self) -> Float[Tensor, "B hv n n"]:
         return torch.where(self.candidates, 2.0, -1.0).to(self._device)
 
     @cached_property
-    def _tops(self) -> tuple[Runs, Tensor, Tensor]:
-        """The pairs that may be the largest, where their queries stand, and what they weigh."""
-        asked = self.asked
-        weight = self._allowed * self.eligible[asked.of]
-        keep = self._top[asked.of] & (weight > 0).any(1)
-        of, key = asked.of[keep], asked.key[keep]
-        runs = Runs.of(asked.at(of, key), asked.cell[of], asked.cells).to(self._device)
-        rows = asked.text[of] * asked.frame.n + asked.unit[of]
-        return runs, rows.to(self._device), weight[keep].to(self._device)
+    def _top_pairs(self) -> tuple[Segments, Tensor, Tensor]:
+        """The pairs that may hold the largest weight, the rows of their queries, their weights."""
+        index = self.index
+        weight = self._allowed * self.eligible[index.query]
+        keep = self._top[index.query] & (weight > 0).any(1)
+        query, key = index.query[keep], index.key[keep]
+        segments = Segments.of(index.rows(query, key), index.cell[query], index.n_cells)
+        rows = index.text[query] * index.units.n + index.unit[query]
+        return segments.to(self._device), rows.to(self._device), weight[keep].to(self._device)
 
     @cached_property
-    def _breadths(self) -> tuple[Runs, Tensor]:
-        asked = self.asked
-        keep = asked.scored("entropy")
-        at = asked.text[keep] * asked.frame.n + asked.unit[keep]
-        runs = Runs.of(at, asked.cell[keep], asked.cells)
-        return runs.to(self._device), self.eligible[keep].to(self._device)
+    def _entropy_rows(self) -> tuple[Segments, Tensor]:
+        index = self.index
+        keep = index.scored_by("entropy")
+        rows = index.text[keep] * index.units.n + index.unit[keep]
+        segments = Segments.of(rows, index.cell[keep], index.n_cells)
+        return segments.to(self._device), self.eligible[keep].to(self._device)
 
     @cached_property
-    def _spread(self) -> tuple[Runs, Tensor]:
-        return self._masses(self.asked.spread)
+    def _mass_segments(self) -> tuple[Segments, Tensor]:
+        return self._segments(self.index.mass_pairs)
 
     @cached_property
-    def _whole(self) -> tuple[Runs, Tensor]:
-        return self._masses(self.asked.whole)
+    def _all_segments(self) -> tuple[Segments, Tensor]:
+        return self._segments(self.index.token_pairs)
 
-    def _masses(self, spread: Spread) -> tuple[Runs, Tensor]:
+    def _segments(self, pairs: TokenPairs) -> tuple[Segments, Tensor]:
         S = self._visible.shape[-1]
-        at = (self.asked.text[spread.of] * S + spread.query) * S + spread.key
-        runs = Runs.of(at, self.asked.cell[spread.of], self.asked.cells)
-        weights = spread.share[:, None] * self.eligible[spread.of]
-        return runs.to(self._device), weights.to(self._device)
+        rows = (self.index.text[pairs.query] * S + pairs.query_token) * S + pairs.key_token
+        segments = Segments.of(rows, self.index.cell[pairs.query], self.index.n_cells)
+        weights = pairs.share[:, None] * self.eligible[pairs.query]
+        return segments.to(self._device), weights.to(self._device)
 
-    def value(self, part: Part) -> Float[Tensor, "cells h"]:
-        """What each cell scores, summed over its queries."""
-        runs, weights = self._spread
-        total = runs.sums(part.table, _of(weights, part))
-        if len(self._tops[0].at):
-            total += self._top_sums(part)
-        runs, weights = self._breadths
-        if len(runs.at):
-            total += runs.sums(heads_last(part.evenness), _of(weights, part))
+    def value(self, block: HeadWeights) -> Float[Tensor, "cells h"]:
+        """What each head scores in each cell, summed over the queries."""
+        segments, weights = self._mass_segments
+        total = segments.sums(block.table, _for_heads(weights, block))
+        if len(self._top_pairs[0].rows):
+            total += self._top_sums(block)
+        segments, weights = self._entropy_rows
+        if len(segments.rows):
+            total += segments.sums(heads_last(block.evenness), _for_heads(weights, block))
         return total
 
-    def mass(self, part: Part, table: Float[Tensor, "N h"]) -> Float[Tensor, "cells h"]:
-        """What a table of pairs of tokens holds on the relations, also where it is no score."""
-        runs, weights = self._whole
-        return runs.sums(table, _of(weights, part))
+    def mass(self, block: HeadWeights, table: Float[Tensor, "N h"]) -> Float[Tensor, "cells h"]:
+        """The sum of a table of token pairs over the relations, whichever score a role has."""
+        segments, weights = self._all_segments
+        return segments.sums(table, _for_heads(weights, block))
 
-    def _top_sums(self, part: Part) -> Float[Tensor, "cells h"]:
-        """Weights that tie for the largest share it."""
-        runs, rows, weights = self._tops
-        token = self.asked.frame.grid == "token"
-        folded = self.asked.frame.fold(part.weights)
-        capped = torch.minimum(folded, _of(self._ceiling, part))
+    def _top_sums(self, block: HeadWeights) -> Float[Tensor, "cells h"]:
+        """Queries whose largest weight is on the relation; weights that tie share it."""
+        segments, rows, weights = self._top_pairs
+        tokens = self.index.units.grid == "token"
+        folded = self.index.units.fold(block.weights)
+        capped = torch.minimum(folded, _for_heads(self._ceiling, block))
         highest = capped.amax(-1, keepdim=True).mul_(_EQUAL)
-        table = part.table if token else heads_last(folded)
+        table = block.table if tokens else heads_last(folded)
         tied = torch.ge(capped, highest, out=capped).sum(-1).clamp_(min=1.0)
-        high, ties = (heads_last(one).index_select(0, rows) for one in (highest[..., 0], tied))
-        hits = torch.ge(table.index_select(0, runs.at), high).to(ties).div_(ties)
-        every = Runs(torch.arange(len(rows), device=rows.device), runs.begins)
-        return every.sums(hits, _of(weights, part))
+        high, ties = (
+            heads_last(values).index_select(0, rows) for values in (highest[..., 0], tied)
+        )
+        hits = torch.ge(table.index_select(0, segments.rows), high).to(ties).div_(ties)
+        in_order = Segments(torch.arange(len(rows), device=rows.device), segments.starts)
+        return in_order.sums(hits, _for_heads(weights, block))
 
 
 def heads_last(values: Float[Tensor, "B h *rest"]) -> Float[Tensor, "N h"]:
     return values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
-def _of(weights: Tensor, part: Part) -> Tensor:
-    """Those of the heads, where heads differ."""
-    return weights if weights.shape[1] == 1 else weights[:, part.heads]
+def _for_heads(weights: Tensor, block: HeadWeights) -> Tensor:
+    """The columns of the block's heads, where heads differ."""
+    return weights if weights.shape[1] == 1 else weights[:, block.heads]
 
 
-def _added(
+def _sum_into(
     values: Float[Tensor, "K hv"], into: Int[Tensor, " K"], size: int
 ) -> Float[Tensor, "_ hv"]:
     return values.new_zeros(size, values.shape[1]).index_add_(0, into, values)

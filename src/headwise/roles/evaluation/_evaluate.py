@@ -1,6 +1,6 @@
-"""One reading of texts by a model: what every head scores on every role in each text."""
+"""Evaluation of a model: what every head scores on every role in each text."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from headwise._evaluation import in_evaluation
+from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models import check_reads_text, reads_two_texts, text_alone
-from headwise.roles.evaluation._eligible import EligiblePairs, Part, heads_last
-from headwise.roles.evaluation._heuristics import rule_sums
+from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights, heads_last
+from headwise.roles.evaluation._heuristics import heuristic_sums
 from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import GRIDS, Item, Role
@@ -25,73 +26,76 @@ from headwise.watch import Layer, Request, observe
 _TOKENS = 2048  # in one batch
 _TINY = 1e-30
 
-Progress = Callable[[int, int], None]
-
 
 @dataclass(frozen=True)
 class RoleScores:
-    """The sums of each text on every role, from one reading.
+    """Per-text sums for every role and head, from one pass over the texts.
 
     Attributes:
-        causal: Whether no head may look ahead.
+        causal: Whether no head may attend to later tokens.
         value: What each head scores.
-        count: How many queries those are.
-        even: What chance would score.
+        count: The number of queries.
+        chance: What even attention would score.
     """
 
     heads: tuple[Head, ...]
     causal: bool
     value: Float[np.ndarray, "M R N"]
     count: Float[np.ndarray, "M R N"]
-    even: Float[np.ndarray, "M R N"]
+    chance: Float[np.ndarray, "M R N"]
 
 
 @dataclass(frozen=True)
 class DetailedScores(RoleScores):
-    """The same, and what is of interest in the watched model alone.
+    """Scores with further measures, which are needed of the watched model alone.
 
     Attributes:
         mass: The attention on the relation.
-        share: The same with keys weighted by the size of what they would write, as a share of
-            what all keys of a query write; NaN where no output projection is known.
-        rules: What each rule scores.
-        rule_count: How many queries those are: what any head may see counts.
+        value_mass: The same with each key weighted by the norm of its projected value, as a
+            share of the sum over all keys of the query; NaN without a known output projection.
+        heuristics: What each heuristic scores.
+        heuristic_count: The number of its queries: those that are eligible for any head.
     """
 
     mass: Float[np.ndarray, "M R N"]
-    share: Float[np.ndarray, "M R N"]
-    rules: Float[np.ndarray, "M R K"]
-    rule_count: Float[np.ndarray, "M R 1"]
+    value_mass: Float[np.ndarray, "M R N"]
+    heuristics: Float[np.ndarray, "M R K"]
+    heuristic_count: Float[np.ndarray, "M R 1"]
 
 
-class Reader:
-    """Texts and roles, laid out once, for as many models as shall read them."""
+_Sums = dict[str, Tensor]
+
+
+class Evaluator:
+    """Items and roles, batched and indexed once, to evaluate any number of models on."""
 
     def __init__(self, items: Sequence[Item], roles: Sequence[Role], tags: Sequence[str] = ()):
-        """`tags` are the classes of words that rules may go by."""
+        """Index the items; `tags` are the parts of speech that heuristics may use."""
         self.roles, self.tags = tuple(roles), tuple(tags)
         rows = _batches(items)
-        self.batches = [_Batch([items[at] for at in those], roles) for those in rows]
-        self._order = [at for those in rows for at in those]
+        self.batches = [_Batch([items[row] for row in batch], roles) for batch in rows]
+        self._order = [row for batch in rows for row in batch]
 
-    def read(self, model: nn.Module, on_progress: Progress | None = None) -> RoleScores:
-        """Let a model read all texts once, and score every head on every role.
+    def evaluate(self, model: nn.Module, on_progress: Progress | None = None) -> RoleScores:
+        """Run a model over all texts once and score every head on every role.
 
-        Weights are made for some heads of one layer at a time, in a block that stays in the
-        cache. The model is in evaluation mode meanwhile.
+        Weights are computed for some heads of one layer at a time, in a block that fits into
+        the CPU cache. The model is in evaluation mode meanwhile.
 
         Args:
-            on_text: Told after each batch how many texts are done, of how many.
+            on_progress: Called after each batch with the number of texts done and of all.
         """
-        return RoleScores(**self._sums(model, on_progress, closely=False))
+        return RoleScores(**self._sums(model, on_progress, detailed=False))
 
-    def read_closely(self, model: nn.Module, on_progress: Progress | None = None) -> DetailedScores:
-        """Read, and score rules, too; mass and share are kept also where they are no score."""
-        return DetailedScores(**self._sums(model, on_progress, closely=True))
+    def evaluate_detailed(
+        self, model: nn.Module, on_progress: Progress | None = None
+    ) -> DetailedScores:
+        """Evaluate with heuristics, and with mass and value-weighted mass for every role."""
+        return DetailedScores(**self._sums(model, on_progress, detailed=True))
 
     @torch.no_grad()
     def _sums(
-        self, model: nn.Module, on_progress: Progress | None, closely: bool
+        self, model: nn.Module, on_progress: Progress | None, detailed: bool
     ) -> dict[str, Any]:
         check_reads_one_text("find_roles", model)
         parts: list[_Sums] = []
@@ -102,15 +106,16 @@ class Reader:
                     batch.run(model)
                 layers = watch.layers()
                 batch.check(model, layers)
-                # What listens for attention need not listen to what is computed from it.
+                # The function mode that captures attention need not see what follows from it.
                 with without_function_modes():
-                    parts.append(batch.sums(layers, self.tags if closely else None))
+                    parts.append(batch.sums(layers, self.tags if detailed else None))
                 done += len(batch.items)
                 if on_progress is not None:
                     on_progress(done, len(self._order))
-        back = np.argsort(self._order)
+        original_order = np.argsort(self._order)
         sums: dict[str, Any] = {
-            name: np.concatenate([part[name].numpy() for part in parts])[back] for name in parts[0]
+            name: np.concatenate([part[name].numpy() for part in parts])[original_order]
+            for name in parts[0]
         }
         causal = not sums.pop("ahead").any()
         return sums | {
@@ -119,11 +124,8 @@ class Reader:
         }
 
 
-_Sums = dict[str, Tensor]
-
-
 class _Batch:
-    """Some texts that are read at once."""
+    """Texts that one forward pass reads."""
 
     def __init__(self, items: Sequence[Item], roles: Sequence[Role]) -> None:
         self.items, self._n_roles = items, len(roles)
@@ -134,80 +136,84 @@ class _Batch:
             self._ids[row, : len(item.ids)] = torch.tensor(item.ids)
             self._mask[row, : len(item.ids)] = 1
         grids = [grid for grid in GRIDS if any(role.grid == grid for role in roles)]
-        self._asked = [RelationIndex(Units(grid, items, S), items, roles) for grid in grids]
-        self._seen: tuple[Tensor, list[EligiblePairs]] | None = None
+        self._indexes = [RelationIndex(Units(grid, items, S), items, roles) for grid in grids]
+        self._cached: tuple[Tensor, list[EligiblePairs]] | None = None
 
     def run(self, model: nn.Module) -> None:
-        device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
         model(input_ids=self._ids.to(device), attention_mask=self._mask.to(device))
 
     def check(self, model: nn.Module, layers: Sequence[Layer]) -> None:
-        """Refuse what is not attention of these texts, each within itself."""
+        """Refuse attention that is not self-attention within each of these texts."""
         if not layers:
             raise UnsupportedError(
-                f"find_roles: no head of {type(model).__name__} was seen to attend to its own "
-                f"text. Give a model with self-attention that takes input_ids."
+                f"find_roles: no self-attention of {type(model).__name__} was captured. "
+                f"Give a model with self-attention that takes input_ids."
             )
         B, S = self._ids.shape
-        seen = {(len(one.visible), *one.visible.shape[2:]) for one in layers}
-        if seen != {(B, S, S)}:
-            other = sorted(seen - {(B, S, S)})[0]
+        shapes = {(len(layer.visible), *layer.visible.shape[2:]) for layer in layers}
+        if shapes != {(B, S, S)}:
+            unexpected = sorted(shapes - {(B, S, S)})[0]
             raise UnsupportedError(
                 f"find_roles: {type(model).__name__} was given {B} texts of {S} tokens, and a "
-                f"layer attends to {other[0]} of {other[2]}. Give a model that reads all at once."
+                f"layer attends to {unexpected[0]} of {unexpected[2]}. Give a model that reads "
+                f"all texts at once."
             )
 
     def sums(self, layers: Sequence[Layer], tags: Sequence[str] | None) -> _Sums:
-        """Sums of every text and role; with `tags` also those of rules, and mass and share."""
-        found = [self._of_layer(layer, closely=tags is not None) for layer in layers]
-        sums = {name: torch.cat([one[name] for one in found], dim=-1) for name in found[0]}
-        anyone = torch.stack([layer.visible.any(1, keepdim=True) for layer in layers]).any(0)
+        """Sums of every text and role; `tags` adds heuristics, mass and value-weighted mass."""
+        per_layer = [self._layer_sums(layer, detailed=tags is not None) for layer in layers]
+        sums = {name: torch.cat([part[name] for part in per_layer], -1) for name in per_layer[0]}
+        visible = torch.stack([layer.visible.any(1, keepdim=True) for layer in layers]).any(0)
         if tags is not None:
-            seen = self._seen_under(anyone)
-            rules = [rule_sums(one, self.items, tags) for one in seen]
-            most = max(one.shape[-1] for one in rules)
-            sums["rules"] = torch.stack([pad(one, (0, most - one.shape[-1])) for one in rules]).sum(
-                0
-            )
-            sums["rule_count"] = torch.stack([one.count for one in seen]).sum(0)
-        sums = {name: one.view(len(self.items), self._n_roles, -1) for name, one in sums.items()}
-        return sums | {"ahead": anyone.triu(1).any().cpu().expand(len(self.items))}
+            grids = self._eligible_under(visible)
+            heuristics = [heuristic_sums(pairs, self.items, tags) for pairs in grids]
+            most = max(part.shape[-1] for part in heuristics)
+            sums["heuristics"] = _add(pad(part, (0, most - part.shape[-1])) for part in heuristics)
+            sums["heuristic_count"] = _add(pairs.count for pairs in grids)
+        shape = (len(self.items), self._n_roles, -1)
+        sums = {name: part.view(shape) for name, part in sums.items()}
+        return sums | {"ahead": visible.triu(1).any().cpu().expand(len(self.items))}
 
-    def _of_layer(self, layer: Layer, closely: bool) -> _Sums:
-        visible = layer.visible
-        seen = self._seen_under(visible)
-        H, n_keys = len(layer.heads), visible.sum(-1)
-        even = 1.0 / n_keys.clamp(min=2).float().log()
-        norms = layer.value_norms() if closely else None
+    def _layer_sums(self, layer: Layer, detailed: bool) -> _Sums:
+        grids = self._eligible_under(layer.visible)
+        H, n_keys = len(layer.heads), layer.visible.sum(-1)
+        per_nat = 1.0 / n_keys.clamp(min=2).float().log()  # one over the entropy of even attention
+        norms = layer.value_norms() if detailed else None
         blocks: list[_Sums] = []
-        for block in layer.blocks():
-            here = even if even.shape[1] == 1 else even[:, block.heads]
-            part = Part(block.heads, block.weights, block.entropy * here)
-            sums = {"value": _all(one.value(part) for one in seen)}
-            if closely:
-                sums["mass"] = _all(one.mass(part, part.table) for one in seen)
-                table = None if norms is None else _shares(part, norms)
-                sums["share"] = (
+        for weights in layer.blocks():
+            scale = per_nat if per_nat.shape[1] == 1 else per_nat[:, weights.heads]
+            block = HeadWeights(weights.heads, weights.weights, weights.entropy * scale)
+            sums = {"value": _add(pairs.value(block) for pairs in grids)}
+            if detailed:
+                sums["mass"] = _add(pairs.mass(block, block.table) for pairs in grids)
+                table = None if norms is None else _value_shares(block, norms)
+                sums["value_mass"] = (
                     torch.full_like(sums["mass"], torch.nan)
                     if table is None
-                    else _all(one.mass(part, table) for one in seen)
+                    else _add(pairs.mass(block, table) for pairs in grids)
                 )
             blocks.append(sums)
-        whole = {name: torch.cat([one[name] for one in blocks], -1).cpu() for name in blocks[0]}
-        whole["count"] = _all(one.count for one in seen).expand(-1, H)
-        whole["even"] = _all(one.even for one in seen).expand(-1, H)
-        return whole
+        joined = {name: torch.cat([part[name] for part in blocks], -1).cpu() for name in blocks[0]}
+        joined["count"] = _add(pairs.count for pairs in grids).expand(-1, H)
+        joined["chance"] = _add(pairs.chance for pairs in grids).expand(-1, H)
+        return joined
 
-    def _seen_under(self, visible: Bool[Tensor, "B hv T S"]) -> list[EligiblePairs]:
-        """What counts under a mask, which most layers of most models share."""
-        known = self._seen
-        if known is None or known[0].shape != visible.shape or not torch.equal(known[0], visible):
-            known = self._seen = (visible, [EligiblePairs(asked, visible) for asked in self._asked])
-        return known[1]
+    def _eligible_under(self, visible: Bool[Tensor, "B hv T S"]) -> list[EligiblePairs]:
+        """The eligible pairs of each grid under a mask; most layers of most models share one."""
+        cached = self._cached
+        if (
+            cached is None
+            or cached[0].shape != visible.shape
+            or not torch.equal(cached[0], visible)
+        ):
+            pairs = [EligiblePairs(index, visible) for index in self._indexes]
+            cached = self._cached = (visible, pairs)
+        return cached[1]
 
 
 def check_reads_one_text(who: str, model: nn.Module) -> None:
-    """Refuse a model that reads no text, or whose queries are of another text than its keys.
+    """Refuse a model without text input, or with queries and keys from two texts.
 
     Raises:
         UnsupportedError: it is an encoder-decoder, or takes no token ids.
@@ -221,23 +227,23 @@ def check_reads_one_text(who: str, model: nn.Module) -> None:
 
 
 def _batches(items: Sequence[Item]) -> list[list[int]]:
-    """Items of about equal length together, so that little is padding."""
-    order = sorted(range(len(items)), key=lambda at: len(items[at].ids))
+    """Group items of about equal length, so that there is little padding."""
+    order = sorted(range(len(items)), key=lambda index: len(items[index].ids))
     batches: list[list[int]] = []
-    for at in order:
-        longest = len(items[at].ids)
+    for index in order:
+        longest = len(items[index].ids)
         if not batches or (len(batches[-1]) + 1) * longest > _TOKENS:
             batches.append([])
-        batches[-1].append(at)
+        batches[-1].append(index)
     return batches
 
 
-def _shares(part: Part, norms: Float[Tensor, "B H S"]) -> Float[Tensor, "N h"]:
-    """What each key writes, as a share of what all keys of a query write."""
-    written = part.weights * norms[:, part.heads, None]
-    return heads_last(written.div_(written.sum(-1, keepdim=True).clamp_(min=_TINY)))
+def _value_shares(block: HeadWeights, norms: Float[Tensor, "B H S"]) -> Float[Tensor, "N h"]:
+    """Weights times value norms, as a share of their sum over all keys of a query."""
+    weighted = block.weights * norms[:, block.heads, None]
+    return heads_last(weighted.div_(weighted.sum(-1, keepdim=True).clamp_(min=_TINY)))
 
 
-def _all(sums: Iterable[Tensor]) -> Tensor:
-    """What the grids have in each cell: a role is of one grid, and 0 in the others."""
+def _add(sums: Iterable[Tensor]) -> Tensor:
+    """Add up the grids: a role is on one grid, and its cells are 0 on the others."""
     return torch.stack(list(sums)).sum(0)

@@ -1,4 +1,4 @@
-"""Relations of texts as tokens: who may be asked for what, read off text, tree and probe."""
+"""Relations: the (query, key) pairs of each role, from tokens, annotations and random probes."""
 
 from headwise.roles.relations._gold import gold_roles
 from headwise.roles.relations._probe import INDUCTION, PROBED, SAME, probe

@@ -1,4 +1,4 @@
-"""The relations that annotations tell of: trees, mentions, translations."""
+"""Roles from annotations: dependency trees, mentions, translations."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,23 +6,23 @@ from functools import partial
 from headwise.roles.relations._relations import Pairs, Role
 from headwise.roles.relations._tokens import TokenText
 
-# Relations of Universal Dependencies that are no syntax, and the mark that most heads see.
+# Relations of Universal Dependencies that are not syntactic, and punctuation.
 _NOT_SYNTAX = {"root", "punct", "list", "discourse", "parataxis", "dep", "orphan"}
 _NOT_SYNTAX |= {"goeswith", "reparandum", "vocative", "dislocated"}
-_OF_TREES = 0.10  # Voita et al. 2019: ten points above the rule
+_TREE_BAR = 0.10  # Voita et al. 2019: ten points above the best heuristic
 _SUBJECT = "nsubj"
 
 
 def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
-    """The roles that annotations tell of: dependencies both ways, mentions, translations."""
+    """The roles from annotations: dependencies both ways, mentions, translations."""
     names = {
         _plain(arc.relation)
-        for text in {id(t.text): t.text for t in texts}.values()
+        for text in {id(piece.text): piece.text for piece in texts}.values()
         for arc in text.arcs
     }
-    roles = [role for name in sorted(names - _NOT_SYNTAX) for role in _of_relation(name)]
+    roles = [role for name in sorted(names - _NOT_SYNTAX) for role in _dependency_roles(name)]
     if _SUBJECT in names:
-        roles += _of_agreement()
+        roles += _agreement_roles()
     if any(text.text.mentions for text in texts):
         roles.append(
             Role("coreference", "a mention → another of the same entity", _same_entity, "mention")
@@ -32,7 +32,7 @@ def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
             Role("translation", "a word → the word that it translates", _links, "word"),
             Role(
                 "next translation",
-                "the word before a word → what that word will translate",
+                "the word before a word → the source that that word will translate",
                 _links_ahead,
                 "word",
                 ahead=True,
@@ -41,32 +41,32 @@ def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
     return roles
 
 
-def _of_relation(name: str) -> tuple[Role, Role]:
-    """A dependency both ways."""
+def _dependency_roles(name: str) -> tuple[Role, Role]:
+    """The roles of a dependency: from dependent to head, and from head to dependent."""
     up = Role(
         f"{name} → head",
         f"a word → the word whose {name} it is",
         partial(_arcs, name, False),
         "word",
-        bar=_OF_TREES,
-        points=_OF_TREES,
+        bar=_TREE_BAR,
+        points=_TREE_BAR,
     )
     down = Role(
         f"head → {name}",
         f"a word → its {name}",
         partial(_arcs, name, True),
         "word",
-        bar=_OF_TREES,
-        points=_OF_TREES,
+        bar=_TREE_BAR,
+        points=_TREE_BAR,
     )
     return up, down
 
 
-def _of_agreement() -> list[Role]:
-    """Where agreement may be read: at the verb, and where a decoder must say the verb.
+def _agreement_roles() -> list[Role]:
+    """Roles that agreement may use: at the verb, and where a decoder predicts the verb.
 
-    Each again with something between subject and verb, and without: a fixed distance explains
-    either, but not both.
+    Each role exists for adjacent and for separated subject and verb as well, because a fixed
+    distance explains either case, but not both.
     """
     roles = [
         Role(
@@ -90,8 +90,8 @@ def _of_agreement() -> list[Role]:
                 f"a word → its {_SUBJECT}, {between}",
                 partial(_subject, apart),
                 "word",
-                bar=_OF_TREES,
-                points=_OF_TREES,
+                bar=_TREE_BAR,
+                points=_TREE_BAR,
             ),
         ]
     return roles
@@ -102,7 +102,7 @@ def _subject(apart: bool, text: TokenText) -> Pairs:
 
 
 def _subject_ahead(apart: Sequence[bool], text: TokenText) -> Pairs:
-    """From the token before the verb; a subject that follows its verb says nothing there."""
+    """Pairs from the token before the verb to its subject, for subjects before their verb."""
     words = text.words
     return [
         (words[verb][0] - 1, token)
@@ -119,16 +119,16 @@ def _plain(relation: str) -> str:
 
 def _arcs(name: str, down: bool, text: TokenText) -> list[tuple[int, int]]:
     arcs = [(arc.dependent, arc.head) for arc in text.text.arcs if _plain(arc.relation) == name]
-    return [(head, one) for one, head in arcs] if down else arcs
+    return [(head, dependent) for dependent, head in arcs] if down else arcs
 
 
 def _same_entity(text: TokenText) -> Pairs:
-    known = list(enumerate(text.text.mentions))
+    mentions = list(enumerate(text.text.mentions))
     return [
-        (at, other)
-        for at, one in known
-        for other, another in known
-        if at != other and one.entity == another.entity
+        (query, key)
+        for query, mention in mentions
+        for key, antecedent in mentions
+        if query != key and mention.entity == antecedent.entity
     ]
 
 
@@ -137,4 +137,4 @@ def _links(text: TokenText) -> Pairs:
 
 
 def _links_ahead(text: TokenText) -> Pairs:
-    return [(one - 1, other) for one, other in text.text.links if one - 1 > other]
+    return [(word - 1, source) for word, source in text.text.links if word - 1 > source]

@@ -1,4 +1,4 @@
-"""Random sequences that repeat, and the same positions without repetition."""
+"""Probes: random sequences that repeat, and controls with the same positions that do not."""
 
 from collections.abc import Sequence
 
@@ -32,27 +32,27 @@ PROBED = (SAME, INDUCTION)
 def probe(
     texts: Sequence[TokenText], limit: int, sequences: int, seed: int = 0
 ) -> tuple[list[Item], list[Item]]:
-    """Sequences of random tokens that repeat, and controls of the same length that don't.
+    """Draw sequences of random tokens that repeat, and controls of the same length that do not.
 
-    Each has a prefix of random length and a period of its own, so no fixed distance and no
-    position gives a copy away. A control has the pairs of its sequence and other tokens, so a
-    head that goes by position scores there what it scores here. Tokens are those of the texts
-    that are neither special nor punctuation, each as likely as any other; what the tokenizer
-    puts before a text stands before these, too.
+    Each has a prefix of random length and a random period, so that neither a fixed distance nor
+    a position predicts a copy. A control has the pairs of its sequence and other tokens, so that
+    a purely positional head scores the same on both. Tokens are drawn uniformly from those of
+    the texts that are neither special nor punctuation, after the special tokens that the
+    tokenizer puts before a text.
 
     Returns:
-        The sequences and their controls; none where the texts have too few different tokens.
+        The sequences and their controls; none if the texts have too few different tokens.
     """
     words = sorted(
         {
-            one
+            token
             for text in texts
-            for one, special, mark in zip(text.ids, text.special, text.punctuation, strict=True)
+            for token, special, mark in zip(text.ids, text.special, text.punctuation, strict=True)
             if not special and not mark
         }
     )
     first = texts[0]
-    before = first.ids[: next(at for at, special in enumerate(first.special) if not special)]
+    before = first.ids[: first.special.index(False)]
     length = min(limit, _LONGEST) - len(before)
     most = min(_PERIOD[1], length // 2, len(words))
     if most < _PERIOD[0]:
@@ -76,17 +76,18 @@ def probe(
 def _pairs(before: int, prefix: int, period: int, length: int) -> dict[str, list[tuple[int, int]]]:
     start, end = before + prefix, before + length
     same = [
-        (at, other)
-        for at in range(start, end)
-        for other in range(start + (at - start) % period, end, period)
-        if other != at
+        (query, copy)
+        for query in range(start, end)
+        for copy in range(start + (query - start) % period, end, period)
+        if copy != query
     ]
-    after = [(at, other + 1) for at, other in same if other < at]
+    after = [(query, copy + 1) for query, copy in same if copy < query]
     return {SAME.name: same, INDUCTION.name: after}
 
 
 def _item(
     before: Sequence[int], ids: Sequence[int], pairs: dict[str, list[tuple[int, int]]]
 ) -> Item:
-    whole = (*before, *ids)
-    return Item(whole, {"token": [(at,) for at in range(len(before), len(whole))]}, pairs)
+    tokens = (*before, *ids)
+    units = [(position,) for position in range(len(before), len(tokens))]
+    return Item(tokens, {"token": units}, pairs)

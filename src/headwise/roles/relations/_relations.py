@@ -10,27 +10,27 @@ from headwise.errors import ArgumentError
 from headwise.roles.relations._tokens import TokenText
 
 Pairs = Iterable[tuple[int, int]]
-# What is a query and a key: a token, a word, or a mention, counted within the text.
+# The units that are queries and keys: tokens, words or mentions, numbered within the text.
 Grid = Literal["token", "word", "mention"]
 GRIDS: tuple[Grid, ...] = ("token", "word", "mention")
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a head may do, as a relation, and how it is scored.
+    """A role that a head may have: a relation, and how attention to it is scored.
 
     Attributes:
-        name: What the role is called.
-        says: The same in words.
-        pairs: From a text to its pairs (query, key) on the grid.
+        name: The name of the role.
+        says: A description in words.
+        pairs: Maps a text to its pairs (query, key) on the grid.
         grid: Whether pairs are of tokens, words or mentions.
         score: `top`, the share of queries whose largest weight among the candidates lies on
-            the relation; `mass`, the attention that they give to it; or `entropy`, how even it
-            is over all keys: 0 on a single key, 1 on all of them alike.
+            the relation; `mass`, the attention weight on the relation; or `entropy`, how even
+            attention is over all keys: 0 on a single key, 1 for equal weights.
         kind: Which nulls apply.
-        bar: The lift over the strongest null from which a head has the role.
-        points: How far above that null its score must lie as well, from 0 to 1.
-        ahead: Whether it makes sense only where no head may look ahead.
+        bar: The least lift over the strongest null, the share of the range above it.
+        points: The least difference to the strongest null, from 0 to 1.
+        ahead: Whether the role makes sense in causal models only.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Role:
 
 @dataclass(frozen=True)
 class Item:
-    """One text as it is scored.
+    """A text with its units and relations, ready for evaluation.
 
     Attributes:
         ids: The tokens.
-        units: What is a query and a key on each grid: its tokens. On the grid of tokens the
-            tokens that may be a candidate, in order.
+        units: The tokens of each unit of each grid. On the grid of tokens only those that may
+            be candidates, in order.
         pairs: The pairs of units (query, key) of each role, by its name.
-        tags: The class of each unit of the grid of words.
+        tags: The part of speech of each word.
     """
 
     ids: tuple[int, ...]
@@ -62,26 +62,25 @@ class Item:
     tags: Sequence[str] = ()
 
 
-# Heads that learned nothing are nearly even: what they leave open is little, and no small part of
-# it tells one head from another.
-_BAR_OF_BREADTH = 0.75
+# Untrained heads are nearly even, so the range above them is small; only a large share of it
+# distinguishes a head.
+_BREADTH_BAR = 0.75
 _FARTHEST = 5  # tokens
-_COMMON = 500  # tokens too frequent to be rare
-_FEWEST = 5  # content tokens in a text with a rare one
+_COMMON = 500  # most frequent tokens, which are never rare
+_FEWEST = 5  # content tokens that a text needs to have a rarest one
 _NEAR = {-1: "previous token", 0: "self", 1: "next token"}
 
 
 def content(text: TokenText) -> list[int]:
-    """The tokens that are text."""
-    return [at for at, special in enumerate(text.special) if not special]
+    """The positions of the tokens that are not special."""
+    return [position for position, special in enumerate(text.special) if not special]
 
 
 def token_roles(texts: Sequence[TokenText]) -> list[Role]:
-    """The roles that any text can show: offsets, sinks, separators, rare tokens, evenness."""
-    known = {at for text in texts for at in text.ids}
-    frequency = Counter(one for text in texts for one in text.ids)
-    ranked = [one for one, _ in frequency.most_common()]
-    common = frozenset(ranked[: min(_COMMON, len(known) // 2)])
+    """The roles that need no annotation: offsets, sinks, separators, rare tokens, evenness."""
+    frequency = Counter(token for text in texts for token in text.ids)
+    ranked = [token for token, _ in frequency.most_common()]
+    common = frozenset(ranked[: min(_COMMON, len(frequency) // 2)])
     return [
         *_offsets(),
         Role("first token", "a token → the first token", _first, score="mass", kind="sink"),
@@ -92,7 +91,7 @@ def token_roles(texts: Sequence[TokenText]) -> list[Role]:
             score="mass",
             kind="sink",
         ),
-        Role("punctuation", "a token → punctuation", _marks, score="mass", kind="class"),
+        Role("punctuation", "a token → punctuation", _punctuation, score="mass", kind="class"),
         Role(
             "rare token",
             "a token → the rarest token of the text",
@@ -101,83 +100,85 @@ def token_roles(texts: Sequence[TokenText]) -> list[Role]:
         ),
         Role(
             "diffuse",
-            "a token → all that it may see, evenly",
+            "a token → all visible tokens, evenly",
             partial(_offset, 0),
             score="entropy",
             kind="breadth",
-            bar=_BAR_OF_BREADTH,
+            bar=_BREADTH_BAR,
         ),
     ]
 
 
 def _offsets() -> list[Role]:
-    near_first = sorted(range(-_FARTHEST, _FARTHEST + 1), key=lambda by: (abs(by), by))
+    offsets = range(-_FARTHEST, _FARTHEST + 1)
+    nearest_first = sorted(offsets, key=lambda offset: (abs(offset), offset))
     return [
         Role(
-            _NEAR.get(by, f"offset {by:+d}"),
-            f"a token → {_where(by)}",
-            partial(_offset, by),
+            _NEAR.get(offset, f"offset {offset:+d}"),
+            f"a token → {_target(offset)}",
+            partial(_offset, offset),
             kind="offset",
         )
-        for by in near_first
+        for offset in nearest_first
     ]
 
 
-def _where(by: int) -> str:
-    if by == 0:
+def _target(offset: int) -> str:
+    if offset == 0:
         return "itself"
-    side = "before" if by < 0 else "after"
-    return f"the token {side} it" if abs(by) == 1 else f"{abs(by)} tokens {side} it"
+    side = "before" if offset < 0 else "after"
+    return f"the token {side} it" if abs(offset) == 1 else f"{abs(offset)} tokens {side} it"
 
 
-def _offset(by: int, text: TokenText) -> Pairs:
-    inside = content(text)
-    keys = set(inside)
-    return [(at, at + by) for at in inside if at + by in keys]
+def _offset(offset: int, text: TokenText) -> Pairs:
+    queries = content(text)
+    keys = set(queries)
+    return [(query, query + offset) for query in queries if query + offset in keys]
 
 
 def _first(text: TokenText) -> Pairs:
-    return [(at, 0) for at in content(text) if at]
+    return [(query, 0) for query in content(text) if query]
 
 
 def _separators(text: TokenText) -> Pairs:
-    keys = [at for at, special in enumerate(text.special) if special and at]
-    return [(at, key) for at in content(text) for key in keys]
+    keys = [position for position, special in enumerate(text.special) if special and position]
+    return [(query, key) for query in content(text) for key in keys]
 
 
-def _marks(text: TokenText) -> Pairs:
-    keys = [at for at, mark in enumerate(text.punctuation) if mark]
-    return [(at, key) for at in content(text) if not text.punctuation[at] for key in keys]
+def _punctuation(text: TokenText) -> Pairs:
+    keys = [position for position, mark in enumerate(text.punctuation) if mark]
+    queries = [query for query in content(text) if not text.punctuation[query]]
+    return [(query, key) for query in queries for key in keys]
 
 
 def _rarest(frequency: Counter[int], common: frozenset[int], text: TokenText) -> Pairs:
-    """Towards the one rarest token, in a text that has one and is long enough to choose."""
-    inside = content(text)
-    if len(inside) < _FEWEST:
+    """Pairs with the single rarest token as key, in a text that has one and is long enough."""
+    positions = content(text)
+    if len(positions) < _FEWEST:
         return []
-    least = min(frequency[text.ids[at]] for at in inside)
-    rarest = [at for at in inside if frequency[text.ids[at]] == least]
+    least = min(frequency[text.ids[position]] for position in positions)
+    rarest = [position for position in positions if frequency[text.ids[position]] == least]
     if len(rarest) > 1 or text.ids[rarest[0]] in common:
         return []
-    return [(at, rarest[0]) for at in inside if at != rarest[0]]
+    return [(query, rarest[0]) for query in positions if query != rarest[0]]
 
 
 def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
-    """A text as it is scored, with its pairs under every role.
+    """Turn a text into an item, with its pairs of every role.
 
     Raises:
-        ArgumentError: a role gives a pair of what is not there.
+        ArgumentError: a role returns a pair outside the text.
     """
     units: dict[Grid, list[Sequence[int]]] = {
-        "token": [(at,) for at in content(text)],
+        "token": [(position,) for position in content(text)],
         "word": list(text.words),
-        "mention": [text.tokens_in((one.start, one.end)) for one in text.text.mentions],
+        "mention": [text.tokens_in((mention.start, mention.end)) for mention in text.text.mentions],
     }
-    sizes = {grid: len(those) for grid, those in units.items()} | {"token": len(text.ids)}
+    sizes = {grid: len(members) for grid, members in units.items()} | {"token": len(text.ids)}
     pairs = {role.name: sorted(set(role.pairs(text))) for role in roles}
     for role in roles:
         for pair in pairs[role.name]:
-            if not all(0 <= at < sizes[role.grid] for at in pair):
+            if not all(0 <= unit < sizes[role.grid] for unit in pair):
                 raise ArgumentError(
                     f"find_roles: {role.name!r} gives {pair} for a text of {sizes[role.grid]} "
                     f"{role.grid}s. Count them from 0."

@@ -1,4 +1,4 @@
-"""Annotated texts as tokens: which tokens each word is made of, as the tokenizer says."""
+"""Tokenized texts: the tokens of each word, from the character offsets of the tokenizer."""
 
 import re
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from headwise.corpora import AnnotatedText, Corpus, Span, list_corpus
 from headwise.errors import InputError, UnsupportedError
 from headwise.models import token_classes
 
-# A sentence ends with one of these, and what closes after it, before white space; or with a line.
+# A sentence ends with one of these marks and closing quotes before white space, or with a line.
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'’”»)\]]*\s+|\n+")
 _WHITE = re.compile(r"\s+")
 
 
 @dataclass(frozen=True)
 class TokenText:
-    """A text, or a piece of one, as a model reads it.
+    """A tokenized text, or a piece of one that fits into the model's context.
 
     Attributes:
-        text: What is known of the whole text.
+        text: The whole text with its annotations.
         ids: The tokens.
         spans: The characters of each token in the text; empty for tokens without any.
-        special: Whether each token is special: put there by the tokenizer, or no text at all.
+        special: Whether each token is special: added by the tokenizer, or written out.
         punctuation: Whether each token is punctuation alone.
     """
 
@@ -39,32 +39,32 @@ class TokenText:
     def words(self) -> list[list[int]]:
         """The tokens of each word; none for a word of another piece.
 
-        A token belongs to every word with which it shares a character that can be seen.
+        A token belongs to every word with which it shares a character other than white space.
         """
         return [self.tokens_in(span) for span in self.text.words]
 
     def tokens_in(self, span: Span) -> list[int]:
-        """The tokens that share a character that can be seen with a span."""
+        """The tokens that share a character other than white space with a span."""
         first, last = span
         return [
-            at
-            for at in range(len(self.ids))
-            if not self.special[at]
-            and (start := max(first, self.spans[at][0])) < (end := min(last, self.spans[at][1]))
+            token
+            for token, (token_first, token_last) in enumerate(self.spans)
+            if not self.special[token]
+            and (start := max(first, token_first)) < (end := min(last, token_last))
             and self.text.text[start:end].strip()
         ]
 
 
 @dataclass(frozen=True)
 class Tokenized:
-    """The pieces of a corpus, and how many of its texts had to be cut where.
+    """The pieces of a corpus, and how many of its texts were cut.
 
     Attributes:
         pieces: Every text, or its pieces.
-        cut_at_sentences: Texts longer than the model reads, cut between sentences.
-        cut_within: Those with a sentence longer than that, cut between words.
-        unknown: The share of the tokens of text that stand for whatever the tokenizer does not
-            know; high in a language that the model has never read.
+        cut_at_sentences: Texts longer than the limit, cut between sentences.
+        cut_within: Texts with a sentence longer than the limit, cut between words.
+        unknown: The share of unknown tokens among those that are not special; high in a
+            language that the tokenizer does not cover.
     """
 
     pieces: tuple[TokenText, ...]
@@ -74,93 +74,98 @@ class Tokenized:
 
 
 def texts_of(who: str, corpus: Corpus) -> tuple[int, list[AnnotatedText]]:
-    """How many texts a corpus has, and the distinct ones.
+    """The number of texts in a corpus, and the distinct ones.
 
-    A text that stands there both bare and annotated is the annotated one.
+    Of a text that is present both with and without annotations, the annotated one is kept.
 
     Raises:
         ArgumentError: something in it is not a text.
         InputError: none of its texts has more than white space.
     """
     texts = list_corpus(who, corpus)
-    bare = {one: one == AnnotatedText(one.text) for one in texts}
-    known = {one.text for one, alone in bare.items() if not alone}
-    return len(texts), [one for one, alone in bare.items() if not (alone and one.text in known)]
+    plain = {text: text == AnnotatedText(text.text) for text in texts}
+    annotated = {text.text for text, is_plain in plain.items() if not is_plain}
+    distinct = [
+        text for text, is_plain in plain.items() if not (is_plain and text.text in annotated)
+    ]
+    return len(texts), distinct
 
 
 def tokenize(tokenizer: Any, texts: Sequence[AnnotatedText], limit: int) -> Tokenized:
-    """Tokenize texts, each cut between sentences where it is longer than `limit` tokens.
+    """Tokenize texts; a text longer than `limit` tokens is cut between sentences.
 
     Args:
         tokenizer: A fast tokenizer of transformers, or one of the library tokenizers.
     Raises:
-        UnsupportedError: the tokenizer cannot say which characters a token stands for.
+        UnsupportedError: the tokenizer does not report character offsets.
         InputError: a single word has more tokens than the limit.
     """
-    reader = _Reader(tokenizer, limit)
+    encoder = _Encoder(tokenizer, limit)
     pieces: list[TokenText] = []
     cut = within = 0
-    for text, whole in zip(texts, reader.read([text.text for text in texts]), strict=True):
-        if len(whole.ids) <= limit:
-            pieces.append(reader.piece(text, whole, 0))
+    for text, encoded in zip(texts, encoder.encode([text.text for text in texts]), strict=True):
+        if len(encoded.ids) <= limit:
+            pieces.append(encoder.piece(text, encoded, 0))
             continue
         cut += 1
-        found, hard = reader.cut(text)
-        within += hard
-        pieces += found
-    kept = tuple(one for one in pieces if not all(one.special))
-    return Tokenized(kept, cut - within, within, _share(kept, reader.unknown))
+        text_pieces, cut_sentence = encoder.cut(text)
+        within += cut_sentence
+        pieces += text_pieces
+    kept = tuple(piece for piece in pieces if not all(piece.special))
+    return Tokenized(kept, cut - within, within, _share(kept, encoder.unknown))
 
 
-def _share(pieces: Sequence[TokenText], which: int | None) -> float:
-    """The share of a token among those that are text."""
-    text = [
-        one
+def _share(pieces: Sequence[TokenText], token: int | None) -> float:
+    """The share of a token among those that are not special."""
+    tokens = [
+        piece_token
         for piece in pieces
-        for one, special in zip(piece.ids, piece.special, strict=True)
+        for piece_token, special in zip(piece.ids, piece.special, strict=True)
         if not special
     ]
-    return text.count(-1 if which is None else which) / max(1, len(text))
+    return tokens.count(-1 if token is None else token) / max(1, len(tokens))
 
 
 @dataclass(frozen=True)
 class _Encoded:
     ids: Sequence[int]
     spans: Sequence[Span]
-    added: Sequence[int]  # 1 for a token that the tokenizer put there
+    added: Sequence[int]  # 1 for a special token that the tokenizer added
 
 
-class _Reader:
-    """A tokenizer that says where each token stands, whatever kind it is."""
+class _Encoder:
+    """One interface to fast tokenizers of transformers and of the library tokenizers."""
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
-        own = isinstance(tokenizer, Tokenizer)
-        if not own and not getattr(tokenizer, "is_fast", False):
+        rust = isinstance(tokenizer, Tokenizer)
+        if not rust and not getattr(tokenizer, "is_fast", False):
             raise UnsupportedError(
                 f"tokenize: {type(tokenizer).__name__} cannot say which characters a token stands "
                 f"for (a slow tokenizer). Load its fast version (use_fast=True)."
             )
-        if own and (tokenizer.truncation or tokenizer.padding):
-            tokenizer = Tokenizer.from_str(tokenizer.to_str())  # the given one stays as it is
+        if rust and (tokenizer.truncation or tokenizer.padding):
+            tokenizer = Tokenizer.from_str(
+                tokenizer.to_str()
+            )  # a copy: the caller's stays as it is
             tokenizer.no_truncation()
             tokenizer.no_padding()
-        self._tokenizer, self._own, self._limit = tokenizer, own, limit
-        unknown = getattr(tokenizer.model if own else tokenizer, "unk_token", None)
-        id_of = tokenizer.token_to_id if own else tokenizer.convert_tokens_to_ids
+        self._tokenizer, self._rust, self._limit = tokenizer, rust, limit
+        unknown = getattr(tokenizer.model if rust else tokenizer, "unk_token", None)
+        id_of = tokenizer.token_to_id if rust else tokenizer.convert_tokens_to_ids
         self.unknown = None if unknown is None else id_of(unknown)
         classes = token_classes(tokenizer)
         nothing: tuple[frozenset[int], str] = (frozenset(), "")
-        name_of = tokenizer.id_to_token if own else tokenizer.convert_ids_to_tokens
-        self._special = {one: name_of(one) for one in classes.get("special", nothing)[0]}
+        name_of = tokenizer.id_to_token if rust else tokenizer.convert_ids_to_tokens
+        self._special = {token: name_of(token) for token in classes.get("special", nothing)[0]}
         self._punctuation = classes.get("punctuation", nothing)[0]
 
-    def read(self, texts: Sequence[str]) -> list[_Encoded]:
-        if not texts:  # which a tokenizer need not know what to do with
+    def encode(self, texts: Sequence[str]) -> list[_Encoded]:
+        if not texts:  # some tokenizers reject an empty list
             return []
-        if self._own:
-            found = self._tokenizer.encode_batch(list(texts))
-            return [_Encoded(one.ids, one.offsets, one.special_tokens_mask) for one in found]
-        said = self._tokenizer(
+        if self._rust:
+            encodings = self._tokenizer.encode_batch(list(texts))
+            return [_Encoded(enc.ids, enc.offsets, enc.special_tokens_mask) for enc in encodings]
+        output = self._tokenizer(
             list(texts),
             truncation=False,
             padding=False,
@@ -168,57 +173,57 @@ class _Reader:
             return_special_tokens_mask=True,
             verbose=False,  # texts that are too long are cut below
         )
-        columns = (said["input_ids"], said["offset_mapping"], said["special_tokens_mask"])
+        columns = (output["input_ids"], output["offset_mapping"], output["special_tokens_mask"])
         return [_Encoded(*parts) for parts in zip(*columns, strict=True)]
 
-    def piece(self, text: AnnotatedText, found: _Encoded, start: int) -> TokenText:
-        """A piece of a text that begins at the character `start`."""
-        spans = tuple((start + first, start + last) for first, last in found.spans)
-        # A word that the tokenizer does not know is text; a special token that is written out
-        # is none.
+    def piece(self, text: AnnotatedText, encoded: _Encoded, start: int) -> TokenText:
+        """The piece of a text that begins at the character `start`."""
+        spans = tuple((start + first, start + last) for first, last in encoded.spans)
+        # The unknown token stands for a word, so it is not special; a special token that the
+        # text writes out is.
         special = tuple(
-            bool(added) or self._special.get(one) == text.text[slice(*span)].strip()
-            for one, added, span in zip(found.ids, found.added, spans, strict=True)
+            bool(added) or self._special.get(token) == text.text[slice(*span)].strip()
+            for token, added, span in zip(encoded.ids, encoded.added, spans, strict=True)
         )
         return TokenText(
             text,
-            ids=tuple(found.ids),
+            ids=tuple(encoded.ids),
             spans=spans,
             special=special,
-            punctuation=tuple(one in self._punctuation for one in found.ids),
+            punctuation=tuple(token in self._punctuation for token in encoded.ids),
         )
 
     def cut(self, text: AnnotatedText) -> tuple[list[TokenText], bool]:
-        """The pieces of a long text, and whether a sentence had to be cut."""
+        """The pieces of a long text, and whether a sentence was cut."""
         pieces: list[TokenText] = []
-        start, hard = 0, False
+        start, cut_sentence = 0, False
         while start < len(text.text):
-            end, found = self._longest(text.text, start, _ends(text.text, start, _SENTENCE_END))
-            if found is None:
-                hard = True
-                end, found = self._longest(text.text, start, _ends(text.text, start, _WHITE))
-            if found is None:
+            end, encoded = self._longest(text.text, start, _ends(text.text, start, _SENTENCE_END))
+            if encoded is None:
+                cut_sentence = True
+                end, encoded = self._longest(text.text, start, _ends(text.text, start, _WHITE))
+            if encoded is None:
                 word = text.text[start:end][:30]
                 raise InputError(
                     f"tokenize: {word!r} has more tokens than a text may have "
                     f"({self._limit}). Leave it out."
                 )
-            pieces.append(self.piece(text, found, start))
+            pieces.append(self.piece(text, encoded, start))
             start = end
-        return pieces, hard
+        return pieces, cut_sentence
 
     def _longest(self, text: str, start: int, ends: list[int]) -> tuple[int, _Encoded | None]:
-        """The latest of these ends up to which the text fits; None where not even one does."""
+        """The last of these ends up to which the text fits; None if it fits up to none."""
         best: tuple[int, _Encoded | None] = (ends[0], None)
         for end in ends:
-            found = self.read([text[start:end]])[0]
-            if len(found.ids) > self._limit:
+            encoded = self.encode([text[start:end]])[0]
+            if len(encoded.ids) > self._limit:
                 break
-            best = end, found
+            best = end, encoded
         return best
 
 
 def _ends(text: str, start: int, pattern: re.Pattern[str]) -> list[int]:
-    """Where a piece that begins at `start` may end; white space goes with what stands before."""
-    found = (match.end() for match in pattern.finditer(text, start))
-    return [end for end in found if text[start:end].strip()] + [len(text)]
+    """The ends that a piece from `start` may have; white space belongs to the text before it."""
+    ends = (match.end() for match in pattern.finditer(text, start))
+    return [end for end in ends if text[start:end].strip()] + [len(text)]

@@ -20,22 +20,28 @@ def roles():
 
 
 def test_a_behaviour_without_texts():
-    with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' asks nothing of any text"):
+    with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' has no batch of texts"):
         behaviour("mine", [], lambda output, batch: output)
-    with pytest.raises(ArgumentError, match=r"behaviour: none of these texts asks PlantedGPT"):
+    with pytest.raises(
+        ArgumentError, match=r"behaviour: none of these texts has a target for PlantedGPT"
+    ):
         translation(MODEL, TOKENIZER, [AnnotatedText("w1 w2")])
-    with pytest.raises(ArgumentError, match=r"none of these texts asks PlantedGPT for anything"):
+    with pytest.raises(ArgumentError, match=r"none of these texts has a target for PlantedGPT"):
         repetition(MODEL, TOKENIZER, ["w1 w2"])
 
 
 def test_two_words_that_do_not_part():
-    with pytest.raises(InputError, match=r"'w2' and 'w2' after 'w1' do not part .* first 48"):
+    with pytest.raises(
+        InputError, match=r"'w2' and 'w2' after 'w1' do not differ within .* first 48"
+    ):
         agreement(MODEL, TOKENIZER, [Choice("w1", "w2", "w2")])
 
 
 def test_a_choice_beyond_what_the_model_reads():
     far = Choice(" ".join(["w1"] * 60), "w2", "w3")
-    with pytest.raises(InputError, match=r"'w2' and 'w3' after ' w1.* first 48\. Give .* fewer"):
+    with pytest.raises(
+        InputError, match=r"'w2' and 'w3' after ' w1.* first 48 tokens\. Give .* fewer"
+    ):
         agreement(MODEL, TOKENIZER, [far])
 
 
@@ -59,33 +65,37 @@ def test_a_model_without_logits():
 
 def test_behaviours_need_names_of_their_own(roles):
     chosen = agreement(MODEL, TOKENIZER, [CHOICE])
-    with pytest.raises(ArgumentError, match=r"matter: behaviours are named agreement, agreement\."):
-        roles.matter(MODEL, [chosen, chosen])
-    with pytest.raises(ArgumentError, match=r"matter: behaviours are named nothing"):
-        roles.matter(MODEL, [])
+    with pytest.raises(
+        ArgumentError, match=r"effects: behaviours are named agreement, agreement\."
+    ):
+        roles.effects(MODEL, [chosen, chosen])
+    with pytest.raises(ArgumentError, match=r"effects: behaviours are named nothing"):
+        roles.effects(MODEL, [])
 
 
 def test_a_loss_that_is_no_number(roles):
     batches = [{"input_ids": torch.tensor([[8, 9, 8], [9, 8, 9]])}]
     broken = behaviour("broken", batches, lambda output, batch: output[:, 0, 0].log())
-    with pytest.raises(ArgumentError, match=r"matter: 'broken' is not finite on 2 of 2 texts"):
-        roles.matter(MODEL, [broken])
+    with pytest.raises(ArgumentError, match=r"effects: 'broken' is not finite on 2 of 2 texts"):
+        roles.effects(MODEL, [broken])
 
 
 def test_a_loss_that_is_not_one_number_for_each_text(roles):
     mean = behaviour(
         "mean", [{"input_ids": torch.tensor([[8, 9]])}], lambda output, _: output.mean()
     )
-    with pytest.raises(ShapeError, match=r"matter: 'mean' gives a loss of shape \(\)\. Give one"):
-        roles.matter(MODEL, [mean])
+    with pytest.raises(ShapeError, match=r"effects: 'mean' gives a loss of shape \(\)\. Give one"):
+        roles.effects(MODEL, [mean])
 
 
 def test_roles_of_another_model(roles):
     other = PlantedGPT([("before", "even"), ("induction", "even")])
-    with pytest.raises(ArgumentError, match=rf"matter: these are roles of the model {roles.model}"):
-        roles.matter(other, [agreement(other, TOKENIZER, [CHOICE])])
+    with pytest.raises(
+        ArgumentError, match=rf"effects: these are roles of the model {roles.model}"
+    ):
+        roles.effects(other, [agreement(other, TOKENIZER, [CHOICE])])
 
 
 def test_a_head_that_is_not_there(roles):
     with pytest.raises(HeadError, match=r"L7\.H0"):
-        roles.matter(MODEL, [agreement(MODEL, TOKENIZER, [CHOICE])], heads=["L7.H0"])
+        roles.effects(MODEL, [agreement(MODEL, TOKENIZER, [CHOICE])], heads=["L7.H0"])

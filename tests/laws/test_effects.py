@@ -30,7 +30,7 @@ ALL = ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
 def tried(layers, heads=None) -> Roles:
     model = PlantedGPT(layers)
     roles = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
-    return roles.matter(model, [repetition(model, TOKENIZER, TEXTS)], heads=heads)
+    return roles.effects(model, [repetition(model, TOKENIZER, TEXTS)], heads=heads)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def two() -> Roles:
 
 
 def effects(roles: Roles) -> pd.DataFrame:
-    return roles.effects.frame().set_index("name")
+    return roles.ablation_effects.frame().set_index("name")
 
 
 def test_the_heads_that_repetition_needs_are_told_from_those_it_does_not(one: Roles) -> None:
@@ -59,7 +59,7 @@ def test_the_heads_that_repetition_needs_are_told_from_those_it_does_not(one: Ro
     assert (frame.loc[["L0.H0", "L1.H0"], "ci_low"] > 0).all()
     assert (frame.loc[["L0.H0", "L1.H0"], "p_adj"] < 0.05).all()
     assert (frame.loc[["L0.H1", "L1.H1"], "effect"].abs() < 1e-6).all()
-    assert one.effects.groups == ()
+    assert one.ablation_effects.groups == ()
 
 
 def test_effects_stand_beside_the_roles_that_the_behaviour_names(one: Roles) -> None:
@@ -79,7 +79,7 @@ def test_attending_is_not_doing(two: Roles) -> None:
 
 def test_two_copies_of_a_head_back_each_other_up(two: Roles) -> None:
     assert (effects(two).loc[["L1.H0", "L1.H1"], "effect"].abs() < 0.01).all()
-    (group,) = two.effects.groups
+    (group,) = two.ablation_effects.groups
     assert group.together.heads == ("L1.H0", "L1.H1")  # the one that nobody hears is no part of it
     assert (group.role, group.together.behaviour) == ("induction", "repetition")
     assert group.together.low > 1.0 > 100 * abs(group.alone)
@@ -91,11 +91,11 @@ def test_an_effect_is_what_ablate_with_the_mean_of_these_texts_costs(
     model: PlantedGPT, one: Roles
 ) -> None:
     asked = repetition(model, TOKENIZER, TEXTS, sequences=40)
-    effect = one.matter(model, [asked], heads=["L1.H0"]).effects.alone[0]
-    reference = [question.inputs for question in asked.questions]
+    effect = one.effects(model, [asked], heads=["L1.H0"]).ablation_effects.alone[0]
+    reference = [batch.inputs for batch in asked.batches]
 
     def losses() -> torch.Tensor:
-        return torch.cat([part.loss(model(**part.inputs)) for part in asked.questions])
+        return torch.cat([part.loss(model(**part.inputs)) for part in asked.batches])
 
     whole = losses()
     with ablate(model, "L1.H0", mode="mean", reference=reference):
@@ -106,7 +106,7 @@ def test_an_effect_is_what_ablate_with_the_mean_of_these_texts_costs(
 
 def test_too_few_texts_have_no_p(model: PlantedGPT, one: Roles) -> None:
     some = repetition(model, TOKENIZER, TEXTS, sequences=29)
-    effect = one.matter(model, [some], heads=["L1.H0"]).effects.alone[0]
+    effect = one.effects(model, [some], heads=["L1.H0"]).ablation_effects.alone[0]
     assert effect.low > 1
     assert np.isnan(effect.p)
 
@@ -120,7 +120,7 @@ def after_earlier(n: int) -> list[Choice]:
 
 def test_a_choice_is_lost_without_the_head_that_makes_it(model: PlantedGPT, one: Roles) -> None:
     chosen = agreement(model, TOKENIZER, after_earlier(40))
-    alone = one.matter(model, [chosen], heads=ALL).effects.alone
+    alone = one.effects(model, [chosen], heads=ALL).ablation_effects.alone
     found = {effect.heads[0]: effect.effect for effect in alone}
     # Who knows nothing chooses as a coin does.
     assert found["L1.H0"] == pytest.approx(0.5, abs=0.05)
@@ -132,11 +132,11 @@ def test_translation_asks_for_linked_words_alone(model: PlantedGPT) -> None:
     # The word after the second w1 is foretold; the last one is not linked.
     text = AnnotatedText("w1 w2 w3 w1 w2", tuple(words), links=((4, 1),))
     asked = translation(model, TOKENIZER, [text])
-    (question,) = asked.questions
-    assert question.loss(model(**question.inputs)).item() < 0.01
+    (batch,) = asked.batches
+    assert batch.loss(model(**batch.inputs)).item() < 0.01
     unlike = replace(text, links=((2, 1),))
-    (question,) = translation(model, TOKENIZER, [unlike]).questions
-    assert question.loss(model(**question.inputs)).item() > 1.0
+    (batch,) = translation(model, TOKENIZER, [unlike]).batches
+    assert batch.loss(model(**batch.inputs)).item() > 1.0
 
 
 def test_a_behaviour_of_ones_own(model: PlantedGPT, one: Roles) -> None:
@@ -147,30 +147,33 @@ def test_a_behaviour_of_ones_own(model: PlantedGPT, one: Roles) -> None:
         return -output[:, -1].log_softmax(-1)[[0, 1], follows]
 
     mine = behaviour("mine", [{"input_ids": ids}], unlikely, roles=["induction"])
-    out = one.matter(model, [mine], heads=["L1.H0"])
-    assert out.effects.alone[0].effect > 1
-    assert (out.effects.alone[0].texts, out.effects.says["mine"]) == (2, "a loss of your own")
+    out = one.effects(model, [mine], heads=["L1.H0"])
+    assert out.ablation_effects.alone[0].effect > 1
+    assert (out.ablation_effects.alone[0].texts, out.ablation_effects.says["mine"]) == (
+        2,
+        "a loss of your own",
+    )
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
 def test_what_was_saved_loads_equal(two: Roles, tmp_path, ending: str) -> None:
     loaded = Roles.load(two.save(tmp_path / f"roles{ending}"))
     pd.testing.assert_frame_equal(loaded.frame(), two.frame())
-    assert loaded.effects.about() == two.effects.about()
+    assert loaded.ablation_effects.to_json() == two.ablation_effects.to_json()
     assert loaded.why("L1.H0") == two.why("L1.H0")
 
 
 def test_trying_again_replaces_what_was_tried(model: PlantedGPT, one: Roles) -> None:
-    again = one.matter(model, [repetition(model, TOKENIZER, TEXTS)], heads=ALL)
+    again = one.effects(model, [repetition(model, TOKENIZER, TEXTS)], heads=ALL)
     pd.testing.assert_frame_equal(again.frame(), one.frame())
-    other = one.matter(model, [agreement(model, TOKENIZER, after_earlier(40))])
+    other = one.effects(model, [agreement(model, TOKENIZER, after_earlier(40))])
     assert "without.repetition" not in other.frame()
 
 
 def test_nothing_is_left_behind_on_the_model(one: Roles) -> None:
     model = PlantedGPT(ONE).train()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    one.matter(model, [repetition(model, TOKENIZER, TEXTS, sequences=5)], heads=[(1, 0)])
+    one.effects(model, [repetition(model, TOKENIZER, TEXTS, sequences=5)], heads=[(1, 0)])
     assert model.training
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())

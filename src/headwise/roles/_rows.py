@@ -1,0 +1,113 @@
+"""The rows of the table of roles: the evidence of every test, and its outcome."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float
+
+from headwise._display import printable
+from headwise.roles._evidence import FEWEST_TEXTS, Family, Verdict, lift
+from headwise.tables import Head
+
+LEVEL = 0.05  # of the adjusted p
+NULLS = ("chance", "offset", "class", "permuted", "random", "shuffled", "control")
+FOUND, NOT_FOUND = "found", "not found"
+# A text counts only if it has a query, so enough texts imply enough queries.
+_NEEDED = f"{FEWEST_TEXTS} needed"
+
+
+def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
+    """A row per role and head.
+
+    A role is found if it is significant and clears its bar of lift and of points over the
+    strongest null, on the held-out half and on the selection half.
+    """
+    R, N = len(family.roles), len(heads)
+    bar = np.repeat([role.bar for role in family.roles], N)
+    points = np.repeat([role.points for role in family.roles], N)
+    found = verdict.p < LEVEL
+    for effect in (family.measures["chosen_half"], verdict.effect):
+        gain = effect - verdict.baseline
+        found &= (lift(effect, verdict.baseline) >= bar) & (gain >= points)
+    null_names = np.array([family.null_names[name] for name in NULLS])  # nulls x roles
+    null = [
+        null_names[row, column // N] if row >= 0 else ""
+        for column, row in enumerate(verdict.null.tolist())
+    ]
+    columns: dict[str, Any] = {
+        "name": [str(head) for head in heads] * R,
+        "stack": [head.stack for head in heads] * R,
+        "layer": [head.layer for head in heads] * R,
+        "head": [head.head for head in heads] * R,
+        "role": np.repeat([role.name for role in family.roles], N),
+        "found": found,
+        "outcome": outcomes(found, verdict.p, verdict.texts),
+        "effect": verdict.effect,
+        "null": null,
+        "baseline": verdict.baseline,
+        "lift": verdict.lift,
+        "ci_low": verdict.low,
+        "ci_high": verdict.high,
+        "mass": family.measures["mass"],
+        "value": family.measures["value"],
+        "n": verdict.n,
+        "texts": verdict.texts,
+        "p_adj": verdict.p,
+        "split": "held-out",
+        "chosen_half": family.measures["chosen_half"],
+    }
+    columns |= {f"null.{name}": rates for name, rates in zip(NULLS, verdict.rates, strict=True)}
+    return pd.DataFrame(columns)
+
+
+def outcomes(
+    found: Bool[np.ndarray, " C"], p: Float[np.ndarray, " C"], texts: Float[np.ndarray, " C"]
+) -> list[str]:
+    """The outcome of each row: `found`, `not found`, or `not tested: ` and what is missing.
+
+    Args:
+        p: The adjusted p; NaN where nothing was tested.
+        texts: Held-out texts with at least one query for the role.
+    """
+    return [
+        untested(int(count)) if np.isnan(level) else FOUND if has_role else NOT_FOUND
+        for has_role, level, count in zip(found, p, texts, strict=True)
+    ]
+
+
+def untested(texts: int) -> str:
+    """Why a role was not tested: how many held-out texts have a query for it."""
+    if not texts:
+        return "not tested: no held-out text has a query for it"
+    return f"not tested: {texts} held-out text{'' if texts == 1 else 's'}, {_NEEDED}"
+
+
+def none_found(rows: pd.DataFrame) -> str:
+    """Describe heads without a found role: none was found, or none was tested.
+
+    Roles for which no text has a query are not mentioned.
+    """
+    by_role = rows.groupby("role", sort=False)
+    tested = by_role["p_adj"].count() > 0
+    texts = by_role["texts"].max()
+    short = int(((texts > 0) & ~tested).sum())
+    if not tested.any():
+        return untested(0 if texts.empty else int(texts.max()))
+    if not short:
+        return "no role found"
+    missing = untested(int(texts[~tested].max())).replace(": ", ": at most ")
+    return f"no role found among {int(tested.sum())} tested; {short} {missing}"
+
+
+def shortfall(row: Mapping[Any, Any]) -> str:
+    """Why a head does not have a role: its score, the strongest null and the test."""
+    null = printable(row["null"] or "no null")
+    scores = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
+    if row["p_adj"] != row["p_adj"]:
+        return f"{scores}, {untested(int(row['texts']))}"
+    return (
+        f"{scores}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
+        f"{row['chosen_half']:.3f} on the other half"
+    )

@@ -1,0 +1,88 @@
+"""What every model is evaluated on: the texts of the corpus, and random sequences that repeat."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int64
+
+from headwise.corpora import AnnotatedText
+from headwise.roles._evidence import halves
+from headwise.roles._nulls import Evidence, shuffled
+from headwise.roles.evaluation import Evaluator
+from headwise.roles.relations import PROBED, Role, Tokenized, as_item, probe
+
+SEQUENCES = 100  # of random tokens
+
+
+@dataclass(frozen=True)
+class Split:
+    """The text of each item, and the texts of the selection half.
+
+    Attributes:
+        text_of_item: The text that each item is a piece of.
+        selection: The texts on which heuristics and null heads are selected; the others are
+            held out.
+    """
+
+    text_of_item: Int64[np.ndarray, " P"]
+    selection: Bool[np.ndarray, " M"]
+
+    def halves(
+        self, sums: Float[np.ndarray, "P R K"]
+    ) -> tuple[Float[np.ndarray, "selection R K"], Float[np.ndarray, "held R K"]]:
+        """Add up the items of each text: the texts of the selection half, and the held-out ones."""
+        per_text = np.zeros((len(self.selection), *sums.shape[1:]), sums.dtype)
+        np.add.at(per_text, self.text_of_item, sums)
+        return per_text[self.selection], per_text[~self.selection]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Items that every model is evaluated on, and a contrast for the watched model.
+
+    Attributes:
+        evaluator: The items and their roles.
+        contrast_null: The name of the null that the contrast serves.
+        contrast: The same items altered so that the relations of some roles mean nothing.
+    """
+
+    evaluator: Evaluator
+    split: Split
+    contrast_null: str = ""
+    contrast: Evaluator | None = None
+
+
+def text_trial(
+    tokenized: Tokenized,
+    texts: Sequence[AnnotatedText],
+    roles: Sequence[Role],
+    evidence: Evidence,
+) -> Trial:
+    """The texts of the corpus, with shuffled words as the contrast of structural roles."""
+    pieces, seed = tokenized.pieces, evidence.seed
+    distinct = distinct_texts(texts)
+    number = {text: index for index, text in enumerate(distinct)}
+    items = [as_item(piece, roles) for piece in pieces]
+    tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
+    text_of_item = np.array([number[piece.text.text] for piece in pieces])
+    structural = [role for role in roles if role.kind == "structure"]
+    contrast = None
+    if structural and evidence.wants("shuffled"):
+        contrast = Evaluator(shuffled(items, structural, seed), structural)
+    split = Split(text_of_item, halves(len(distinct), seed))
+    return Trial(Evaluator(items, roles, tags), split, "shuffled", contrast)
+
+
+def probe_trial(tokenized: Tokenized, limit: int, seed: int) -> Trial | None:
+    """Random sequences that repeat, with controls that do not; None for too few tokens."""
+    repeated, controls = probe(tokenized.pieces, limit, SEQUENCES, seed)
+    if not repeated:
+        return None
+    split = Split(np.arange(len(repeated)), halves(len(repeated), seed))
+    return Trial(Evaluator(repeated, PROBED), split, "control", Evaluator(controls, PROBED))
+
+
+def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:
+    """The sampling units: distinct strings, however often one is annotated."""
+    return list(dict.fromkeys(text.text for text in texts))
