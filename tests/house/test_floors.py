@@ -5,7 +5,7 @@ import pytest
 from house.source import Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_native", "_interrupts", "_display", "_progress"),
+    ("errors", "shapes", "_native", "_interrupts", "_display", "_progress", "_count_names"),
     ("files", "_tensors", "_size_limits", "_evaluation"),
     ("reference", "masks", "tables", "corpora"),
     ("kernels", "example"),

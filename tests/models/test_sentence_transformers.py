@@ -12,9 +12,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 import headwise as hw
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.models import example_input
-from headwise.models.checkpoints import SENTENCES
+from headwise.models.checkpoints import SENTENCES, _save, _verify
 from headwise.recovery import recover
-from headwise.surgery.saving import _check, _save
 from sentence_models import TEXTS, open_sentence_model, write_sentence_model
 
 GONE = {0: [1, 3], 1: [0]}
@@ -172,7 +171,7 @@ def test_vectors_that_differ_are_not_left_there(
     small = hw.prune(model, GONE)
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
     wrong = 4.7 * torch.tensor(small.encode([*SENTENCES]))
-    monkeypatch.setattr(_check, "answer_in_fresh_process", lambda *_: [wrong])
+    monkeypatch.setattr(_verify, "answer_in_fresh_process", lambda *_: [wrong])
     with pytest.raises(OutputError, match=r"a fresh process says: off by"):
         hw.save(small, tmp_path / "small", format="padded")
     assert not any(tmp_path.iterdir())

@@ -16,9 +16,10 @@ from headwise.models import (
     example_input,
     find_attentions,
     find_ownership,
+    float_outputs,
+    output_difference,
     set_original_heads,
 )
-from headwise.surgery._outputs import answer_of, difference
 from headwise.surgery._prune import refuse_packed
 from headwise.surgery.grouping._config import KvHeads
 from headwise.surgery.grouping._covariance import input_roots
@@ -105,7 +106,7 @@ def group_heads(
         grouped.append(one)
         if on_layer is not None:
             on_layer(one.told())
-    wanted = answer_of(small, batch)
+    wanted = float_outputs(small, batch)
     now.change(small, n_kv_heads)
     for one, layout in zip(grouped, _layouts(small, n_kv_heads, batch), strict=True):
         one.settle(model, small, layout)
@@ -183,7 +184,7 @@ def _check_layout(attention: Attention, layout: Layout, n_kv_heads: int) -> None
 def _prove(small: nn.Module, batch: Any, wanted: list[Tensor]) -> None:
     """Refuse a model that does not give what it gives with keys and values repeated."""
     # Of a model in double precision, too, many parts turn and divide in single precision.
-    apart = difference(answer_of(small, batch), wanted, least=1e-5)
+    apart = output_difference(float_outputs(small, batch), wanted, tolerance=1e-5)
     if apart:
         raise UnsupportedError(
             f"group_heads: with its heads in another order the answer of {type(small).__name__} "

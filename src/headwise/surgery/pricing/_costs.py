@@ -35,7 +35,7 @@ from headwise.models import (
     in_evaluation,
 )
 from headwise.surgery._plan import amount
-from headwise.surgery.cutting import put_in_place
+from headwise.surgery.cutting import replace_torch_layers
 from headwise.surgery.pricing._seconds import measure_seconds
 from headwise.tables import Head
 
@@ -193,7 +193,7 @@ def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
     attentions = find_attentions(model, batch)
     # Torch's own layers show nobody their heads; ours in their place cost the same.
     theirs = [one.site.name for one in attentions if not one.called]
-    like = put_in_place(deepcopy(model), theirs) if theirs else model
+    like = replace_torch_layers(deepcopy(model), theirs) if theirs else model
     parts = find_attentions(like, batch) if theirs else attentions
     shares = find_ownership(like, parts, batch)
     counts = {one: count_heads(one, shares[one]) for one in parts}
