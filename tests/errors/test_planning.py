@@ -76,7 +76,7 @@ def test_heads_without_scores_are_not_planned() -> None:
 
 
 def test_a_layer_that_is_told_of_twice() -> None:
-    with pytest.raises(HeadError, match="layer 3 of encoder is told of twice"):
+    with pytest.raises(HeadError, match="layer 3 of encoder is listed twice"):
         Plan((LayerPlan("encoder", 3, 4, (1,)), LayerPlan("encoder", 3, 4, (2,))))
 
 

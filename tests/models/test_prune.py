@@ -23,7 +23,7 @@ REMOVE = {0: [1, 3], 1: [0, 2]}
 # Why these cannot be cut.
 BOUND = "something outside the attention depends on the number of heads"
 REFUSED = {
-    "Albert": "is shared by several layers, which would keep other heads",
+    "Albert": "is shared by several layers, which would keep different heads",
     "CodeGenForCausalLM": BOUND,  # its weights lie in four blocks of heads each
     "Olmo2": "the queries of the heads of .* depend on one another",
 }

@@ -160,7 +160,7 @@ def test_saved_for_this_library_it_is_loaded_and_others_refuse(
 
 
 def test_a_form_that_it_does_not_have(model: SentenceTransformer, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="stock Transformers wants as many"):
+    with pytest.raises(UnsupportedError, match="stock Transformers needs as many"):
         hw.save(hw.prune(model, GONE), tmp_path / "small", format="stock")
     assert not any(tmp_path.iterdir())
 
@@ -186,7 +186,7 @@ def test_one_without_a_transformer(folders: Path) -> None:
 
 @pytest.mark.parametrize("name", ["find_roles", "study"])
 def test_other_models_bring_no_tokenizer(name: str, folders: Path) -> None:
-    with pytest.raises(ArgumentError, match=f"{name}: tokenizer=None, and BertModel brings none"):
+    with pytest.raises(ArgumentError, match=f"{name}: tokenizer=None, and BertModel has none"):
         getattr(hw, name)(hw.load(folders / "bert"), None, TEXTS)
 
 

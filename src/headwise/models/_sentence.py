@@ -1,6 +1,6 @@
-"""Models of sentence-transformers: the transformer inside, and the same model around another one.
+"""SentenceTransformer models: their tokenizer and embedding, and copies around a transformer.
 
-Nothing of sentence-transformers is imported unless the caller has imported it already.
+sentence-transformers is not imported here; the caller has imported it already.
 """
 
 from collections.abc import Mapping
@@ -14,38 +14,38 @@ from headwise.models._check import check_model, is_sentence_transformer
 
 
 def around(model: nn.Module, inner: nn.Module) -> nn.Module:
-    """A copy of a `SentenceTransformer` around another transformer, which is not copied."""
+    """A copy of a `SentenceTransformer` around another transformer, which itself is not copied."""
     return deepcopy(model, {id(check_model("around", model)): inner})
 
 
 def tokenizer_of(model: nn.Module, tokenizer: Any, needed_by: str = "") -> Any:
-    """The tokenizer that was given, or that of a `SentenceTransformer`; None if there is neither.
+    """The tokenizer argument, or that of a `SentenceTransformer`; None if there is neither.
 
     Args:
-        needed_by: The function that cannot do without one, if it cannot.
+        needed_by: The name of the calling function if it requires a tokenizer.
     Raises:
-        ArgumentError: one is needed, and there is none.
+        ArgumentError: a tokenizer is required, and there is none.
     """
-    own: Any = model
+    encoder: Any = model
     if tokenizer is None and is_sentence_transformer(model):
-        return own.tokenizer
+        return encoder.tokenizer
     if tokenizer is None and needed_by:
         raise ArgumentError(
-            f"{needed_by}: tokenizer=None, and {type(model).__name__} brings none. Give tokenizer=."
+            f"{needed_by}: tokenizer=None, and {type(model).__name__} has none. Give tokenizer=."
         )
     return tokenizer
 
 
 def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) -> Tensor:
-    """What a `SentenceTransformer` makes of the output of its transformer.
+    """The embedding that a `SentenceTransformer` computes from the output of its transformer.
 
     Raises:
-        UnsupportedError: it is made of something else than the last layer.
+        UnsupportedError: it is not computed from the last layer.
     """
     first, *others = model.children()
-    how = getattr(first, "modality_config", {}).get("text", {})
-    name = how.get("method_output_name", "last_hidden_state")
-    if how.get("method", "forward") != "forward" or name not in (
+    settings = getattr(first, "modality_config", {}).get("text", {})
+    name = settings.get("method_output_name", "last_hidden_state")
+    if settings.get("method", "forward") != "forward" or name not in (
         "last_hidden_state",
         ["last_hidden_state"],
         ("last_hidden_state",),

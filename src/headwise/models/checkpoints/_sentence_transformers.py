@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
-from headwise.models._check import check_model, place_of
+from headwise.models._check import check_model, transformer_name
 from headwise.models._sentence import around
 from headwise.models.checkpoints._fresh_process import SENTENCES
 
@@ -66,5 +66,5 @@ def open_around(folder: Path, inner: nn.Module) -> nn.Module | None:
         return None
     device = str(next(inner.parameters()).device)
     outer = SentenceTransformer(str(folder), device=device, local_files_only=True)
-    outer.set_submodule(place_of(outer, "save"), inner)
+    outer.set_submodule(transformer_name(outer, "save"), inner)
     return outer

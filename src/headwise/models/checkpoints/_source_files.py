@@ -71,7 +71,7 @@ def source_folder(source: str | Path) -> Path:
     except Exception as error:  # the HTTP library decides which one
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"save: source={str(source)!r} is neither a folder nor a hub model in reach ({line}). "
+            f"save: source={str(source)!r} is neither a folder nor a reachable hub model ({line}). "
             f"Give the folder or the hub name that the model was loaded from."
         ) from error
 
