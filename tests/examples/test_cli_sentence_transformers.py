@@ -142,7 +142,7 @@ def test_modules_that_cannot_be_read(content: str, tmp_path: Path) -> None:
 
 def test_a_source_that_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="source='no/model' is neither a folder nor a reachable hub"):
+    with pytest.raises(InputError, match="source='no/model' is neither a folder nor a reachable"):
         source_files("no/model")
 
 

@@ -1,4 +1,4 @@
-"""Models of any library: open and save them, find their heads, capture their attention."""
+"""Other people's models: open them, find their heads, capture their attention calls."""
 
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
 from headwise.models._fingerprint import fingerprint

@@ -42,7 +42,7 @@ def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) 
     Raises:
         UnsupportedError: it is not computed from the last layer.
     """
-    first, *others = model.children()
+    first, *modules = model.children()
     settings = getattr(first, "modality_config", {}).get("text", {})
     name = settings.get("method_output_name", "last_hidden_state")
     if settings.get("method", "forward") != "forward" or name not in (
@@ -55,6 +55,6 @@ def sentence_embedding(model: nn.Module, output: Any, batch: Mapping[str, Any]) 
             f"layer. Give loss=, a function of the transformer's output and the batch."
         )
     features: Any = {**batch, "token_embeddings": output.last_hidden_state}
-    for module in others:
+    for module in modules:
         features = module(features)
     return features["sentence_embedding"]

@@ -159,10 +159,11 @@ class Plan:
             InputError: the file is missing or holds no plan.
             HeadError: the plan removes heads that do not exist, or the last head of a layer.
         """
-        caller, what, advice = "Plan.load", "holds no plan", "Give a file that Plan.save wrote."
-        content = read_object(path, caller, advice, what)
-        problem = f"{caller}: {path} {what}"
-        return build_from(lambda: _from_json(content), problem, advice, keep=(HeadError,))
+        caller, problem, advice = "Plan.load", "holds no plan", "Give a file that Plan.save wrote."
+        content = read_object(path, caller, advice, problem)
+        return build_from(
+            lambda: _from_json(content), f"{caller}: {path} {problem}", advice, keep=(HeadError,)
+        )
 
 
 def _from_json(content: Mapping[str, Any]) -> Plan:

@@ -175,19 +175,19 @@ class _Mean:
     def of(
         cls, attention: Attention, heads: Float[Tensor, "B T H Dv"], inputs: InputTracker
     ) -> "_Mean":
-        real = _real_tokens(inputs.of(attention.site.stack).own.real, heads)
-        unpadded = torch.where(real[..., None, None], heads, 0.0)
+        real = _real(inputs.of(attention.site.stack).own.real, heads)
+        chosen = torch.where(real[..., None, None], heads, 0.0)
         dims = tuple(range(heads.ndim - 2))
-        return cls(unpadded.double().sum(dims), real.sum())
+        return cls(chosen.double().sum(dims), real.sum())
 
-    def __add__(self, other: "_Mean") -> "_Mean":
-        return _Mean(self.total + other.total, self.tokens + other.tokens)
+    def __add__(self, mean: "_Mean") -> "_Mean":
+        return _Mean(self.total + mean.total, self.tokens + mean.tokens)
 
     def value(self) -> Float[Tensor, "H Dv"]:
         return self.total / self.tokens
 
 
-def _real_tokens(real: Bool[Tensor, "B S"] | None, heads: Tensor) -> Bool[Tensor, "B T"]:
+def _real(real: Bool[Tensor, "B S"] | None, heads: Tensor) -> Bool[Tensor, "B T"]:
     lead = heads.shape[:-2]
     if real is None or len(lead) != 2 or len(real) != lead[0] or real.shape[1] < lead[1]:
         return torch.ones(lead, dtype=torch.bool, device=heads.device)

@@ -118,11 +118,11 @@ class BiasHeads:
 
     def return_all(self, module: nn.Module, args: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
         """The output with the biases of all heads: zeros if no layer has made any."""
-        attended, biases, *others = output
+        attended, biases, *more = output
         all_biases, self._all_biases = self._all_biases, None
         if all_biases is None:
             all_biases = biases.new_zeros(1, self.n_heads, *biases.shape[2:])
-        return attended, all_biases, *others
+        return attended, all_biases, *more
 
 
 def returns_biases(module: nn.Module) -> bool:
