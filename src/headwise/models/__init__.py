@@ -21,7 +21,6 @@ from headwise.models._sentence import (
 from headwise.models._tokens import (
     IGNORED,
     TOKEN_CLASSES,
-    Batch,
     batches,
     check_encodable,
     context_of,
@@ -51,7 +50,6 @@ from headwise.models.checkpoints import (
 )
 from headwise.models.open import load, load_tokenizer
 from headwise.models.ownership import (
-    Ablation,
     Attention,
     HeadCounts,
     OutputProjection,
@@ -82,11 +80,9 @@ from headwise.models.ownership import (
 __all__ = [
     "IGNORED",
     "TOKEN_CLASSES",
-    "Ablation",
     "ActiveModules",
     "Attention",
     "AttentionCall",
-    "Batch",
     "Coverage",
     "Format",
     "HeadCounts",
