@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 import headwise as hw
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.models import example_input
-from headwise.models.checkpoints import SENTENCES, _save, _verify
+from headwise.models.checkpoints import SENTENCES, _save
 from headwise.recovery import recover
 from sentence_models import TEXTS, open_sentence_model, write_sentence_model
 
@@ -171,7 +171,7 @@ def test_vectors_that_differ_are_not_left_there(
     small = hw.prune(model, GONE)
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
     wrong = 4.7 * torch.tensor(small.encode([*SENTENCES]))
-    monkeypatch.setattr(_verify, "answer_in_fresh_process", lambda *_: [wrong])
+    monkeypatch.setattr(_save, "answer_in_fresh_process", lambda *_: [wrong])
     with pytest.raises(OutputError, match=r"a fresh process says: off by"):
         hw.save(small, tmp_path / "small", format="padded")
     assert not any(tmp_path.iterdir())

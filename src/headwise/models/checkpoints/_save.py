@@ -4,15 +4,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, OutputError
 from headwise.files import folder_beside
 from headwise.models._check import check_model
-from headwise.models.checkpoints._sentence_transformers import open_around, write_around
+from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
+from headwise.models.checkpoints._sentence_transformers import (
+    encode_sentences,
+    open_around,
+    write_around,
+)
 from headwise.models.checkpoints._source_files import copy_source_files, source_folder
-from headwise.models.checkpoints._verify import check_encoding, check_fresh
 from headwise.models.checkpoints.formats import Format, write_format
+from headwise.models.ownership import example_input, float_outputs, output_difference
 
 
 def save(
@@ -90,6 +95,26 @@ def save(
     return Path(folder)
 
 
+def check_fresh(reader: Reader, folder: Path, model: nn.Module) -> None:
+    """Open a folder in a fresh process, and compare its outputs with those of the model.
+
+    Raises:
+        OutputError: the folder cannot be opened there, or its outputs differ.
+    """
+    batch = example_input(model)
+    _compare(model, answer_in_fresh_process(reader, folder, batch), float_outputs(model, batch))
+
+
+def check_encoding(folder: Path, model: nn.Module) -> None:
+    """Open a folder with sentence-transformers in a fresh process, and compare its vectors.
+
+    Raises:
+        OutputError: the folder cannot be opened there, or its vectors differ.
+    """
+    vectors = answer_in_fresh_process("sentence-transformers", folder)
+    _compare(model, vectors, [encode_sentences(model)])
+
+
 def _check_wrapped(
     format: Format, folder: Path, model: nn.Module, source: str | Path | None
 ) -> None:
@@ -107,3 +132,14 @@ def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
         tokenizer.save(str(folder / "tokenizer.json"))
     else:
         tokenizer.save_pretrained(folder)
+
+
+def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor]) -> None:
+    problem = actual
+    if not isinstance(actual, str):
+        problem = output_difference(actual, [x.cpu() for x in expected])
+    if problem:
+        raise OutputError(
+            f"save: {type(model).__name__} was written, but a fresh process says: {problem} "
+            f"Nothing was left there; please report it."
+        )
