@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headwise.models import ablate as ablate
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
+    from headwise.models import save as save
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.recovery import recover as recover
     from headwise.report import Study as Study
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from headwise.surgery import group_heads as group_heads
     from headwise.surgery import plan as plan
     from headwise.surgery import prune as prune
-    from headwise.surgery import save as save
     from headwise.tables import Curves as Curves
     from headwise.tables import Head as Head
     from headwise.tables import HeadTable as HeadTable
@@ -92,7 +92,7 @@ _HOME = {
     "prune_curves": "scoring",
     "recover": "recovery",
     "reference": "",
-    "save": "surgery",
+    "save": "models",
     "study": "report",
 }
 

@@ -66,7 +66,7 @@ def test_a_reference_without_a_batch() -> None:
 
 
 def test_a_model_without_attention() -> None:
-    with pytest.raises(UnsupportedError, match="no attention was heard in Sequential"):
+    with pytest.raises(UnsupportedError, match="no attention was captured in Sequential"):
         find_attentions(nn.Sequential(nn.Linear(12, 3)), X)
 
 
@@ -108,7 +108,7 @@ class _Normed(nn.Module):
 
 
 def test_heads_that_are_mixed_before_they_are_mixed() -> None:
-    with pytest.raises(UnsupportedError, match=r"does something to its heads before 0\.proj"):
+    with pytest.raises(UnsupportedError, match=r"changes its heads before 0\.proj"):
         find_attentions(nn.Sequential(_Normed()), X)
 
 

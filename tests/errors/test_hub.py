@@ -42,7 +42,7 @@ def test_a_busy_hub_is_left_to_its_client(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
     monkeypatch.setattr(hub, "get_hf_file_metadata", busy)
     # The client itself is offline in tests, and says so in its own words.
-    with pytest.raises(InputError, match=r"bert-bose is neither a folder here nor a hub model"):
+    with pytest.raises(InputError, match=r"bert-bose is neither a folder nor a reachable hub"):
         load("bert-bose")
 
 

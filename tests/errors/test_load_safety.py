@@ -170,7 +170,7 @@ def test_attention_of_transformers_itself_is_allowed(folder: Path, name: str | N
 def test_flash_attention_where_it_would_come_from_the_hub(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwise.models.open.find_spec", lambda name: name)
+    monkeypatch.setattr("headwise.models.open._folder_checks.find_spec", lambda name: name)
     _config(folder, attn_implementation="flash_attention_2")
     _refused(folder, r"attn_implementation='flash_attention_2', a kernel whose code")
 

@@ -22,7 +22,8 @@ from headwise.corpora import Grammar
 from headwise.errors import InputError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer, save
 from headwise.layer import MultiHeadAttention
-from headwise.models import load, write_layer
+from headwise.models import load
+from headwise.models.checkpoints import write_layer
 
 SIZES = {"num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
 SIZES |= {"vocab_size": 13, "hidden_size": 8, "max_position_embeddings": 20}

@@ -18,10 +18,10 @@ from headwise.errors import HeadwiseError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
+from headwise.models.checkpoints import _save
 from headwise.roles import Roles
 from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.surgery import Costs, LayerPlan, Plan
-from headwise.surgery.saving import _save
 from headwise.tables import HeadTable, Scores
 from mutations import mutations
 from small_files import HEADS, NAMES, SCORES, TEXTS

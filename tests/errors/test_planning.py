@@ -27,7 +27,7 @@ def _costs(model: str = "abc") -> Costs:
         ({"remove": 0.3, "heads": "L0.H1"}, ArgumentError, "remove=0.3, heads=L0.H1"),
         ({"remove": 1.0}, ArgumentError, r"remove=1\.0\. Give a share"),
         ({"remove": 3}, ArgumentError, r"remove=3\. Give a share"),
-        ({"remove": ["L0.H1"]}, ArgumentError, r"remove=\['L0.H1'\].*heads by name.*as heads="),
+        ({"remove": ["L0.H1"]}, ArgumentError, r"remove=\['L0.H1'\].*to name heads, give heads="),
         ({"remove": "0.3"}, ArgumentError, "remove='0.3'. Give a share"),
         ({"remove": 0.1}, ArgumentError, r"remove=0\.1 of 8 heads removes none.*is 1 head\b"),
         ({"remove": 0.9}, ArgumentError, r"remove=0\.9 of 8 heads would empty.*6 heads at most"),
@@ -71,12 +71,12 @@ def test_what_cannot_be_planned(how: dict[str, Any], kind: type[HeadwiseError], 
 
 
 def test_heads_without_scores_are_not_planned() -> None:
-    with pytest.raises(ArgumentError, match=r"scores are a dict\. Give what"):
+    with pytest.raises(ArgumentError, match=r"scores are a dict\. Give the result of"):
         plan({"L0.H1": 0.3}, remove=0.3)  # type: ignore[arg-type]
 
 
 def test_a_layer_that_is_told_of_twice() -> None:
-    with pytest.raises(HeadError, match="layer 3 of encoder is told of twice"):
+    with pytest.raises(HeadError, match="layer 3 of encoder is listed twice"):
         Plan((LayerPlan("encoder", 3, 4, (1,)), LayerPlan("encoder", 3, 4, (2,))))
 
 

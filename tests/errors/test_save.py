@@ -19,7 +19,8 @@ from headwise.errors import ArgumentError, InputError, OutputError, UnsupportedE
 from headwise.files import _scratch
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import YaRN
-from headwise.surgery.saving import _forms, _save
+from headwise.models.checkpoints import _save
+from headwise.models.checkpoints.formats import _formats
 
 IDS = torch.tensor([[9, 7, 12, 11]])
 
@@ -145,7 +146,7 @@ def test_a_save_that_is_killed_leaves_what_stood_there(saved: Path) -> None:
     script = f"""
 import os, signal
 from headwise import load, save
-from headwise.surgery.saving import _forms, _save
+from headwise.models.checkpoints import _save
 _save.check_fresh = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 save(load({str(saved)!r}), {str(saved)!r}, force=True)
 """
@@ -183,7 +184,7 @@ def test_an_interrupted_save_leaves_what_stood_there(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for place, name in ((_save, "check_fresh"), (_forms.json, "dumps")):
+    for place, name in ((_save, "check_fresh"), (_formats.json, "dumps")):
         small = _small()
         with monkeypatch.context() as patch:
             patch.setattr(place, name, stop)
@@ -237,9 +238,9 @@ Spoil = Callable[[dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (lambda x: x.update(architecture="os"), "asks for the class 'os'"),
-        (lambda x: x.update(architecture="LlamaConfig"), "asks for the class 'LlamaConfig'"),
-        (lambda x: x.update(architecture=7), "asks for the class 7"),
+        (lambda x: x.update(architecture="os"), "names the class 'os'"),
+        (lambda x: x.update(architecture="LlamaConfig"), "names the class 'LlamaConfig'"),
+        (lambda x: x.update(architecture=7), "names the class 7"),
         (lambda x: x.pop("tensors"), "lacks tensors or counts"),
         (lambda x: x.update(counts=[]), "lacks tensors or counts"),
         (lambda x: x["tensors"].update(a=[0]), r"gives a the shape \[0\]"),

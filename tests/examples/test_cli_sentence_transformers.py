@@ -11,8 +11,8 @@ import pytest
 import headwise as hw
 from command import headwise
 from headwise.errors import InputError
-from headwise.surgery import files_beside
-from headwise.surgery.saving import _save
+from headwise.models import source_files
+from headwise.models.checkpoints import _save
 from sentence_models import TEXTS, open_sentence_model, write_sentence_model
 
 KEPT = {
@@ -99,7 +99,7 @@ def test_what_the_hub_s_client_keeps_is_links(tmp_path: Path) -> None:
     for name in _files(blobs):
         (snapshot / name).parent.mkdir(exist_ok=True)
         os.symlink(blobs / name, snapshot / name)
-    assert set(files_beside(snapshot)) == KEPT
+    assert set(source_files(snapshot)) == KEPT
 
 
 def test_a_link_that_leads_out(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_link_that_leads_out(tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text("{}", "utf-8")
     (folder / "added_tokens.json").symlink_to(tmp_path / "secret.json")
     with pytest.raises(InputError, match=r"added_tokens\.json .* leads out .*secret\.json"):
-        files_beside(folder)
+        source_files(folder)
 
 
 def _spoil(folder: Path, **changes: str) -> None:
@@ -121,29 +121,29 @@ def test_modules_that_are_not_copied(tmp_path: Path) -> None:
     for changes, told in (
         ({"path": "../elsewhere"}, r"names the folder '\.\./elsewhere'"),
         ({"path": "/etc"}, "names the folder '/etc'"),
-        ({"path": "2_Dense", "type": "own.Dense"}, r"asks for the module 'own\.Dense'"),
+        ({"path": "2_Dense", "type": "own.Dense"}, r"names the module 'own\.Dense'"),
     ):
         _spoil(folder, **changes)
         with pytest.raises(InputError, match=told):
-            files_beside(folder)
+            source_files(folder)
     _spoil(folder, type="sentence_transformers.models.Dense")
     weights = folder / "2_Dense" / "model.safetensors"
     weights.rename(folder / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"2_Dense/pytorch_model\.bin is a pickle"):
-        files_beside(folder)
+        source_files(folder)
 
 
 @pytest.mark.parametrize("content", ["{", "[7]", '{"a": 1}', "[" * 10**5, '[{"path": ""}]'])
 def test_modules_that_cannot_be_read(content: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(content, "utf-8")
     with pytest.raises(InputError, match=r"modules\.json is no list of modules"):
-        files_beside(tmp_path)
+        source_files(tmp_path)
 
 
 def test_a_source_that_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match="source='no/model' is neither a folder nor a hub model"):
-        files_beside("no/model")
+    with pytest.raises(InputError, match="source='no/model' is neither a folder nor a reachable"):
+        source_files("no/model")
 
 
 def test_what_cannot_be_kept_is_said_before_the_work(tmp_path: Path) -> None:
@@ -151,5 +151,5 @@ def test_what_cannot_be_kept_is_said_before_the_work(tmp_path: Path) -> None:
     _spoil(folder, type="own.Dense")
     done = headwise("group", folder, "--kv-heads", 2, "-o", tmp_path / "grouped")
     assert done.code != 0
-    assert "asks for the module 'own.Dense'" in done.err
+    assert "names the module 'own.Dense'" in done.err
     assert "kv heads" not in done.err

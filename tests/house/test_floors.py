@@ -11,7 +11,8 @@ import pytest
 from house.source import PACKAGE, Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_library", "_torch_private", "_interrupts", "_display", "_progress"),
+    ("errors", "shapes", "_count_names", "_display", "_interrupts", "_progress"),
+    ("_library", "_torch_private"),
     ("files", "_tensors", "_size_limits", "_evaluation"),
     ("reference", "masks", "tables", "corpora"),
     ("kernels", "example"),

@@ -13,7 +13,7 @@ from torch import nn
 from headwise import HeadTable, MultiHeadAttention, group_heads, load, observe, prune, save
 from headwise.errors import InputError
 from headwise.lab import MiniGPT, MiniGPTConfig
-from headwise.surgery.saving import _save
+from headwise.models.checkpoints import _save
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
 GONE = {0: [0, 1], 1: [2, 3]}

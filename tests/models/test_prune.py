@@ -21,9 +21,9 @@ X = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(3), dtype=torc
 REMOVE = {0: [1, 3], 1: [0, 2]}
 
 # Why these cannot be cut.
-BOUND = "something outside the attention knows how many heads"
+BOUND = "something outside the attention depends on the number of heads"
 REFUSED = {
-    "Albert": "is shared by several layers, which would keep other heads",
+    "Albert": "is shared by several layers, which would keep different heads",
     "CodeGenForCausalLM": BOUND,  # its weights lie in four blocks of heads each
     "Olmo2": "the queries of the heads of .* depend on one another",
 }

@@ -11,7 +11,7 @@ from torch import nn
 
 from headwise import MultiHeadAttention, RoPE, load, load_tokenizer, prune, save
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
-from headwise.surgery.saving import _save
+from headwise.models.checkpoints import _save
 from oracles import modules_of
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
@@ -134,4 +134,4 @@ def test_a_real_encoder_and_its_tokenizer_in_a_fresh_process(tmp_path: Path) -> 
     text = "The animal crossed the road."
     assert load_tokenizer(folder)(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert {path.name for path in folder.parent.iterdir()} == {"small"}
-    assert ".answer.safetensors" not in {path.name for path in folder.iterdir()}
+    assert ".outputs.safetensors" not in {path.name for path in folder.iterdir()}

@@ -12,9 +12,8 @@ from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 import headwise as hw
 from headwise.errors import ArgumentError, OutputError, UnsupportedError
 from headwise.models import example_input
-from headwise.models.checkpoints import SENTENCES
+from headwise.models.checkpoints import SENTENCES, _save
 from headwise.recovery import recover
-from headwise.surgery.saving import _check, _save
 from sentence_models import TEXTS, open_sentence_model, write_sentence_model
 
 GONE = {0: [1, 3], 1: [0]}
@@ -161,7 +160,7 @@ def test_saved_for_this_library_it_is_loaded_and_others_refuse(
 
 
 def test_a_form_that_it_does_not_have(model: SentenceTransformer, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="stock Transformers wants as many"):
+    with pytest.raises(UnsupportedError, match="stock Transformers needs as many"):
         hw.save(hw.prune(model, GONE), tmp_path / "small", format="stock")
     assert not any(tmp_path.iterdir())
 
@@ -172,7 +171,7 @@ def test_vectors_that_differ_are_not_left_there(
     small = hw.prune(model, GONE)
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
     wrong = 4.7 * torch.tensor(small.encode([*SENTENCES]))
-    monkeypatch.setattr(_check, "answer_in_fresh_process", lambda *_: [wrong])
+    monkeypatch.setattr(_save, "answer_in_fresh_process", lambda *_: [wrong])
     with pytest.raises(OutputError, match=r"a fresh process says: off by"):
         hw.save(small, tmp_path / "small", format="padded")
     assert not any(tmp_path.iterdir())
@@ -187,7 +186,7 @@ def test_one_without_a_transformer(folders: Path) -> None:
 
 @pytest.mark.parametrize("name", ["find_roles", "study"])
 def test_other_models_bring_no_tokenizer(name: str, folders: Path) -> None:
-    with pytest.raises(ArgumentError, match=f"{name}: tokenizer=None, and BertModel brings none"):
+    with pytest.raises(ArgumentError, match=f"{name}: tokenizer=None, and BertModel has none"):
         getattr(hw, name)(hw.load(folders / "bert"), None, TEXTS)
 
 

@@ -8,8 +8,9 @@ from headwise.cli._options import Shared
 from headwise.cli._print import note
 from headwise.cli._progress import open_model, some_texts, tell_pieces
 from headwise.cli._prune_model import count_weights
+from headwise.models import save, source_files
 from headwise.scoring import read_batches
-from headwise.surgery import GroupedLayer, Method, costs, files_beside, group_heads, save
+from headwise.surgery import GroupedLayer, Method, costs, group_heads
 
 
 def regroup(
@@ -28,7 +29,7 @@ def regroup(
     """
     texts = None if text is None else some_texts(text, shared)
     opened, tokenizer = open_model(model, shared)
-    files_beside(model)
+    source_files(model)
     layers: list[GroupedLayer] = []
 
     def tell(layer: GroupedLayer) -> None:

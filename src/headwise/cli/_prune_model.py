@@ -13,20 +13,18 @@ from headwise.cli._options import Shared
 from headwise.cli._print import note, progress
 from headwise.cli._progress import Texts, open_model, sentences_of, tell_pieces
 from headwise.errors import ArgumentError
-from headwise.models import batches, encode, example_input
+from headwise.models import (
+    Format,
+    as_format,
+    batches,
+    encode,
+    example_input,
+    save,
+    source_files,
+)
 from headwise.recovery import recover
 from headwise.scoring import read_batches
-from headwise.surgery import (
-    Format,
-    Plan,
-    costs,
-    files_beside,
-    form_of,
-    plan,
-    prune,
-    save,
-    time_passes,
-)
+from headwise.surgery import Plan, costs, plan, prune, time_passes
 from headwise.tables import Scores
 
 _SIZE = 16
@@ -64,7 +62,7 @@ def cut(
     orders = orders_of(scores, [Scores.load(path) for path in order.beside])
     plan(scores, remove=order.remove, uniform=order.uniform)  # what cannot be is said at once
     opened, tokenizer = open_model(model, shared)
-    files_beside(model)
+    source_files(model)
     counted = costs(opened)
     if scores.model != counted.model:
         raise ArgumentError(
@@ -109,11 +107,11 @@ def _check_format(format: Format, model: nn.Module, planned: Plan, *, folds: boo
     Raises:
         UnsupportedError: there is no such form of it.
     """
-    form_of(format, model)
+    as_format(format, model)
     if format in ("stock", "padded"):
         # A mean over any text gives the smaller model the same weights, but for their values.
         short = [example_input(model)] if folds else None
-        form_of(format, prune(model, planned, fold="mean" if folds else None, reference=short))
+        as_format(format, prune(model, planned, fold="mean" if folds else None, reference=short))
 
 
 def _read(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> list[Any]:

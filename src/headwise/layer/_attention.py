@@ -232,6 +232,5 @@ def _combine(mask: MaskLike | None, visible: Mask | None) -> tuple[MaskLike | No
     if mask.dtype == torch.bool:
         return as_mask(mask) & visible, None
     allowed, bias = split_additive(mask, "MultiHeadAttention")
-    return visible if allowed is None else allowed & visible, None if bias is None else TensorBias(
-        bias
-    )
+    combined = visible if allowed is None else allowed & visible
+    return combined, None if bias is None else TensorBias(bias)

@@ -1,4 +1,4 @@
-"""What every function checks first: whether it has a model, and which transformer is in it."""
+"""Check that an argument is a model, and find the transformer in a SentenceTransformer."""
 
 import sys
 from collections.abc import Mapping
@@ -9,52 +9,54 @@ from torch import nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 
-# The name of the transformer in a SentenceTransformer that saves it at the root of its folder.
-_AT_ROOT = ("0.model", "0.auto_model")
+# The transformer in a SentenceTransformer that saves it at the root of its folder.
+_TRANSFORMERS = ("0.model", "0.auto_model")
 
 
-def check_model(who: str, model: Any) -> nn.Module:
-    """The model to work on: the one that was given, or the transformer in a `SentenceTransformer`.
+def check_model(caller: str, model: Any) -> nn.Module:
+    """The model itself, or the transformer in a `SentenceTransformer`.
 
     Args:
-        who: The function that was given it.
+        caller: The name of the calling function, for error messages.
     Raises:
-        ArgumentError: it is no module, such as the name of a model.
+        ArgumentError: it is not a module, such as the name of a model.
         UnsupportedError: a `SentenceTransformer` does not begin with a transformer.
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(
-            f"{who}: the model is {shortened(model)}. Give a module; headwise.load opens a folder "
-            f"or a hub name."
+            f"{caller}: the model is {shortened(model)}. Give a module; headwise.load opens a "
+            f"folder or a hub name."
         )
-    return model.get_submodule(place_of(model, who)) if is_sentence_transformer(model) else model
+    if not is_sentence_transformer(model):
+        return model
+    return model.get_submodule(transformer_name(model, caller))
 
 
 def is_sentence_transformer(model: Any) -> bool:
     """Whether a model is a `SentenceTransformer`, without importing its package."""
-    # An object of this class exists only where its package was imported.
+    # An object of this class can only exist if its package has been imported.
     cls = getattr(sys.modules.get("sentence_transformers"), "SentenceTransformer", None)
     return cls is not None and isinstance(model, cls)
 
 
-def place_of(model: nn.Module, who: str) -> str:
+def transformer_name(model: nn.Module, caller: str) -> str:
     """The name of the transformer in a `SentenceTransformer`.
 
     Raises:
-        UnsupportedError: it does not begin with one.
+        UnsupportedError: it does not begin with a transformer.
     """
-    names = [name for name, _ in model.named_modules() if name in _AT_ROOT]
+    names = [name for name, _ in model.named_modules() if name in _TRANSFORMERS]
     if not names:
         kinds = ", ".join(type(module).__name__ for module in model.children())
         raise UnsupportedError(
-            f"{who}: this SentenceTransformer of {kinds} does not begin with a transformer. Give "
-            f"the transformer inside it."
+            f"{caller}: this SentenceTransformer of {kinds} does not begin with a transformer. "
+            f"Give the transformer inside it."
         )
     return names[0]
 
 
 def model_inputs(batch: Any) -> Any:
-    """A batch without the note on its modality that a `SentenceTransformer` adds to it."""
+    """A batch without the entry `modality` that a `SentenceTransformer` adds to it."""
     if not isinstance(batch, Mapping) or not isinstance(batch.get("modality"), str):
         return batch
     return {name: value for name, value in batch.items() if name != "modality"}

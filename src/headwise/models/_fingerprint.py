@@ -7,13 +7,14 @@ from torch import nn
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A hash of every weight, its name, shape and dtype: equal for equal models only.
+    """Hash the name, shape, dtype and values of every weight, whatever its device.
 
-    Devices don't count. Returns 16 hexadecimal digits.
+    Returns:
+        16 hexadecimal digits, equal for equal models.
     """
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        whole = tensor.detach().cpu().contiguous().flatten()
-        digest.update(whole.view(torch.uint8).numpy())
+        flat = tensor.detach().cpu().contiguous().flatten()
+        digest.update(flat.view(torch.uint8).numpy())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Texts, and pairs of texts for encoder-decoders, as the inputs of a model."""
+"""Texts, and pairs of texts for encoder-decoders, as model inputs."""
 
 import inspect
 import sys
@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, HeadwiseError, InputError, UnsupportedError
 from headwise.models._tokens import IGNORED, limit_of, pad, pieces_of
 
-# What models of images and sound read.
+# The main inputs of models of images and sound.
 _OTHER_INPUTS = ("pixel_values", "input_features", "input_values")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a model reads of one text, or of one pair of texts, at once.
+    """The token ids that a model reads at once: of one text, or of one pair of texts.
 
     Attributes:
-        source: The tokens of the text.
-        labels: The tokens of its target, for an encoder-decoder.
-        decoder: What the decoder reads so that it predicts the labels.
+        source: The token ids of the text.
+        labels: The token ids of its target, for an encoder-decoder.
+        decoder: The decoder inputs for which the labels are predicted.
     """
 
     source: Sequence[int]
@@ -33,38 +33,38 @@ class Piece:
 
 
 def reads_two_texts(model: nn.Module) -> bool:
-    """Whether a model is an encoder-decoder of texts: its decoder reads another text."""
+    """Whether a model is an encoder-decoder of texts, whose decoder reads a second text."""
     names = inspect.signature(model.forward).parameters
-    both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    # The encoder of such a model says the same of itself, and takes one text.
-    return bool(both) and "decoder_input_ids" in names
+    encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    # The encoder of such a model has the same configuration, but takes one text.
+    return bool(encoder_decoder) and "decoder_input_ids" in names
 
 
-def check_reads_text(who: str, model: nn.Module) -> None:
+def check_reads_text(caller: str, model: nn.Module) -> None:
     """Refuse a model that takes no token ids, such as one of images or speech.
 
     Raises:
-        UnsupportedError: it takes none.
+        UnsupportedError: it takes no token ids.
     """
     parameters = inspect.signature(model.forward).parameters.values()
-    named = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
+    named = [x.name for x in parameters if x.kind is not x.VAR_KEYWORD]
     main = getattr(model, "main_input_name", None)
-    # What takes any argument by name may pass it on.
-    anything = len(named) < len(parameters) and main in (None, "input_ids")
-    if "input_ids" not in named and not anything:
+    # A forward with **kwargs may pass the token ids on.
+    takes_kwargs = len(named) < len(parameters) and main in (None, "input_ids")
+    if "input_ids" not in named and not takes_kwargs:
         main = main or ", ".join(named[:2]) or "nothing"
         raise UnsupportedError(
-            f"{who}: {type(model).__name__} reads {main}, not text. Watch it with "
-            f"headwise.observe(model) while it runs on inputs of its own."
+            f"{caller}: {type(model).__name__} reads {main}, not text. Watch it with "
+            f"headwise.observe(model) while it runs on its own inputs."
         )
 
 
 @contextmanager
-def text_alone(who: str, model: nn.Module) -> Iterator[None]:
-    """Say plainly that a model of texts and images, or sound, does not run on text alone.
+def text_alone(caller: str, model: nn.Module) -> Iterator[None]:
+    """Explain the error if a model of text and images, or sound, is run on text alone.
 
     Raises:
-        UnsupportedError: it raised what Python raises for missing inputs.
+        UnsupportedError: the block raised an error that missing inputs cause.
     """
     try:
         yield
@@ -72,13 +72,13 @@ def text_alone(who: str, model: nn.Module) -> Iterator[None]:
         raise
     except (TypeError, ValueError, AttributeError) as error:
         names = inspect.signature(model.forward).parameters
-        other = [name for name in _OTHER_INPUTS if name in names]
-        if not other:
+        inputs = [name for name in _OTHER_INPUTS if name in names]
+        if not inputs:
             raise
         raise UnsupportedError(
-            f"{who}: {type(model).__name__} reads {other[0]} beside text, and does not run on "
+            f"{caller}: {type(model).__name__} reads {inputs[0]} beside text, and does not run on "
             f"text alone ({str(error).splitlines()[0].rstrip('.')[:100]}). Give its text model, or "
-            f"watch it with headwise.observe(model) while it runs on inputs of its own."
+            f"watch it with headwise.observe(model) while it runs on its own inputs."
         ) from error
 
 
@@ -88,21 +88,21 @@ def as_pieces(
     model: nn.Module,
     max_tokens: int | None = None,
 ) -> list[Piece]:
-    """What a model reads of texts and their targets; None is a text without a target.
+    """Split texts and their targets into pieces that a model can read; a target may be None.
 
     A text that is too long becomes several pieces; so does a pair of a text with itself.
 
     Raises:
-        ArgumentError: `max_tokens` is below 2, or the model does not say how its decoder begins.
-        InputError: there are no tokens at all, or another pair is too long.
+        ArgumentError: `max_tokens` is below 2, or the first decoder token is unknown.
+        InputError: the texts contain no tokens, or a pair of different texts is too long.
         UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
     """
     limit = limit_of(model, tokenizer, max_tokens)
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     for number, (text, target) in enumerate(pairs):
         sources = pieces_of(tokenizer, text, limit)
         if target is None:
-            found += [Piece(ids) for ids in sources if ids]
+            pieces += [Piece(ids) for ids in sources if ids]
             continue
         labels = pieces_of(tokenizer, target, limit, target=True)
         if len(sources) != len(labels) or (len(sources) > 1 and text != target):
@@ -110,16 +110,17 @@ def as_pieces(
                 f"encode: pair {number} does not fit into {limit} tokens at once: its text makes "
                 f"{len(sources)} pieces, its target {len(labels)}. Shorten it, or leave it out."
             )
-        found += [_pair(model, *both) for both in zip(sources, labels, strict=True) if all(both)]
-    if not found:
+        pairs_of_ids = zip(sources, labels, strict=True)
+        pieces += [_pair(model, *pair) for pair in pairs_of_ids if all(pair)]
+    if not pieces:
         raise InputError(f"encode: {len(pairs)} texts hold no token. Give texts with words.")
-    return found
+    return pieces
 
 
 def beginning_of(
     tokenizer: Any, pair: tuple[str, str | None], model: nn.Module, tokens: int
 ) -> Piece | None:
-    """The first tokens of a text and of its target; None where one has none."""
+    """The first tokens of a text and of its target; None if either has no tokens."""
     limit = limit_of(model, tokenizer, tokens)
     source = next(iter(pieces_of(tokenizer, pair[0], limit, begin=True)), ())
     if pair[1] is None:
@@ -133,25 +134,25 @@ def _pair(model: nn.Module, source: Sequence[int], labels: Sequence[int]) -> Pie
 
 
 def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
-    """What a decoder reads to predict labels, made as the model itself makes it: shifted right.
+    """The decoder inputs for some labels, shifted right by the model's own function.
 
     Raises:
-        ArgumentError: the model's configuration does not say with which token a decoder begins.
+        ArgumentError: the configuration of the model lacks the first decoder token.
         UnsupportedError: the model has no such function.
     """
     name, config = type(model).__name__, getattr(model, "config", None)
-    given = torch.tensor([list(labels)], device=next(model.parameters()).device)
+    ids = torch.tensor([list(labels)], device=next(model.parameters()).device)
     try:
         for method in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
             shift: Any = getattr(model, method, None)
             if shift is not None:
-                return [int(one) for one in shift(given)[0]]
+                return [int(token) for token in shift(ids)[0]]
         for cls in type(model).__mro__:
             shift = getattr(sys.modules.get(cls.__module__), "shift_tokens_right", None)
             if shift is not None:
                 ends = [getattr(config, f"{kind}_token_id", None) for kind in _ENDS]
                 count = len(inspect.signature(shift).parameters) - 1
-                return [int(one) for one in shift(given, *ends[:count])[0]]
+                return [int(token) for token in shift(ids, *ends[:count])[0]]
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentError(
             f"decoder_ids: {name} does not say how its decoder begins ({error}). Set "
@@ -159,7 +160,7 @@ def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
         ) from error
     raise UnsupportedError(
         f"decoder_ids: {name} has no function that shifts labels to the right. Watch it with "
-        f"headwise.observe(model) while it runs on inputs of its own."
+        f"headwise.observe(model) while it runs on its own inputs."
     )
 
 
@@ -169,21 +170,21 @@ _ENDS = ("pad", "decoder_start")
 def inputs_of(
     pieces: Sequence[Piece], size: int, device: Any = "cpu", *, labels: bool = False
 ) -> Iterator[dict[str, Tensor]]:
-    """Batches of pieces of about equal length as keyword arguments of the model.
+    """Batches of pieces of similar length, as keyword arguments of the model.
 
     Args:
-        labels: Whether the labels are among them.
+        labels: Whether to include the labels.
     """
     ordered = sorted(pieces, key=lambda piece: len(piece.source))
     for start in range(0, len(ordered), size):
-        those = ordered[start : start + size]
-        batch = vars(pad([piece.source for piece in those], device)).copy()
-        if those[0].decoder:
-            decoder = pad([piece.decoder for piece in those], device)
+        chunk = ordered[start : start + size]
+        batch = vars(pad([piece.source for piece in chunk], device)).copy()
+        if chunk[0].decoder:
+            decoder = pad([piece.decoder for piece in chunk], device)
             batch["decoder_input_ids"] = decoder.input_ids
             batch["decoder_attention_mask"] = decoder.attention_mask
-        if those[0].decoder and labels:
-            wanted = pad([piece.labels for piece in those], device)
-            hidden = wanted.attention_mask == 0
-            batch["labels"] = wanted.input_ids.masked_fill(hidden, IGNORED)
+        if chunk[0].decoder and labels:
+            targets = pad([piece.labels for piece in chunk], device)
+            hidden = targets.attention_mask == 0
+            batch["labels"] = targets.input_ids.masked_fill(hidden, IGNORED)
         yield batch

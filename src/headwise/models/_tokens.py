@@ -1,4 +1,4 @@
-"""Texts as batches of token ids, whatever the tokenizer."""
+"""Texts as batches of token ids, for any tokenizer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from headwise._display import counted
 from headwise.corpora import Texts, list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 
-# What a model gets at most when neither it nor its tokenizer knows a limit.
+# The context length if neither the model nor its tokenizer has a limit.
 LONGEST = 2048
-# The label of a token that no loss counts.
+# The label of a token that losses ignore.
 IGNORED = -100
-# How byte-level and sentence-piece vocabularies write a space, and word pieces a continuation.
+# Marks of spaces in byte-level and SentencePiece vocabularies, and of continuations in WordPiece.
 _MARKS = "\u0120\u010a\u2581#"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts padded on the right to one length; the mask is 1 for real tokens."""
+    """Texts padded on the right to the same length; the mask is 1 for real tokens."""
 
     input_ids: Int[Tensor, "B T"]
     attention_mask: Int[Tensor, "B T"]
@@ -37,10 +37,10 @@ def encode(
 
     Args:
         texts: A string is one text.
-        max_tokens: The most tokens in one piece. None is what the model can read.
+        max_tokens: The most tokens in one piece. None is the context length of the model.
     Raises:
-        ArgumentError: `max_tokens` is below 2, or something is not a text.
-        InputError: there are no tokens at all.
+        ArgumentError: `max_tokens` is below 2, or an entry is not a text.
+        InputError: the texts contain no tokens.
         UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
     """
     limit = limit_of(model, tokenizer, max_tokens)
@@ -54,7 +54,7 @@ def encode(
 
 
 def limit_of(model: nn.Module, tokenizer: Any, max_tokens: int | None) -> int:
-    """The most tokens that are read at once: what the model reads, or fewer.
+    """The context length of the model, or `max_tokens` if that is less.
 
     Raises:
         ArgumentError: `max_tokens` is below 2.
@@ -66,7 +66,7 @@ def limit_of(model: nn.Module, tokenizer: Any, max_tokens: int | None) -> int:
 
 
 def context_of(model: nn.Module, tokenizer: Any) -> int:
-    """The most tokens that a model reads at once, as far as it or its tokenizer says."""
+    """The context length of a model according to its configuration and its tokenizer."""
     config = getattr(model, "config", None)
     parts = [config, *(getattr(config, part, None) for part in ("encoder", "decoder"))]
     known = [getattr(part, name, None) for part in parts for name in _LENGTHS]
@@ -85,26 +85,26 @@ _LENGTHS = (
 def pieces_of(
     tokenizer: Any, text: str, limit: int, *, target: bool = False, begin: bool = False
 ) -> list[list[int]]:
-    """The token ids of a text, cut where there are more than `limit`.
+    """The token ids of a text, split into pieces of at most `limit`.
 
     Args:
-        target: Whether it is what an encoder-decoder should write, which some tokenize otherwise.
-        begin: Whether only its beginning counts.
+        target: Whether it is the target of an encoder-decoder; some tokenize targets differently.
+        begin: Whether only the first piece is needed.
     Raises:
         UnsupportedError: the tokenizer cannot cut a text that is too long (a slow tokenizer).
     """
     if isinstance(tokenizer, Tokenizer):
         ids = tokenizer.encode(text).ids
         return [ids[start : start + limit] for start in range(0, len(ids), limit)]
-    given = {"text_target" if target else "text": text}
+    argument = {"text_target" if target else "text": text}
     if getattr(tokenizer, "is_fast", False):
-        how = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
-        return list(tokenizer(**given, **how)["input_ids"])
-    ids = tokenizer(**given)["input_ids"]
+        options = {"truncation": True, "max_length": limit, "return_overflowing_tokens": True}
+        return list(tokenizer(**argument, **options)["input_ids"])
+    ids = tokenizer(**argument)["input_ids"]
     if len(ids) <= limit:
         return [ids]
     if begin:
-        return [tokenizer(**given, truncation=True, max_length=limit)["input_ids"]]
+        return [tokenizer(**argument, truncation=True, max_length=limit)["input_ids"]]
     raise UnsupportedError(
         f"encode: {type(tokenizer).__name__} is a slow tokenizer, which cannot cut a text of "
         f"{len(ids)} tokens, more than {limit}. Cut it yourself, or load a fast tokenizer."
@@ -112,7 +112,7 @@ def pieces_of(
 
 
 def batches(pieces: Sequence[Sequence[int]], size: int, device: Any = "cpu") -> Iterator[Batch]:
-    """Batches of pieces of about equal length, so that little is padding."""
+    """Batches of pieces of similar length, to keep padding short."""
     ordered = sorted(pieces, key=len)
     for start in range(0, len(ordered), size):
         yield pad(ordered[start : start + size], device)
@@ -131,17 +131,17 @@ def pad(pieces: Sequence[Sequence[int]], device: Any) -> Batch:
 
 
 def token_strings(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
-    """What each token looks like to a reader."""
+    """Each token as readable text."""
     if isinstance(tokenizer, Tokenizer):
-        return tuple(tokenizer.id_to_token(one) or f"#{one}" for one in ids)
-    return tuple(_readable(tokenizer, one) for one in ids)
+        return tuple(tokenizer.id_to_token(token) or f"#{token}" for token in ids)
+    return tuple(_readable(tokenizer, token) for token in ids)
 
 
-def _readable(tokenizer: Any, one: int) -> str:
-    shown = tokenizer.decode([one])
-    if shown and "\N{REPLACEMENT CHARACTER}" not in shown:
-        return str(shown)
-    return str(tokenizer.convert_ids_to_tokens(one))
+def _readable(tokenizer: Any, token: int) -> str:
+    text = tokenizer.decode([token])
+    if text and "\N{REPLACEMENT CHARACTER}" not in text:
+        return str(text)
+    return str(tokenizer.convert_ids_to_tokens(token))
 
 
 # The classes of `token_classes`, in its order.
@@ -149,26 +149,27 @@ TOKEN_CLASSES = ("special", "punctuation")
 
 
 def token_classes(tokenizer: Any) -> dict[str, tuple[frozenset[int], str]]:
-    """Classes of tokens that most vocabularies have: ids and what they are, by name."""
+    """Classes of tokens in most vocabularies: by name, their ids and a description."""
     classes = (
         (_special(tokenizer), "special tokens of the tokenizer"),
         (_punctuation(tokenizer), "tokens of punctuation alone"),
     )
-    return {name: found for name, found in zip(TOKEN_CLASSES, classes, strict=True) if found[0]}
+    named = zip(TOKEN_CLASSES, classes, strict=True)
+    return {name: (ids, description) for name, (ids, description) in named if ids}
 
 
 def _special(tokenizer: Any) -> frozenset[int]:
     if isinstance(tokenizer, Tokenizer):
         added = tokenizer.get_added_tokens_decoder()
-        return frozenset(one for one, token in added.items() if token.special)
+        return frozenset(index for index, token in added.items() if token.special)
     return frozenset(tokenizer.all_special_ids)
 
 
 def _punctuation(tokenizer: Any) -> frozenset[int]:
     special = _special(tokenizer)
-    found = set()
-    for token, one in tokenizer.get_vocab().items():
+    ids = set()
+    for token, index in tokenizer.get_vocab().items():
         bare = token.strip(_MARKS)
-        if one not in special and bare and all(category(c).startswith("P") for c in bare):
-            found.add(one)
-    return frozenset(found)
+        if index not in special and bare and all(category(c).startswith("P") for c in bare):
+            ids.add(index)
+    return frozenset(ids)

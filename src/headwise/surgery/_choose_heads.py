@@ -1,4 +1,4 @@
-"""`plan`: which heads go, decided from scores by a rule; it needs no model."""
+"""`plan`: decide from scores which heads to remove; it needs no model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from headwise.tables import Head, HeadsLike, Scores, resolve_heads
 
 @dataclass(frozen=True)
 class _Unit:
-    """Heads that go together: one head, or all that read one key/value head."""
+    """Heads that are removed together: one head, or all heads that read one key/value head."""
 
     heads: tuple[Head, ...]
 
@@ -32,26 +32,26 @@ def plan(
     costs: Costs | None = None,
     uniform: bool = False,
 ) -> Plan:
-    """Decide which heads go: the least important ones, or those named.
+    """Decide which heads to remove: the least important ones, or those in `heads`.
 
-    Of heads that share keys and values all go or none, so that what is left stays in equal
-    groups and the cache shrinks; where a whole layer shares them, single heads go. Each layer
-    keeps at least one head. Nothing is touched.
+    Heads that share keys and values are removed together, so that the groups stay equal and the
+    cache shrinks; if all heads of a layer share them, single heads are removed. Each layer keeps
+    at least one head. No model is needed or changed.
 
     Args:
-        remove: The share of all heads that goes, at most.
-        heads: The heads that go, whatever their scores: `"L5.H3"`, `(5, 3)`, `{5: [3]}`.
-        budget: What the attention may cost afterwards, by a name that `costs` knows:
+        remove: The largest share of all heads to remove.
+        heads: The heads to remove, whatever their scores: `"L5.H3"`, `(5, 3)`, `{5: [3]}`.
+        budget: The largest costs of the attention afterwards, by their names in `costs`:
             `{"parameters": 4e6}`, `{"cache_bytes": 1024}`.
-        costs: What each head costs, as `headwise.costs(model)` counts it. A budget needs it;
-            with it any plan tells what it saves.
-        uniform: Whether all layers lose equally many, so that stock Transformers may load what
-            is left. Heads by name that leave other numbers are refused.
+        costs: The costs of each head, from `headwise.costs(model)`. A budget requires them; any
+            plan with costs reports what it saves.
+        uniform: Whether all layers lose the same number of heads, so that stock Transformers may
+            load the pruned model. `heads` that leave different numbers are refused.
     Raises:
-        ArgumentError: the scores are none; not exactly one of `remove`, `heads` and `budget` is
-            given; none or more can go; the costs are of another model, missing or do not know the
-            name; the budget is no number by name; heads by name are not as many in each layer
-            under `uniform`.
+        ArgumentError: `scores` are not `Scores`; not exactly one of `remove`, `heads` and `budget`
+            is given; it removes no head, or more than can be removed; the costs are missing, of
+            another model or lack the name; the budget is not a number by name; under `uniform`
+            `heads` leave different numbers in the layers.
         HeadError: a head of `heads` does not exist, is named twice or is the last of its layer.
 
     Example:
@@ -61,46 +61,48 @@ def plan(
         >>> [str(head) for head in plan(scores, remove=0.5).removed]
         ['L0.H1', 'L1.H0']
     """
-    if sum(one is not None for one in (remove, heads, budget)) != 1:
+    if sum(x is not None for x in (remove, heads, budget)) != 1:
         raise ArgumentError(
             f"plan: remove={remove}, heads={heads}, budget={budget}. Give exactly one of them."
         )
     if not isinstance(scores, Scores):
         raise ArgumentError(
-            f"plan: the scores are a {type(scores).__name__}. Give what headwise.importance gives."
+            f"plan: the scores are a {type(scores).__name__}. Give the result of "
+            f"headwise.importance."
         )
     _check_costs(costs, scores)
     if heads is not None:
         chosen = resolve_heads(heads, scores.heads)
         why = f"{counted(len(chosen), 'head')} by name"
     else:
-        chosen, rule = _least(scores, remove, budget, costs, uniform)
+        chosen, rule = _least_important(scores, remove, budget, costs, uniform)
         why = f"{rule}: the least important by {scores.method} of the loss {scores.loss}"
-    made = Plan.of(chosen, scores.heads, scores.model, why)
-    if uniform and not made.uniform:
-        left = ", ".join(str(len(one.keep)) for one in made.layers)
+    result = Plan.of(chosen, scores.heads, scores.model, why)
+    if uniform and not result.uniform:
+        counts = ", ".join(str(len(layer.keep)) for layer in result.layers)
         raise ArgumentError(
-            f"plan: uniform=True, and these heads leave {left} in the layers. Name as many of each."
+            f"plan: uniform=True, and these heads leave {counts} in the layers. Name as "
+            f"many of each."
         )
-    return made if costs is None else replace(made, costs=_before_and_after(costs, chosen))
+    return result if costs is None else replace(result, costs=_before_and_after(costs, chosen))
 
 
-def _least(
+def _least_important(
     scores: Scores,
     remove: float | None,
     budget: Mapping[str, float] | None,
     costs: Costs | None,
     uniform: bool,
 ) -> tuple[list[Head], str]:
-    """The least important heads, and by which rule so many."""
-    going: list[Step] = _uniform(scores) if uniform else [(unit,) for unit in _order(scores)]
+    """The least important heads, and the rule that decided how many."""
+    steps: list[Step] = _uniform(scores) if uniform else [(unit,) for unit in _order(scores)]
     if remove is not None:
-        chosen = _share(going, remove, len(scores.heads))
+        chosen = _largest_share(steps, remove, len(scores.heads))
         rule = f"at most {remove:.0%} of {len(scores.heads)} heads"
     else:
-        known = _checked(budget)
-        chosen = _within(going, known, costs)
-        rule = f"to {_told(known)}"
+        limits = _checked_budget(budget)
+        chosen = _within(steps, limits, costs)
+        rule = f"to {_listed(limits)}"
     return chosen, rule + (", the same number in each layer" if uniform else "")
 
 
@@ -108,40 +110,40 @@ def _before_and_after(costs: Costs, removed: Sequence[Head]) -> dict[str, tuple[
     return {name: (costs.after((), name), costs.after(removed, name)) for name in costs.names}
 
 
-def _checked(budget: Mapping[str, float] | None) -> dict[str, float]:
-    known = dict(budget) if isinstance(budget, Mapping) else {}
-    if not known or not all(isinstance(most, Real) for most in known.values()):
+def _checked_budget(budget: Mapping[str, float] | None) -> dict[str, float]:
+    limits = dict(budget) if isinstance(budget, Mapping) else {}
+    if not limits or not all(isinstance(limit, Real) for limit in limits.values()):
         raise ArgumentError(
             f"plan: budget={budget!r}. Give numbers by name, such as {{'parameters': 4e6}}."
         )
-    return known
+    return limits
 
 
 Step = tuple[_Unit, ...]
 
 
 def _order(scores: Scores) -> list[_Unit]:
-    """The units in the order in which they may go; the last of each layer stays."""
+    """The units in the order of their removal; the last unit of each layer stays."""
     groups: dict[tuple[str, int], set[int]] = {}
     for head, kv_head in zip(scores.heads, scores.kv_heads.tolist(), strict=True):
         groups.setdefault((head.stack, head.layer), set()).add(kv_head)
     units: dict[tuple[str, int, int], list[int]] = {}
     for row, (head, kv_head) in enumerate(zip(scores.heads, scores.kv_heads.tolist(), strict=True)):
         layer = head.stack, head.layer
-        # Of a single group any head can go: the others stay a group of equals.
+        # Of a single group any head can be removed: the others still form an equal group.
         units.setdefault((*layer, kv_head if len(groups[layer]) > 1 else row), []).append(row)
-    # A unit is gone when the last of its heads is; what it costs is the mean of theirs.
+    # A unit is removed in the round of its last head; its importance is the mean of its heads.
     ranked = sorted(
         units.values(),
         key=lambda rows: (scores.round[rows].max(), scores.importance[rows].mean()),
     )
-    made = [_Unit(tuple(scores.heads[row] for row in rows)) for rows in ranked]
-    last = {unit.layer: unit for unit in made}
-    return [unit for unit in made if last[unit.layer] != unit]
+    ordered = [_Unit(tuple(scores.heads[row] for row in rows)) for rows in ranked]
+    last = {unit.layer: unit for unit in ordered}
+    return [unit for unit in ordered if last[unit.layer] != unit]
 
 
 def _uniform(scores: Scores) -> list[Step]:
-    """Steps of one unit of each layer: the least important that is left there."""
+    """Steps that each remove one unit per layer, the least important that is left in it."""
     layers: dict[tuple[str, int], list[_Unit]] = {
         (head.stack, head.layer): [] for head in scores.heads
     }
@@ -150,33 +152,33 @@ def _uniform(scores: Scores) -> list[Step]:
     return list(zip(*layers.values(), strict=False))
 
 
-def _share(going: list[Step], remove: Any, heads: int) -> list[Head]:
+def _largest_share(steps: list[Step], remove: Any, heads: int) -> list[Head]:
     if not isinstance(remove, float | int) or not 0 < remove < 1:
         raise ArgumentError(
-            f"plan: remove={remove!r}. Give a share between 0 and 1, such as 0.3; heads by name "
-            f"are given as heads=."
+            f"plan: remove={remove!r}. Give a share between 0 and 1, such as 0.3; to name "
+            f"heads, give heads=."
         )
     chosen: list[Head] = []
-    for step in going:
+    for step in steps:
         new = [head for unit in step for head in unit.heads]
         if len(chosen) + len(new) > remove * heads + 1e-9:
             break
         chosen += new
-    _check(chosen, going, remove * heads, f"remove={remove} of {heads} heads")
+    _check_possible(chosen, steps, remove * heads, f"remove={remove} of {heads} heads")
     return chosen
 
 
-def _check(chosen: list[Head], going: list[Step], wanted: float, told: str) -> None:
-    """Refuse what leaves everything, or would leave a layer without heads."""
-    sizes = [sum(len(unit.heads) for unit in step) for step in going]
+def _check_possible(chosen: list[Head], steps: list[Step], limit: float, request: str) -> None:
+    """Refuse a request that removes no head, or would leave a layer without heads."""
+    sizes = [sum(len(unit.heads) for unit in step) for step in steps]
     if not chosen:
         least = sizes[0] if sizes else 0
         raise ArgumentError(
-            f"plan: {told} removes none. The least that can go is {counted(least, 'head')}."
+            f"plan: {request} removes none. The least that can go is {counted(least, 'head')}."
         )
-    if len(chosen) == sum(sizes) and wanted >= len(chosen) + sizes[-1]:
+    if len(chosen) == sum(sizes) and limit >= len(chosen) + sizes[-1]:
         raise ArgumentError(
-            f"plan: {told} would empty a layer. Remove {counted(len(chosen), 'head')} at most."
+            f"plan: {request} would empty a layer. Remove {counted(len(chosen), 'head')} at most."
         )
 
 
@@ -190,20 +192,22 @@ def _check_costs(costs: Costs | None, scores: Scores) -> None:
         )
 
 
-def _within(going: list[Step], budget: dict[str, float], costs: Costs | None) -> list[Head]:
-    """The fewest heads that must go until every part of the budget is kept."""
+def _within(steps: list[Step], budget: dict[str, float], costs: Costs | None) -> list[Head]:
+    """The fewest heads whose removal satisfies every part of the budget."""
     if costs is None:
         raise ArgumentError("plan: a budget without costs. Give costs=headwise.costs(model).")
     chosen: list[Head] = []
-    for step in [(), *going]:
+    for step in [(), *steps]:
         chosen += [head for unit in step for head in unit.heads]
-        if all(costs.after(chosen, name) <= most for name, most in budget.items()):
+        if all(costs.after(chosen, name) <= limit for name, limit in budget.items()):
             if not chosen:
-                raise ArgumentError(f"plan: {_told(budget)} is kept with all heads. Ask for less.")
+                raise ArgumentError(
+                    f"plan: {_listed(budget)} is kept with all heads. Ask for less."
+                )
             return chosen
     least = ", ".join(f"{name} {costs.after(chosen, name):g}" for name in budget)
-    raise ArgumentError(f"plan: {_told(budget)} cannot be reached. The least is {least}.")
+    raise ArgumentError(f"plan: {_listed(budget)} cannot be reached. The least is {least}.")
 
 
-def _told(budget: Mapping[str, float]) -> str:
-    return ", ".join(f"{most:g} {name}" for name, most in budget.items())
+def _listed(budget: Mapping[str, float]) -> str:
+    return ", ".join(f"{limit:g} {name}" for name, limit in budget.items())

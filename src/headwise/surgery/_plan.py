@@ -1,4 +1,4 @@
-"""Which heads go: decided from a table, checked, written down; it needs no model."""
+"""A plan: which heads to remove from each layer. It can be saved and needs no model."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -15,18 +15,18 @@ FORMAT = "headwise-plan/1"
 
 
 def amount(x: float) -> str:
-    """A number as people read it: whole where it is large."""
+    """A number for display: four significant digits, or a whole number if it is large."""
     return f"{x:,.4g}" if x < 1e4 else f"{x:,.0f}"
 
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What goes from one layer.
+    """The heads to remove from one layer.
 
     Attributes:
-        remove: The heads that go, in order.
+        remove: The heads to remove, in order.
     Raises:
-        HeadError: a head does not exist, is named twice, or none would be left.
+        HeadError: a head does not exist, is named twice, or no head would be left.
     """
 
     stack: str
@@ -60,13 +60,13 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which heads go from a model.
+    """Which heads to remove from a model.
 
     Attributes:
-        layers: Every layer of the model, those that stay whole included.
+        layers: Every layer of the model, including those without removed heads.
         model: The fingerprint of the model's weights; "" fits any model of these sizes.
-        why: How the heads were chosen, for those who read the plan.
-        costs: By name what all heads cost before and after, where that was counted.
+        why: How the heads were chosen, for readers of the plan.
+        costs: By name, the costs of all heads before and after, if they were counted.
 
     Example:
         >>> heads = [Head("", layer, head) for layer in range(2) for head in range(3)]
@@ -83,33 +83,35 @@ class Plan:
     costs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        layers = [(one.stack, one.layer) for one in self.layers]
+        layers = [(layer.stack, layer.layer) for layer in self.layers]
         for stack, layer in layers:
             if layers.count((stack, layer)) > 1:
                 raise HeadError(
-                    f"Plan: layer {layer} of {stack or 'the model'} is told of twice. Tell of each "
+                    f"Plan: layer {layer} of {stack or 'the model'} is listed twice. List each "
                     f"layer once."
                 )
 
     @classmethod
     def of(cls, remove: HeadsLike, heads: Iterable[Head], model: str = "", why: str = "") -> "Plan":
-        """The plan by which some heads go.
+        """The plan that removes these heads.
 
         Args:
             remove: `"L5.H3"`, `(5, 3)`, a list of either, or `{5: [3]}`.
-            heads: All heads of the model, as the column `heads` of a table holds them.
+            heads: All heads of the model, such as the column `heads` of a table.
         Raises:
             HeadError: a head does not exist, is named twice, or is the last of its layer.
         """
         known = sorted(heads)
-        gone = set(resolve_heads(remove, known))
+        removed = set(resolve_heads(remove, known))
         layers: dict[tuple[str, int], list[Head]] = {}
         for head in known:
             layers.setdefault((head.stack, head.layer), []).append(head)
         return cls(
             tuple(
-                LayerPlan(stack, layer, len(own), tuple(one.head for one in own if one in gone))
-                for (stack, layer), own in layers.items()
+                LayerPlan(
+                    stack, layer, len(group), tuple(head.head for head in group if head in removed)
+                )
+                for (stack, layer), group in layers.items()
             ),
             model,
             why,
@@ -117,15 +119,17 @@ class Plan:
 
     @property
     def removed(self) -> tuple[Head, ...]:
-        """The heads that go."""
-        return tuple(Head(one.stack, one.layer, head) for one in self.layers for head in one.remove)
+        """The heads to remove."""
+        return tuple(
+            Head(layer.stack, layer.layer, head) for layer in self.layers for head in layer.remove
+        )
 
     def __str__(self) -> str:
-        """Which heads go, of how many, and why; what it saves, where that was counted."""
-        of = sum(one.n_heads for one in self.layers)
+        """Which heads are removed, of how many, and why; the saved costs, if they were counted."""
+        total = sum(layer.n_heads for layer in self.layers)
         names = ", ".join(map(str, self.removed)) or "none"
         why = f" ({self.why})" if self.why else ""
-        lines = [f"{len(self.removed)} of {counted(of, 'head')} go: {names}{why}"]
+        lines = [f"{len(self.removed)} of {counted(total, 'head')} go: {names}{why}"]
         for name, (before, after) in self.costs.items():
             saved = f" ({after / before - 1:+.1%})" if before else ""
             lines.append(f"{name} of heads: {amount(before)} before, {amount(after)} after{saved}")
@@ -133,8 +137,8 @@ class Plan:
 
     @property
     def uniform(self) -> bool:
-        """Whether all layers keep equally many heads."""
-        return len({len(one.keep) for one in self.layers}) <= 1
+        """Whether all layers keep the same number of heads."""
+        return len({len(layer.keep) for layer in self.layers}) <= 1
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON.
@@ -153,18 +157,19 @@ class Plan:
 
         Raises:
             InputError: the file is missing or holds no plan.
-            HeadError: the plan removes heads that it does not have, or the last of a layer.
+            HeadError: the plan removes heads that do not exist, or the last head of a layer.
         """
-        who, what, advice = "Plan.load", "holds no plan", "Give a file that Plan.save wrote."
-        content = read_object(path, who, advice, what)
-        problem = f"{who}: {path} {what}"
-        return build_from(lambda: _from_json(content), problem, advice, keep=(HeadError,))
+        caller, problem, advice = "Plan.load", "holds no plan", "Give a file that Plan.save wrote."
+        content = read_object(path, caller, advice, problem)
+        return build_from(
+            lambda: _from_json(content), f"{caller}: {path} {problem}", advice, keep=(HeadError,)
+        )
 
 
 def _from_json(content: Mapping[str, Any]) -> Plan:
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
-    layers = tuple(_layer(one) for one in content["layers"])
+    layers = tuple(_layer(entry) for entry in content["layers"])
     costs = {
         str(name): (float(before), float(after))
         for name, (before, after) in content.get("costs", {}).items()
@@ -172,8 +177,9 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
     return Plan(layers, str(content["model"]), str(content["why"]), costs)
 
 
-def _layer(one: Mapping[str, Any]) -> LayerPlan:
-    numbers = [one["layer"], one["n_heads"], *one["remove"]]
+def _layer(entry: Mapping[str, Any]) -> LayerPlan:
+    remove = tuple(entry["remove"])
+    numbers = [entry["layer"], entry["n_heads"], *remove]
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"{numbers} are not all whole numbers")
-    return LayerPlan(str(one["stack"]), one["layer"], one["n_heads"], tuple(one["remove"]))
+    return LayerPlan(str(entry["stack"]), entry["layer"], entry["n_heads"], remove)

@@ -1,7 +1,6 @@
-"""Make a smaller model: heads cut out of the weights, and proved equal to heads taken away."""
+"""`prune`: cut heads out of a model, and check that the result equals the ablated model."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,25 +18,15 @@ from headwise.models import (
     edit_heads,
     example_input,
     find_attentions,
-    find_ownership,
     fingerprint,
+    float_outputs,
     heads_of,
     mean_heads,
+    output_difference,
     set_original_heads,
 )
-from headwise.surgery._outputs import answer_of, difference
 from headwise.surgery._plan import Plan
-from headwise.surgery.cutting import (
-    InPlaceOfTorch,
-    bound_to_biases,
-    carry_biases,
-    choose,
-    cut,
-    fold_into_bias,
-    is_bias_table,
-    keep_heads,
-    put_in_place,
-)
+from headwise.surgery.cutting import TorchCompatibleAttention, cut_heads, fold_into_bias
 from headwise.tables import HeadsLike
 
 
@@ -51,27 +40,27 @@ def prune(
 ) -> nn.Module:
     """Cut heads out of a copy of a model.
 
-    The smaller model gives what the model gives while `ablate` takes the same heads away: zeros
-    for them, or under `fold="mean"` their mean over the reference, which is added to the bias
-    of the output projection and costs nothing. That it does is checked by running both once;
-    what cannot be cut exactly is refused. Which index of which weight goes is found by gradients
-    and needs no list of architectures. The heads that are left are numbered anew.
+    The smaller model computes what the model computes while `ablate` removes the same heads: they
+    contribute zeros, or under `fold="mean"` their mean over the reference, which is added to the
+    bias of the output projection at no cost. Both models are run once to check this; heads that
+    cannot be cut exactly are refused. Gradients show which index of which weight belongs to which
+    head, so no list of architectures is needed. The heads that are left are renumbered from 0.
 
-    Removing all query heads of a kv head removes its keys and values too, and their cache. Heads
-    that are bound to position biases which the model makes for all of them (ALiBi, MPNet, T5) take
-    theirs with them. In place of `nn.MultiheadAttention`, which cannot be narrower than its input,
-    stands a layer that is called in the same way; the weights it tells are of the heads left.
+    If all query heads of a kv head are removed, its keys and values go too, and their cache. Heads
+    with position biases that the model makes for all heads (ALiBi, MPNet, T5) keep their own
+    biases. `nn.MultiheadAttention` cannot be narrower than its input, so a layer with the same
+    arguments replaces it; the weights that it returns are those of the heads that are left.
 
     Args:
-        model: It stays as it is. Of a `SentenceTransformer`, the transformer in it is pruned; the
-            result is a `SentenceTransformer` too.
-        plan: A plan, or the heads that go, in any way of naming them.
-        reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
-            one. They are what the mean is taken over; the first is what the model is checked on.
-        expand: Whether each query head may be given its own keys and values where its group
-            would be smaller than others. It makes the cache larger.
+        model: It is not changed. For a `SentenceTransformer`, the transformer in it is pruned and
+            the result is a `SentenceTransformer` too.
+        plan: A plan, or the heads to remove: `"L5.H3"`, `(5, 3)`, a list of either, or `{5: [3]}`.
+        reference: Batches, each the model's keyword arguments, a tuple of arguments or a single
+            argument. The mean is taken over all of them; the first one is used for the check.
+        expand: Whether kv heads may be copied for single query heads where groups would otherwise
+            differ in size. The copies make the cache larger.
     Returns:
-        The smaller model, in the mode of the model.
+        The smaller model, in the training or evaluation mode of the model.
     Raises:
         HeadError: a head does not exist, is named twice, or is the last of its layer.
         ArgumentError: the plan is for another model, `fold` is given without a reference, or the
@@ -86,55 +75,44 @@ def prune(
         (2, (4, 8))
     """
     outer, model = model, check_model("prune", model)
-    batches = _checked(model, fold, reference)
+    batches = _checked_batches(model, fold, reference)
     batch = batches[0] if batches else example_input(model)
     attentions = find_attentions(model, batch)
-    plan = _fitting(plan, model, attentions)
-    kept = _kept(plan, attentions)
-    first = {a: stay for a, stay in kept.items() if a.nth == 0 and len(stay) < a.site.n_heads}
-    small = put_in_place(deepcopy(model), [a.site.name for a in first if not a.called])
-    parts = dict(zip(attentions, find_attentions(small, batch), strict=True))
-    shares = find_ownership(small, [parts[a] for a in first], batch)
-    bound = bound_to_biases(model, kept, batch)
-    for attention, heads in first.items():
-        part, own = parts[attention], shares[parts[attention]]
-        keep = choose(part, own, heads, expand)
-        whole = attention in bound  # then so are the biases that it makes
-        cut(small, part, [one for one in own if not (whole and is_bias_table(one))], keep)
-    carry_biases(bound, small, kept)
-    keep_heads(small, {parts[a].module: heads for a, heads in first.items()})
-    removed = {a: [h for h in range(a.site.n_heads) if h not in stay] for a, stay in kept.items()}
+    kept = _kept(_checked_plan(plan, model, attentions), attentions)
+    small, counterparts = cut_heads(model, kept, batch, expand=expand)
+    removed = {
+        attention: [head for head in range(attention.site.n_heads) if head not in heads]
+        for attention, heads in kept.items()
+    }
     means = mean_heads(model, attentions, batches) if fold else None
     if means is not None:
-        _fold(small, parts, removed, means)
-    _prove(model, small, _Gone(attentions, removed, means), batch)
-    _record(model, small, kept)
+        _fold(small, counterparts, removed, means)
+    _check_equal(model, small, _Removed(attentions, removed, means), batch)
+    if any(removed.values()):
+        layers = {(a.site.stack, a.site.layer): heads for a, heads in kept.items()}
+        set_original_heads(small, compose_heads(model, layers))
     return small if outer is model else around(outer, small)
 
 
-def _record(model: nn.Module, small: nn.Module, kept: Mapping[Attention, tuple[int, ...]]) -> None:
-    """Record which heads of the original model are left, unless none was removed."""
-    if any(len(stay) < a.site.n_heads for a, stay in kept.items()):
-        layers = {(a.site.stack, a.site.layer): stay for a, stay in kept.items()}
-        set_original_heads(small, compose_heads(model, layers))
-
-
 @dataclass(frozen=True)
-class _Gone:
-    """Which heads are gone from each attention, and what stands in their place."""
+class _Removed:
+    """The removed heads of each attention, and their means; None if zeros replace them."""
 
     attentions: list[Attention]
     heads: dict[Attention, list[int]]
     means: Mapping[Attention, Float[Tensor, "H Dv"]] | None
 
-    def edit(self, attention: Attention, given: Float[Tensor, "*lead H Dv"]) -> Tensor:
-        gone = self.heads[attention]
-        left = given.clone()
-        left[..., gone, :] = 0 if self.means is None else self.means[attention][gone].to(given)
-        return left
+    def edit(self, attention: Attention, outputs: Float[Tensor, "*lead H Dv"]) -> Tensor:
+        removed = self.heads[attention]
+        edited = outputs.clone()
+        means = self.means
+        edited[..., removed, :] = 0 if means is None else means[attention][removed].to(outputs)
+        return edited
 
 
-def _checked(model: nn.Module, fold: str | None, reference: Iterable[Any] | None) -> list[Any]:
+def _checked_batches(
+    model: nn.Module, fold: str | None, reference: Iterable[Any] | None
+) -> list[Any]:
     if fold not in (None, "mean"):
         raise ArgumentError(f"prune: fold={fold!r}. Choose 'mean' or None.")
     batches = batches_of(reference, "prune")
@@ -144,35 +122,35 @@ def _checked(model: nn.Module, fold: str | None, reference: Iterable[Any] | None
     return batches
 
 
-def refuse_packed(model: nn.Module, who: str) -> None:
-    """Refuse weights that are not there as they are: packed, sharded or under adapters.
+def refuse_packed(model: nn.Module, caller: str) -> None:
+    """Refuse a model with packed, sharded or adapted weights.
 
     Raises:
-        ArgumentError: the model is none.
-        UnsupportedError: some are not.
+        ArgumentError: `model` is not a module.
+        UnsupportedError: a weight is not a plain floating-point tensor.
     """
-    check_model(who, model)
+    check_model(caller, model)
     if hasattr(model, "peft_config"):
         raise UnsupportedError(
-            f"{who}: {type(model).__name__} holds adapters. Call merge_and_unload() first."
+            f"{caller}: {type(model).__name__} holds adapters. Call merge_and_unload() first."
         )
     for name, weight in model.named_parameters():
         if type(weight.data) is not Tensor or not weight.is_floating_point():
             raise UnsupportedError(
-                f"{who}: {name} is {type(weight.data).__name__} of {weight.dtype}. Gather sharded "
-                f"weights and unpack quantised ones first."
+                f"{caller}: {name} is {type(weight.data).__name__} of {weight.dtype}. Gather "
+                f"sharded weights and unpack quantised ones first."
             )
 
 
-def _fitting(plan: Plan | HeadsLike, model: nn.Module, attentions: list[Attention]) -> Plan:
-    """The plan, if it is one for this model."""
+def _checked_plan(plan: Plan | HeadsLike, model: nn.Module, attentions: list[Attention]) -> Plan:
+    """The plan, if it is for this model."""
     if not isinstance(plan, Plan):
         return Plan.of(plan, heads_of(attentions))
-    if plan.model and plan.model != (own := fingerprint(model)):
+    if plan.model and plan.model != (actual := fingerprint(model)):
         raise ArgumentError(
-            f"prune: the plan is for the model {plan.model}, and this one is {own}. Plan anew."
+            f"prune: the plan is for the model {plan.model}, and this one is {actual}. Plan anew."
         )
-    planned = {(one.stack, one.layer): one.n_heads for one in plan.layers}
+    planned = {(layer.stack, layer.layer): layer.n_heads for layer in plan.layers}
     sizes = {(a.site.stack, a.site.layer): a.site.n_heads for a in attentions}
     if planned != sizes:
         raise ArgumentError(
@@ -183,56 +161,57 @@ def _fitting(plan: Plan | HeadsLike, model: nn.Module, attentions: list[Attentio
 
 
 def _kept(plan: Plan, attentions: list[Attention]) -> dict[Attention, tuple[int, ...]]:
-    """Which heads stay in each attention."""
-    layers = {(one.stack, one.layer): one for one in plan.layers}
+    """The heads that stay in each attention."""
+    layers = {(layer.stack, layer.layer): layer for layer in plan.layers}
     kept = {a: layers[a.site.stack, a.site.layer].keep for a in attentions}
-    of_module: dict[nn.Module, tuple[int, ...]] = {}
-    for attention, stay in kept.items():
-        if of_module.setdefault(attention.module, stay) != stay:
+    by_module: dict[nn.Module, tuple[int, ...]] = {}
+    for attention, heads in kept.items():
+        if by_module.setdefault(attention.module, heads) != heads:
             raise UnsupportedError(
                 f"prune: {attention.site.name} is shared by several layers, which would keep "
-                f"other heads each. Remove the same heads from all of them."
+                f"different heads. Remove the same heads from all of them."
             )
     return kept
 
 
 def _fold(
     small: nn.Module,
-    parts: Mapping[Attention, Attention],
+    counterparts: Mapping[Attention, Attention],
     removed: Mapping[Attention, Sequence[int]],
     means: Mapping[Attention, Float[Tensor, "H Dv"]],
 ) -> None:
-    """Add what the heads that go give in the mean to the biases of their output projections."""
-    for attention, gone in removed.items():
-        if gone and attention.nth:
+    """Add the mean contributions of the removed heads to the biases of the output projections."""
+    for attention, heads in removed.items():
+        if heads and attention.nth:
             raise UnsupportedError(
                 f"prune: {attention.site.name} is shared by several layers, whose means differ, "
                 f"and has one bias for all. Prune without fold."
             )
-        if gone:
-            weight = attention.output.per_head[gone].detach()
-            mean = means[attention][gone].to(weight)
-            fold_into_bias(small, parts[attention], torch.einsum("hv,hvd->d", mean, weight))
+        if heads:
+            weight = attention.output.per_head[heads].detach()
+            mean = means[attention][heads].to(weight)
+            constant = torch.einsum("hv,hvd->d", mean, weight)
+            fold_into_bias(small, counterparts[attention], constant)
 
 
-def _prove(model: nn.Module, small: nn.Module, gone: _Gone, batch: Any) -> None:
-    """Refuse a smaller model that does not give what the model gives without these heads."""
-    with edit_heads(model, gone.attentions, gone.edit):
-        wanted = answer_of(model, batch)
+def _check_equal(model: nn.Module, small: nn.Module, removed: _Removed, batch: Any) -> None:
+    """Refuse a smaller model whose outputs differ from those of the ablated model."""
+    with edit_heads(model, removed.attentions, removed.edit):
+        expected = float_outputs(model, batch)
     try:
-        found = answer_of(small, batch)
+        actual = float_outputs(small, batch)
     except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:
         raise UnsupportedError(
             f"prune: without these heads {type(model).__name__} does not run "
-            f"({str(error).splitlines()[0]}): something outside the attention knows how many heads "
-            f"there were, such as position biases made for all layers. Ablate them instead."
+            f"({str(error).splitlines()[0]}): something outside the attention depends on the "
+            f"number of heads, such as position biases made for all layers. Ablate them instead."
         ) from error
-    if isinstance(small, InPlaceOfTorch):  # the weights beside it are means over other heads
-        found, wanted = found[:1], wanted[:1]
-    apart = difference(found, wanted)
-    if apart:
+    if isinstance(small, TorchCompatibleAttention):  # its weights are a mean over other heads
+        actual, expected = actual[:1], expected[:1]
+    problem = output_difference(actual, expected)
+    if problem:
         raise UnsupportedError(
-            f"prune: the answer of {type(model).__name__} without these heads would be {apart}. "
-            f"Something outside the attention knows which heads there were, such as position "
+            f"prune: the answer of {type(model).__name__} without these heads would be {problem}. "
+            f"Something outside the attention depends on which heads there are, such as position "
             f"biases made for all layers. Ablate them instead."
         )

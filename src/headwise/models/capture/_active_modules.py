@@ -9,18 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise._count_names import HEADS
 from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
 from headwise.models.capture._call import Answer
 
-# What modules call the number of their heads.
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "heads")
-
 
 def heads_of(module: nn.Module) -> int:
     """How many heads a module says it has; 1 where it says nothing."""
-    found = [getattr(module, name, None) for name in _HEADS]
+    found = [getattr(module, name, None) for name in (*HEADS, "nhead", "heads")]
     return next((heads for heads in found if isinstance(heads, int) and heads > 0), 1)
 
 

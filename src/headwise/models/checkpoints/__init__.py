@@ -1,51 +1,53 @@
-"""Models that heads were cut out of: how they differ, and the forms they are written in."""
+"""Checkpoints of models with changed heads: every format, and the check in a fresh process."""
 
-from headwise.models.checkpoints._differences import Differences
-from headwise.models.checkpoints._fresh_process import SENTENCES, Reader, answer_in_fresh_process
-from headwise.models.checkpoints._layer_folder import read_layer, write_layer
-from headwise.models.checkpoints._manifest import (
-    apply_changes,
-    changed_class,
-    describe_changes,
-    differences_of,
-    read_changes,
-)
-from headwise.models.checkpoints._original import (
+from headwise.models.checkpoints._fresh_process import SENTENCES
+from headwise.models.checkpoints._original_heads import (
     ORIGINAL,
     compose_heads,
-    original_heads,
     originals_of,
     read_original,
     set_original_heads,
 )
-from headwise.models.checkpoints._remote_code import write_remote
-from headwise.models.checkpoints._resize import TABLE, OwnHeads, hands_on, resize, set_count
-from headwise.models.checkpoints._stock import as_stock, rebuild
+from headwise.models.checkpoints._save import save
+from headwise.models.checkpoints._source_files import source_files
+from headwise.models.checkpoints.formats import (
+    BiasHeads,
+    Differences,
+    Format,
+    apply_changes,
+    as_format,
+    changed_class,
+    differences_of,
+    is_bias_table,
+    read_changes,
+    read_layer,
+    returns_biases,
+    set_count,
+    update_sizes,
+    write_layer,
+)
 
 __all__ = [
     "ORIGINAL",
     "SENTENCES",
-    "TABLE",
+    "BiasHeads",
     "Differences",
-    "OwnHeads",
-    "Reader",
-    "answer_in_fresh_process",
+    "Format",
     "apply_changes",
-    "as_stock",
+    "as_format",
     "changed_class",
     "compose_heads",
-    "describe_changes",
     "differences_of",
-    "hands_on",
-    "original_heads",
+    "is_bias_table",
     "originals_of",
     "read_changes",
     "read_layer",
     "read_original",
-    "rebuild",
-    "resize",
+    "returns_biases",
+    "save",
     "set_count",
     "set_original_heads",
+    "source_files",
+    "update_sizes",
     "write_layer",
-    "write_remote",
 ]

@@ -1,8 +1,8 @@
-"""Open what was written in a process of its own, and let it answer: `python _fresh.py HOW FOLDER`.
+"""Open a checkpoint in a process of its own and write its outputs: `python FILE READER FOLDER`.
 
-HOW is `headwise`, or `transformers` or `sentence-transformers` for those who have not got
-headwise: nothing of it is imported then, not even by this file. The folder's `.given.safetensors`
-holds what the model is given, `.answer.safetensors` what it answers. A SentenceTransformer encodes
+READER is `headwise`, or `transformers` or `sentence-transformers` for users without headwise: then
+nothing of headwise is imported, not even by this file. The folder's `.inputs.safetensors` holds
+the inputs of the model, `.outputs.safetensors` its outputs. A SentenceTransformer encodes
 `SENTENCES`.
 """
 
@@ -21,93 +21,96 @@ from torch import Tensor, nn
 
 Reader = Literal["headwise", "transformers", "sentence-transformers"]
 SENTENCES = ("A man plays a guitar.", "The cat sleeps on the warm roof all day long.")
-_GIVEN, _ANSWER = ".given.safetensors", ".answer.safetensors"
+_INPUTS, _OUTPUTS = ".inputs.safetensors", ".outputs.safetensors"
 
 
 def answer_in_fresh_process(reader: Reader, folder: Path, batch: Any = ()) -> list[Tensor] | str:
-    """What a fresh process answers that opens a folder; its last words where it cannot.
+    """The outputs of a checkpoint in a fresh process, or the last line of its error.
 
     Args:
-        batch: What the model is given; a SentenceTransformer encodes `SENTENCES` instead.
+        batch: The inputs of the model; a SentenceTransformer encodes `SENTENCES` instead.
     """
     command = [sys.executable, __file__, reader, str(folder)]
-    # Transformers copies code of a checkpoint before it runs it: not to the user's own place.
-    with tempfile.TemporaryDirectory() as copies:
-        known = os.pathsep.join(path for path in sys.path if path)
-        own = {"PYTHONPATH": known, "HF_MODULES_CACHE": copies, "HF_HUB_OFFLINE": "1"}
+    # Transformers copies code of a checkpoint before it runs it: keep it out of the user's cache.
+    with tempfile.TemporaryDirectory() as cache:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        settings = {"PYTHONPATH": path, "HF_MODULES_CACHE": cache, "HF_HUB_OFFLINE": "1"}
         try:
-            # Not imported by the fresh process, which may have to do without headwise.
+            # Imported here because the fresh process may have to do without headwise.
             from headwise._tensors import write_tensors
 
-            write_tensors(_named(batch), folder / _GIVEN)
-            done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own)
-            if done.returncode:
-                return (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            tensors = load_file(folder / _ANSWER)
+            write_tensors(_by_name(batch), folder / _INPUTS)
+            environment = os.environ | settings
+            result = subprocess.run(command, capture_output=True, text=True, env=environment)
+            if result.returncode:
+                return (result.stderr.strip().splitlines() or ["nothing"])[-1]
+            tensors = load_file(folder / _OUTPUTS)
         finally:
-            for name in (_GIVEN, _ANSWER):
+            for name in (_INPUTS, _OUTPUTS):
                 (folder / name).unlink(missing_ok=True)
     return [tensors[name] for name in sorted(tensors)]
 
 
-def _named(batch: Any) -> dict[str, Tensor]:
-    """What a model is given, by names; what has none is called by its place."""
+def _by_name(batch: Any) -> dict[str, Tensor]:
+    """The inputs of a model by name; positional arguments are named by their index."""
     if not isinstance(batch, Mapping):
-        batch = {str(at): x for at, x in enumerate(batch if isinstance(batch, tuple) else [batch])}
+        arguments = batch if isinstance(batch, tuple) else [batch]
+        batch = {str(index): x for index, x in enumerate(arguments)}
     return {name: x.cpu().contiguous() for name, x in batch.items()}
 
 
-def _answer(reader: str, folder: Path) -> None:
+def _write_outputs(reader: str, folder: Path) -> None:
     if reader == "sentence-transformers":
-        save_file({"000": _encoded(folder)}, folder / _ANSWER)
+        save_file({"000": _encode_sentences(folder)}, folder / _OUTPUTS)
         return
-    model = (_open_ours if reader == "headwise" else _open_theirs)(folder)
-    given = load_file(folder / _GIVEN)
-    places = [given.pop(name) for name in sorted(given) if name.isdigit()]
+    model = (_open_with_headwise if reader == "headwise" else _open_with_transformers)(folder)
+    inputs = load_file(folder / _INPUTS)
+    arguments = [inputs.pop(name) for name in sorted(inputs) if name.isdigit()]
     with torch.no_grad():
-        output = model(*places, **given)
+        output = model(*arguments, **inputs)
     values = output.values() if isinstance(output, Mapping) else output
-    found = [values] if isinstance(values, Tensor) else list(values)
-    numbers = [x for x in found if isinstance(x, Tensor) and x.is_floating_point()]
-    save_file({f"{at:03}": x.contiguous() for at, x in enumerate(numbers)}, folder / _ANSWER)
+    outputs = [values] if isinstance(values, Tensor) else list(values)
+    floats = [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
+    named = {f"{index:03}": x.contiguous() for index, x in enumerate(floats)}
+    save_file(named, folder / _OUTPUTS)
 
 
-def _open_ours(folder: Path) -> nn.Module:
+def _open_with_headwise(folder: Path) -> nn.Module:
     from headwise.models import load
 
     return load(folder)
 
 
-def _open_theirs(folder: Path) -> nn.Module:
-    _forget_ours()
+def _open_with_transformers(folder: Path) -> nn.Module:
+    _block_headwise()
     import transformers
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    by_code = _classes_by_code(config)
-    name = (by_code or config["architectures"])[0]
+    remote = _remote_classes(config)
+    name = (remote or config["architectures"])[0]
     cls = getattr(transformers, name)
-    return cls.from_pretrained(folder, trust_remote_code=bool(by_code)).eval()
+    return cls.from_pretrained(folder, trust_remote_code=bool(remote)).eval()
 
 
-def _encoded(folder: Path) -> Tensor:
-    _forget_ours()
+def _encode_sentences(folder: Path) -> Tensor:
+    _block_headwise()
     from sentence_transformers import SentenceTransformer
 
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    by_code = bool(_classes_by_code(config))
-    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=by_code)
+    remote = bool(_remote_classes(config))
+    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=remote)
     vectors = model.encode([*SENTENCES], convert_to_tensor=True, show_progress_bar=False)
     return vectors.contiguous()
 
 
-def _forget_ours() -> None:
+def _block_headwise() -> None:
     modules: dict[str, Any] = sys.modules
-    modules["headwise"] = None  # whatever asks for it fails
+    modules["headwise"] = None  # every import of it fails
 
 
-def _classes_by_code(config: Mapping[str, Any]) -> list[str]:
+def _remote_classes(config: Mapping[str, Any]) -> list[str]:
     return [name for name in config.get("auto_map", ()) if name != "AutoConfig"]
 
 
 if __name__ == "__main__":
-    _answer(sys.argv[1], Path(sys.argv[2]))
+    _write_outputs(sys.argv[1], Path(sys.argv[2]))

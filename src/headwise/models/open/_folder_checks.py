@@ -1,7 +1,7 @@
-"""Checks of a folder of Hugging Face before transformers opens it.
+"""Safety checks of a Hugging Face folder before transformers opens it.
 
-Only safetensors inside the folder are read, no code is fetched for it, no adapter is applied, and
-its configuration describes a model of about the size of its weights.
+Only safetensors inside the folder are read, no code is fetched, no adapter is applied, and the
+configuration must describe a model of about the size of the stored weights.
 """
 
 import json
@@ -19,27 +19,27 @@ from headwise.errors import InputError
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Where a configuration says which code computes attention, or the experts of a mixture.
+# Keys of a configuration that choose the code of attention, or of the experts of a mixture.
 _KERNELS = re.compile(r"_?(attn|experts)_implementation")
-# Counts of modules, by which lists and modules are made; and counts of rows of a weight.
+# Keys that count modules, for which objects are allocated; and keys that count rows of a weight.
 _LAYERS = re.compile(r"layers?$|depths?$|blocks$|stages$")
 _ROWS = re.compile(r"num_labels$|heads?$|experts$|groups$")
-# More labels than any configuration has whose head is not in the file.
+# More labels than any real configuration has without storing their classification head.
 _SPARE_ROWS = 2**20
 
 
 def check_folder(folder: Path) -> StoredSize:
-    """Refuse an unsafe folder before anything but JSON and headers of weights is read.
+    """Refuse an unsafe folder, reading only JSON and the headers of weight files.
 
-    Links in a folder are followed, as in the cache of the hub, whose files are links; what they
-    lead to is read as safetensors or JSON all the same. Names in an index are not followed out of
-    the folder.
+    Links in the folder are followed, because the files in the cache of the hub are links; their
+    targets are read as safetensors or JSON all the same. An index must not name files outside the
+    folder.
 
     Returns:
-        How much the weight files in the folder hold.
+        The number of weights and tensors in the folder.
     Raises:
         InputError: there are adapters, weights outside the folder or not in safetensors, kernels
-            of the hub, or far more layers than weights.
+            of the hub, or far more layers than the weights allow.
         SafetensorError: a file of weights is broken.
     """
     check_no_adapter(folder)
@@ -49,35 +49,35 @@ def check_folder(folder: Path) -> StoredSize:
     files = weight_files(folder, config)
     size = stored_size(files, packed)
     for path in {*folder.glob("*.safetensors")} - {*files}:
-        with suppress(SafetensorError, OSError):  # a few models read some of these too
+        with suppress(SafetensorError, OSError):  # a few models read some of these files too
             size += stored_size([path], packed)
     _check_counts(config, size, folder / CONFIG)
     return size
 
 
 def check_no_adapter(folder: Path) -> None:
-    """Refuse adapters beside the weights: transformers would apply them without saying so.
+    """Refuse adapters beside the weights, which transformers would apply silently.
 
     Raises:
-        InputError: there are some.
+        InputError: there is an adapter.
     """
     path = folder / ADAPTER
     if not path.exists():
         return
-    about = read_object(path)
-    base = about.get("base_model_name_or_path")
+    adapter = read_object(path)
+    base = adapter.get("base_model_name_or_path")
     raise InputError(
-        f"load: {folder} holds {ADAPTER}, an adapter ({about.get('peft_type')!r}) of {base!r}, "
+        f"load: {folder} holds {ADAPTER}, an adapter ({adapter.get('peft_type')!r}) of {base!r}, "
         f"which load does not apply. Merge it with peft's merge_and_unload and save the result, "
         f"or move it elsewhere to open the weights without it."
     )
 
 
 def check_kernels(config: dict[str, Any], path: Path) -> None:
-    """Refuse a configuration that has attention computed by code of the hub.
+    """Refuse a configuration that selects an attention kernel from the hub.
 
     Raises:
-        InputError: it names a kernel there, or one that transformers would take from there.
+        InputError: it names a kernel that transformers would fetch and run.
     """
     for key, value in _entries(config):
         if not _KERNELS.fullmatch(key):
@@ -91,10 +91,10 @@ def check_kernels(config: dict[str, Any], path: Path) -> None:
 
 
 def weight_files(folder: Path, config: dict[str, Any]) -> list[Path]:
-    """The files that transformers takes the weights from, of those that are there.
+    """The existing files that transformers would read the weights from.
 
     Raises:
-        InputError: one is not in the folder, is not a safetensors file, or the index is broken.
+        InputError: a file is outside the folder or not in safetensors, or the index is broken.
     """
     named = named_weights(folder, config)
     first = folder / (named or WEIGHTS)
@@ -108,7 +108,7 @@ def weight_files(folder: Path, config: dict[str, Any]) -> list[Path]:
 
 
 def named_weights(folder: Path, config: dict[str, Any]) -> str | None:
-    """The file of weights, or index of them, that a configuration names.
+    """The weight file, or index of weight files, that a configuration names.
 
     Raises:
         InputError: it is neither, or not in the folder.
@@ -123,70 +123,72 @@ def names_in_index(index: Path) -> list[str]:
     """The names of the files in an index of shards.
 
     Raises:
-        InputError: there are none, or one is not in safetensors or leads out of the folder.
+        InputError: there are none, or a file is not in safetensors or outside the folder.
     """
-    names = read_object(index).get("weight_map")
-    if not isinstance(names, dict) or not names:
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"load: {index} has no weight_map. Copy or save the model again.")
-    found = {name if isinstance(name, str) else repr(name) for name in names.values()}
-    for name in sorted(found):
+    names = {name if isinstance(name, str) else repr(name) for name in weight_map.values()}
+    for name in sorted(names):
         check_weights_name(name, index, (".safetensors",))
-    return sorted(found)
+    return sorted(names)
 
 
-def check_weights_name(name: Any, where: Path, endings: tuple[str, ...]) -> None:
-    """Refuse the name of a file that is not in safetensors, or not in its folder.
+def check_weights_name(name: Any, source: Path, suffixes: tuple[str, ...]) -> None:
+    """Refuse the name of a weight file that is not in safetensors, or outside its folder.
 
+    Args:
+        source: The file that contains the name.
     Raises:
-        InputError: it is such a name.
+        InputError: the name has another suffix or leads out of the folder.
     """
-    if not isinstance(name, str) or not name.endswith(endings):
+    if not isinstance(name, str) or not name.endswith(suffixes):
         raise InputError(
-            f"load: {where} names {name!r}, which is no {' or '.join(endings)} file; nothing else "
-            f"is read. Save the model again with safe serialization."
+            f"load: {source} names {name!r}, which is no {' or '.join(suffixes)} file; nothing "
+            f"else is read. Save the model again with safe serialization."
         )
     paths = PurePosixPath(name), PureWindowsPath(name)
     if any(path.anchor or ".." in path.parts for path in paths):
         raise InputError(
-            f"load: {where} names {name!r}, which is not in that folder. Copy the weights into the "
-            f"folder and name them there."
+            f"load: {source} names {name!r}, which is not in that folder. Copy the weights into "
+            f"the folder and name them there."
         )
 
 
 def _check_counts(config: dict[str, Any], size: StoredSize, path: Path) -> None:
-    """Refuse counts that no model with these weights has: configurations make lists by them."""
+    """Refuse counts that are too large for these weights: transformers allocates lists by them."""
     limits = (_LAYERS, size.most_modules), (_ROWS, max(size.elements, _SPARE_ROWS))
     for key, value in _entries(config):
-        for counted, most in limits:
+        for pattern, limit in limits:
             numbers = value if isinstance(value, list) else [value]
-            wrong = [n for n in numbers if type(n) is int and n > most]
-            if wrong and counted.search(key):
+            excessive = [n for n in numbers if type(n) is int and n > limit]
+            if excessive and pattern.search(key):
                 raise InputError(
-                    f"load: {path} has {key}={wrong[0]}, but the weight files hold "
+                    f"load: {path} has {key}={excessive[0]}, but the weight files hold "
                     f"{size.elements:,} weights in {size.tensors:,} tensors. Give the "
                     f"configuration that belongs to them."
                 )
 
 
 def _is_fetched(name: str) -> bool:
-    # With the package `kernels`, transformers takes flash attention from the hub.
+    # If the package `kernels` is installed, transformers fetches flash attention from the hub.
     return "/" in name or ("flash" in name and find_spec("kernels") is not None)
 
 
 def _entries(config: Any) -> Iterator[tuple[str, Any]]:
-    """Each key and value of a configuration and of those within it."""
-    waiting = [config]
-    while waiting:
-        content = waiting.pop()
+    """Each key and value of a configuration and of the configurations nested in it."""
+    pending = [config]
+    while pending:
+        content = pending.pop()
         if isinstance(content, dict):
             yield from content.items()
-            waiting += content.values()
+            pending += content.values()
         elif isinstance(content, list):
-            waiting += content
+            pending += content
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none, as transformers says what is wrong."""
+    """The object in a JSON file; empty if unreadable, because transformers reports the problem."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -195,7 +197,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_tokenizer_class(folder: Path) -> None:
-    """Refuse a tokenizer's class that is no tokenizer: transformers would open that instead.
+    """Refuse a `tokenizer_class` that is no tokenizer, because transformers would open it.
 
     Raises:
         InputError: the configuration of the tokenizer, or of the model, names such a class.
@@ -206,7 +208,7 @@ def check_tokenizer_class(folder: Path) -> None:
         name = read_object(path).get("tokenizer_class")
         cls = getattr(transformers, name, None) if isinstance(name, str) else None
         tokenizers = (transformers.PreTrainedTokenizerBase, transformers.AutoTokenizer)
-        missing = type(cls).__name__ == "DummyObject"  # it needs a package that is not installed
+        missing = type(cls).__name__ == "DummyObject"  # a package that it needs is not installed
         if cls is None or missing or (isinstance(cls, type) and issubclass(cls, tokenizers)):
             continue
         raise InputError(

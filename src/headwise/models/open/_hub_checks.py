@@ -1,4 +1,4 @@
-"""Fetching a model from the hub of Hugging Face: small files are checked before weights come."""
+"""Download a model from the Hugging Face hub, checking its small files before its weights."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from headwise.models.open._folder_checks import (
 
 
 def fetch(name: str) -> Path | None:
-    """The folder of the cache that a hub name's weights are in, which are fetched first.
+    """Download a model, and return its folder in the cache.
 
     Returns:
-        None where the hub has them in no safetensors file of the main revision; transformers then
-        looks for a conversion to one.
+        None if its main revision has no safetensors file; transformers then looks for a revision
+        with converted weights.
     Raises:
         InputError: there are adapters, kernels of the hub, or weights not in safetensors.
-        OSError: there is no such name, or it is out of reach.
+        OSError: there is no such name, or the hub cannot be reached.
     """
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
@@ -47,12 +47,12 @@ def fetch(name: str) -> Path | None:
 
 
 def fetched(name: str, file: str) -> Path | None:
-    """A file of a hub name in the cache; None where the hub has none or is out of reach."""
+    """A file of a hub model in the cache; None if it does not exist or cannot be reached."""
     from transformers.utils.hub import cached_file
 
     quiet: dict[str, Any] = {
-        f"_raise_exceptions_for_{what}": False
-        for what in ("missing_entries", "connection_errors", "gated_repo")
+        f"_raise_exceptions_for_{problem}": False
+        for problem in ("missing_entries", "connection_errors", "gated_repo")
     }
     path = cached_file(name, file, **quiet)
     return None if path is None else Path(path)

@@ -32,58 +32,58 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 def load(
     source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Open a model, ready to be watched: in evaluation mode, with all its weights.
+    """Open a model in evaluation mode, with all of its weights.
 
-    Only JSON and safetensors are read, and only files that the folder or the name holds: an index
-    of shards that names a pickle or a file elsewhere is refused. Links in a folder are followed,
-    as in the cache of the hub. No code is run: neither code beside the weights, nor kernels of the
-    hub that a configuration names. Adapters (`adapter_config.json`) are refused, not applied. A
-    configuration that describes a far larger model than its weight files hold is refused before
-    anything of that size is allocated.
+    Only JSON and safetensors are read, and only from the folder or hub model itself: an index of
+    shards that names a pickle or a file outside it is refused. Links in a folder are followed,
+    because the cache of the hub consists of links. No code is run, neither code beside the
+    weights nor kernels of the hub that a configuration names. Adapters (`adapter_config.json`) are
+    refused, not applied. A configuration that describes a far larger model than its weight files
+    contain is refused before memory of that size is allocated.
 
     Args:
-        source: A folder of this library or of Hugging Face, or a name on its hub.
-        device: Where to put it.
-        dtype: The dtype of its weights. None keeps the one they were saved in.
+        source: A folder written by this library or by Hugging Face, or a name on its hub.
+        device: The device of the weights.
+        dtype: The dtype of the weights. None keeps the dtype in which they were saved.
     Raises:
         InputError: there is no such folder or name, or weights are missing, broken, pickled,
-            elsewhere, adapters, or not of the size that the configuration says.
+            outside the folder, adapters, or not of the size that the configuration says.
     """
     folder = _folder(source)
     model: nn.Module
-    smaller = None if folder is None else read_changes(folder)
-    if folder is not None and smaller is not None:
-        model = _from_hugging_face(source, folder, changed_class(smaller, folder))
-        model.__class__ = type(model).__mro__[1]  # it was made to begin with, and is no more needed
+    changes = None if folder is None else read_changes(folder)
+    if folder is not None and changes is not None:
+        model = _from_hugging_face(source, folder, changed_class(changes, folder))
+        model.__class__ = type(model).__mro__[1]  # only building needed the changed class
     elif folder is not None and (layer := read_layer(folder)) is not None:
         model = layer
     elif folder is not None and (folder / "headwise.json").is_file():
         model = read_model(folder, apply_changes)
     else:
         if folder is None:
-            _refuse_out_of_reach(str(source))
+            _refuse_unreachable(str(source))
         model = _from_hugging_face(source, folder)
     return model.to(device=device, dtype=dtype).eval()
 
 
 def load_tokenizer(source: str | Path) -> Any:
-    """The tokenizer that belongs to a model.
+    """Open the tokenizer of a model.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or it cannot be opened.
     """
     folder = _folder(source)
-    own = folder is not None and (folder / "headwise.json").is_file()
-    if folder is not None and own and read_changes(folder) is None:
+    ours = folder is not None and (folder / "headwise.json").is_file()
+    if folder is not None and ours and read_changes(folder) is None:
         return read_tokenizer(folder)
     from transformers import AutoTokenizer
 
     try:
-        place = folder
+        checked = folder
         for name in () if folder else ("tokenizer_config.json", "config.json"):
-            place = path.parent if (path := fetched(str(source), name)) else place
-        if place is not None:
-            check_tokenizer_class(place)
+            checked = path.parent if (path := fetched(str(source), name)) else checked
+        if checked is not None:
+            check_tokenizer_class(checked)
         return AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
     except HeadwiseError:
         raise
@@ -95,7 +95,7 @@ def load_tokenizer(source: str | Path) -> Any:
 
 
 def _folder(source: str | Path) -> Path | None:
-    """The folder that is meant, or None for a hub name."""
+    """The source as a folder, or None for a hub name."""
     path, name = Path(source), str(source)
     if "\0" in name or not name.strip():
         raise InputError(f"load: {name!r} is not a folder. Give a model's folder or a hub name.")
@@ -123,32 +123,34 @@ def _refuse_pickles(folder: Path) -> None:
     raise InputError(f"load: {folder} has no .safetensors file. Give a folder with weights.")
 
 
-def _refuse_out_of_reach(name: str) -> None:
-    """Ask the hub once: where there is none, its client tries for half a minute."""
+def _refuse_unreachable(name: str) -> None:
+    """Query the hub once, because without a connection its client retries for half a minute."""
     import huggingface_hub as hub
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-    known = isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
-    if known or hub.is_offline_mode():
+    cached = isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
+    if cached or hub.is_offline_mode():
         return
     try:
         hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=10)
-    except Exception as error:  # of whichever HTTP library it uses
-        answered = isinstance(error, HfHubHTTPError)
-        if answered and not isinstance(error, RepositoryNotFoundError):
-            return  # it is there and busy, or wants a token: its client knows what to do
+    except Exception as error:  # the HTTP library decides which one
+        responded = isinstance(error, HfHubHTTPError)
+        if responded and not isinstance(error, RepositoryNotFoundError):
+            return  # it exists but is busy or needs a token, which its client handles
         raise InputError(
-            f"load: {name} is neither a folder here nor a hub model in reach ({_line(error)}). "
+            f"load: {name} is neither a folder nor a reachable hub model ({_line(error)}). "
             f"Give a model's folder or a hub name."
         ) from error
 
 
 def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None) -> nn.Module:
     try:
-        place = folder or fetch(str(source))
-        limit = nullcontext() if place is None else limit_model_size(check_folder(place), source)
-        # What was checked is opened, and nothing that came to the hub since.
-        pinned = {} if folder or place is None else {"revision": place.name}
+        checked = folder or fetch(str(source))
+        limit = (
+            nullcontext() if checked is None else limit_model_size(check_folder(checked), source)
+        )
+        # Open the revision that was checked, not one that was pushed since.
+        pinned = {} if folder or checked is None else {"revision": checked.name}
         cls = cls or _model_class(str(source), **pinned)
         with limit:
             model, report = cls.from_pretrained(
@@ -174,21 +176,21 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
 
 
 def _why_not(error: Exception, folder: Path | None) -> str:
-    """Why a model cannot be opened, and what to do."""
+    """The reason why a model cannot be opened, and what to do."""
     line = _line(error)
     if isinstance(error, SafetensorError):
         return f"has weights that are broken or cut short ({line}). Copy or save it again."
-    if "ignore_mismatched_sizes" in str(error):  # and which they are stands in a log
+    if "ignore_mismatched_sizes" in str(error):  # the details are only in a log
         return (
-            "cannot be opened: its weights have other sizes than its configuration says. A model "
-            "that heads were cut out of is written by headwise.save."
+            "cannot be opened: its weights have other sizes than its configuration says. A pruned "
+            "model must be written by headwise.save."
         )
-    where = "cannot be opened" if folder else "is neither a folder here nor a hub model in reach"
-    return f"{where} ({line}). Give a model's folder or a hub name."
+    problem = "cannot be opened" if folder else "is neither a folder nor a reachable hub model"
+    return f"{problem} ({line}). Give a model's folder or a hub name."
 
 
 def _model_class(source: str, **pinned: str) -> Any:
-    """The class that the checkpoint names, when transformers itself has it."""
+    """The class that the checkpoint names, if transformers has it; else `AutoModel`."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False, **pinned)
@@ -200,6 +202,6 @@ def _model_class(source: str, **pinned: str) -> Any:
 
 
 def _line(error: Exception) -> str:
-    """The first line of a message, short enough to stand in one of ours."""
+    """The first line of an error, shortened to fit into another message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(" .")[:160]

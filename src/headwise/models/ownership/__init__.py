@@ -1,4 +1,4 @@
-"""Which part of a model belongs to which head, and taking that part away."""
+"""Which weights belong to which head, and editing or removing heads."""
 
 from headwise._evaluation import in_evaluation
 from headwise.models.ownership._ablate import (
@@ -20,6 +20,8 @@ from headwise.models.ownership._example_input import (
     call_model,
     example_input,
 )
+from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
+from headwise.models.ownership._outputs import float_outputs, output_difference
 from headwise.models.ownership._ownership_map import (
     HeadCounts,
     OwnershipMap,
@@ -39,6 +41,7 @@ __all__ = [
     "Ablation",
     "Attention",
     "HeadCounts",
+    "KeptHeads",
     "OutputProjection",
     "OwnershipMap",
     "Parts",
@@ -52,12 +55,17 @@ __all__ = [
     "example_input",
     "find_attentions",
     "find_ownership",
+    "float_outputs",
     "gate_heads",
     "heads_of",
     "in_evaluation",
     "is_linear",
     "is_transposed",
+    "keep_heads",
+    "kept_indices",
     "mean_heads",
+    "output_difference",
     "output_projection",
     "replace_heads",
+    "spread",
 ]

@@ -1,4 +1,4 @@
-"""Take the work of heads away while a block runs: by gates, by zeros, by their mean."""
+"""Gate heads, or replace their outputs by zeros or their mean, while a block runs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,28 +26,28 @@ def gate_heads(
     attentions: Sequence[Attention],
     gates: Callable[[Attention], Float[Tensor, "*B H"] | None],
 ) -> Iterator[None]:
-    """Multiply what each head gives with a gate while the block runs.
+    """Multiply the output of each head by a gate while the block runs.
 
-    Gates of 1 leave the answer equal to the last bit; a gate of 0 removes its head. Gradients
-    reach the gates; with a row of gates for each text of a batch, one backward pass gives the
-    gradients of every text.
+    Gates of 1 leave the model's output equal to the last bit; a gate of 0 removes its head.
+    Gradients reach the gates; with one row of gates per text of a batch, one backward pass gives
+    the gradients of every text.
 
     Args:
-        attentions: All of the model, as `find_attentions` gives them.
-        gates: The gates of an attention, asked for in each call; None leaves its heads alone.
+        attentions: All attentions of the model, from `find_attentions`.
+        gates: Called in each pass for the gates of an attention; None leaves its heads unchanged.
     Raises:
-        ShapeError: gates are not one for each head, or not a row for each text.
+        ShapeError: there is not one gate per head, or not one row per text.
     """
 
     def edit(attention: Attention, heads: Tensor) -> Tensor:
         gate = gates(attention)
         if gate is None:
             return heads
-        wanted = heads.shape[-2:-1] if gate.ndim == 1 else (heads.shape[0], heads.shape[-2])
-        if gate.shape != wanted:
+        shape = heads.shape[-2:-1] if gate.ndim == 1 else (heads.shape[0], heads.shape[-2])
+        if gate.shape != shape:
             raise ShapeError(
                 f"gate_heads: gates {tuple(gate.shape)} for {attention.site.name}, where heads "
-                f"are {tuple(heads.shape)}. Give {tuple(wanted)}."
+                f"are {tuple(heads.shape)}. Give {tuple(shape)}."
             )
         gate = gate.to(heads.dtype)
         gate = gate if gate.ndim == 1 else gate.view(len(gate), *[1] * (heads.ndim - 3), -1)
@@ -59,12 +59,12 @@ def gate_heads(
 
 @dataclass(frozen=True)
 class Ablation:
-    """What is taken away while `ablate` runs.
+    """The heads that `ablate` removes.
 
     Attributes:
         heads: The heads, in the order of their addresses.
-        mode: What stands in their place: zeros, or what they give in the mean.
-        mean_of: Over what the mean is taken: "reference" or "batch"; "" under zeros.
+        mode: What replaces their outputs: "zero" or "mean".
+        mean_of: What the mean is taken over: "reference" or "batch"; "" for zeros.
     """
 
     heads: tuple[Head, ...]
@@ -76,47 +76,47 @@ class Ablation:
 def ablate(
     model: nn.Module, heads: HeadsLike, mode: Mode = "zero", reference: Iterable[Any] | None = None
 ) -> Iterator[Ablation]:
-    """Take heads out of a model while the block runs, without changing its weights.
+    """Remove heads from a model while the block runs, without changing its weights.
 
-    Under `mode="zero"` they add nothing, as if they were pruned. Under `mode="mean"` they add what
-    they add in the mean over tokens, whatever the text; padding is no token.
+    Under `mode="zero"` they contribute nothing, as if they were pruned. Under `mode="mean"` they
+    contribute their mean output over tokens, excluding padding, for every text.
 
     Args:
-        model: Any model that can be watched, and whose heads reach an output projection.
+        model: A model that `observe` can watch and whose heads reach an output projection.
         heads: `"L5.H3"`, `(5, 3)`, a list of either, or `{5: [3]}`.
         reference: Batches that the mean is taken over, each the model's keyword arguments, a
-            tuple of arguments or the only one. None takes it over the tokens of each batch
-            that the model is called on.
+            tuple of arguments or a single argument. None takes the mean over the tokens of each
+            batch that the model is called on.
     Yields:
-        What is taken away, and over what the mean is taken.
+        The removed heads, and what the mean is taken over.
     Raises:
         HeadError: a head does not exist or is named twice.
-        ArgumentError: the model is none, `mode` is unknown, or `reference` is empty, holds texts
-            or is given for zeros.
-        UnsupportedError: the heads of the model cannot be told apart where they are mixed.
+        ArgumentError: `model` is not a module, `mode` is unknown, or `reference` is empty, holds
+            texts or is given for zeros.
+        UnsupportedError: the heads cannot be separated at the output projection.
 
     Example:
         >>> from headwise.layer import MultiHeadAttention
         >>> layer, x = MultiHeadAttention(8, 2), torch.randn(1, 5, 8)
-        >>> with ablate(layer, "L0.H1") as taken:
+        >>> with ablate(layer, "L0.H1") as ablation:
         ...     without = layer(x)
-        >>> [str(head) for head in taken.heads], torch.equal(without, layer(x))
+        >>> [str(head) for head in ablation.heads], torch.equal(without, layer(x))
         (['L0.H1'], False)
     """
     model = check_model("ablate", model)
-    batches = _checked(mode, reference)
+    batches = _checked_reference(mode, reference)
     attentions = find_attentions(model, batches[0] if batches else None)
     chosen = by_attention(heads, attentions)
     means = mean_heads(model, attentions, batches) if batches else {}
 
-    def instead(attention: Attention, given: Tensor) -> Tensor:
+    def replacement(attention: Attention, outputs: Tensor) -> Tensor:
         if mode == "zero":
-            return torch.zeros_like(given[..., :1, :1])
+            return torch.zeros_like(outputs[..., :1, :1])
         mean = means.get(attention)
-        return _Mean.of(attention, given, inputs).value() if mean is None else mean
+        return _Mean.of(attention, outputs, inputs).value() if mean is None else mean
 
-    with replace_heads(model, attentions, chosen, instead) as inputs:
-        removed = tuple(a.site.heads()[head] for a, some in chosen.items() for head in some)
+    with replace_heads(model, attentions, chosen, replacement) as inputs:
+        removed = tuple(a.site.heads()[head] for a, numbers in chosen.items() for head in numbers)
         source: Literal["reference", "batch"] = "reference" if batches else "batch"
         yield Ablation(tuple(sorted(removed)), mode, source if mode == "mean" else "")
 
@@ -126,24 +126,24 @@ def replace_heads(
     model: nn.Module,
     attentions: Sequence[Attention],
     chosen: Mapping[Attention, Sequence[int]],
-    instead: Edit,
+    replacement: Edit,
 ) -> Iterator[InputTracker]:
-    """Let some heads give something else while the block runs; the others give what they gave.
+    """Replace the outputs of some heads while the block runs.
 
     Args:
-        attentions: All of the model, as `find_attentions` gives them.
-        chosen: The heads, as `by_attention` gives them.
-        instead: From an attention and what its heads give to what those heads give instead.
+        attentions: All attentions of the model, from `find_attentions`.
+        chosen: The heads to replace, from `by_attention`.
+        replacement: Maps an attention and the outputs of its heads to the new outputs.
     Yields:
-        The text that the model is reading.
+        A tracker of the inputs that the model is reading.
     """
 
-    def edit(attention: Attention, given: Tensor) -> Tensor:
+    def edit(attention: Attention, outputs: Tensor) -> Tensor:
         if attention not in chosen:
-            return given
-        gone = torch.zeros(given.shape[-2], 1, dtype=torch.bool, device=given.device)
-        gone[chosen[attention]] = True
-        return torch.where(gone, instead(attention, given).to(given), given)
+            return outputs
+        replaced = torch.zeros(outputs.shape[-2], 1, dtype=torch.bool, device=outputs.device)
+        replaced[chosen[attention]] = True
+        return torch.where(replaced, replacement(attention, outputs).to(outputs), outputs)
 
     with edit_heads(model, attentions, edit) as inputs:
         yield inputs
@@ -152,18 +152,18 @@ def replace_heads(
 def mean_heads(
     model: nn.Module, attentions: Sequence[Attention], batches: Iterable[Any]
 ) -> dict[Attention, Float[Tensor, "H Dv"]]:
-    """What each head gives in the mean over the tokens of some batches, padding left out."""
-    found: dict[Attention, _Mean] = {}
+    """The mean output of each head over the tokens of some batches, excluding padding."""
+    means: dict[Attention, _Mean] = {}
 
-    def note(attention: Attention, heads: Tensor) -> Tensor:
-        new = _Mean.of(attention, heads, inputs)
-        found[attention] = found[attention] + new if attention in found else new
+    def add(attention: Attention, heads: Tensor) -> Tensor:
+        mean = _Mean.of(attention, heads, inputs)
+        means[attention] = means[attention] + mean if attention in means else mean
         return heads
 
-    with edit_heads(model, attentions, note) as inputs:
+    with edit_heads(model, attentions, add) as inputs:
         for batch in batches:
             run(model, batch)
-    return {attention: mean.value() for attention, mean in found.items()}
+    return {attention: mean.value() for attention, mean in means.items()}
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class _Mean:
         dims = tuple(range(heads.ndim - 2))
         return cls(chosen.double().sum(dims), real.sum())
 
-    def __add__(self, other: "_Mean") -> "_Mean":
-        return _Mean(self.total + other.total, self.tokens + other.tokens)
+    def __add__(self, mean: "_Mean") -> "_Mean":
+        return _Mean(self.total + mean.total, self.tokens + mean.tokens)
 
     def value(self) -> Float[Tensor, "H Dv"]:
         return self.total / self.tokens
@@ -194,7 +194,7 @@ def _real(real: Bool[Tensor, "B S"] | None, heads: Tensor) -> Bool[Tensor, "B T"
     return real[:, -lead[1] :].to(heads.device)
 
 
-def _checked(mode: str, reference: Iterable[Any] | None) -> list[Any]:
+def _checked_reference(mode: str, reference: Iterable[Any] | None) -> list[Any]:
     if mode not in ("zero", "mean"):
         raise ArgumentError(f"ablate: mode={mode!r}. Choose 'zero' or 'mean'.")
     if reference is None:

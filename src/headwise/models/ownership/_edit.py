@@ -1,4 +1,4 @@
-"""Change what heads give, on their way into the output projection that mixes them."""
+"""Edit the outputs of heads before the output projection mixes them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -18,7 +18,7 @@ from headwise.models.capture._stacks import Stacks
 from headwise.models.capture._torch_calls import ordinary_path
 from headwise.models.ownership._attention import Attention
 
-# From an attention and what its heads give, `[B, T, H, Dv]`, to what they shall give.
+# Maps an attention and the outputs of its heads, `[B, T, H, Dv]`, to the edited outputs.
 Edit = Callable[[Attention, Tensor], Tensor]
 
 
@@ -26,16 +26,17 @@ Edit = Callable[[Attention, Tensor], Tensor]
 def edit_heads(
     model: nn.Module, attentions: Sequence[Attention], edit: Edit
 ) -> Iterator[InputTracker]:
-    """Let `edit` change what heads give while the block runs.
+    """Apply `edit` to the outputs of heads while the block runs.
 
-    An edit that gives back what it was given leaves the answer equal to the last bit; under
+    An edit that returns its argument leaves the model's output equal to the last bit; for
     `nn.MultiheadAttention`, which never calls its output projection, equal to that of its
-    ordinary path. Gradients pass through. Nothing is left on the model, also after an exception.
+    ordinary path. Gradients pass through. All hooks are removed afterwards, also after an
+    exception.
 
     Args:
-        attentions: All of the model, as `find_attentions` gives them.
+        attentions: All attentions of the model, from `find_attentions`.
     Yields:
-        The text that the model is reading.
+        A tracker of the inputs that the model is reading.
     Raises:
         UnsupportedError: layers that share their weights run again in a backward pass.
     """
@@ -43,40 +44,40 @@ def edit_heads(
         inputs = stack.enter_context(InputTracker(model, Stacks(model).roots).follow())
         for module in {attention.module: None for attention in attentions}:
             calls = [attention for attention in attentions if attention.module is module]
-            put = _before_projection if calls[0].called else _around_torch_layer
-            stack.enter_context(put(calls[0], _Turns(calls, inputs), edit))
+            install = _before_projection if calls[0].called else _around_torch_layer
+            stack.enter_context(install(calls[0], _CallOrder(calls, inputs), edit))
         stack.enter_context(ordinary_path(model))
         yield inputs
 
 
-class _Turns:
-    """Which of the attentions that share a module is running: they take turns in each pass."""
+class _CallOrder:
+    """Which of the attentions that share a module is running: they run in order in each pass."""
 
     def __init__(self, calls: list[Attention], inputs: InputTracker) -> None:
         self._calls, self._inputs = calls, inputs
-        self._next, self._pass = 0, -1
+        self._position, self._pass = 0, -1
 
-    def take(self) -> Attention:
+    def next(self) -> Attention:
         if len(self._calls) == 1:
             return self._calls[0]
         if in_backward() and not self._inputs.inside:
             raise UnsupportedError(
                 f"heads: {self._calls[0].site.name} is shared by {len(self._calls)} layers, and in "
-                f"a backward pass it cannot be told whose turn it is. Turn checkpointing off."
+                f"a backward pass it is unknown which of them runs. Turn checkpointing off."
             )
         if self._inputs.passes != self._pass:
-            self._next, self._pass = 0, self._inputs.passes
-        self._next += 1
-        return self._calls[(self._next - 1) % len(self._calls)]
+            self._position, self._pass = 0, self._inputs.passes
+        self._position += 1
+        return self._calls[(self._position - 1) % len(self._calls)]
 
 
 @reversible
-def _before_projection(first: Attention, turns: _Turns, edit: Edit) -> Iterator[None]:
+def _before_projection(first: Attention, order: _CallOrder, edit: Edit) -> Iterator[None]:
     n_heads = first.site.n_heads
 
     def enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         heads = args[0].unflatten(-1, (n_heads, -1))
-        edited = edit(turns.take(), heads)
+        edited = edit(order.next(), heads)
         return args if edited is heads else (edited.flatten(-2), *args[1:])
 
     with Hooks() as hooks:
@@ -85,11 +86,11 @@ def _before_projection(first: Attention, turns: _Turns, edit: Edit) -> Iterator[
 
 
 @reversible
-def _around_torch_layer(first: Attention, turns: _Turns, edit: Edit) -> Iterator[None]:
-    """Torch's layer reads the weight of its projection without calling it.
+def _around_torch_layer(first: Attention, order: _CallOrder, edit: Edit) -> Iterator[None]:
+    """Edit the heads of torch's layer, which reads the weight of its projection without calling it.
 
-    While it runs it is given the identity for a projection, so that it gives its heads as they
-    are; its own projection follows, in the layout in which it computes it itself.
+    While it runs, its projection is the identity, so that it returns the outputs of its heads. The
+    real projection follows, in the layout in which the layer computes it itself.
     """
     layer, projection = first.module, first.output.module
     weight, bias = first.output.weight, first.output.bias
@@ -100,14 +101,14 @@ def _around_torch_layer(first: Attention, turns: _Turns, edit: Edit) -> Iterator
 
     def leave(module: nn.Module, args: Any, output: Any) -> Any:
         layer._modules["out_proj"] = projection
-        if output is None:  # an exception is on its way
+        if output is None:  # an exception was raised
             return None
         joined = output[0]
         first_batch = joined.ndim == 3 and not getattr(layer, "batch_first", False)
         heads = joined.unflatten(-1, (first.site.n_heads, -1))
         heads = heads.transpose(0, 1) if first_batch else heads
         heads = heads if heads.ndim == 4 else heads[None]
-        edited = edit(turns.take(), heads).flatten(2).transpose(0, 1)  # T B d_model
+        edited = edit(order.next(), heads).flatten(2).transpose(0, 1)  # T B d_model
         out = F.linear(edited.flatten(0, 1), weight, bias).view(edited.shape)
         if joined.ndim == 2:
             out = out[:, 0]

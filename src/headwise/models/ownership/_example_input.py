@@ -1,4 +1,4 @@
-"""A short input for a model, when its heads must be found and nobody gave one."""
+"""Run a model on a batch, and generate a short example input for it."""
 
 import inspect
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ _TOKENS = 5
 
 @torch.no_grad()
 def run(model: nn.Module, batch: Any) -> Any:
-    """Run a model on a batch in evaluation mode, and put every module back into its own mode."""
+    """Run a model on a batch in evaluation mode, and restore the mode of every module."""
     with in_evaluation(model):
         return call_model(model, batch)
 
 
 def call_model(model: nn.Module, batch: Any) -> Any:
-    """Call a model with its keyword arguments, a tuple of arguments, or the only one.
+    """Call a model with keyword arguments, a tuple of arguments, or a single argument.
 
     Raises:
         ArgumentError: the batch is a text, or holds one.
@@ -33,49 +33,47 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     texts = [batch] if isinstance(batch, str) else batch if isinstance(batch, list | tuple) else ()
     for text in texts:
         if isinstance(text, str):
-            raise ArgumentError(
-                f"batch: it is the text {text[:40]!r}. Give what a tokenizer makes of it."
-            )
+            raise ArgumentError(f"batch: it is the text {text[:40]!r}. Give its token ids.")
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
-def batches_of(reference: Any, who: str, name: str = "reference") -> list[Any]:
-    """Batches as a list, also where a single one is given; none for None.
+def batches_of(reference: Any, caller: str, name: str = "reference") -> list[Any]:
+    """Batches as a list; a single batch becomes a list of one, None an empty list.
 
     Args:
-        name: The argument that holds them.
+        name: The name of the argument, for error messages.
     Raises:
         ArgumentError: one is a text.
     """
     if isinstance(reference, Mapping | str | Tensor):
         reference = [reference]
-    whole = [model_inputs(batch) for batch in reference or ()]
-    for one in whole:
-        if isinstance(one, str):
+    batches = [model_inputs(batch) for batch in reference or ()]
+    for batch in batches:
+        if isinstance(batch, str):
             raise ArgumentError(
-                f"{who}: {name} holds the text {one[:40]!r}. Give batches, such as a tokenizer "
-                f"makes of texts."
+                f"{caller}: {name} holds the text {batch[:40]!r}. Give batches, such as a "
+                f"tokenizer makes of texts."
             )
-    return whole
+    return batches
 
 
 def example_input(model: nn.Module) -> Any:
-    """A short batch of the kind that a model reads.
+    """Generate a short batch that a model accepts.
 
     Raises:
-        ArgumentError: what it reads cannot be guessed.
+        ArgumentError: its inputs cannot be guessed.
     """
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ArgumentError(f"heads: {type(model).__name__} has no weights. Give a model.")
-    known = _of_layer(model, parameter)
-    if known is not None:
-        return known
+    vectors = _layer_input(model, parameter)
+    if vectors is not None:
+        return vectors
     names = inspect.signature(model.forward).parameters
-    found = {name: _argument(name, model, parameter) for name in names}
-    batch = {name: value for name, value in found.items() if value is not None}
+    values = {name: _argument(name, model, parameter) for name in names}
+    batch = {name: value for name, value in values.items() if value is not None}
     if not batch:
         raise ArgumentError(
             f"heads: what {type(model).__name__} reads cannot be guessed from "
@@ -84,17 +82,17 @@ def example_input(model: nn.Module) -> Any:
     return batch
 
 
-def _of_layer(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:
-    """What a bare layer reads: vectors."""
+def _layer_input(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:
+    """Random vectors for a bare attention or transformer layer; None for other models."""
 
     def vectors(width: int) -> Tensor:
         return torch.randn(2, _TOKENS, width, dtype=like.dtype, generator=_seed()).to(like.device)
 
     if isinstance(model, MultiHeadAttention):
-        given = vectors(model.d_model), vectors(model.kdim), vectors(model.vdim)
-        # Another text is given only where the layer cannot read its own.
-        return given if {model.kdim, model.vdim} != {model.d_model} else given[:1]
-    # Torch's layer, or what is called as it is.
+        inputs = vectors(model.d_model), vectors(model.kdim), vectors(model.vdim)
+        # Separate keys and values only if the layer cannot attend to its own queries' text.
+        return inputs if {model.kdim, model.vdim} != {model.d_model} else inputs[:1]
+    # Torch's layer, or our replacement with the same arguments.
     widths: list[Any] = [getattr(model, name, None) for name in ("embed_dim", "kdim", "vdim")]
     if all(isinstance(width, int) for width in widths):
         return tuple(vectors(width) for width in widths)
@@ -107,10 +105,10 @@ def _of_layer(model: nn.Module, like: Tensor) -> tuple[Tensor, ...] | None:
 
 
 def _argument(name: str, model: nn.Module, like: Tensor) -> Tensor | None:
-    """A value for an argument, by its name; None where it can be left out, or guessed by nobody."""
+    """A value for an argument by its name; None if it is optional or cannot be guessed."""
     config = getattr(model, "config", None)
-    two_stacks = getattr(config, "is_encoder_decoder", False)
-    if name == "input_ids" or (name == "decoder_input_ids" and two_stacks):
+    encoder_decoder = getattr(config, "is_encoder_decoder", False)
+    if name == "input_ids" or (name == "decoder_input_ids" and encoder_decoder):
         return _ids(model).to(like.device)
     shape: tuple[int | None, ...] = (None,)
     if name == "pixel_values":
@@ -127,13 +125,13 @@ def _argument(name: str, model: nn.Module, like: Tensor) -> Tensor | None:
 
 
 def _ids(model: nn.Module) -> Int[Tensor, "B T"]:
-    """Tokens from the upper half of the vocabulary: the lower end holds padding and the like."""
+    """Token ids from the upper half of the vocabulary, because special tokens are in the lower."""
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    of_input: Any = getattr(model, "get_input_embeddings", None)
-    if of_input is not None:
-        with suppress(NotImplementedError):  # models of two towers do not say which
-            embeddings = [of_input(), *embeddings]
-    size = next((one.num_embeddings for one in embeddings if hasattr(one, "num_embeddings")), 2)
+    get_embeddings: Any = getattr(model, "get_input_embeddings", None)
+    if get_embeddings is not None:
+        with suppress(NotImplementedError):  # models with two towers have no single one
+            embeddings = [get_embeddings(), *embeddings]
+    size = next((x.num_embeddings for x in embeddings if hasattr(x, "num_embeddings")), 2)
     return torch.randint(size // 2, size, (2, _TOKENS), generator=_seed())
 
 

@@ -1,4 +1,4 @@
-"""Which index of which weight belongs to which head: found by gradients, no architecture known."""
+"""Which index of which weight belongs to which head: found by gradients, for any architecture."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,18 +19,18 @@ from headwise.models.ownership._attention import Attention
 from headwise.models.ownership._example_input import call_model
 from headwise.models.ownership._projection import is_linear, is_transposed
 
-NOBODY = -1
+NO_HEAD = -1
 
 
 @dataclass(frozen=True)
 class OwnershipMap:
-    """Whose each index along one axis of a weight is.
+    """The ownership map of a weight: which head owns each index along one axis.
 
     Attributes:
         name: The qualified name of the weight, a parameter or a buffer.
-        axis: The axis that heads lie along.
-        heads: The query head of each index; -1 where it belongs to none.
-        kv_heads: The key/value head of each index; -1 where it belongs to none.
+        axis: The axis that the heads lie along.
+        heads: The query head of each index; -1 if none owns it.
+        kv_heads: The key/value head of each index; -1 if none owns it.
     """
 
     name: str
@@ -47,25 +47,25 @@ class HeadCounts:
     kv_heads: int
 
 
-def count_heads(attention: Attention, shares: Sequence[OwnershipMap]) -> HeadCounts:
-    """How many heads an attention has, kv heads as its weights have them."""
+def count_heads(attention: Attention, maps: Sequence[OwnershipMap]) -> HeadCounts:
+    """How many heads an attention has; kv heads are counted in its weights."""
     H = attention.site.n_heads
-    most = max(int(share.kv_heads.max()) for share in shares) + 1
-    return HeadCounts(H, most or (1 if attention.site.n_kv_heads == 1 else H))
+    n_kv_heads = max(int(owners.kv_heads.max()) for owners in maps) + 1
+    return HeadCounts(H, n_kv_heads or (1 if attention.site.n_kv_heads == 1 else H))
 
 
 def find_ownership(
     model: nn.Module, attentions: list[Attention], batch: Any
 ) -> dict[Attention, list[OwnershipMap]]:
-    """Find whose every index of the weights around each attention is, by running the model once.
+    """Find the ownership maps of the weights around each attention, by running the model once.
 
-    An index belongs to a head when that head's query, key, value or output depends on it and
-    no other head's does; to a key/value head when those of the query heads that read it do.
-    Layers that share their weights have the shares of the first of them.
+    A head owns an index if its query, key, value or output depends on it and no other head's
+    does. A key/value head owns it if those of all query heads that read it do. Layers that share
+    their weights have the maps of the first of them.
 
     Returns:
-        The shares of each attention, those of its output projection included. An index that
-        all heads depend on belongs to nobody.
+        The maps of each attention, including those of its output projection. No head owns an
+        index that all heads depend on.
     Raises:
         UnsupportedError: heads depend on one another before they are mixed.
     """
@@ -73,26 +73,26 @@ def find_ownership(
     for attention in attentions:
         first.setdefault(attention.module, attention)
     with attached_parts(model, first, batch) as parts:
-        found = {module: _of_attention(model, a, parts[module]) for module, a in first.items()}
-    return {attention: found[attention.module] for attention in attentions}
+        maps = {module: _maps_of(model, a, parts[module]) for module, a in first.items()}
+    return {attention: maps[attention.module] for attention in attentions}
 
 
-# Queries, keys, values, and "out", the heads as they are mixed; heads lie along the first axis.
+# Queries, keys, values and "out", the outputs of the heads; heads lie along the first axis.
 Parts = dict[str, Tensor]
-# For one weight and what depends on it: of each head, which entries of the weight that are.
-Reach = dict[str, Bool[Tensor, "_ ..."]]
+# For one weight, by part: per head, a mask of the entries that this part of the head depends on.
+Dependence = dict[str, Bool[Tensor, "_ ..."]]
 
 
 @slowly_reversible
 def attached_parts(
     model: nn.Module, first: dict[nn.Module, Attention], batch: Any
 ) -> Iterator[dict[nn.Module, Parts]]:
-    """Run a model once, and give the parts of each attention with all that they depend on.
+    """Run a model once, and yield the parts of each attention with their autograd graph.
 
-    Inside the block gradients reach every weight, frozen ones and buffers included.
+    Inside the block gradients reach every weight, including frozen ones and buffers.
 
     Args:
-        first: By module the first attention of those that share it.
+        first: For each module, the first attention that uses it.
     """
     with in_evaluation(model), _all_attached(model), torch.enable_grad():
         yield _run_attached(model, first, batch)
@@ -117,16 +117,16 @@ def _kept_in_graph() -> Iterator[None]:
 
 @reversible
 def _all_attached(model: nn.Module) -> Iterator[None]:
-    """Ask for gradients of everything of a model, frozen weights and buffers included."""
-    everything = [x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()]
-    asked = [x.requires_grad for x in everything]
-    for x in everything:
+    """Require gradients of all weights of a model, including frozen ones and buffers."""
+    tensors = [x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()]
+    required = [x.requires_grad for x in tensors]
+    for x in tensors:
         x.requires_grad_(True)
     try:
         yield
     finally:
-        for x, one in zip(everything, asked, strict=True):
-            x.requires_grad_(one)
+        for x, before in zip(tensors, required, strict=True):
+            x.requires_grad_(before)
 
 
 def _run_attached(
@@ -153,30 +153,30 @@ def _run_attached(
     return parts
 
 
-def _of_attention(model: nn.Module, attention: Attention, parts: Parts) -> list[OwnershipMap]:
+def _maps_of(model: nn.Module, attention: Attention, parts: Parts) -> list[OwnershipMap]:
     output = attention.output
     weights = _weights_around(model, attention)
-    reach = _reach(parts, weights)
-    shares = [
-        share
+    dependence = _dependence(parts, weights)
+    maps = [
+        owners
         for name, weight in weights.items()
         if name.rpartition(".")[0] != output.name
         for axis in range(weight.ndim)
-        if (share := _share(name, axis, reach[name])) is not None
+        if (owners := _map_of(name, axis, dependence[name])) is not None
     ]
-    wide = [reach[share.name] for share in shares if weights[share.name].ndim > 1]
-    _check_apart(attention, parts, wide)
+    matrices = [dependence[owners.name] for owners in maps if weights[owners.name].ndim > 1]
+    _check_separable(attention, parts, matrices)
     columns = torch.arange(attention.site.n_heads).repeat_interleave(output.per_head.shape[1])
-    nobody = torch.full_like(columns, NOBODY)
-    whole = OwnershipMap(f"{output.name}.weight", output.in_axis, columns, nobody)
-    return [*_with_biases(model, shares), whole]
+    no_head = torch.full_like(columns, NO_HEAD)
+    projection = OwnershipMap(f"{output.name}.weight", output.in_axis, columns, no_head)
+    return [*_with_biases(model, maps), projection]
 
 
-def _check_apart(attention: Attention, parts: Parts, wide: list[Reach]) -> None:
-    """Refuse heads whose queries, keys or values no weight can be cut for."""
+def _check_separable(attention: Attention, parts: Parts, matrices: list[Dependence]) -> None:
+    """Refuse heads whose queries, keys or values cannot be removed from any weight matrix."""
     words = {"q": "queries", "k": "keys", "v": "values", "out": "outputs"}
     for part in [part for part in parts if part != "out"] or ["out"]:
-        if len(parts[part]) > 1 and not any(part in reach for reach in wide):
+        if len(parts[part]) > 1 and not any(part in dependence for dependence in matrices):
             raise UnsupportedError(
                 f"heads: the {words[part]} of the heads of {attention.site.name} depend on one "
                 f"another, as under a norm over all of them, so that no head can be cut out "
@@ -188,60 +188,61 @@ def _weights_around(model: nn.Module, attention: Attention) -> dict[str, Tensor]
     """The weights and buffers of the smallest module with both the attention and its output."""
     prefix = attention.around
     module = model.get_submodule(prefix)
-    found = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     dot = f"{prefix}." if prefix else ""
-    return {dot + name: x for name, x in found.items() if x.is_floating_point()}
+    return {dot + name: x for name, x in tensors.items() if x.is_floating_point()}
 
 
-def _reach(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Reach]:
+def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependence]:
     """Which entries of each weight the heads of each part depend on.
 
-    What heads give depends on their queries, keys and values too: it tells of what those don't.
+    Outputs depend on queries, keys and values too, so they only decide about the weights that
+    none of those depends on.
     """
-    found: dict[str, Reach] = {name: {} for name in weights}
+    dependence: dict[str, Dependence] = {name: {} for name in weights}
     for part in sorted(parts, key="qkv".find, reverse=True):
         heads = parts[part]
-        # Drawn, since under equal factors gradients could cancel; the same in each run.
+        # Random factors, because gradients could cancel under equal ones; seeded for repeatability.
         factors = torch.randn(heads.shape[1:], generator=torch.Generator().manual_seed(0))
-        asked = {name: x for name, x in weights.items() if part != "out" or not found[name]}
+        tested = {name: x for name, x in weights.items() if part != "out" or not dependence[name]}
         rows = [
             torch.autograd.grad(
                 (head * factors.to(head)).sum(),
-                [*asked.values()],
+                [*tested.values()],
                 retain_graph=True,
                 allow_unused=True,
             )
             for head in heads
         ]
-        for name, grads in zip(asked, zip(*rows, strict=True), strict=True):
+        for name, grads in zip(tested, zip(*rows, strict=True), strict=True):
             if any(grad is not None for grad in grads):
-                nothing = torch.zeros_like(asked[name])
-                touched = [(nothing if grad is None else grad) != 0 for grad in grads]
-                found[name][part] = torch.stack(touched)
-    return found
+                zeros = torch.zeros_like(tested[name])
+                nonzero = [(zeros if grad is None else grad) != 0 for grad in grads]
+                dependence[name][part] = torch.stack(nonzero)
+    return dependence
 
 
-def _share(name: str, axis: int, reach: Reach) -> OwnershipMap | None:
-    """Whose each index along an axis is; None where no head has one, or several share some."""
-    owners = [_owners(part, touched.movedim(axis + 1, 1)) for part, touched in reach.items()]
-    told = [one for one in owners if one is not None]
-    if not told or len(told) < len(owners):
+def _map_of(name: str, axis: int, dependence: Dependence) -> OwnershipMap | None:
+    """The ownership map of an axis; None if no head owns an index, or several heads share one."""
+    owners = [_owners(part, uses.movedim(axis + 1, 1)) for part, uses in dependence.items()]
+    decided = [pair for pair in owners if pair is not None]
+    if not decided or len(decided) < len(owners):
         return None
-    heads = torch.stack([one[0] for one in told]).amax(0)
-    kv_heads = torch.stack([one[1] for one in told]).amax(0)
-    both = (heads != NOBODY) & (kv_heads != NOBODY)
-    if (heads != kv_heads)[both].any() or (heads + kv_heads == 2 * NOBODY).all():
+    heads = torch.stack([pair[0] for pair in decided]).amax(0)
+    kv_heads = torch.stack([pair[1] for pair in decided]).amax(0)
+    doubly = (heads != NO_HEAD) & (kv_heads != NO_HEAD)
+    if (heads != kv_heads)[doubly].any() or (heads + kv_heads == 2 * NO_HEAD).all():
         return None
-    return OwnershipMap(name, axis, heads, kv_heads.masked_fill(both, NOBODY))
+    return OwnershipMap(name, axis, heads, kv_heads.masked_fill(doubly, NO_HEAD))
 
 
-def _owners(part: str, touched: Bool[Tensor, "H n *_"]) -> tuple[Tensor, Tensor] | None:
-    """The query head and the kv head that each index belongs to; None if several share one.
+def _owners(part: str, uses: Bool[Tensor, "H n *_"]) -> tuple[Tensor, Tensor] | None:
+    """The query head and the kv head that own each index; None if several heads share one.
 
-    An index that one head uses is that head's, one that a group of neighbors uses is that of the
-    kv head which they read, and one that all use is nobody's.
+    A head owns an index that it alone uses, and a kv head one that the group of its query heads
+    uses. No head owns an index that all heads use.
     """
-    users = (touched.flatten(2).any(2) if touched.ndim > 2 else touched).cpu()  # H n
+    users = (uses.flatten(2).any(2) if uses.ndim > 2 else uses).cpu()  # H n
     n_heads = len(users)
     count, first = users.sum(0), users.int().argmax(0)
     last = n_heads - 1 - users.flip(0).int().argmax(0)
@@ -252,22 +253,22 @@ def _owners(part: str, touched: Bool[Tensor, "H n *_"]) -> tuple[Tensor, Tensor]
         return None
     owned = (count > 0) & ~all_use
     of_kv = owned & ((count > 1) | (part in ("k", "v")))
-    heads = torch.where(owned & ~of_kv, first, NOBODY)
-    return heads, torch.where(of_kv, first // used, NOBODY)
+    heads = torch.where(owned & ~of_kv, first, NO_HEAD)
+    return heads, torch.where(of_kv, first // used, NO_HEAD)
 
 
-def _with_biases(model: nn.Module, shares: list[OwnershipMap]) -> list[OwnershipMap]:
-    """The same, and each bias as the rows that it is added to.
+def _with_biases(model: nn.Module, maps: list[OwnershipMap]) -> list[OwnershipMap]:
+    """The same maps, and for each bias the map of the rows that it is added to.
 
-    A bias of keys changes no output, since it shifts all logits of a query alike: gradients
-    cannot always tell whose it is.
+    A bias of keys changes no output, because it shifts all logits of a query equally, so
+    gradients do not always show its owner.
     """
-    found = {(share.name, share.axis): share for share in shares}
-    for share in shares:
-        place, _, kind = share.name.rpartition(".")
-        module = model.get_submodule(place)
+    by_axis = {(owners.name, owners.axis): owners for owners in maps}
+    for owners in maps:
+        parent, _, kind = owners.name.rpartition(".")
+        module = model.get_submodule(parent)
         out_axis = 1 if is_transposed(module) else 0
-        rows = kind == "weight" and is_linear(module) and share.axis == out_axis
-        if rows and getattr(module, "bias", None) is not None:
-            found[f"{place}.bias", 0] = replace(share, name=f"{place}.bias", axis=0)
-    return [*found.values()]
+        is_rows = kind == "weight" and is_linear(module) and owners.axis == out_axis
+        if is_rows and getattr(module, "bias", None) is not None:
+            by_axis[f"{parent}.bias", 0] = replace(owners, name=f"{parent}.bias", axis=0)
+    return [*by_axis.values()]

@@ -1,4 +1,4 @@
-"""The output projection of an attention: where heads are mixed, and which inputs are whose."""
+"""The output projection of an attention, which mixes the outputs of its heads."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from headwise.models.capture import Site
 
-# What models call it, beside their other projections or, as BERT and its kin, a module above.
+# Its usual names: beside the other projections or, in BERT and its relatives, one module above.
 _NAMES = (
     "o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "wo",
     "proj", "to_out.0", "to_out", "projection", "proj_out", "output_proj", "linear_out",
@@ -17,12 +17,12 @@ _NAMES_ABOVE = ("output.dense", "out_proj")
 
 @dataclass(frozen=True)
 class OutputProjection:
-    """The linear map that mixes the heads of one attention.
+    """The linear map that mixes the outputs of the heads of one attention.
 
     Attributes:
         name: Its qualified name in the model.
-        module: An `nn.Linear`, or a `Conv1D` of transformers, whose weight lies the other way.
-        n_heads: How many heads share its inputs, `v_head_dim` neighbors each.
+        module: An `nn.Linear`, or a `Conv1D` of transformers, whose weight is transposed.
+        n_heads: How many heads share its inputs, `v_head_dim` consecutive ones each.
     """
 
     name: str
@@ -31,7 +31,7 @@ class OutputProjection:
 
     @property
     def in_axis(self) -> int:
-        """The axis of the weight that its inputs lie along."""
+        """The axis of the weight that corresponds to its inputs."""
         return 0 if is_transposed(self.module) else 1
 
     @property
@@ -46,24 +46,25 @@ class OutputProjection:
 
     @property
     def per_head(self) -> Float[Tensor, "H Dv d_model"]:
-        """The part of each head: `heads_h @ per_head[h]` is what head `h` adds to the output.
+        """The weight per head: head `h` adds `heads_h @ per_head[h]` to the output.
 
-        A view: what is written into it is written into the model.
+        A view: writing into it changes the model.
         """
         weight = self.weight if self.in_axis == 0 else self.weight.T
         return weight.view(self.n_heads, -1, weight.shape[1])
 
 
 def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
-    """The output projection of a site, found by name; None where there is none to be found.
+    """The output projection of a site, found by its name; None if there is none.
 
-    None as well where the module computes more than a linear map of its weight: under an
-    adapter or packed by quantisation.
+    Also None if the module computes more than a linear map of its weight, as under an adapter or
+    when packed by quantisation.
     """
     above = site.name.rpartition(".")[0]
-    places = [(site.name, name) for name in _NAMES] + [(above, name) for name in _NAMES_ABOVE]
-    for place in places:
-        name = ".".join(part for part in place if part)
+    candidates = [(site.name, name) for name in _NAMES]
+    candidates += [(above, name) for name in _NAMES_ABOVE]
+    for parts in candidates:
+        name = ".".join(part for part in parts if part)
         module = _submodule(model, name)
         if module is not None:
             fits = is_linear(module) and _inputs(module) % site.n_heads == 0
@@ -72,13 +73,13 @@ def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module multiplies with its weight and adds its bias, and that is all."""
+    """Whether a module only multiplies by its weight and adds its bias."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
         return False
     if is_transposed(module):
         return True
-    # Packed weights have another shape than the module tells.
+    # Packed weights have another shape than the module says.
     return isinstance(module, nn.Linear) and weight.shape == (
         module.out_features,
         module.in_features,

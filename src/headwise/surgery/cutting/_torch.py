@@ -1,6 +1,6 @@
-"""Our layer where `nn.MultiheadAttention` stood, which cannot have fewer heads than fill its width.
+"""A replacement for `nn.MultiheadAttention`, whose heads must fill the width of its input.
 
-Whoever calls it goes on as before.
+The modules around it call it in the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from headwise.errors import ShapeError
 from headwise.layer import MultiHeadAttention
 
 
-class InPlaceOfTorch(nn.Module):
-    """Is called as `nn.MultiheadAttention` and answers in its layout, computed by our layer.
+class TorchCompatibleAttention(nn.Module):
+    """Our layer with the arguments and the outputs of `nn.MultiheadAttention`.
 
-    Masks say True where a query may not attend, as torch's do; masks of single heads are given
-    for all heads that the layer once had. Weights are averaged over the heads that are left. A
-    query that may attend to nothing gets zeros, and not NaN.
+    As in torch, a mask is True where a query may not attend; a mask per head must cover all heads
+    of the replaced layer. The returned weights are averaged over the heads that are left. A query
+    that may attend to nothing gets zeros instead of NaN.
 
     Attributes:
-        layer: What computes; its parameters have names of their own.
-        heads: Which heads of the layer it stands for are left.
+        layer: Our layer, whose parameters have names of their own.
+        heads: The heads of the replaced layer that are left.
     """
 
-    # What the layers of torch ask before they take a path of their own past the attention.
+    # With these values the layers of torch do not bypass the attention on their fast path.
     in_proj_bias = None
     _qkv_same_embed_dim = False
 
@@ -63,36 +63,36 @@ class InPlaceOfTorch(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend as `nn.MultiheadAttention` does; its documentation holds.
+        """Attend as `nn.MultiheadAttention` does, with the arguments that it documents.
 
         Raises:
-            ShapeError: `attn_mask` is of single heads, and not of all that there were.
+            ShapeError: `attn_mask` has one mask per head, but not for all original heads.
         """
         single = query.ndim == 2
-        given = [self._batched(x, single) for x in (query, key, value)]
+        inputs = [self._batched(x, single) for x in (query, key, value)]
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask.reshape(-1, 1, 1, key_padding_mask.shape[-1])
-        how = {
-            "mask": _both(key_padding_mask, self._of_own_heads(attn_mask), query.dtype),
+        options = {
+            "mask": _combine(key_padding_mask, self._select_heads(attn_mask), query.dtype),
             "causal": is_causal and attn_mask is None,
         }
         if not need_weights:
-            return self._laid_out(self.layer(*given, **how), single), None
-        out, weights = self.layer(*given, **how, need_weights=True)
+            return self._from_batched(self.layer(*inputs, **options), single), None
+        out, weights = self.layer(*inputs, **options, need_weights=True)
         weights = weights.mean(1) if average_attn_weights else weights
-        return self._laid_out(out, single), weights[0] if single else weights
+        return self._from_batched(out, single), weights[0] if single else weights
 
     def _batched(self, x: Tensor, single: bool) -> Float[Tensor, "B T d_model"]:
         if single:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _laid_out(self, out: Float[Tensor, "B T d_model"], single: bool) -> Tensor:
+    def _from_batched(self, out: Float[Tensor, "B T d_model"], single: bool) -> Tensor:
         if single:
             return out[0]
         return out if self.batch_first else out.transpose(0, 1)
 
-    def _of_own_heads(self, mask: Tensor | None) -> Tensor | None:
+    def _select_heads(self, mask: Tensor | None) -> Tensor | None:
         if mask is None or mask.ndim == 2:
             return mask
         if mask.shape[0] % self.all_heads:
@@ -103,37 +103,36 @@ class InPlaceOfTorch(nn.Module):
         return mask.reshape(-1, self.all_heads, *mask.shape[1:])[:, self.heads]  # B H T S
 
 
-def put_in_place(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """The model, in place, with our layer where the modules of these names stood."""
+def replace_torch_layers(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Replace the modules of these names, in place, with our layer; returns the model."""
     for name in names:
-        own = InPlaceOfTorch(model.get_submodule(name))  # type: ignore[arg-type]
+        replacement = TorchCompatibleAttention(model.get_submodule(name))  # type: ignore[arg-type]
         if not name:
-            return own
-        model.set_submodule(name, own)
+            return replacement
+        model.set_submodule(name, replacement)
     for module in model.modules():
         if names and isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # its private path reads weights of torch's layer
+            module.use_nested_tensor = False  # its fast path reads the weights of torch's layer
     return model
 
 
-def keep_heads(model: nn.Module, kept: Mapping[nn.Module, Sequence[int]]) -> None:
-    """Let each layer that stands in torch's place know which of its heads are left."""
+def update_heads(model: nn.Module, kept: Mapping[nn.Module, Sequence[int]]) -> None:
+    """Record in each replacement which of its heads are left."""
     for module in model.modules():
-        if isinstance(module, InPlaceOfTorch) and module.layer.attention in kept:
-            stay = kept[module.layer.attention]
-            module.heads = [module.heads[head] for head in stay]
+        if isinstance(module, TorchCompatibleAttention) and module.layer.attention in kept:
+            module.heads = [module.heads[head] for head in kept[module.layer.attention]]
 
 
-def _both(one: Tensor | None, other: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask under which both hide what they hide: True where a query may attend, or to add."""
-    given = [mask for mask in (one, other) if mask is not None]
-    if all(mask.dtype == torch.bool for mask in given):
-        hidden = [~mask for mask in given]
-        return hidden[0] & hidden[-1] if given else None
+def _combine(padding: Tensor | None, attn_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The two masks of torch as one: True where a query may attend, or a float mask to add."""
+    masks = [mask for mask in (padding, attn_mask) if mask is not None]
+    if all(mask.dtype == torch.bool for mask in masks):
+        visible = [~mask for mask in masks]
+        return visible[0] & visible[-1] if masks else None
     added = [
         torch.zeros_like(mask, dtype=dtype).masked_fill(mask, float("-inf"))
         if mask.dtype == torch.bool
         else mask.to(dtype)
-        for mask in given
+        for mask in masks
     ]
     return added[0] + added[-1] if len(added) == 2 else added[0]

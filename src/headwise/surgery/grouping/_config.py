@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headwise.errors import UnsupportedError
-from headwise.models import Differences, differences_of
+from headwise.models.checkpoints import Differences, differences_of
 
 # Its names in configurations.
 _NAMES = ("num_key_value_heads", "num_kv_heads")

@@ -16,9 +16,10 @@ from headwise.models import (
     example_input,
     find_attentions,
     find_ownership,
+    float_outputs,
+    output_difference,
     set_original_heads,
 )
-from headwise.surgery._outputs import answer_of, difference
 from headwise.surgery._prune import refuse_packed
 from headwise.surgery.grouping._config import KvHeadCount
 from headwise.surgery.grouping._covariance import covariance_factors
@@ -106,7 +107,7 @@ def group_heads(
         groupings.append(grouping)
         if on_layer is not None:
             on_layer(grouping.summary())
-    expected = answer_of(small, batch)
+    expected = float_outputs(small, batch)
     count.change(small, n_kv_heads)
     for grouping, layout in zip(groupings, _layouts(small, n_kv_heads, batch), strict=True):
         grouping.write_grouped(model, small, layout)
@@ -187,7 +188,7 @@ def _check_layout(attention: Attention, layout: Layout, n_kv_heads: int) -> None
 def _check_outputs(small: nn.Module, batch: Any, expected: list[Tensor]) -> None:
     """Refuse a model whose output differs from that with keys and values repeated per head."""
     # Even in a double-precision model, many parts rotate and divide in single precision.
-    error = difference(answer_of(small, batch), expected, least=1e-5)
+    error = output_difference(float_outputs(small, batch), expected, tolerance=1e-5)
     if error:
         raise UnsupportedError(
             f"group_heads: with its heads in another order the output of {type(small).__name__} "

@@ -27,7 +27,7 @@ from headwise.models import (
     fingerprint,
     heads_of,
 )
-from headwise.surgery.cutting import put_in_place
+from headwise.surgery.cutting import replace_torch_layers
 from headwise.surgery.pricing._cost_table import Costs
 from headwise.surgery.pricing._seconds import measure_seconds
 
@@ -62,7 +62,7 @@ def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
     attentions = find_attentions(model, batch)
     # Torch's own layers do not expose their heads; our equivalents cost the same.
     of_torch = [attention.site.name for attention in attentions if not attention.called]
-    equivalent = put_in_place(deepcopy(model), of_torch) if of_torch else model
+    equivalent = replace_torch_layers(deepcopy(model), of_torch) if of_torch else model
     layers = find_attentions(equivalent, batch) if of_torch else attentions
     ownership = find_ownership(equivalent, layers, batch)
     counts = {layer: count_heads(layer, ownership[layer]) for layer in layers}

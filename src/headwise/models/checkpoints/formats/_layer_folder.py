@@ -1,4 +1,4 @@
-"""Our layer by itself in a folder: the sizes that make it again, and its weights."""
+"""Our layer by itself in a folder: its sizes as JSON, and its weights."""
 
 import json
 from dataclasses import asdict
@@ -13,16 +13,16 @@ from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import UnsupportedError
 from headwise.files import build_from, read_object
 from headwise.layer import MultiHeadAttention, RoPE
-from headwise.models.checkpoints._differences import Differences
-from headwise.models.checkpoints._original import (
+from headwise.models.checkpoints._original_heads import (
     ORIGINAL,
     original_heads,
     read_original,
     set_original_heads,
 )
+from headwise.models.checkpoints.formats._changes import Differences
 
 FORMAT = "headwise-layer/1"
-_ABOUT, _WEIGHTS = "headwise.json", "model.safetensors"
+_MANIFEST, _WEIGHTS = "headwise.json", "model.safetensors"
 _SIZES = ("d_model", "n_heads", "n_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim")
 
 
@@ -33,12 +33,12 @@ def write_layer(layer: MultiHeadAttention, folder: Path) -> None:
         UnsupportedError: it adds position biases, or its RoPE is scaled.
     """
     config = _config(layer)
-    # A mean that was folded in is a bias where the others are none.
-    more = asdict(Differences.between(layer, _built(config)))
-    about = {"format": FORMAT, "config": config, "tensors": more["tensors"]}
+    # A folded mean gives the output projection a bias that its sizes do not mention.
+    changes = asdict(Differences.between(layer, _build(config)))
+    content = {"format": FORMAT, "config": config, "tensors": changes["tensors"]}
     if original := original_heads(layer):
-        about[ORIGINAL] = original
-    (folder / _ABOUT).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        content[ORIGINAL] = original
+    (folder / _MANIFEST).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     write_tensors(layer.state_dict(), folder / _WEIGHTS)
 
 
@@ -46,26 +46,26 @@ def read_layer(folder: Path) -> MultiHeadAttention | None:
     """The layer in a folder, or None where there is none.
 
     Raises:
-        InputError: it is broken.
+        InputError: the folder is broken.
     """
-    path = folder / _ABOUT
+    path = folder / _MANIFEST
     if not path.is_file():
         return None
-    about = read_object(path, "load", "Save the model again.")
-    if about.get("format") != FORMAT:
+    content = read_object(path, "load", "Save the model again.")
+    if content.get("format") != FORMAT:
         return None
 
     def build() -> MultiHeadAttention:
-        differences = Differences.read({"counts": {}} | about, str(path))
+        differences = Differences.read({"counts": {}} | content, str(path))
         weights = read_tensors(folder / _WEIGHTS)
         if not weights:
             raise ValueError(f"{_WEIGHTS} holds no weight")
         stored = StoredSize(len(weights), sum(x.numel() for x in weights.values()))
-        # First without memory: the sizes in a file of a few bytes may be anything.
+        # First on the meta device: a damaged file may hold sizes of any magnitude.
         with limit_model_size(stored, folder), torch.device("meta"):
-            _check_shapes(weights, _begun(about["config"], differences))
-        layer = _begun(about["config"], differences)
-        set_original_heads(layer, read_original(about.get(ORIGINAL), str(path)))
+            _check_shapes(weights, _build_changed(content["config"], differences))
+        layer = _build_changed(content["config"], differences)
+        set_original_heads(layer, read_original(content.get(ORIGINAL), str(path)))
         dtype = next(iter(weights.values())).dtype
         layer.to(dtype).load_state_dict(weights)
         return layer
@@ -73,19 +73,19 @@ def read_layer(folder: Path) -> MultiHeadAttention | None:
     return build_from(build, f"load: the layer in {folder} cannot be read", "Save it again.")
 
 
-def _begun(config: dict[str, Any], differences: Differences) -> MultiHeadAttention:
-    layer = _built(config)
+def _build_changed(config: dict[str, Any], differences: Differences) -> MultiHeadAttention:
+    layer = _build(config)
     differences.apply(layer)
     return layer
 
 
 def _check_shapes(weights: dict[str, torch.Tensor], layer: MultiHeadAttention) -> None:
-    wanted = layer.state_dict()
-    for name in sorted(weights.keys() | wanted.keys()):
-        has = tuple(weights[name].shape) if name in weights else "missing"
-        needs = tuple(wanted[name].shape) if name in wanted else "not there"
-        if has != needs:
-            raise ValueError(f"{name} is {has} but its sizes make it {needs}")
+    expected = layer.state_dict()
+    for name in sorted(weights.keys() | expected.keys()):
+        shape = tuple(weights[name].shape) if name in weights else "missing"
+        needed = tuple(expected[name].shape) if name in expected else "not there"
+        if shape != needed:
+            raise ValueError(f"{name} is {shape} but its sizes make it {needed}")
 
 
 def _config(layer: MultiHeadAttention) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _config(layer: MultiHeadAttention) -> dict[str, Any]:
     if layer.position_bias is not None or scaled:
         part = rope if scaled else layer.position_bias
         raise UnsupportedError(
-            f"save: a layer with {type(part).__name__} that is no model's is not written down. "
-            f"Keep its state_dict, and make the layer anew."
+            f"save: a layer with {type(part).__name__} can only be saved in a model. Keep its "
+            f"state_dict, and make the layer anew."
         )
     return {
         **{name: getattr(layer, name) for name in _SIZES},
@@ -104,7 +104,7 @@ def _config(layer: MultiHeadAttention) -> dict[str, Any]:
         "gate": layer.gate_proj is not None,
         "out_proj": not isinstance(layer.out_proj, nn.Identity),
         "rope": None if rope is None else asdict(rope),
-        "sinks": _told(core.sinks),
+        "sinks": _sinks(core.sinks),
         **{name: getattr(core, name) for name in ("dropout", "scale", "softcap", "window")},
     }
 
@@ -116,20 +116,20 @@ def _biases(layer: MultiHeadAttention) -> bool | str:
     return "qkv" if inner and getattr(outer, "bias", None) is None else inner
 
 
-def _told(sinks: torch.Tensor | float | None) -> Any:
+def _sinks(sinks: torch.Tensor | float | None) -> Any:
     if isinstance(sinks, nn.Parameter):
         return "learned"
     return sinks.tolist() if isinstance(sinks, torch.Tensor) else sinks
 
 
-def _built(config: dict[str, Any]) -> MultiHeadAttention:
-    """A layer of these sizes, its weights still to come."""
+def _build(config: dict[str, Any]) -> MultiHeadAttention:
+    """A layer of these sizes, before its weights are loaded."""
     sinks, rope = config["sinks"], config["rope"]
     if isinstance(sinks, list):
         sinks = torch.tensor(sinks)
     elif sinks == "learned":
         sinks = nn.Parameter(torch.zeros(config["n_heads"]))
-    parts = {"sinks": sinks, "rope": None if rope is None else RoPE(**rope)}
+    values = {"sinks": sinks, "rope": None if rope is None else RoPE(**rope)}
     if isinstance(config["window"], list):
-        parts["window"] = tuple(config["window"])
-    return MultiHeadAttention(**config | parts)
+        values["window"] = tuple(config["window"])
+    return MultiHeadAttention(**config | values)

@@ -1,4 +1,4 @@
-"""A smaller model with the code that opens it: for those who have Transformers and not headwise."""
+"""A pruned model with the code that opens it in Transformers without headwise."""
 
 import inspect
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from headwise._tensors import output_errors
 from headwise.errors import UnsupportedError
-from headwise.models.checkpoints import _resize
+from headwise.models.checkpoints.formats import _resize
 
 _MODULE = "modeling_headwise"
 _CLASSES = Template('''
@@ -18,7 +18,7 @@ from transformers import $config, $base
 
 
 class Headwise$config($config):
-    """Of each layer, what the number of its heads decides."""
+    """The configuration, and what differs in single modules."""
 
     headwise: dict | None = None
 
@@ -34,17 +34,17 @@ class Headwise$base($base):
 ''')
 
 
-def write_remote(model: Any, about: Mapping[str, Any], folder: Path) -> None:
+def write_remote(model: Any, changes: Mapping[str, Any], folder: Path) -> None:
     """Write a model that `from_pretrained(folder, trust_remote_code=True)` opens.
 
     Args:
-        about: How it differs from what its configuration says.
+        changes: How it differs from what its configuration builds.
     Raises:
-        UnsupportedError: no class of Transformers opens models like it by their configuration.
+        UnsupportedError: no AutoModel class of Transformers opens its configuration as this class.
     """
     base, config = type(model), type(model.config)
     opened_by = _auto_classes(base, config)
-    # Its names are those in memory: for foreign classes Transformers translates none.
+    # Transformers translates no weight names for foreign classes, so those in memory are written.
     with output_errors(folder / "model.safetensors"):
         model.save_pretrained(folder, save_original_format=False)
     names = {"base": base.__name__, "config": config.__name__}
@@ -57,26 +57,26 @@ def write_remote(model: Any, about: Mapping[str, Any], folder: Path) -> None:
     content |= {
         "architectures": [f"Headwise{base.__name__}"],
         "auto_map": classes,
-        "headwise": {name: about[name] for name in ("tensors", "counts", "heads")},
+        "headwise": {name: changes[name] for name in ("tensors", "counts", "heads")},
     }
     path.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
 def _auto_classes(base: type, config: type) -> list[str]:
-    """The classes of Transformers that choose `base` for its configuration."""
+    """The AutoModel classes that choose `base` for its configuration."""
     import transformers
 
-    found = []
-    # To look at the other names would import all of transformers.
+    classes = []
+    # Other attributes are not touched: that would import all of transformers.
     for name in [name for name in dir(transformers) if name.startswith("AutoModel")]:
-        known: Any = getattr(getattr(transformers, name), "_model_mapping", None)
-        if known is not None:
-            chosen = known.get(config, ())
+        mapping: Any = getattr(getattr(transformers, name), "_model_mapping", None)
+        if mapping is not None:
+            chosen = mapping.get(config, ())
             if base in (chosen if isinstance(chosen, tuple) else (chosen,)):
-                found.append(name)
-    if not found:
+                classes.append(name)
+    if not classes:
         raise UnsupportedError(
             f"save: no AutoModel of Transformers opens a {base.__name__}. Choose the format "
             f"'headwise' or 'padded'."
         )
-    return found
+    return classes

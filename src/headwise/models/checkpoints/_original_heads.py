@@ -8,7 +8,7 @@ from torch import nn
 from headwise.errors import InputError
 from headwise.tables import Head
 
-# The key in configurations of Hugging Face, which write what they do not know, and in ours.
+# The key in our configurations and in those of Hugging Face, which save unknown keys too.
 ORIGINAL = "original_heads"
 
 Layers = Mapping[tuple[str, int], Sequence[int | None]]
@@ -43,25 +43,25 @@ def compose_heads(model: nn.Module, layers: Layers) -> dict[str, list[int | None
 
 
 def originals_of(model: nn.Module, heads: Iterable[Head]) -> tuple[Head | None, ...]:
-    """The original address of each head; empty if nothing is known of this model."""
+    """The original address of each head; empty if none are recorded for this model."""
     known = original_heads(model)
     return tuple(_original(known, head) for head in heads) if known else ()
 
 
-def read_original(content: Any, where: str) -> dict[str, list[int | None]]:
-    """The original heads as they stand in a file; empty where there are none.
+def read_original(content: Any, path: str) -> dict[str, list[int | None]]:
+    """Read the original heads in a file; empty if there are none.
 
     Raises:
-        InputError: it is something else.
+        InputError: the content is not a list of different heads per layer.
     """
     if content is None:
         return {}
     for name, heads in content.items() if isinstance(content, dict) else [(None, content)]:
         numbers = [head for head in heads if head is not None] if isinstance(heads, list) else [-1]
-        whole = all(type(head) is int and head >= 0 for head in numbers)
-        if not whole or len(set(numbers)) < len(numbers):
+        valid = all(type(head) is int and head >= 0 for head in numbers)
+        if not valid or len(set(numbers)) < len(numbers):
             raise InputError(
-                f"load: {where} gives {name} the original heads {heads!r}, which are not "
+                f"load: {path} gives {name} the original heads {heads!r}, which are not "
                 f"different numbers from 0 on. Save the model again."
             )
     return dict(content)
@@ -82,6 +82,6 @@ def _layer(stack: str, layer: int) -> str:
 
 
 def _holder(model: nn.Module) -> Any:
-    """The configuration of a Hugging Face model, which is saved with it; or the model itself."""
+    """The configuration of a Hugging Face model, which is saved with it; else the model itself."""
     config: Any = getattr(model, "config", None)
     return config if hasattr(config, "to_dict") else model

@@ -1,0 +1,145 @@
+"""`save`: write a model into a folder that headwise or other libraries can load."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError, OutputError
+from headwise.files import folder_beside
+from headwise.models._check import check_model
+from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
+from headwise.models.checkpoints._sentence_transformers import (
+    encode_sentences,
+    open_around,
+    write_around,
+)
+from headwise.models.checkpoints._source_files import copy_source_files, source_folder
+from headwise.models.checkpoints.formats import Format, write_format
+from headwise.models.ownership import example_input, float_outputs, output_difference
+
+
+def save(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    format: Format = "headwise",
+    tokenizer: Any = None,
+    source: str | Path | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a model of Hugging Face or of this library, pruned or not, into a folder.
+
+    Before the new folder takes its place, a fresh process opens it with the intended library
+    alone, and its outputs for a short text are compared with those of the model. That takes the
+    time to start Python and to open the model, and the memory of a second copy. Until then an
+    existing folder stays unchanged, also if the writing is interrupted.
+
+    A model that its configuration describes is written unchanged in every format.
+
+    A `SentenceTransformer` is written with all of its modules; `headwise.load` opens the
+    transformer in it. Where the folder opens without headwise, the vectors of
+    `SentenceTransformer(folder).encode` in a fresh process are compared too, also if the modules
+    come from `source` and sentence-transformers is installed.
+
+    Args:
+        format: Which library can open the folder.
+            `"headwise"`: `headwise.load`. Stock weights and configuration, and `headwise.json` with
+            the heads that each layer has kept.
+            `"stock"`: stock Transformers, and every tool that reads its models. Requires that each
+            layer has kept as many heads and that a configuration of the class can express this
+            number; a Llama that cannot is written as the Mistral that computes the same.
+            `"padded"`: like `"stock"`, for any heads. Zeros replace the removed heads, so the
+            model is as large and slow as before.
+            `"remote-code"`: Transformers under `trust_remote_code=True`, and `headwise.load`.
+            The folder contains the code that opens it.
+        tokenizer: A tokenizer to save in the same folder.
+        source: The folder or hub name that the model was loaded from. Files beside its weights
+            that stay valid when heads are removed are copied: the tokenizer's, those of a
+            SentenceTransformer (its modules with their weights, settings and prompts), licences.
+            Weights in other formats, pickles, code and README files are not.
+        force: Whether existing files at `folder` may be replaced; an empty folder always may.
+    Returns:
+        The folder.
+    Raises:
+        ArgumentError: the format is none of these, or `source` is given for a
+            `SentenceTransformer`, which brings its own files.
+        InputError: `source` cannot be read, or holds a pickle, a link that leads out of it or a
+            module with code of its own where a SentenceTransformer needs it.
+        UnsupportedError: the class of the model is neither one of transformers nor ours, or the
+            model cannot be expressed in the format.
+        OutputError: `folder` exists and `force` is False, it cannot be written, or the outputs of
+            the checkpoint differ from those of the model.
+    """
+    if format not in get_args(Format):
+        raise ArgumentError(
+            f"save: format={format!r}. Choose one of {', '.join(get_args(Format))}."
+        )
+    inner = check_model("save", model)
+    if source is not None and inner is not model:
+        raise ArgumentError(
+            f"save: source={str(source)!r} for a SentenceTransformer, which brings its own files. "
+            f"Leave it out."
+        )
+    with folder_beside(Path(folder).absolute(), force) as beside:
+        if inner is not model:
+            write_around(model, beside)
+        write_format(format, inner, beside)
+        if tokenizer is not None:
+            _write_tokenizer(tokenizer, beside)
+        if source is not None:
+            copy_source_files(source, beside)
+        check_fresh("headwise" if format == "headwise" else "transformers", beside, inner)
+        _check_wrapped(format, beside, model, source)
+    return Path(folder)
+
+
+def check_fresh(reader: Reader, folder: Path, model: nn.Module) -> None:
+    """Open a folder in a fresh process, and compare its outputs with those of the model.
+
+    Raises:
+        OutputError: the folder cannot be opened there, or its outputs differ.
+    """
+    batch = example_input(model)
+    _compare(model, answer_in_fresh_process(reader, folder, batch), float_outputs(model, batch))
+
+
+def check_encoding(folder: Path, model: nn.Module) -> None:
+    """Open a folder with sentence-transformers in a fresh process, and compare its vectors.
+
+    Raises:
+        OutputError: the folder cannot be opened there, or its vectors differ.
+    """
+    vectors = answer_in_fresh_process("sentence-transformers", folder)
+    _compare(model, vectors, [encode_sentences(model)])
+
+
+def _check_wrapped(
+    format: Format, folder: Path, model: nn.Module, source: str | Path | None
+) -> None:
+    """Compare the vectors of a SentenceTransformer, where sentence-transformers can open it."""
+    needs_headwise = format == "headwise" and (folder / "headwise.json").is_file()
+    if needs_headwise or not (folder / "modules.json").is_file():
+        return
+    whole = model if source is None else open_around(source_folder(source), model)
+    if whole is not None:
+        check_encoding(folder, whole)
+
+
+def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    if isinstance(tokenizer, Tokenizer):  # the one of a Mini-GPT
+        tokenizer.save(str(folder / "tokenizer.json"))
+    else:
+        tokenizer.save_pretrained(folder)
+
+
+def _compare(model: nn.Module, actual: list[Tensor] | str, expected: list[Tensor]) -> None:
+    problem = actual
+    if not isinstance(actual, str):
+        problem = output_difference(actual, [x.cpu() for x in expected])
+    if problem:
+        raise OutputError(
+            f"save: {type(model).__name__} was written, but a fresh process says: {problem} "
+            f"Nothing was left there; please report it."
+        )

@@ -1,0 +1,208 @@
+"""How a model differs from the one that its configuration builds; written and read as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
+from headwise.errors import InputError, UnsupportedError
+from headwise.files import read_object
+from headwise.models.checkpoints._original_heads import (
+    ORIGINAL,
+    read_original,
+    set_original_heads,
+)
+from headwise.models.checkpoints.formats._resize import (
+    CONFIG_PREFIX,
+    BiasHeads,
+    LayerConfig,
+    shrink,
+)
+
+FORMAT = "headwise-smaller/1"
+_COUNTS = {*HEADS, *KV_HEADS, *QUERIES_PER_KV_HEAD, *WIDTHS}
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What to change in a model that its configuration has built.
+
+    Attributes:
+        tensors: The shape of each weight that is new or has another shape.
+        counts: The counts of each module that differ, by the module's name.
+        heads: Per module that receives position biases of all heads: their number, then the
+            heads that it keeps.
+    """
+
+    tensors: Mapping[str, tuple[int, ...]]
+    counts: Mapping[str, Mapping[str, int]]
+    heads: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def between(cls, model: nn.Module, built: nn.Module) -> "Differences":
+        """How `model` differs from `built`, which its configuration has built."""
+        built_shapes = {name: tuple(x.shape) for name, x in built.named_parameters()}
+        shapes = {name: tuple(x.shape) for name, x in model.named_parameters()}
+        tensors = {name: shape for name, shape in shapes.items() if built_shapes.get(name) != shape}
+        built_modules, counts, heads = dict(built.named_modules()), {}, {}
+        for name, module in model.named_modules():
+            before = _counts_of(built_modules[name]) if name in built_modules else {}
+            after = _counts_of(module)
+            changed = {key: count for key, count in after.items() if before.get(key) != count}
+            if changed:
+                counts[name] = changed
+            if (bias_heads := BiasHeads.on(module)) is not None:
+                heads[name] = (bias_heads.n_heads, *bias_heads.heads)
+        return cls(tensors, counts, heads)
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any], path: str) -> "Differences":
+        """Read what `asdict` gave, and check it.
+
+        Raises:
+            InputError: an entry is no shape of a weight, no count or no list of heads.
+        """
+        tensors, counts = content.get("tensors"), content.get("counts")
+        if not isinstance(tensors, dict) or not isinstance(counts, dict):
+            raise InputError(f"load: {path} lacks tensors or counts. Save the model again.")
+        for name, shape in tensors.items():
+            if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
+                raise InputError(f"load: {path} gives {name} the shape {shape!r}. Save it again.")
+        for name, entries in counts.items():
+            for key, count in entries.items() if isinstance(entries, dict) else [(None, entries)]:
+                known = isinstance(key, str) and key.removeprefix(CONFIG_PREFIX) in _COUNTS
+                if not known or type(count) is not int or count < 1:
+                    raise InputError(
+                        f"load: {path} sets {key!r} of {name} to {count!r}, which is no count of "
+                        f"heads. Save the model again."
+                    )
+        shapes = {name: tuple(shape) for name, shape in tensors.items()}
+        return cls(shapes, counts, _read_heads(content.get("heads", {}), path))
+
+    def apply(self, model: nn.Module) -> None:
+        """Change a model that its configuration has built into the one that was saved.
+
+        The changed weights are uninitialised; load them afterwards.
+
+        Raises:
+            InputError: the model has no such module or weight.
+        """
+        for name in self.tensors:
+            parent, _, weight = name.rpartition(".")
+            module = _module(model, parent)
+            like = getattr(module, weight, None)
+            like = getattr(module, "weight", None) if like is None and weight == "bias" else like
+            if not isinstance(like, nn.Parameter):
+                raise InputError(
+                    f"load: {type(model).__name__} has no weight {name}. Save the model again."
+                )
+        for name in (*self.counts, *self.heads):
+            _module(model, name)
+        shrink(model, self.tensors, self.counts, self.heads)
+
+
+def describe_changes(model: nn.Module) -> dict[str, Any] | None:
+    """The content of `headwise.json` for a Hugging Face model; None if its configuration suffices.
+
+    Raises:
+        UnsupportedError: its class is not one of transformers.
+    """
+    import transformers
+
+    name = type(model).__name__
+    cls = getattr(transformers, name, None)
+    if not isinstance(model, transformers.PreTrainedModel) or cls is None:
+        raise UnsupportedError(
+            f"save: {name} is no class of transformers, and only those can be loaded again. Keep "
+            f"its state_dict, and cut the model again before loading it."
+        )
+    changes = differences_of(model)
+    return None if changes is None else {"format": FORMAT, "architecture": name, **changes}
+
+
+def differences_of(model: nn.Module) -> dict[str, Any] | None:
+    """How a model differs from what its configuration builds, as JSON; None if it does not."""
+    cls: Any = type(model)
+    with torch.device("meta"):
+        built = cls(model.config)
+    changes = asdict(Differences.between(model, built))
+    return changes if any(changes.values()) else None
+
+
+def apply_changes(model: nn.Module, changes: Any) -> None:
+    """Apply what `differences_of` gave to a model that its configuration has built.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    content = changes if isinstance(changes, dict) else {}
+    Differences.read(content, "headwise.json").apply(model)
+    set_original_heads(model, read_original(content.get(ORIGINAL), "headwise.json"))
+
+
+def read_changes(folder: Path) -> dict[str, Any] | None:
+    """What `describe_changes` gave for the model in a folder; None if there is no such file."""
+    path = folder / "headwise.json"
+    if not path.is_file():
+        return None
+    content = read_object(path, "load", "Save the model again.")
+    return content if content.get("format") == FORMAT else None
+
+
+def changed_class(content: Mapping[str, Any], folder: Path) -> Any:
+    """A class that builds a model by its configuration and applies the changes at once.
+
+    Raises:
+        InputError: it is not a class of transformers, or the changes cannot be read.
+    """
+    import transformers
+
+    name = content.get("architecture")
+    base: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not isinstance(base, type) or not issubclass(base, transformers.PreTrainedModel):
+        raise InputError(
+            f"load: {folder} names the class {name!r}, which transformers does not have, and "
+            f"no other code is run. Give a folder that headwise saved."
+        )
+    differences = Differences.read(content, str(folder / "headwise.json"))
+
+    def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, config, *args, **kwargs)  # type: ignore[misc]
+        differences.apply(self)
+
+    # Transformers decides how to read weights by the name and the module of the class.
+    return type(base.__name__, (base,), {"__init__": build, "__module__": base.__module__})
+
+
+def _counts_of(module: nn.Module) -> dict[str, int]:
+    counts = {key: x for key, x in module.__dict__.items() if key in _COUNTS and type(x) is int}
+    config = module.__dict__.get("config")
+    if isinstance(config, LayerConfig):
+        overrides = config.__dict__["_overrides"]
+        counts |= {CONFIG_PREFIX + key: count for key, count in overrides.items()}
+    return counts
+
+
+def _read_heads(content: Any, path: str) -> dict[str, list[int]]:
+    for name, value in content.items() if isinstance(content, dict) else [(None, content)]:
+        numbers = value if isinstance(value, list) and all(type(n) is int for n in value) else []
+        n_heads, kept = (numbers or [0])[0], numbers[1:]
+        if not kept or len({*kept}) < len(kept) or not all(0 <= head < n_heads for head in kept):
+            raise InputError(
+                f"load: {path} gives {name} the heads {value!r}, which is not their number "
+                f"followed by some of them. Save the model again."
+            )
+    return dict(content)
+
+
+def _module(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        raise InputError(
+            f"load: {type(model).__name__} has no module {name}. Save the model again."
+        ) from error
