@@ -78,10 +78,10 @@ def test_every_place_is_told_and_how_it_is_watched() -> None:
             "softmax",
             f"{rows} of the model's own logits",
         ),
-        ("sliced", "not read: a softmax whose product with values was not found", "", ""),
+        ("sliced", "not captured: no product of its softmax with values was found", "", ""),
         (
             "linear",
-            "not heard: called, and no softmax of queries and keys was seen (in this thread)",
+            "not captured: called, but without a softmax over queries and keys in this thread",
             "",
             "",
         ),
@@ -104,7 +104,7 @@ def test_a_table_of_a_model_that_cannot_be_watched_is_refused_by_name() -> None:
         )
     )  # fmt: skip
     watch = _watched(model.eval(), torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]))
-    with pytest.raises(UnsupportedError, match=r"encoder.layer.0.attention.self \(not read"):
+    with pytest.raises(UnsupportedError, match=r"encoder.layer.0.attention.self \(not captured"):
         watch.table()
-    with pytest.raises(UnsupportedError, match=r"0 \(not heard: called"):
+    with pytest.raises(UnsupportedError, match=r"0 \(not captured: called"):
         _watched(nn.Sequential(LinearAttention()), X).table()

@@ -1,4 +1,4 @@
-"""Other people's models: open them, find their heads, listen to their attention."""
+"""Other people's models: open them, find their heads, capture their attention calls."""
 
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
 from headwise.models._fingerprint import fingerprint
@@ -36,13 +36,12 @@ from headwise.models.capture import (
     ActiveModules,
     AttentionCall,
     Coverage,
-    Hear,
     InputTracker,
     Site,
     Sites,
     Text,
     capture_calls,
-    unsupported,
+    reason_unsupported,
 )
 from headwise.models.checkpoints import (
     ORIGINAL,
@@ -106,7 +105,6 @@ __all__ = [
     "Coverage",
     "Differences",
     "HeadCounts",
-    "Hear",
     "Hooks",
     "InputTracker",
     "OutputProjection",
@@ -164,6 +162,7 @@ __all__ = [
     "originals_of",
     "output_projection",
     "reads_two_texts",
+    "reason_unsupported",
     "rebuild",
     "replace_heads",
     "resize",
@@ -174,7 +173,6 @@ __all__ = [
     "token_classes",
     "token_strings",
     "tokenizer_of",
-    "unsupported",
     "write_around",
     "write_layer",
     "write_remote",

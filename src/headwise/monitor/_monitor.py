@@ -18,7 +18,7 @@ from headwise.monitor._check import check_receivers, check_rules
 from headwise.monitor._log import Log, write
 from headwise.monitor._step_statistics import StepStatistics, read
 from headwise.monitor._step_watch import StepWatch, unwrapped
-from headwise.watch import Request, Watch, check_asked
+from headwise.watch import Recorder, Request, check_arguments
 
 
 class HeadMonitor:
@@ -80,22 +80,22 @@ class HeadMonitor:
         on_alarm: Callable[[Alarm], object] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        model = check_asked("HeadMonitor", model, layers, every)
+        model = check_arguments("HeadMonitor", model, layers, every)
         check_rules(rules, statistics)
         check_receivers(log, on_alarm)
         self._model, self._every, self._layers = unwrapped(model), every, layers
         self._log, self._on_alarm, self._group = log, on_alarm, group
-        self._watch = Watch(self._model, Request(tuple(statistics)), layers, every=1)
+        self._recorder = Recorder(self._model, Request(tuple(statistics)), layers, every=1)
         self._statistics = tuple(statistics)
         self._rules, self._alarms = tuple(rules), Alarms(rules)
         self._highest: dict[str, Float64[np.ndarray, " H"]] = {}
         self._steps, self._watched, self._closed = 0, 0, False
-        self._window = StepWatch(self._model, self._watch)
+        self._step_watch = StepWatch(self._model, self._recorder)
         self._block = ExitStack()  # of a `with` statement, while it runs
         try:
-            self._window.open()
+            self._step_watch.open()
         except BaseException:  # an interrupt that waited until it was open
-            self._window.close()
+            self._step_watch.close()
             raise
 
     @property
@@ -113,7 +113,7 @@ class HeadMonitor:
 
         Each says its module and its layer: with `max_logit()`, whose weights to clip.
         """
-        return self._watch.sites()
+        return self._recorder.sites()
 
     def step(self) -> dict[str, float]:
         """Count an optimizer step that was just taken; every rank calls it.
@@ -126,12 +126,12 @@ class HeadMonitor:
         """
         self._check_open("step")
         self._steps += 1
-        watched, next_too = self._window.is_open, (self._steps + 1) % self._every == 0
+        watched, next_too = self._step_watch.is_open, (self._steps + 1) % self._every == 0
         if not next_too:
-            self._window.close()
+            self._step_watch.close()
         scalars = self._report() if watched else {}
         if next_too:
-            self._window.open()
+            self._step_watch.open()
         return scalars
 
     def resume(self, steps: int) -> None:
@@ -150,8 +150,8 @@ class HeadMonitor:
                 f"HeadMonitor.resume: steps={steps!r}. Give a whole number, 0 or more."
             )
         self._steps = steps
-        self._watch.take()
-        self._window.open()
+        self._recorder.take_totals()
+        self._step_watch.open()
 
     def max_logit(self) -> dict[str, Float[Tensor, " H"]]:
         """The largest logit of each head over the watched steps since the last reset.
@@ -214,7 +214,7 @@ class HeadMonitor:
 
         The monitor stays open for another training.
         """
-        self._window.close()
+        self._step_watch.close()
 
     if not TYPE_CHECKING:  # type checkers should still find a misspelled name
 
@@ -227,7 +227,7 @@ class HeadMonitor:
     @uninterrupted
     def close(self) -> None:
         """Take everything off the model. What was reported stays readable."""
-        self._window.close()
+        self._step_watch.close()
         self._closed = True
         self._block.close()
 
@@ -266,7 +266,7 @@ class HeadMonitor:
         return scalars
 
     def _read(self) -> StepStatistics:
-        taken = self._watch.take()
+        taken = self._recorder.take_totals()
         if not taken:
             raise UnsupportedError(
                 f"HeadMonitor: no attention was seen in step {self._steps} of "

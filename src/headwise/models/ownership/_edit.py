@@ -12,9 +12,7 @@ from torch.nn import functional as F
 from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
-from headwise.models.capture import InputTracker
-from headwise.models.capture._stacks import Stacks
-from headwise.models.capture._torch_calls import ordinary_path
+from headwise.models.capture import InputTracker, Stacks, ordinary_path
 from headwise.models.ownership._attention import Attention
 
 # From an attention and what its heads give, `[B, T, H, Dv]`, to what they shall give.
