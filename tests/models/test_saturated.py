@@ -100,8 +100,8 @@ class Model(nn.Module):
 
 
 WAYS = (
-    "fill", "fill_in_place", "assign", "where", "where_method", "where_filled", "add", "subtract", "multiply",
-    "twice", "in_one_product", "with_bias", "keys_first",
+    "fill", "fill_in_place", "assign", "where", "where_method", "where_filled", "add", "subtract",
+    "multiply", "twice", "in_one_product", "with_bias", "keys_first",
 )  # fmt: skip
 
 
