@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
+from headwise.models import AttentionCall, capture_calls
 from headwise.watch import Watch, observe
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -108,3 +109,27 @@ def test_a_table_of_a_model_that_cannot_be_watched_is_refused_by_name() -> None:
         watch.table()
     with pytest.raises(UnsupportedError, match=r"0 \(not captured: called"):
         _watched(nn.Sequential(LinearAttention()), X).table()
+
+
+@pytest.mark.parametrize("keep_graph", [False, True])
+@pytest.mark.parametrize("model", [MultiHeadAttention(8, 2), Fused(), "bert"], ids=str)
+def test_captured_tensors_keep_their_graph_on_request(
+    model: nn.Module | str, keep_graph: bool
+) -> None:
+    x = X.clone().requires_grad_()
+    if isinstance(model, str):
+        bert = transformers.BertConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+            vocab_size=11,
+        )  # fmt: skip
+        module, inputs = transformers.BertModel(bert).eval(), {"inputs_embeds": x}
+    else:
+        module, inputs = model, {"x": x}
+    calls: list[AttentionCall] = []
+    with capture_calls(module, calls.append, keep_graph=keep_graph):
+        module(**inputs)
+    (call,) = calls
+    assert [t.requires_grad for t in (call.q, call.k, call.v, call.heads)] == [keep_graph] * 4
+    if keep_graph:
+        (grad,) = torch.autograd.grad(call.q.sum(), x)
+        assert grad.abs().sum() > 0
