@@ -111,23 +111,22 @@ def test_a_table_of_a_model_that_cannot_be_watched_is_refused_by_name() -> None:
         _watched(nn.Sequential(LinearAttention()), X).table()
 
 
+def _bert() -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        vocab_size=11,
+    )  # fmt: skip
+    return transformers.BertModel(config).eval()
+
+
 @pytest.mark.parametrize("keep_graph", [False, True])
-@pytest.mark.parametrize("model", [MultiHeadAttention(8, 2), Fused(), "bert"], ids=str)
-def test_captured_tensors_keep_their_graph_on_request(
-    model: nn.Module | str, keep_graph: bool
-) -> None:
+@pytest.mark.parametrize("kind", ["layer", "fused", "bert"])
+def test_captured_tensors_keep_their_graph_on_request(kind: str, keep_graph: bool) -> None:
     x = X.clone().requires_grad_()
-    if isinstance(model, str):
-        bert = transformers.BertConfig(
-            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-            vocab_size=11,
-        )  # fmt: skip
-        module, inputs = transformers.BertModel(bert).eval(), {"inputs_embeds": x}
-    else:
-        module, inputs = model, {"x": x}
+    model = {"layer": lambda: MultiHeadAttention(8, 2), "fused": Fused, "bert": _bert}[kind]()
     calls: list[AttentionCall] = []
-    with capture_calls(module, calls.append, keep_graph=keep_graph):
-        module(**inputs)
+    with capture_calls(model, calls.append, keep_graph=keep_graph):
+        model(inputs_embeds=x) if kind == "bert" else model(x)
     (call,) = calls
     assert [t.requires_grad for t in (call.q, call.k, call.v, call.heads)] == [keep_graph] * 4
     if keep_graph:
