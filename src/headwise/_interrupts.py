@@ -2,8 +2,8 @@
 
 Python raises `KeyboardInterrupt` between any two instructions: after a hook was registered and
 before it was noted for removal, or on the first instruction of `__exit__`. While one of these
-contexts is open, a handler of SIGINT looks at the stack. An interrupt of code that changes a
-model, or changes it back, waits until that is done; any other goes to the handler of before.
+contexts is open, a handler of SIGINT inspects the stack. An interrupt inside code that changes or
+restores a model is deferred until that code is done; any other goes to the previous handler.
 
 Only the main thread is interrupted by Python, so nothing is deferred in others.
 """
@@ -21,29 +21,29 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The functions of this file that are not interrupted, nor whatever they call.
+# Functions of this file that are not interrupted, including everything they call.
 _PROTECTED = ("call_whole", "enter_whole")
 _FILE = (lambda: None).__code__.co_filename
-# While torch calls a function mode it takes it off, by a context manager of its own.
+# While torch calls a function mode, a context manager of its own removes the mode.
 _OF_MODES = "handle_torch_function"
 
 
 class _Interrupts:
-    """The handler of SIGINT while anybody holds it, and the interrupt that waits, if one does."""
+    """The handler of SIGINT while it is held, and the deferred interrupt, if there is one."""
 
     def __init__(self) -> None:
-        self._holders, self._waits = 0, False
+        self._holders, self._is_deferred = 0, False
         self._original: Callable[[int, FrameType | None], Any] = signal.default_int_handler
 
     def hold(self) -> bool:
-        """Handle SIGINT from now on; False where that is impossible or there is no need."""
+        """Handle SIGINT from now on; False if that is impossible or unnecessary."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if self._holders == 0:
             handler = signal.getsignal(signal.SIGINT)
             if not callable(handler):  # ignored, or it ends the process
                 return False
-            self._waits = False
+            self._is_deferred = False
             if handler != self._handle:
                 self._original = handler
                 signal.signal(signal.SIGINT, self._handle)
@@ -51,23 +51,28 @@ class _Interrupts:
         return True
 
     def release(self) -> None:
-        """Undo one `hold`; the last one puts the handler of before back."""
+        """Undo one `hold`; the last one restores the previous handler."""
         self._holders -= 1
-        here = threading.current_thread() is threading.main_thread()
-        # Somebody may have set a handler of their own meanwhile: theirs stays.
-        if here and self._holders == 0 and signal.getsignal(signal.SIGINT) == self._handle:
+        is_main = threading.current_thread() is threading.main_thread()
+        # A handler that other code has set meanwhile stays.
+        if is_main and self._holders == 0 and signal.getsignal(signal.SIGINT) == self._handle:
             signal.signal(signal.SIGINT, self._original)
 
     def deliver(self, frame: FrameType | None) -> None:
-        """Pass on the interrupt that waits, unless a caller of `frame` must not be interrupted."""
-        here = threading.current_thread() is threading.main_thread()
-        if self._waits and here and frame is not None and not self._is_protected(frame.f_back):
-            self._waits = False
+        """Raise the deferred interrupt, unless a caller of `frame` must not be interrupted."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if (
+            self._is_deferred
+            and is_main
+            and frame is not None
+            and not self._is_protected(frame.f_back)
+        ):
+            self._is_deferred = False
             self._original(signal.SIGINT, frame)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._is_protected(frame):
-            self._waits = True
+            self._is_deferred = True
         else:
             self._original(number, frame)
 
@@ -87,12 +92,12 @@ _interrupts = _Interrupts()
 
 
 def deliver_interrupt() -> None:
-    """Raise the interrupt that waits, if one does and nobody around is uninterrupted."""
+    """Raise a deferred interrupt, unless a caller must not be interrupted."""
     _interrupts.deliver(sys._getframe())
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that an interrupt does not cut short: it is raised when the function is done."""
+    """Defer interrupts of a function until it is done."""
 
     @wraps(function)
     def call_whole(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -108,7 +113,7 @@ def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class _SlowlyReversible(AbstractContextManager[T]):
-    """Leaves its block uninterrupted; entering it can be interrupted, and is then undone."""
+    """Exits without interruption; an interrupt while entering undoes the entry."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._block, self._held, self._entered = make(), False, False
@@ -131,13 +136,13 @@ class _SlowlyReversible(AbstractContextManager[T]):
         trace: TracebackType | None,
     ) -> bool | None:
         try:
-            left: bool | None = self._block.__exit__(kind, error, trace)
-            return left
+            suppressed: bool | None = self._block.__exit__(kind, error, trace)
+            return suppressed
         finally:
             self._release()
 
     def __del__(self) -> None:
-        # Entered, and the interrupt came before the `with` statement knew of it.
+        # The interrupt came after entry but before the `with` statement took over.
         if self.__dict__.get("_held"):
             self._abandon()
 
@@ -157,7 +162,7 @@ class _SlowlyReversible(AbstractContextManager[T]):
 
 
 class _Reversible(_SlowlyReversible[T]):
-    """Enters and leaves its block uninterrupted."""
+    """Enters and exits without interruption."""
 
     def enter_whole(self) -> T:
         try:
@@ -174,10 +179,10 @@ class _Reversible(_SlowlyReversible[T]):
 def reversible(
     function: Callable[P, Iterator[T]],
 ) -> Callable[P, AbstractContextManager[T]]:
-    """Like `contextlib.contextmanager`, for changes that are taken back when the block ends.
+    """Like `contextlib.contextmanager`, for changes that are undone when the block ends.
 
-    An interrupt while the block is entered or left waits until the change is made, or taken
-    back. For those whose entry takes long, there is `slowly_reversible`.
+    An interrupt during entry or exit is deferred until the change is made or undone. Contexts
+    that take long to enter use `slowly_reversible`.
     """
     manage = contextmanager(function)
 
@@ -190,16 +195,16 @@ def reversible(
 
 @reversible
 def deferring() -> Iterator[None]:
-    """Nothing but the handler of SIGINT, for objects that are closed by an `uninterrupted` call."""
+    """Hold the handler of SIGINT for an object that an `uninterrupted` call closes."""
     yield
 
 
 def slowly_reversible(
     function: Callable[P, Iterator[T]],
 ) -> Callable[P, AbstractContextManager[T]]:
-    """The same for contexts that run a model before they change it: an interrupt ends the run.
+    """Like `reversible`, for contexts that run a model before they change it.
 
-    Whatever they change, they change by contexts that are `reversible`.
+    An interrupt ends the run. All changes must be made by contexts that are `reversible`.
     """
     manage = contextmanager(function)
 

@@ -30,7 +30,7 @@ def _layer() -> MultiHeadAttention:
         ({"log": "runs"}, "log='runs'.*SummaryWriter, or a function"),
         ({"on_alarm": "print"}, "on_alarm='print'"),
         ({"statistics": ["entropie"]}, "'entropie'.*Choose from entropy"),
-        ({"statistics": ["first"] * 2}, "'first' is asked for twice"),
+        ({"statistics": ["first"] * 2}, "'first' is requested twice"),
         ({"rules": [Above("sink", 0.5)]}, r"'sink', which is not watched.*'entropy', 'max_logit'"),
     ],
 )
@@ -82,12 +82,12 @@ def test_one_cannot_go_on_from_what_is_no_number_of_steps(steps: Any) -> None:
 def test_max_logit_before_anything_was_seen_is_refused() -> None:
     model = _layer()
     with HeadMonitor(model) as monitor:
-        with pytest.raises(ArgumentError, match="nothing was seen since the last reset"):
+        with pytest.raises(ArgumentError, match="no step was watched since the last reset"):
             monitor.max_logit()
         model(X)
         monitor.step()
         monitor.reset_max_logit()
-        with pytest.raises(ArgumentError, match="nothing was seen since the last reset"):
+        with pytest.raises(ArgumentError, match="no step was watched since the last reset"):
             monitor.max_logit()
 
 
@@ -108,7 +108,9 @@ def test_a_watched_step_without_attention_is_refused(how: str) -> None:
             if how != "no pass":
                 model(X)
         kind = type(model).__name__
-        with pytest.raises(UnsupportedError, match=f"no attention was seen in step 1 of {kind}"):
+        with pytest.raises(
+            UnsupportedError, match=f"no attention was captured in step 1 of {kind}"
+        ):
             monitor.step()
     assert not model._forward_pre_hooks
 
@@ -117,7 +119,9 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
     model = _layer()
     with HeadMonitor(model, layers=[0, 7]) as monitor:
         model(X)
-        with pytest.raises(ArgumentError, match=r"layers \[7\] were not seen in step 1.*from 0"):
+        with pytest.raises(
+            ArgumentError, match=r"layers \[7\] were not captured in step 1.*from 0"
+        ):
             monitor.step()
 
 

@@ -135,10 +135,10 @@ def test_a_relation_outside_the_text_is_refused() -> None:
     ("how", "message"),
     [
         ({"statistics": ("entropie",)}, "'entropie'.*Choose from entropy"),
-        ({"classes": {"self": {1}}}, "'self' is asked for twice"),
-        ({"classes": {"dots": {1}}, "pairs": ("dots",)}, "'dots' is asked for twice"),
+        ({"classes": {"self": {1}}}, "'self' is requested twice"),
+        ({"classes": {"dots": {1}}, "pairs": ("dots",)}, "'dots' is requested twice"),
         ({"top": ("entropy",)}, "top of 'entropy'.*Choose from first"),
-        ({"value": ("first", "first")}, "value of 'first' is asked for twice"),
+        ({"value": ("first", "first")}, "value of 'first' is requested twice"),
     ],
 )
 def test_impossible_requests_are_refused(how: dict[str, Any], message: str) -> None:

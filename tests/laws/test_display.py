@@ -22,7 +22,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> hw.HeadTable:
     request = hw.Request(relations={}, classes={}, top=("first",))
     with torch.no_grad(), hw.observe(layer, request) as watch:
         layer(torch.randn(2, 5, 60), causal=True)
-    assert repr(watch) == "Watch of MultiHeadAttention: 1 layer heard"
+    assert repr(watch) == "Watch of MultiHeadAttention: 1 layer captured"
     return watch.table()
 
 

@@ -92,8 +92,8 @@ def test_a_step_says_what_a_table_says() -> None:
     model = _model()
     with HeadMonitor(model, every=1) as monitor:
         # At a rate of 0 the model that trains stays the one that is observed.
-        told = list(_train(model, BATCHES, monitor.step, rate=0.0))
-    for scalars, batch in zip(told, BATCHES, strict=True):
+        reports = list(_train(model, BATCHES, monitor.step, rate=0.0))
+    for scalars, batch in zip(reports, BATCHES, strict=True):
         _assert_says(scalars, _table(model, [batch]))
         assert len(scalars) == 3 * (8 + 3 * 2 + 3)
         assert all(type(value) is float for value in scalars.values())
@@ -102,19 +102,19 @@ def test_a_step_says_what_a_table_says() -> None:
 def test_micro_batches_of_a_step_are_taken_together() -> None:
     model = _model()
     with HeadMonitor(model, every=1) as monitor:
-        told = list(_train(model, BATCHES, monitor.step, rate=0.0, accumulate=3))
-    assert len(told) == 1
-    _assert_says(told[0], _table(model, BATCHES), rtol=1e-12)
+        reports = list(_train(model, BATCHES, monitor.step, rate=0.0, accumulate=3))
+    assert len(reports) == 1
+    _assert_says(reports[0], _table(model, BATCHES), rtol=1e-12)
 
 
 def test_watched_are_the_first_step_and_every_nth() -> None:
     model = _model()
     with HeadMonitor(model, every=3) as monitor:
-        told = list(_train(model, BATCHES * 3, monitor.step))
-        assert [n for n, scalars in enumerate(told, 1) if scalars] == [1, 3, 6, 9]
+        reports = list(_train(model, BATCHES * 3, monitor.step))
+        assert [n for n, scalars in enumerate(reports, 1) if scalars] == [1, 3, 6, 9]
         monitor.resume(20)
-        told = list(_train(model, BATCHES * 2, monitor.step))
-        assert [n for n, scalars in enumerate(told, 21) if scalars] == [21, 24]
+        reports = list(_train(model, BATCHES * 2, monitor.step))
+        assert [n for n, scalars in enumerate(reports, 21) if scalars] == [21, 24]
         assert monitor.steps == 26
 
 
@@ -179,8 +179,8 @@ def test_a_pass_that_was_interrupted_is_tidied_up() -> None:
         with pytest.raises(KeyboardInterrupt):
             _loss(model, BATCHES[0])
         handle.remove()
-        told = list(_train(model, BATCHES, monitor.step, rate=0.0))
-        assert told[2].keys() == told[0].keys()
+        reports = list(_train(model, BATCHES, monitor.step, rate=0.0))
+        assert reports[2].keys() == reports[0].keys()
     assert not _get_current_function_mode_stack()
     assert modules_of(model) == before
 
@@ -236,12 +236,12 @@ def test_a_compiled_model_is_compiled_once_and_watched_uncompiled(
     model, x = torch.compile(inner, backend=backend), torch.randn(2, 5, 8)
     plain = inner(x)
     with HeadMonitor(model, every=4) as monitor:
-        told = []
+        reports = []
         for _ in range(9):
             torch.testing.assert_close(model(x), plain)
-            told.append(monitor.step())
-    assert [n for n, scalars in enumerate(told, 1) if scalars] == [1, 4, 8]
-    assert told[0] == told[3] == told[7]
+            reports.append(monitor.step())
+    assert [n for n, scalars in enumerate(reports, 1) if scalars] == [1, 4, 8]
+    assert reports[0] == reports[3] == reports[7]
     first = len(compiled)
     assert first >= 1
     model(x)
@@ -298,7 +298,7 @@ def test_the_lab_takes_a_monitor(tmp_path: Path) -> None:
     settings = TrainSettings(steps=5, batch_size=2, d_model=8, n_layers=1)
     plain = train(settings, tmp_path / "plain", lines_judged=1)
     hung: list[HeadMonitor] = []
-    told = []
+    reports = []
 
     def hang_up(model: MiniGPT, steps: int) -> None:
         hung.append(HeadMonitor(model, every=2))
@@ -308,11 +308,11 @@ def test_the_lab_takes_a_monitor(tmp_path: Path) -> None:
         settings,
         tmp_path / "watched",
         on_start=hang_up,
-        on_progress=lambda *_: told.append(len(hung[0].step())),
+        on_progress=lambda *_: reports.append(len(hung[0].step())),
         lines_judged=1,
     )
     hung[0].close()
-    assert [n for n, scalars in enumerate(told, 1) if scalars] == [1, 2, 4]
+    assert [n for n, scalars in enumerate(reports, 1) if scalars] == [1, 2, 4]
     for name, weight in plain.model.state_dict().items():
         assert torch.equal(weight, watched.model.state_dict()[name]), name
 
@@ -352,10 +352,10 @@ def test_a_log_is_a_writer_or_a_function() -> None:
     writer, rows, model = Writer(), [], _model()
     for log in (writer, lambda *row: rows.append(row)):
         with HeadMonitor(model, every=2, log=log) as monitor:
-            told = list(_train(model, BATCHES, monitor.step, rate=0.0))
-    assert rows == [(told[0], 1), (told[1], 2)]
-    assert writer.rows == [(*item, 1) for item in told[0].items()] + [
-        (*item, 2) for item in told[1].items()
+            reports = list(_train(model, BATCHES, monitor.step, rate=0.0))
+    assert rows == [(reports[0], 1), (reports[1], 2)]
+    assert writer.rows == [(*item, 1) for item in reports[0].items()] + [
+        (*item, 2) for item in reports[1].items()
     ]
 
 
@@ -374,27 +374,27 @@ class _Dial(nn.Module):
 
 
 def _alarms(rule: AlarmRule, rows: Sequence[Sequence[float]]) -> tuple[list[str], list[list[str]]]:
-    """What was told, and who stood after each step."""
-    told: list[Alarm] = []
-    standing = []
+    """The alarms raised, and those active after each step."""
+    raised: list[Alarm] = []
+    active = []
     model = _Dial()
-    with HeadMonitor(model, every=1, rules=[rule], on_alarm=told.append) as monitor:
+    with HeadMonitor(model, every=1, rules=[rule], on_alarm=raised.append) as monitor:
         for row in rows:
             model(row)
             scalars = monitor.step()
-            heads = [found for alarm in monitor.alarms for found in alarm.heads]
+            heads = [alarmed for alarm in monitor.alarms for alarmed in alarm.heads]
             assert scalars["attn/alarms"] == len(heads)
-            standing.append([f"{found.head} {found.since}" for found in heads])
-    return [str(alarm) for alarm in told], standing
+            active.append([f"{alarmed.head} {alarmed.since}" for alarmed in heads])
+    return [str(alarm) for alarm in raised], active
 
 
 def test_an_alarm_goes_off_after_its_patience_and_says_since_when() -> None:
-    told, standing = _alarms(
+    raised, active = _alarms(
         Above("max_logit", 10.0, patience=2),
         [(5, 50), (50, 5), (50, 50), (50, 5), (5, 50), (5, 50)],
     )
-    assert standing == [[], [], ["L0.H0 2"], ["L0.H0 2"], [], ["L0.H1 5"]]
-    assert told == [
+    assert active == [[], [], ["L0.H0 2"], ["L0.H0 2"], [], ["L0.H1 5"]]
+    assert raised == [
         "step 3: max_logit above 10: L0.H0 (50 since step 2)",
         "step 6: max_logit above 10: L0.H1 (50 since step 5)",
     ]
@@ -402,18 +402,18 @@ def test_an_alarm_goes_off_after_its_patience_and_says_since_when() -> None:
 
 def test_an_alarm_stands_until_it_is_released() -> None:
     rule = Above("max_logit", 10.0, release=6.0)
-    told, standing = _alarms(rule, [(5, 11), (5, 8), (8, 5), (8, 8), (11, 5)])
-    assert standing == [["L0.H1 1"], ["L0.H1 1"], [], [], ["L0.H0 5"]]
-    assert len(told) == 2
-    _, standing = _alarms(Below("entropy", 0.1, release=0.5), [(9, 1), (3, 1), (1, 1)])
-    assert standing == [["L0.H0 1"], ["L0.H0 1"], []]
+    raised, active = _alarms(rule, [(5, 11), (5, 8), (8, 5), (8, 8), (11, 5)])
+    assert active == [["L0.H1 1"], ["L0.H1 1"], [], [], ["L0.H0 5"]]
+    assert len(raised) == 2
+    _, active = _alarms(Below("entropy", 0.1, release=0.5), [(9, 1), (3, 1), (1, 1)])
+    assert active == [["L0.H0 1"], ["L0.H0 1"], []]
 
 
 def test_numbers_that_are_none_break_every_rule() -> None:
     for rule in (Above("max_logit", 10.0), Below("entropy", 0.1), Above("entropy", 5.0)):
-        told, standing = _alarms(rule, [(1, 1), (1, float("nan"))])
-        assert standing == [[], ["L0.H1 2"]]
-        assert told == [f"step 2: {rule}: L0.H1 (nan since step 2)"]
+        raised, active = _alarms(rule, [(1, 1), (1, float("nan"))])
+        assert active == [[], ["L0.H1 2"]]
+        assert raised == [f"step 2: {rule}: L0.H1 (nan since step 2)"]
 
 
 def test_a_statistic_that_no_query_has_breaks_no_rule() -> None:
@@ -426,12 +426,12 @@ def test_a_statistic_that_no_query_has_breaks_no_rule() -> None:
 
 def test_a_message_names_eight_heads_and_counts_the_others() -> None:
     model = MultiHeadAttention(22, 11)
-    told: list[Alarm] = []
-    with HeadMonitor(model, rules=[Above("max_logit", -99.0)], on_alarm=told.append) as monitor:
+    raised: list[Alarm] = []
+    with HeadMonitor(model, rules=[Above("max_logit", -99.0)], on_alarm=raised.append) as monitor:
         model(torch.randn(1, 4, 22))
         monitor.step()
-    assert str(told[0]).count("since") == 8
-    assert str(told[0]).endswith(" and 3 more")
+    assert str(raised[0]).count("since") == 8
+    assert str(raised[0]).endswith(" and 3 more")
 
 
 def test_alarms_are_shown_in_a_short_line() -> None:

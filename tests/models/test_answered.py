@@ -1,4 +1,4 @@
-"""With `exact=False` our rows answer for the model: equal to rounding, and told by name."""
+"""With `exact=False` our rows answer for the model: equal to rounding, and named in `sites`."""
 
 from pathlib import Path
 

@@ -41,7 +41,7 @@ def test_a_block_sparse_table_says_which_rows_it_is_about(tmp_path: Path) -> Non
     site, middle = watch.sites()
     assert site.coverage == "32 queries for 64 tokens"
     assert (middle.name, middle.n_heads) == (site.name, 0)
-    assert middle.watched.startswith("not read")
+    assert middle.watched.startswith("not captured")
     table = watch.table()
     np.testing.assert_allclose(table.coverage, [1 / 2] * HEADS)
     np.testing.assert_allclose(table.frame()["coverage"], [1 / 2] * HEADS)

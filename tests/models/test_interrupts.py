@@ -139,16 +139,16 @@ def _changed(model: nn.Module) -> Iterator[None]:
 
 
 def test_whoever_handles_interrupts_goes_on_to() -> None:
-    model, heard = nn.Linear(2, 2), []
+    model, received = nn.Linear(2, 2), []
 
     def theirs(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
+        received.append(number)
 
     before = signal.signal(signal.SIGINT, theirs)
     try:
         with _changed(model):
             signal.raise_signal(signal.SIGINT)
-            assert heard == [signal.SIGINT]
+            assert received == [signal.SIGINT]
         assert signal.getsignal(signal.SIGINT) is theirs
         with _changed(model):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -158,7 +158,7 @@ def test_whoever_handles_interrupts_goes_on_to() -> None:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT]
+    assert received == [signal.SIGINT]
 
 
 def test_a_block_is_interrupted_at_once() -> None:

@@ -52,6 +52,9 @@ class Attention(nn.Module):
     def where(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return torch.where(allowed, scores, torch.tensor(self.constant, dtype=scores.dtype))
 
+    def where_method(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        return scores.where(allowed, torch.full_like(scores, self.constant))
+
     def where_filled(self, scores: Tensor, allowed: Tensor) -> Tensor:
         return torch.where(allowed, scores, torch.full_like(scores, self.constant))
 
@@ -97,8 +100,8 @@ class Model(nn.Module):
 
 
 WAYS = (
-    "fill", "fill_in_place", "assign", "where", "where_filled", "add", "subtract", "multiply",
-    "twice", "in_one_product", "with_bias", "keys_first",
+    "fill", "fill_in_place", "assign", "where", "where_method", "where_filled", "add", "subtract",
+    "multiply", "twice", "in_one_product", "with_bias", "keys_first",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
+from headwise.models import AttentionCall, capture_calls
 from headwise.watch import Watch, observe
 
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -78,10 +79,10 @@ def test_every_place_is_told_and_how_it_is_watched() -> None:
             "softmax",
             f"{rows} of the model's own logits",
         ),
-        ("sliced", "not read: a softmax whose product with values was not found", "", ""),
+        ("sliced", "not captured: no product of its softmax with values was found", "", ""),
         (
             "linear",
-            "not heard: called, and no softmax of queries and keys was seen (in this thread)",
+            "not captured: called, but without a softmax over queries and keys in this thread",
             "",
             "",
         ),
@@ -104,7 +105,30 @@ def test_a_table_of_a_model_that_cannot_be_watched_is_refused_by_name() -> None:
         )
     )  # fmt: skip
     watch = _watched(model.eval(), torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]]))
-    with pytest.raises(UnsupportedError, match=r"encoder.layer.0.attention.self \(not read"):
+    with pytest.raises(UnsupportedError, match=r"encoder.layer.0.attention.self \(not captured"):
         watch.table()
-    with pytest.raises(UnsupportedError, match=r"0 \(not heard: called"):
+    with pytest.raises(UnsupportedError, match=r"0 \(not captured: called"):
         _watched(nn.Sequential(LinearAttention()), X).table()
+
+
+def _bert() -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        vocab_size=11,
+    )  # fmt: skip
+    return transformers.BertModel(config).eval()
+
+
+@pytest.mark.parametrize("keep_graph", [False, True])
+@pytest.mark.parametrize("kind", ["layer", "fused", "bert"])
+def test_captured_tensors_keep_their_graph_on_request(kind: str, keep_graph: bool) -> None:
+    x = X.clone().requires_grad_()
+    model = {"layer": lambda: MultiHeadAttention(8, 2), "fused": Fused, "bert": _bert}[kind]()
+    calls: list[AttentionCall] = []
+    with capture_calls(model, calls.append, keep_graph=keep_graph):
+        model(inputs_embeds=x) if kind == "bert" else model(x)
+    (call,) = calls
+    assert [t.requires_grad for t in (call.q, call.k, call.v, call.heads)] == [keep_graph] * 4
+    if keep_graph:
+        (grad,) = torch.autograd.grad(call.q.sum(), x)
+        assert grad.abs().sum() > 0

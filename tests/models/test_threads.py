@@ -105,7 +105,7 @@ def test_watches_may_end_in_any_order(kind: str) -> None:
         one.close()
         second(x)
         two.close()
-    assert watched.hearing.inputs.passes == 0
+    assert watched._recorder.passes == 0
     assert (also.table().count("lse") == 10).all()
     assert transformers.AttentionInterface.get_interface is interface
     assert torch.backends.mha.get_fastpath_enabled()

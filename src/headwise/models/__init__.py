@@ -36,7 +36,7 @@ from headwise.models.capture import (
     Sites,
     Text,
     capture_calls,
-    unsupported,
+    reason_unsupported,
 )
 from headwise.models.checkpoints import (
     Format,
@@ -134,6 +134,7 @@ __all__ = [
     "output_difference",
     "output_projection",
     "reads_two_texts",
+    "reason_unsupported",
     "replace_heads",
     "save",
     "sentence_embedding",
@@ -143,5 +144,4 @@ __all__ = [
     "token_classes",
     "token_strings",
     "tokenizer_of",
-    "unsupported",
 ]

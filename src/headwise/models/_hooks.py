@@ -1,4 +1,4 @@
-"""Hooks that are on a model for a while, and are no part of it."""
+"""Temporary hooks on the modules of a model."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -13,23 +13,23 @@ Function = Callable[..., Any]
 
 
 class Hooks(ExitStack):
-    """Hooks that belong to the block that is running, and not to the modules that they are on.
+    """Hooks that are removed when the block ends.
 
-    They are taken off when the block ends. One that is left behind nevertheless does nothing,
-    nor does that of a copy of a module, or of what is pickled of it.
+    A hook that remains on a module nevertheless does nothing; neither does the hook of a copied
+    or pickled module.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._hooks: list[_Hook] = []
 
-    def before(self, module: nn.Module, function: Function, **how: Any) -> None:
-        """Call `function` before each call of a module; `how` as in `register_forward_pre_hook`."""
-        self.callback(module.register_forward_pre_hook(self._new(function), **how).remove)
+    def before(self, module: nn.Module, function: Function, **options: Any) -> None:
+        """Call `function` before each call of a module; options of `register_forward_pre_hook`."""
+        self.callback(module.register_forward_pre_hook(self._new(function), **options).remove)
 
-    def after(self, module: nn.Module, function: Function, **how: Any) -> None:
-        """Call `function` after each call of a module; `how` as in `register_forward_hook`."""
-        self.callback(module.register_forward_hook(self._new(function), **how).remove)
+    def after(self, module: nn.Module, function: Function, **options: Any) -> None:
+        """Call `function` after each call of a module; options of `register_forward_hook`."""
+        self.callback(module.register_forward_hook(self._new(function), **options).remove)
 
     def __exit__(
         self,
@@ -53,14 +53,14 @@ class Hooks(ExitStack):
 def hooked(
     before: Iterable[tuple[nn.Module, Function]] = (),
     after: Iterable[tuple[nn.Module, Function]] = (),
-    **how: Any,
+    **options: Any,
 ) -> Iterator[None]:
     """Call functions before or after each call of their modules while the block runs."""
     with Hooks() as hooks:
         for module, function in before:
-            hooks.before(module, function, **how)
+            hooks.before(module, function, **options)
         for module, function in after:
-            hooks.after(module, function, **how)
+            hooks.after(module, function, **options)
         yield
 
 

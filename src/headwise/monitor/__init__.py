@@ -1,4 +1,4 @@
-"""Heads while a model trains: numbers for a logger, alarms, and what QK-clip needs."""
+"""Statistics of heads during training: scalars for a logger, alarms, and QK-clip limits."""
 
 from headwise.monitor._alarms import Above, Alarm, AlarmedHead, AlarmRule, Below
 from headwise.monitor._log import Log, ScalarWriter

@@ -1,4 +1,4 @@
-"""Rules that a head must not break for long, and which heads break them since when."""
+"""Bounds on statistics of heads, and alarms for heads that exceed them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,18 +16,18 @@ _NAMED = 8  # heads named in a message; the others are counted
 class AlarmRule(ABC):
     """A bound on a statistic of every head; made as `Above` or `Below`.
 
-    The alarm goes off for a head that breaks the bound on `patience` watched steps in a row,
-    and stands until the head has come back as far as `release`. A value that is not a number,
-    though queries were seen, breaks every bound.
+    The alarm goes off for a head that breaks the bound on `patience` watched steps in a row, and
+    stays active until the head is back at `release`. NaN breaks every bound, unless no query was
+    eligible.
 
     Attributes:
-        statistic: Its name, one of those that the monitor watches.
+        statistic: Its name; the monitor must watch it.
         threshold: The bound, in the unit of the statistic.
         patience: How many watched steps in a row it must be broken.
-        release: Where an alarm ends; None is at the threshold itself.
+        release: The value at which an alarm ends; None is the threshold.
     Raises:
-        ArgumentError: an unknown statistic, `patience` below 1, a bound that is not finite, or
-            a release on the wrong side of it.
+        ArgumentError: the statistic is unknown, `patience` is below 1, the threshold is not
+            finite, or the release is beyond the threshold.
     """
 
     statistic: str
@@ -48,17 +48,17 @@ class AlarmRule(ABC):
         if self.release is not None and not self._within(self.release, self.threshold):
             raise ArgumentError(
                 f"{name}: release is {self.release} at a threshold of {self.threshold}, so an "
-                f"alarm would never end as it should. Give the threshold or a calmer value."
+                f"alarm could end while its bound is broken. Give the threshold, or a value within."
             )
 
-    def broken_by(self, value: float, standing: bool) -> bool:
-        """Whether a value goes beyond the bound, or while an alarm stands beyond its release."""
-        bound = self.release if standing and self.release is not None else self.threshold
+    def broken_by(self, value: float, active: bool) -> bool:
+        """Whether a value is beyond the bound, or, while an alarm is active, beyond its release."""
+        bound = self.release if active and self.release is not None else self.threshold
         return not self._within(value, bound)
 
     @abstractmethod
     def _within(self, value: float, bound: float) -> bool:
-        """False also of a value that is not a number."""
+        """Whether a value keeps a bound; False for NaN."""
 
     def __str__(self) -> str:
         return f"{self.statistic} {type(self).__name__.lower()} {self.threshold:g}"
@@ -83,8 +83,8 @@ class AlarmedHead:
     """A head that breaks a rule.
 
     Attributes:
-        since: The first of the watched steps in a row on which it broke the rule.
-        value: The statistic at the latest of them.
+        since: The first of the consecutive watched steps on which it broke the rule.
+        value: The statistic at the latest of these steps.
     """
 
     head: Head
@@ -100,13 +100,13 @@ class AlarmedHead:
 
 @dataclass(frozen=True, repr=False)
 class Alarm:
-    """A rule that is broken, and by whom.
+    """A rule that is broken, and the heads that break it.
 
     As text it is one line, such as `step 640: entropy below 0.1: L1.H2 (0.08 since step 630)`.
 
     Attributes:
-        step: The watched step that this was found at.
-        heads: Those who break the rule, in the order of the table.
+        step: The watched step of the alarm.
+        heads: The heads that break the rule, in the order of the table.
     """
 
     rule: AlarmRule
@@ -115,8 +115,8 @@ class Alarm:
 
     def __str__(self) -> str:
         named = ", ".join(map(str, self.heads[:_NAMED]))
-        more = len(self.heads) - _NAMED
-        return f"step {self.step}: {self.rule}: {named}" + (f" and {more} more" * (more > 0))
+        unnamed = len(self.heads) - _NAMED
+        return f"step {self.step}: {self.rule}: {named}" + (f" and {unnamed} more" * (unnamed > 0))
 
     def __repr__(self) -> str:
         heads = f"{len(self.heads)} heads" if len(self.heads) > 1 else str(self.heads[0].head)
@@ -125,53 +125,53 @@ class Alarm:
 
 @dataclass(frozen=True)
 class _Streak:
-    """Watched steps in a row on which one head broke one rule."""
+    """Consecutive watched steps on which one head broke one rule."""
 
-    found: AlarmedHead
+    head: AlarmedHead
     length: int
-    standing: bool
+    active: bool
 
 
 class Alarms:
-    """Keeps count, for every rule and head, of how long the rule has been broken."""
+    """Counts, for every rule and head, for how many watched steps the rule has been broken."""
 
     def __init__(self, rules: Sequence[AlarmRule]) -> None:
         self._streaks: dict[AlarmRule, dict[Head, _Streak]] = {rule: {} for rule in rules}
 
-    def take_in(self, step: int, reading: StepStatistics) -> list[Alarm]:
-        """What goes off at this step, one alarm for each rule."""
+    def update(self, step: int, statistics: StepStatistics) -> list[Alarm]:
+        """The alarms that go off at this step, one for each rule."""
         new = []
         for rule, before in self._streaks.items():
-            after = self._streaks[rule] = _continued(rule, before, step, reading)
+            after = self._streaks[rule] = _continued(rule, before, step, statistics)
             heads = tuple(
-                streak.found
+                streak.head
                 for head, streak in after.items()
-                if streak.standing and not (head in before and before[head].standing)
+                if streak.active and not (head in before and before[head].active)
             )
             if heads:
                 new.append(Alarm(rule, step, heads))
         return new
 
-    def standing(self, step: int) -> list[Alarm]:
-        """What stands at this step, one alarm for each rule."""
-        found = {
-            rule: tuple(streak.found for streak in streaks.values() if streak.standing)
+    def active(self, step: int) -> list[Alarm]:
+        """The alarms that are active at this step, one for each rule."""
+        active = {
+            rule: tuple(streak.head for streak in streaks.values() if streak.active)
             for rule, streaks in self._streaks.items()
         }
-        return [Alarm(rule, step, heads) for rule, heads in found.items() if heads]
+        return [Alarm(rule, step, heads) for rule, heads in active.items() if heads]
 
 
 def _continued(
-    rule: AlarmRule, before: dict[Head, _Streak], step: int, reading: StepStatistics
+    rule: AlarmRule, before: dict[Head, _Streak], step: int, statistics: StepStatistics
 ) -> dict[Head, _Streak]:
     after = {}
-    for head, value in reading.each(rule.statistic):
+    for head, value in statistics.each(rule.statistic):
         last = before.get(head)
-        if not rule.broken_by(value, standing=last is not None and last.standing):
+        if not rule.broken_by(value, active=last is not None and last.active):
             continue
         if last is None:
             last = _Streak(AlarmedHead(head, step, value), 0, False)
         length = last.length + 1
-        found = replace(last.found, value=value)
-        after[head] = _Streak(found, length, last.standing or length >= rule.patience)
+        alarmed = replace(last.head, value=value)
+        after[head] = _Streak(alarmed, length, last.active or length >= rule.patience)
     return after

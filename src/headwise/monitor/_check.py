@@ -1,4 +1,4 @@
-"""What a monitor takes: rules on what it watches, and receivers of what it finds."""
+"""Checks of a monitor's arguments: rules on watched statistics, and receivers of results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +9,11 @@ from headwise.monitor._log import ScalarWriter
 
 
 def check_rules(rules: Any, statistics: Any) -> None:
-    """Refuse what is no rule, or one on a statistic that is not watched.
+    """Refuse objects that are not rules, and rules on statistics that are not watched.
 
     Raises:
-        ArgumentError: the statistics or rules are of another type, or do not fit.
+        ArgumentError: the statistics or rules have the wrong type, or a rule is on a statistic
+            that is not watched.
     """
     if isinstance(statistics, str) or not statistics:
         raise ArgumentError(f"HeadMonitor: statistics={statistics!r}. Give a list of names.")
@@ -29,14 +30,14 @@ def check_rules(rules: Any, statistics: Any) -> None:
 
 
 def check_receivers(log: Any, on_alarm: Any) -> None:
-    """Refuse a receiver that cannot be called, before the middle of a run.
+    """Refuse receivers that cannot be called, before training starts.
 
     Raises:
-        ArgumentError: one is neither None nor can be called.
+        ArgumentError: a receiver is neither None nor callable.
     """
     if not isinstance(log, ScalarWriter | None) and not callable(log):
         raise ArgumentError(
-            f"HeadMonitor: log={log!r}. Give a SummaryWriter, or a function of the numbers and "
+            f"HeadMonitor: log={log!r}. Give a SummaryWriter, or a function of the scalars and "
             f"the step."
         )
     if on_alarm is not None and not callable(on_alarm):

@@ -1,4 +1,4 @@
-"""Where numbers go: a writer of scalars, or any function."""
+"""Logs of scalars: a TensorBoard-like writer, or any function."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
@@ -15,7 +15,7 @@ Log = ScalarWriter | Callable[[dict[str, float], int], object]
 
 
 def write(log: Log, scalars: Mapping[str, float], step: int) -> None:
-    """Hand the numbers of one step to a log."""
+    """Write the scalars of one step to a log."""
     if isinstance(log, ScalarWriter):
         for name, value in scalars.items():
             log.add_scalar(name, value, step)

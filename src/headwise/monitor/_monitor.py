@@ -1,4 +1,4 @@
-"""Watch the heads of a model while it trains, at every n-th step."""
+"""Monitor the heads of a model during training, at every n-th step."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -16,47 +16,47 @@ from headwise.models import Site
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
 from headwise.monitor._check import check_receivers, check_rules
 from headwise.monitor._log import Log, write
-from headwise.monitor._step_statistics import StepStatistics, read
+from headwise.monitor._step_statistics import StepStatistics, step_statistics
 from headwise.monitor._step_watch import StepWatch, unwrapped
-from headwise.watch import Request, Watch, check_asked
+from headwise.watch import Recorder, Request, check_arguments
 
 
 class HeadMonitor:
-    """Statistics of every head during training, as numbers for a logger.
+    """Statistics of every head during training, as scalars for a logger.
 
-    Call `step()` after each optimizer step. Watched are the first step and every n-th: 1, 100,
-    200, … with `every=100`. A step is all its forward passes, so the micro-batches of gradient
-    accumulation are taken together. Only training passes count: those in training mode and
-    with gradients. Recomputing layers for the backward pass counts nothing twice. Outputs,
-    gradients and random numbers are those of unwatched training to the last bit; between
-    watched steps nothing of the monitor is on the model.
+    Call `step()` after each optimizer step. The first step and every n-th are watched: 1, 100,
+    200, … with `every=100`. A step covers all its forward passes, so the micro-batches of
+    gradient accumulation count together. Only training passes count: those in training mode and
+    with gradients. Layers that are recomputed for the backward pass count once. Outputs,
+    gradients and random numbers equal those of unwatched training to the last bit; between
+    watched steps no hooks of the monitor are on the model.
 
     The keys are `attn/L5.H3/entropy` for a head, `attn/L5/entropy/min` (`mean`, `max`) for a
     layer and `attn/entropy/min` (`mean`, `max`) for the model, each over the heads' values.
-    `max_logit` of a head is its largest over all queries, every other statistic the mean over
-    queries; NaN where no query has it. With rules, `attn/alarms` counts the heads with an alarm,
-    once for each rule.
+    `max_logit` of a head is its maximum over all queries, every other statistic the mean over
+    queries; NaN if no query is eligible. With rules, `attn/alarms` counts the heads with an
+    alarm, once for each rule.
 
     With `torch.distributed` every rank calls `step()`, and a watched step ends with one
-    all_reduce, so numbers and alarms are those of the whole batch on all ranks; `log` and
-    `on_alarm` are called on rank 0 alone. A compiled model runs uncompiled on watched steps.
+    all_reduce, so scalars and alarms cover the whole batch on all ranks; `log` and `on_alarm`
+    are called on rank 0 only. A compiled model runs uncompiled on watched steps.
 
     A monitor is a callback of `transformers.Trainer`, as in `callbacks=[HeadMonitor(model)]`. The
-    trainer then counts the steps, and its `state.log_history` gets the numbers of the model.
+    trainer then counts the steps, and its `state.log_history` gets the scalars of the model.
 
     Args:
         model: The module that training calls. Compile it, wrap it and freeze it first.
         every: How many optimizer steps from one watched step to the next.
-        statistics: Names out of `headwise.tables.STATISTICS`.
+        statistics: Names from `headwise.tables.STATISTICS`.
         layers: The layers to watch, counted from 0. None is all of them.
-        rules: `Above` and `Below`: what no head should do for long.
-        log: Gets the numbers of each watched step: a `SummaryWriter`, or any function of
-            the numbers and the step.
-        on_alarm: Called with each `Alarm` when it goes off; `print` will do.
+        rules: `Above` and `Below`: bounds whose violation raises an alarm.
+        log: Receives the scalars of each watched step: a `SummaryWriter`, or any function of
+            the scalars and the step.
+        on_alarm: Called with each `Alarm` when it goes off, `print` for example.
         group: The ranks that train on different texts. None is all of them.
     Raises:
-        ArgumentError: the model is none, `every` is below 1, layers, rules, `log` or `on_alarm`
-            are none, there is no such statistic, or a rule is on one that is not watched.
+        ArgumentError: an argument has the wrong type or is out of range, a statistic is unknown,
+            or a rule is on a statistic that is not watched.
 
     Example:
         >>> from headwise.layer import MultiHeadAttention
@@ -80,69 +80,69 @@ class HeadMonitor:
         on_alarm: Callable[[Alarm], object] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        model = check_asked("HeadMonitor", model, layers, every)
+        model = check_arguments("HeadMonitor", model, layers, every)
         check_rules(rules, statistics)
         check_receivers(log, on_alarm)
         self._model, self._every, self._layers = unwrapped(model), every, layers
         self._log, self._on_alarm, self._group = log, on_alarm, group
-        self._watch = Watch(self._model, Request(tuple(statistics)), layers, every=1)
+        self._recorder = Recorder(self._model, Request(tuple(statistics)), layers, every=1)
         self._statistics = tuple(statistics)
         self._rules, self._alarms = tuple(rules), Alarms(rules)
         self._highest: dict[str, Float64[np.ndarray, " H"]] = {}
         self._steps, self._watched, self._closed = 0, 0, False
-        self._window = StepWatch(self._model, self._watch)
+        self._step_watch = StepWatch(self._model, self._recorder)
         self._block = ExitStack()  # of a `with` statement, while it runs
         try:
-            self._window.open()
-        except BaseException:  # an interrupt that waited until it was open
-            self._window.close()
+            self._step_watch.open()
+        except BaseException:  # an interrupt that was deferred until it was open
+            self._step_watch.close()
             raise
 
     @property
     def steps(self) -> int:
-        """How many optimizer steps were taken."""
+        """The number of optimizer steps so far."""
         return self._steps
 
     @property
     def alarms(self) -> list[Alarm]:
-        """What stood at the latest watched step, one alarm for each rule that is broken."""
-        return self._alarms.standing(self._watched)
+        """The active alarms of the latest watched step, one for each broken rule."""
+        return self._alarms.active(self._watched)
 
     def sites(self) -> list[Site]:
-        """Where heads attend, and where they do but were not heard, and why.
+        """Where heads attend; then modules that were not captured, and why.
 
-        Each says its module and its layer: with `max_logit()`, whose weights to clip.
+        Each site names its module and layer, whose weights a QK-clip by `max_logit()` scales.
         """
-        return self._watch.sites()
+        return self._recorder.sites()
 
     def step(self) -> dict[str, float]:
         """Count an optimizer step that was just taken; every rank calls it.
 
         Returns:
-            The numbers of the step if it was watched, else an empty dict.
+            The scalars of the step if it was watched, else an empty dict.
         Raises:
-            ArgumentError: the monitor is closed, or a layer was asked for that is not there.
-            UnsupportedError: the step was watched and no attention was seen.
+            ArgumentError: the monitor is closed, or `layers` names a layer that does not exist.
+            UnsupportedError: the step was watched and no attention was captured.
         """
         self._check_open("step")
         self._steps += 1
-        watched, next_too = self._window.is_open, (self._steps + 1) % self._every == 0
-        if not next_too:
-            self._window.close()
+        watched, watch_next = self._step_watch.is_open, (self._steps + 1) % self._every == 0
+        if not watch_next:
+            self._step_watch.close()
         scalars = self._report() if watched else {}
-        if next_too:
-            self._window.open()
+        if watch_next:
+            self._step_watch.open()
         return scalars
 
     def resume(self, steps: int) -> None:
-        """Count on from here, where training is taken up again; the next step is watched.
+        """Continue the count of a resumed training; the next step is watched.
 
-        Passes since the latest step are forgotten.
+        Passes since the latest step are dropped.
 
         Args:
             steps: The optimizer steps taken before.
         Raises:
-            ArgumentError: the monitor is closed, or `steps` is no whole number from 0 on.
+            ArgumentError: the monitor is closed, or `steps` is not a whole number from 0 on.
         """
         self._check_open("resume")
         if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0:
@@ -150,28 +150,28 @@ class HeadMonitor:
                 f"HeadMonitor.resume: steps={steps!r}. Give a whole number, 0 or more."
             )
         self._steps = steps
-        self._watch.take()
-        self._window.open()
+        self._recorder.take_totals()
+        self._step_watch.open()
 
     def max_logit(self) -> dict[str, Float[Tensor, " H"]]:
         """The largest logit of each head over the watched steps since the last reset.
 
-        This is what QK-clip needs: `scale · q·k` over visible keys, over all ranks. No
-        communication: `step()` has done it.
+        QK-clip needs this: `scale · q·k` over visible keys, over all ranks. It takes no
+        communication beyond that of `step()`.
 
         Returns:
-            A tensor of one number for each query head, by layer (`L5`), on the model's device.
+            One number per query head, by layer (`L5`), on the model's device.
         Raises:
-            ArgumentError: `max_logit` is not watched, or no step was since the last reset.
+            ArgumentError: `max_logit` is not watched, or no step was watched since the last reset.
         """
         if "max_logit" not in self._statistics:
             raise ArgumentError(
-                "HeadMonitor.max_logit: it is not watched. Make the monitor with statistics="
+                "HeadMonitor.max_logit: max_logit is not watched. Make the monitor with statistics="
                 f"{(*self._statistics, 'max_logit')}."
             )
         if not self._highest:
             raise ArgumentError(
-                "HeadMonitor.max_logit: nothing was seen since the last reset. Ask after the "
+                "HeadMonitor.max_logit: no step was watched since the last reset. Call it after "
                 "step() of a watched step."
             )
         device = self._device()
@@ -181,11 +181,11 @@ class HeadMonitor:
         }
 
     def reset_max_logit(self) -> None:
-        """Forget the largest logits, as after a clip."""
+        """Reset the largest logits, for example after a clip."""
         self._highest = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What `transformers.Trainer` calls first: count on where a resumed training stopped.
+        """Called by `transformers.Trainer` first: continue the count of a resumed training.
 
         Raises:
             ArgumentError: the trainer trains another model.
@@ -199,35 +199,35 @@ class HeadMonitor:
         self.resume(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What `transformers.Trainer` calls after an optimizer step.
+        """Called by `transformers.Trainer` after an optimizer step.
 
-        The numbers of the whole model go into the trainer's log history.
+        The scalars of the whole model go into the trainer's log history.
         """
-        places = (*self._statistics, "alarms")
-        scalars = {k: x for k, x in self.step().items() if k.split("/")[1] in places}
+        of_model = (*self._statistics, "alarms")
+        scalars = {k: x for k, x in self.step().items() if k.split("/")[1] in of_model}
         if scalars:
-            about = {"step": state.global_step, "epoch": state.epoch}
-            state.log_history.append(scalars | about)
+            step = {"step": state.global_step, "epoch": state.epoch}
+            state.log_history.append(scalars | step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What `transformers.Trainer` calls last: take everything off the model.
+        """Called by `transformers.Trainer` last: remove all hooks from the model.
 
         The monitor stays open for another training.
         """
-        self._window.close()
+        self._step_watch.close()
 
-    if not TYPE_CHECKING:  # type checkers should still find a misspelled name
+    if not TYPE_CHECKING:  # so that type checkers still find a misspelled name
 
         def __getattr__(self, name: str) -> Callable[..., None]:
-            # A trainer calls a method for each of its events, whose number grows by version.
+            # A trainer calls a method for each of its events, and versions add events.
             if name.startswith("on_"):
-                return _do_nothing
+                return lambda *_, **__: None
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @uninterrupted
     def close(self) -> None:
-        """Take everything off the model. What was reported stays readable."""
-        self._window.close()
+        """Remove all hooks from the model. Reported values stay readable."""
+        self._step_watch.close()
         self._closed = True
         self._block.close()
 
@@ -247,43 +247,43 @@ class HeadMonitor:
         self.close()
 
     def __del__(self) -> None:
-        # Nobody can step it any more; an interrupt may have kept it from whoever made it.
+        # An interrupt may have come before the constructor's caller received the monitor.
         if "_block" in self.__dict__:
             self.close()
 
     def _report(self) -> dict[str, float]:
-        reading = self._read()
+        statistics = self._read()
         self._watched = self._steps
-        if "max_logit" in reading.values:
-            for layer, rows in reading.layers().items():
-                now = reading.values["max_logit"][rows]
-                self._highest[layer] = np.fmax(self._highest.get(layer, now), now)
-        new = self._alarms.take_in(self._steps, reading)
-        scalars = reading.scalars()
+        if "max_logit" in statistics.values:
+            for layer, rows in statistics.layers().items():
+                values = statistics.values["max_logit"][rows]
+                self._highest[layer] = np.fmax(self._highest.get(layer, values), values)
+        new = self._alarms.update(self._steps, statistics)
+        scalars = statistics.scalars()
         if self._rules:
             scalars["attn/alarms"] = float(sum(len(alarm.heads) for alarm in self.alarms))
-        self._tell(scalars, new)
+        self._publish(scalars, new)
         return scalars
 
     def _read(self) -> StepStatistics:
-        taken = self._watch.take()
-        if not taken:
+        totals = self._recorder.take_totals()
+        if not totals:
             raise UnsupportedError(
-                f"HeadMonitor: no attention was seen in step {self._steps} of "
+                f"HeadMonitor: no attention was captured in step {self._steps} of "
                 f"{type(self._model).__name__}. Give the module that training calls, in training "
                 f"mode and with gradients, and call step() after its forward pass."
             )
-        missing = set(self._layers or ()) - {site.layer for site in taken}
+        missing = set(self._layers or ()) - {site.layer for site in totals}
         if missing:
             raise ArgumentError(
-                f"HeadMonitor: layers {sorted(missing)} were not seen in step {self._steps}. "
+                f"HeadMonitor: layers {sorted(missing)} were not captured in step {self._steps}. "
                 f"Name layers of the model, counted from 0."
             )
-        return read(taken, self._device(), self._group)
+        return step_statistics(totals, self._device(), self._group)
 
-    def _tell(self, scalars: dict[str, float], new: list[Alarm]) -> None:
-        together = dist.is_available() and dist.is_initialized()
-        if together and dist.get_rank(self._group) != 0:
+    def _publish(self, scalars: dict[str, float], new: list[Alarm]) -> None:
+        is_distributed = dist.is_available() and dist.is_initialized()
+        if is_distributed and dist.get_rank(self._group) != 0:
             return
         if self._log is not None:
             write(self._log, scalars, self._steps)
@@ -294,10 +294,6 @@ class HeadMonitor:
     def _device(self) -> torch.device:
         return next((weight.device for weight in self._model.parameters()), torch.device("cpu"))
 
-    def _check_open(self, what: str) -> None:
+    def _check_open(self, method: str) -> None:
         if self._closed:
-            raise ArgumentError(f"HeadMonitor.{what}: the monitor is closed. Make another.")
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    """The answer to an event of a trainer that the monitor has no use for."""
+            raise ArgumentError(f"HeadMonitor.{method}: the monitor is closed. Make a new one.")

@@ -1,4 +1,4 @@
-"""What one watched step says of every head, over all ranks."""
+"""The statistics of every head on one watched step, over all ranks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,28 +12,27 @@ from torch import Tensor
 from headwise.models import Site
 from headwise.tables import Head, Totals
 
-# Of these the largest value of any query is what counts; of all others the mean over queries.
+# These statistics report their maximum over queries; all others report the mean.
 _BY_MAXIMUM = ("max_logit",)
 
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """A number for every statistic and head.
+    """The value of every statistic and head.
 
     Attributes:
         values: The mean over queries, or their maximum for `max_logit`.
-        seen: Whether a head had any query that the statistic speaks of; without one the
-            value is NaN.
+        defined: Whether a head had any eligible query; without one the value is NaN.
     """
 
     heads: tuple[Head, ...]
     values: Mapping[str, Float64[np.ndarray, " N"]]
-    seen: Mapping[str, Bool[np.ndarray, " N"]]
+    defined: Mapping[str, Bool[np.ndarray, " N"]]
 
     def each(self, statistic: str) -> Iterator[tuple[Head, float]]:
-        """The heads that the statistic speaks of, and its values."""
-        rows = zip(self.heads, self.values[statistic], self.seen[statistic], strict=True)
-        return ((head, float(value)) for head, value, seen in rows if seen)
+        """The heads for which a statistic is defined, and its values."""
+        rows = zip(self.heads, self.values[statistic], self.defined[statistic], strict=True)
+        return ((head, float(value)) for head, value, is_defined in rows if is_defined)
 
     def layers(self) -> dict[str, list[int]]:
         """The rows of each layer, by its name: `L5`, `decoder.cross.L0`."""
@@ -43,9 +42,9 @@ class StepStatistics:
         return rows
 
     def scalars(self) -> dict[str, float]:
-        """All of it flat: heads first, then layers, then the model.
+        """All values as scalars by key: heads first, then layers, then the model.
 
-        Smallest, mean and largest are over the heads that the statistic speaks of, NaN where
+        Minimum, mean and maximum are over the heads for which the statistic is defined; NaN if
         there is none.
         """
         groups = {f"{name}/": rows for name, rows in self.layers().items()}
@@ -55,25 +54,27 @@ class StepStatistics:
             for row, head in enumerate(self.heads)
             for name, values in self.values.items()
         }
-        for place, rows in groups.items():
+        for prefix, rows in groups.items():
             for name, values in self.values.items():
-                some = values[rows][self.seen[name][rows]]
-                for what, of in (("min", np.min), ("mean", np.mean), ("max", np.max)):
-                    flat[f"attn/{place}{name}/{what}"] = float(of(some)) if some.size else np.nan
+                defined = values[rows][self.defined[name][rows]]
+                for label, reduce in (("min", np.min), ("mean", np.mean), ("max", np.max)):
+                    flat[f"attn/{prefix}{name}/{label}"] = (
+                        float(reduce(defined)) if defined.size else np.nan
+                    )
         return flat
 
 
-def read(
-    taken: Mapping[Site, Mapping[str, Totals]],
+def step_statistics(
+    site_totals: Mapping[Site, Mapping[str, Totals]],
     device: torch.device,
     group: dist.ProcessGroup | None,
 ) -> StepStatistics:
-    """The reading of what was taken here and on the other ranks of the group."""
-    names = tuple(next(iter(taken.values())))
+    """The statistics of a step, from the totals of this rank and all others of the group."""
+    names = tuple(next(iter(site_totals.values())))
     tops = tuple(name for name in names if name in _BY_MAXIMUM)
 
     def column(name: str, part: str) -> Float64[np.ndarray, " N"]:
-        return np.concatenate([getattr(totals[name], part) for totals in taken.values()])
+        return np.concatenate([getattr(totals[name], part) for totals in site_totals.values()])
 
     sums = np.array([[column(name, part) for name in names] for part in ("total", "count")])
     maxima = np.array([column(name, "maximum") for name in tops])
@@ -82,14 +83,14 @@ def read(
     total, count = sums
     mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
     values = dict(zip(names, mean, strict=True))
-    # A maximum of numbers some of which are none hides them; the mean does not.
+    # A maximum hides NaN, but the mean does not.
     values |= {
         n: np.where(np.isnan(values[n]), np.nan, m) for n, m in zip(tops, maxima, strict=True)
     }
     return StepStatistics(
-        heads=tuple(head for site in taken for head in site.heads()),
+        heads=tuple(head for site in site_totals for head in site.heads()),
         values=values,
-        seen=dict(zip(names, count > 0, strict=True)),
+        defined=dict(zip(names, count > 0, strict=True)),
     )
 
 
@@ -98,8 +99,8 @@ def _over_ranks(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sums and maxima over all ranks, in one all_reduce.
 
-    A sum is the one reduction that they share: each rank writes its maxima into a place of
-    its own, where all others have zeros.
+    The reduction is a sum for both: each rank writes its maxima into a slot of its own, where
+    all other ranks have zeros.
     """
     ranks = dist.get_world_size(group)
     slots = np.zeros((ranks, *maxima.shape))

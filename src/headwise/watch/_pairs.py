@@ -1,4 +1,4 @@
-"""Pairs of a query and a key, given or told by a relation, as the keys of each query."""
+"""The keys of each query under an offset, a relation, or pairs passed for one forward pass."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,136 +10,156 @@ from torch import Tensor
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Text
 from headwise.watch._positions import NONE, Positions
-from headwise.watch._request import Request
+from headwise.watch._request import OFFSETS, Request
 
 TextPairs = Iterable[tuple[int, int]]
 Columns = dict[str, Int[Tensor, "B T m"]]
 
 
 @dataclass(frozen=True)
-class _Known:
-    """The answer for the texts of one forward pass, which all layers share."""
+class _PassColumns:
+    """The columns of one forward pass, which all its layers share."""
 
     forward_pass: int
-    places: Positions
+    positions: Positions
     columns: Columns
 
-    def holds(self, forward_pass: int, places: Positions) -> bool:
-        mine, same = self.places, self.forward_pass == forward_pass
-        return same and all(
-            one.shape == two.shape and torch.equal(one, two)
-            for one, two in (
-                (mine.query_at, places.query_at),
-                (mine.asks, places.asks),
-                (mine.query_real, places.query_real),
-                (mine.keys.index, places.keys.index),
-                (mine.keys.length, places.keys.length),
+    def holds_for(self, forward_pass: int, positions: Positions) -> bool:
+        cached = self.positions
+        return self.forward_pass == forward_pass and all(
+            a.shape == b.shape and torch.equal(a, b)
+            for a, b in (
+                (cached.query_position, positions.query_position),
+                (cached.query_text, positions.query_text),
+                (cached.query_real, positions.query_real),
+                (cached.keys.index, positions.keys.index),
+                (cached.keys.length, positions.keys.length),
             )
         )
 
 
 class Pairs:
-    """What a request's relations mean in each text, and the pairs that were given for a pass."""
+    """The keys of each query by name, for the offsets, relations and pairs of a request."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._given: Mapping[str, Sequence[TextPairs]] = {}
-        self._given_for = -1
-        self._known: _Known | None = None
+        self._offsets = [name for name in OFFSETS if request.wants(name)]
+        self._pairs: Mapping[str, Sequence[TextPairs]] = {}
+        self._pairs_pass = -1
+        self._cache: _PassColumns | None = None
 
-    def give(self, forward_pass: int, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
-        """Take the pairs of each text of a forward pass."""
+    def set(self, forward_pass: int, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
+        """Set the pairs of each text of a forward pass."""
         if set(pairs) != set(self._request.pairs):
             raise ArgumentError(
                 f"Watch.pairs: {', '.join(sorted(pairs)) or 'nothing'} given, where the request "
                 f"has pairs={self._request.pairs}. Give a list for each of them."
             )
-        self._given, self._given_for = pairs, forward_pass
+        self._pairs, self._pairs_pass = pairs, forward_pass
 
-    def columns(self, places: Positions, text: Text, forward_pass: int) -> Columns:
-        """The keys of each query by name, as many columns as a query has keys at most.
+    def columns(self, positions: Positions, text: Text, forward_pass: int) -> Columns:
+        """The columns of each query's keys, by name; NONE fills the rows of shorter lists.
 
-        Across texts there are none: a relation is one within a text.
+        In cross-attention there are none, because a relation holds within one text.
         """
+        columns = {name: _offset_keys(positions, name) for name in self._offsets}
         names = [*self._request.relations, *self._request.pairs]
-        if not names:
-            return {}
-        if places.across:
-            nobody = torch.full_like(places.query_at, NONE).unsqueeze(-1)
-            return dict.fromkeys(names, nobody)
-        if self._known is None or not self._known.holds(forward_pass, places):
-            columns = self._from_relations(places, text) | self._from_given(places, forward_pass)
-            self._known = _Known(forward_pass, places, columns)
-        return self._known.columns
+        if positions.is_cross:
+            no_keys = torch.full_like(positions.query_position, NONE).unsqueeze(-1)
+            return columns | dict.fromkeys(names, no_keys)
+        if names and (self._cache is None or not self._cache.holds_for(forward_pass, positions)):
+            relations = self._relation_columns(positions, text)
+            pairs = self._pair_columns(positions, forward_pass)
+            self._cache = _PassColumns(forward_pass, positions, relations | pairs)
+        return columns if self._cache is None else columns | self._cache.columns
 
-    def _from_relations(self, places: Positions, text: Text) -> Columns:
+    def _relation_columns(self, positions: Positions, text: Text) -> Columns:
         relations = self._request.relations
         if not relations:
             return {}
-        if text.ids is None or text.ids.shape[1] != places.key_real.shape[1]:
+        if text.ids is None or text.ids.shape[1] != positions.key_real.shape[1]:
             raise UnsupportedError(
                 f"observe: the relation {next(iter(relations))!r} needs whole texts as input_ids, "
-                f"without a cache. Ask for it only there."
+                f"without a cache. Request it only there."
             )
-        ids = text.ids.cpu()[places.keys.row.cpu()]
-        rows = zip(ids.tolist(), _key_columns(places), strict=True)
+        ids = text.ids.cpu()[positions.keys.row.cpu()]
+        rows = zip(ids.tolist(), _key_columns(positions), strict=True)
         texts = [[row[column] for column in columns] for row, columns in rows]
         return {
-            name: _placed(places, f"the relation {name!r} gives", [relation(t) for t in texts])
+            name: _pairs_as_columns(
+                positions, f"the relation {name!r} gives", [relation(tokens) for tokens in texts]
+            )
             for name, relation in relations.items()
         }
 
-    def _from_given(self, places: Positions, forward_pass: int) -> Columns:
-        if self._request.pairs and self._given_for != forward_pass:
+    def _pair_columns(self, positions: Positions, forward_pass: int) -> Columns:
+        if self._request.pairs and self._pairs_pass != forward_pass:
             raise ArgumentError(
                 f"observe: no pairs were given for forward pass {forward_pass}. "
                 f"Call watch.pairs({self._request.pairs[0]}=[...]) before each."
             )
-        for name, pairs in self._given.items():
-            if len(pairs) != places.n_texts:
+        for name, pairs in self._pairs.items():
+            if len(pairs) != positions.n_texts:
                 raise ArgumentError(
                     f"Watch.pairs: {name!r} has pairs of {len(pairs)} texts where the model reads "
-                    f"{places.n_texts}. Give a list for each text."
+                    f"{positions.n_texts}. Give a list for each text."
                 )
         return {
-            name: _placed(places, f"watch.pairs({name}=...) gave", pairs)
-            for name, pairs in self._given.items()
+            name: _pairs_as_columns(positions, f"watch.pairs({name}=...) gave", pairs)
+            for name, pairs in self._pairs.items()
         }
 
 
-def _key_columns(places: Positions) -> list[list[int]]:
+def _offset_keys(positions: Positions, name: str) -> Int[Tensor, "B T 1"]:
+    """The key of each query that `first`, `self`, `previous` or `next` denotes."""
+    query_position = positions.query_position
+    if name == "first":
+        first = torch.zeros_like(query_position)
+        if positions.evicted is not None:
+            first = first - positions.evicted.to(first.device)
+        return positions.index_of(first).unsqueeze(-1)
+    if positions.is_cross:  # a query has no neighbors in another text
+        return torch.full_like(query_position, NONE).unsqueeze(-1)
+    offset = {"self": 0, "previous": -1, "next": 1}[name]
+    keys = positions.index_of(query_position + offset)
+    return keys.masked_fill(~positions.query_real, NONE).unsqueeze(-1)
+
+
+def _key_columns(positions: Positions) -> list[list[int]]:
     """The columns of each text's keys, in order."""
-    keys = places.keys
+    keys = positions.keys
     index = keys.index.tolist()
     spans = zip(keys.row.tolist(), keys.start.tolist(), keys.length.tolist(), strict=True)
     return [index[row][start : start + length] for row, start, length in spans]
 
 
-def _query_columns(places: Positions) -> dict[tuple[int, int], tuple[int, int]]:
-    """Where the query of a text at a position is."""
-    rows, columns = places.query_real.nonzero(as_tuple=True)
-    number, at = places.asks[rows, columns], places.query_at[rows, columns]
-    asked = zip(number.tolist(), at.tolist(), strict=True)
-    return dict(zip(asked, zip(rows.tolist(), columns.tolist(), strict=True), strict=True))
+def _query_columns(positions: Positions) -> dict[tuple[int, int], tuple[int, int]]:
+    """The row and column of each query, by the number of its text and its position there."""
+    rows, columns = positions.query_real.nonzero(as_tuple=True)
+    text, position = positions.query_text[rows, columns], positions.query_position[rows, columns]
+    queries = zip(text.tolist(), position.tolist(), strict=True)
+    return dict(zip(queries, zip(rows.tolist(), columns.tolist(), strict=True), strict=True))
 
 
-def _placed(places: Positions, told: str, pairs: Sequence[TextPairs]) -> Int[Tensor, "B T m"]:
-    """Pairs of positions in each text as columns of keys."""
-    keys, queries = _key_columns(places), _query_columns(places)
-    found: dict[tuple[int, int], list[int]] = {}
-    for text, (wanted, columns) in enumerate(zip(pairs, keys, strict=True)):
-        for query, key in sorted(set(wanted)):
+def _pairs_as_columns(
+    positions: Positions, source: str, pairs: Sequence[TextPairs]
+) -> Int[Tensor, "B T m"]:
+    """Pairs of positions in each text as the columns of each query's keys."""
+    keys, queries = _key_columns(positions), _query_columns(positions)
+    key_lists: dict[tuple[int, int], list[int]] = {}
+    for text, (text_pairs, columns) in enumerate(zip(pairs, keys, strict=True)):
+        for query, key in sorted(set(text_pairs)):
             if not (0 <= query < len(columns) and 0 <= key < len(columns)):
                 raise ArgumentError(
-                    f"observe: {told} ({query}, {key}) for a text of {len(columns)} tokens. "
+                    f"observe: {source} ({query}, {key}) for a text of {len(columns)} tokens. "
                     f"Give positions from 0 to {len(columns) - 1}."
                 )
-            if (text, query) in queries:  # not one of an earlier pass
-                found.setdefault(queries[text, query], []).append(columns[key])
-    width = max(map(len, found.values()), default=1)
-    placed = torch.full((*places.query_at.shape, width), NONE)
-    if found:
-        at = torch.tensor(list(found)).T
-        filled = [one + [NONE] * (width - len(one)) for one in found.values()]
-        placed[at[0], at[1]] = torch.tensor(filled)
-    return placed.to(places.query_at.device)
+            if (text, query) in queries:  # not a query of an earlier pass
+                key_lists.setdefault(queries[text, query], []).append(columns[key])
+    width = max(map(len, key_lists.values()), default=1)
+    result = torch.full((*positions.query_position.shape, width), NONE)
+    if key_lists:
+        rows, columns_of = torch.tensor(list(key_lists)).T
+        padded = [row + [NONE] * (width - len(row)) for row in key_lists.values()]
+        result[rows, columns_of] = torch.tensor(padded)
+    return result.to(positions.query_position.device)

@@ -1,12 +1,14 @@
-"""What becomes of the attention calls that a watch hears: sums of texts, and a close look."""
+"""Records attention calls: sums over texts, and the tensors of the last batch."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from headwise._interrupts import reversible
 from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics
@@ -18,30 +20,29 @@ from headwise.models import (
     Site,
     Sites,
     Text,
+    capture_calls,
     output_projection,
-    unsupported,
+    reason_unsupported,
 )
+from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator, CallSums
 from headwise.watch._maps import Maps
-from headwise.watch._pairs import Pairs
+from headwise.watch._pairs import Pairs, TextPairs
 from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
-from headwise.watch._row_sums import Heard, collect
+from headwise.watch._row_sums import row_request, sum_rows
 
-# How far our heads may lie from the model's own before we say that we misread the call.
+# The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _STEPS = 8  # roundings of a logit that may add up
 
 
 class Recorder:
-    """Takes in the calls of one model, and answers those that it may.
+    """Records the attention calls of one model, and may answer them in place of its kernels.
 
     Attributes:
-        found: The sites of the calls so far.
-        inputs: What the model is reading.
-        running: Which of its modules are running.
-        coverage: Which part of a text's queries was captured at each site.
-        answered: The sites that were answered in place of the model's own kernel.
+        coverage: Which share of a text's queries was captured at each site.
+        maps: The tensors of the last batch.
     """
 
     def __init__(
@@ -49,153 +50,208 @@ class Recorder:
     ) -> None:
         self._model, self._request = model, request
         self._layers, self._every = layers, every
-        self.found = Sites(model)
-        self.inputs = InputTracker(model, self.found.stacks.roots)
-        self.running = ActiveModules()
-        self.ledger = Accumulator(request.per_text)
-        self.pairs = Pairs(request)
-        self.looks = Maps(request.maps, request.received)
-        self.answered: set[Site] = set()
+        self._sites = Sites(model)
+        self._inputs = InputTracker(model, self._sites.stacks.roots)
+        self._active = ActiveModules()
+        self._accumulator = Accumulator(request.per_text)
+        self._pairs = Pairs(request)
+        self._answered: set[Site] = set()
+        self._verified: set[Site] = set()
         self.coverage = Coverage()
-        self._understood: set[Site] = set()
+        self.maps = Maps(request.maps, request.received)
 
-    def hear(self, call: AttentionCall) -> None:
-        """Take in one attention call; `listen` is what tells of it."""
-        if self._passes_over():
+    @property
+    def passes(self) -> int:
+        """The number of forward passes so far."""
+        return self._inputs.passes
+
+    @reversible
+    def recording(
+        self, exact: bool = True, condition: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
+        """Record the calls of the model while the block runs.
+
+        Args:
+            exact: False lets this library compute heads where it can; see `observe`.
+            condition: Whether a call counts, evaluated at each call.
+        """
+
+        def record(call: AttentionCall) -> None:
+            if condition():
+                self._record(call)
+
+        answer = None if exact else self._answer
+        with self._inputs.follow(), capture_calls(self._model, record, answer) as self._active:
+            yield
+
+    def captured_sites(self) -> list[Site]:
+        """The sites of all calls so far, in the order of their first calls."""
+        return self._sites.all()
+
+    def sites(self) -> list[Site]:
+        """The sites of all calls so far; then modules that were not captured, and why."""
+        captured = [self._describe(site) for site in self._sites.all()]
+        return captured + self._sites.uncaptured(self._active)
+
+    def totals(self) -> dict[Site, dict[str, Totals]]:
+        """The totals of each site."""
+        return self._accumulator.totals()
+
+    def take_totals(self) -> dict[Site, dict[str, Totals]]:
+        """The totals of each site since the last time; the sums start again at zero."""
+        totals = self._accumulator.totals()
+        self._accumulator = Accumulator(self._request.per_text)
+        return totals
+
+    def set_pairs(self, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
+        """Set the pairs of each text of the next forward pass."""
+        self._pairs.set(self._inputs.passes + 1, pairs)
+
+    def _describe(self, site: Site) -> Site:
+        if not self._is_watched(site):
+            return replace(site, watched="not watched: left out by layers=", statistics="")
+        kernel = site.kernel
+        if site in self._answered:
+            kernel = f"{site.statistics}, instead of {site.kernel}"
+        return replace(site, kernel=kernel, coverage=self.coverage.latest(site))
+
+    def _is_watched(self, site: Site) -> bool:
+        return self._layers is None or site.layer in self._layers
+
+    def _record(self, call: AttentionCall) -> None:
+        """Record a call that the model has computed."""
+        if self._is_skipped() or not self._supports(call):
             return
-        if not self._supports(call):
+        site = self._sites.of(call, self._active)
+        if not self._is_watched(site):
             return
-        site = self.found.of(call, self.running)
-        if self._layers is not None and site.layer not in self._layers:
-            return
-        _check_numbers(call)
-        # What listens for attention need not listen to what is computed about it.
+        _check_values(call)
+        # The function mode must not capture what is computed from the call.
         with without_function_modes():
-            self._take_in(site, call)
+            verify = call.exact and site not in self._verified
+            if verify or self._request.names or self._request.received:
+                self._add(site, call, need_heads=verify, verify=verify)
+            else:  # maps alone
+                self.maps.record(site, call, 0, None)
 
-    def _supports(self, call: AttentionCall) -> bool:
-        """Whether a call attends within a text; the module of one that does not is listed."""
-        name = self.found.name_of(call.module)
-        stack, _ = self.found.stacks.of(name, call.cross)
-        tokens = self.inputs.of(stack).own.tokens
-        why = unsupported(call, self.running.run_of(call.module), tokens)
-        if why is not None:
-            self.found.unsupported[name] = why
-        return why is None
-
-    def _take_in(self, site: Site, call: AttentionCall) -> None:
-        ask = call.exact and site not in self._understood
-        if not (ask or self._request.names or self._request.received):  # maps alone
-            self.looks.take(site, call, 0, None)
-            return
-        heard = self._heard(site, call)
-        sums, rows = self._collect(heard, heads_too=ask)
-        if ask and rows.heads is not None:
-            ours = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            _compare(site, call.heads, ours, rows.lse, heard.places)
-            self._understood.add(site)
-        self._enter(site, heard, sums, rows)
-
-    def answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
-        """Take in a call that the model has not answered, and give its heads; or neither."""
-        site = self.found.known(call, self.running)
-        if site not in self._understood or self._passes_over():
+    def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
+        """Record a call that the model has not computed, and return its heads; None: neither."""
+        site = self._sites.known(call, self._active)
+        if site not in self._verified or self._is_skipped() or not self._is_watched(site):
             return None
-        if self._layers is not None and site.layer not in self._layers:
-            return None
-        _check_numbers(call)
-        site = self.found.of(call, self.running)
+        _check_values(call)
+        site = self._sites.of(call, self._active)
         with without_function_modes():
-            heard = self._heard(site, call)
-            sums, rows = self._collect(heard, heads_too=True)
-            self._enter(site, heard, sums, rows)
-        self.answered.add(site)
+            rows = self._add(site, call, need_heads=True, verify=False)
+        self._answered.add(site)
         return None if rows.heads is None else rows.heads.to(call.q.dtype)
 
-    def _passes_over(self) -> bool:
-        """Whether nothing is watched just now."""
-        # In a backward pass, checkpointed layers run again: they have been counted already.
-        again = in_backward() and not self.inputs.inside
-        return again or max(0, self.inputs.passes - 1) % self._every > 0
+    def _is_skipped(self) -> bool:
+        """Whether the current forward pass is not watched."""
+        # A backward pass runs checkpointed layers again, but they were counted already.
+        is_backward = in_backward() and not self._inputs.inside
+        return is_backward or max(0, self._inputs.passes - 1) % self._every > 0
 
-    def _collect(self, heard: Heard, heads_too: bool) -> tuple[CallSums, RowStatistics]:
-        # Autocast would round sums of ours, too.
-        with torch.autocast(heard.call.q.device.type, enabled=False):
-            return collect(heard, self._request, heads_too)
+    def _supports(self, call: AttentionCall) -> bool:
+        """Whether a call attends within a text; if not, its module is listed as unsupported."""
+        name = self._sites.name_of(call.module)
+        stack, _ = self._sites.stacks.of(name, call.cross)
+        tokens = self._inputs.of(stack).text.tokens
+        reason = reason_unsupported(call, self._active.call_of(call.module), tokens)
+        if reason is not None:
+            self._sites.unsupported[name] = reason
+        return reason is None
 
-    def _enter(self, site: Site, heard: Heard, sums: CallSums, rows: RowStatistics) -> None:
-        self.ledger.enter(site, sums)
-        run, call = self.running.run_of(heard.call.module), heard.call
-        self.coverage.enter(site, call, run, self.inputs.of(site.stack).own.tokens)
-        received = rows.received
-        if received is not None and heard.places.gone:  # keys that the cache has forgotten
-            received = pad(received, (heard.places.gone, 0))
-        self.looks.take(site, heard.call, heard.first, received)
+    def _add(
+        self, site: Site, call: AttentionCall, *, need_heads: bool, verify: bool
+    ) -> RowStatistics:
+        """Compute the statistics of a call and add their sums."""
+        text, key_text, positions = self._locate(site, call)
+        request, passes = self._request, self._inputs.passes
+        columns = self._pairs.columns(positions, text, passes)
+        per_head = self._per_head(site) if request.needs_projection else None
+        # Autocast would round our sums, too.
+        with torch.autocast(call.q.device.type, enabled=False):
+            rows = call.row_statistics(
+                row_request(call, request, positions, columns, key_text, per_head, need_heads)
+            )
+            sums = sum_rows(rows, call, request, positions, columns, per_head)
+        if verify and rows.heads is not None:
+            heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
+            _verify(site, call.heads, heads, rows.lse, positions)
+            self._verified.add(site)
+        self._enter(site, call, positions, sums, rows.received)
+        return rows
 
-    def _heard(self, site: Site, call: AttentionCall) -> Heard:
-        text, keys, places = self._read(site, call)
-        passes = self.inputs.passes
-        return Heard(
-            call=call,
-            places=places,
-            keys=keys,
-            first=self.ledger.begin(site, places, passes),
-            pairs=self.pairs.columns(places, text, passes),
-            per_head=self._per_head(site) if self._request.needs_projection else None,
-        )
+    def _enter(
+        self,
+        site: Site,
+        call: AttentionCall,
+        positions: Positions,
+        sums: CallSums,
+        received: Float[Tensor, "B H S"] | None,
+    ) -> None:
+        first_text = self._accumulator.add(site, positions, self._inputs.passes, sums)
+        tokens = self._inputs.of(site.stack).text.tokens
+        self.coverage.add(site, call, self._active.call_of(call.module), tokens)
+        if received is not None and positions.evicted_columns:
+            received = pad(received, (positions.evicted_columns, 0))
+        self.maps.record(site, call, first_text, received)
 
     def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:
         projection = output_projection(self._model, site)
         if projection is None:
             raise UnsupportedError(
                 f"observe: output_norm and value(...) need the output projection of {site.name}, "
-                f"which was not found. Ask for neither, or leave its layer out with layers=."
+                f"which was not found. Request neither, or leave its layer out with layers=."
             )
         return projection.per_head
 
-    def _read(self, site: Site, call: AttentionCall) -> tuple[Text, Text, Positions]:
-        """The text of the queries, that of the keys, and where both stand in them."""
-        reading = self.inputs.of(site.stack)
+    def _locate(self, site: Site, call: AttentionCall) -> tuple[Text, Text, Positions]:
+        """The text of the queries, the text of the keys, and the positions of both."""
+        inputs = self._inputs.of(site.stack)
         if site.cross:
-            keys = reading.other.filled(Text(real=call.real))
-            return reading.own, keys, positions_across(call, reading.own, keys)
-        if reading.own.real is None and call.real is not None:
-            self.inputs.learn(site.stack, call.real)
-        queries = reading.own.filled(Text(real=call.real))
-        if self._is_condensed(call, reading.own.tokens):
-            return queries, Text(), positions_across(call, queries, Text())
-        return queries, queries, positions_within(call, queries)
+            key_text = inputs.cross_text.filled(Text(real=call.real))
+            return inputs.text, key_text, positions_across(call, inputs.text, key_text)
+        if inputs.text.real is None and call.real is not None:
+            self._inputs.learn(site.stack, call.real)
+        text = inputs.text.filled(Text(real=call.real))
+        if self._is_condensed(call, inputs.text.tokens):
+            return text, Text(), positions_across(call, text, Text())
+        return text, text, positions_within(call, text)
 
     def _is_condensed(self, call: AttentionCall, tokens: int | None) -> bool:
-        """Whether some of the text was left out or put together: who stands where is not known."""
+        """Whether the model dropped or pooled tokens, so that positions are unknown."""
         T, S = call.q.shape[2], call.k.shape[2]
-        run = self.running.run_of(call.module)
-        given = None if run is None or not run.texts else run.texts[0].shape[1]
-        # More keys than queries are those of a cache, unless the module was given them all.
-        return T > S or (T < S and given == S) or (tokens is not None and tokens > T)
+        module_call = self._active.call_of(call.module)
+        length = None
+        if module_call is not None and module_call.inputs:
+            length = module_call.inputs[0].shape[1]
+        # More keys than queries come from a cache, unless the module received them all.
+        return T > S or (T < S and length == S) or (tokens is not None and tokens > T)
 
 
-def _check_numbers(call: AttentionCall) -> None:
-    """Refuse what a transform computes: it has no numbers to be told from, only a way to them."""
+def _check_values(call: AttentionCall) -> None:
+    """Refuse tensors without values, as torch.func transforms make them."""
     if is_wrapped(call.q):
         raise UnsupportedError(
-            "observe: the model runs inside a transform of torch.func (grad, vmap, jvp). "
+            "observe: values are not available inside a transform of torch.func (grad, vmap, jvp). "
             "Watch a call outside of it; per-text statistics come from Request(per_text=True)."
         )
 
 
-def _compare(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, places: Positions) -> None:
-    """Refuse a call whose heads don't follow from what was understood of it.
+def _verify(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, positions: Positions) -> None:
+    """Refuse a call whose heads differ from those that its captured inputs give.
 
-    Large logits are rounded by more, and their exponentials with them: `lse` says how large. What
-    becomes of a row whose logits are no numbers is left to the kernels, which differ.
+    Large logits are rounded by more, and so are their exponentials: `lse` bounds them. Rows with
+    NaN logits are not compared, because kernels treat them differently.
     """
-    real = places.query_real[:, None, :, None] & ~lse.isnan().unsqueeze(-1)
+    real = positions.query_real[:, None, :, None] & ~lse.isnan().unsqueeze(-1)
     logits = _largest(torch.where(real[..., 0] & lse.isfinite(), lse, 0.0))
     rounding = _STEPS * torch.finfo(torch.float32).eps * logits
     if theirs.shape == ours.shape:
-        apart = real & (theirs != ours) & ~(theirs.isnan() & ours.isnan())
-        gap = _largest(torch.where(apart, theirs.to(ours.dtype) - ours, 0.0))
+        differs = real & (theirs != ours) & ~(theirs.isnan() & ours.isnan())
+        gap = _largest(torch.where(differs, theirs.to(ours.dtype) - ours, 0.0))
         size = _largest(torch.where(real, ours, 0.0).nan_to_num(0.0, 0.0, 0.0))
         if gap <= (_TOLERANCE.get(theirs.dtype, 1e-4) + rounding) * max(size, 1e-6):
             return
@@ -205,14 +261,15 @@ def _compare(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, places: Posi
                 f"attend to are numbers: NaN of padding reaches them. Find where it comes from "
                 f"(eager attention in float64 makes it), or leave the layer out with layers=."
             )
-        found = f"differ by {gap:.2g} at a size of {size:.2g}"
+        difference = f"differ by {gap:.2g} at a size of {size:.2g}"
     else:
-        found = f"have shapes {tuple(theirs.shape)} and {tuple(ours.shape)}"
+        difference = f"have shapes {tuple(theirs.shape)} and {tuple(ours.shape)}"
     raise UnsupportedError(
-        f"observe: {site.name} ({site.kernel}) does not compute what was understood of it: its "
-        f"heads and ours {found}. Leave its layer out with layers=, and please report it."
+        f"observe: {site.name} ({site.kernel}) does not compute attention from its captured "
+        f"inputs: its heads and ours {difference}. Leave its layer out with layers=, and please "
+        f"report it."
     )
 
 
-def _largest(amounts: Tensor) -> float:
-    return amounts.abs().max().item() if amounts.numel() else 0.0
+def _largest(values: Tensor) -> float:
+    return values.abs().max().item() if values.numel() else 0.0

@@ -1,4 +1,4 @@
-"""What to find out about each head."""
+"""Which statistics to compute for each head."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from headwise.errors import ArgumentError
 from headwise.tables import STATISTICS
 
-# From the token ids of one text, without padding, to pairs of positions (query, key).
+# Maps the token ids of one text, without padding, to pairs of positions (query, key).
 Relation = Callable[[Sequence[int]], Iterable[tuple[int, int]]]
 
 _OF_MASS = re.compile(r"(top|value)\((.*)\)")
@@ -20,51 +20,50 @@ DEFAULT = (
 
 @dataclass(frozen=True)
 class Request:
-    """What to find out: statistics by name, and the mass on classes of tokens and on relations.
+    """Which statistics to compute, and the masses on classes of tokens and on relations.
 
-    A class is a set of token ids; its mass is what a query gives to all visible keys of the
-    class. A relation is a function from the token ids of one text to pairs of positions
-    (query, key); its mass is what a query gives to all its keys, over the queries that have
-    one in sight. Where pairs do not follow from the tokens (a parse, say), name them in `pairs`
-    and give them with `watch.pairs(name=...)` before each forward pass. Both are of one text:
-    in attention to another text they are NaN.
+    The *mass* of a set of keys is the sum of a query's weights over the set, from 0 to 1. A class
+    is a set of token ids; its mass covers all visible keys of the class. A relation is a function
+    from the token ids of one text to pairs of positions (query, key); its mass covers all keys of
+    a query, over the queries that can see one. If pairs do not follow from the tokens (a parse,
+    for example), name them in `pairs` and pass them to `watch.pairs(name=...)` before each
+    forward pass. Relations and pairs hold within one text: in cross-attention they are NaN.
 
     Each mass has two more statistics, on request. `top(first)` is the share of queries whose
     largest weight is on the first token (ties share it). `value(first)` is the mass with each
-    key weighted by the size of what it would write, `‖v_j W_O‖`: where a head attends to keys
-    with small values, it attends much and does little. Neither that nor `output_norm` knows of a
-    gate that a model puts between its heads and their output projection.
+    key weighted by the norm of what it would write, `‖v_j W_O‖`: a head may attend mostly to keys
+    whose values are small. `value(...)` and `output_norm` ignore any gate that a model puts
+    between its heads and their output projection.
 
-    A mean is over the queries that are eligible: a mass counts those that may attend to such a
-    key (the first query has no `previous`, a query before the first comma no comma), and a query
-    with one visible key, whose weights are 1 by necessity, counts for logits alone. So a mass on
-    a rare class may be far above the mean over all queries: `queries="all"` gives that, where a
-    query without such a key counts as 0 and one with a single visible key as it is. Tables of
-    both kinds do not add.
+    Means are over eligible queries. A mass counts queries that may attend to such a key (the
+    first query has no `previous`, a query before the first comma has no comma). A query with a
+    single visible key has a fixed weight of 1, so it counts only for logits. The mass on a rare
+    class may therefore be far above its mean over all queries. `queries="all"` takes that mean:
+    a query without such a key counts as 0, and one with a single visible key counts as it is.
+    Tables of the two kinds do not add.
 
-    Cost, as a share of the two matrix products of attention: entropy and distance .12 each,
-    participation .05, received .05, `top` and `value` .1 each for all masses together, and
-    everything else next to nothing. `output_norm` and `value` need a product of each head (or
-    value) with a matrix of its own size. A relation is called once for each text.
+    `entropy` and `distance` cost the most, then `top`, `value`, `participation` and `received`;
+    everything else is nearly free. `output_norm` and `value` multiply each head (or value) by a
+    matrix of its own width. A relation is called once for each text.
 
     Attributes:
-        statistics: Names out of `headwise.tables.STATISTICS`. By default all but participation
-            and output_norm.
+        statistics: Names from `headwise.tables.STATISTICS`. The default is all except
+            participation and output_norm.
         classes: Token ids by name.
         relations: Functions by name.
-        pairs: Names of pairs that are given for each forward pass.
-        top: Masses whose `top(...)` is wanted: `first`, `self`, `previous`, `next`, or the name
+        pairs: Names of pairs that are passed for each forward pass.
+        top: Masses whose `top(...)` to compute: `first`, `self`, `previous`, `next`, or the name
             of a class, a relation or pairs.
-        value: Masses whose `value(...)` is wanted.
+        value: Masses whose `value(...)` to compute.
         queries: "eligible", or "all" for means over every query that attends to some key.
-        per_text: Whether to keep the sums of each text, from which intervals are drawn. Memory:
-            24 bytes for each text, head and statistic.
-        received: Whether to sum up what each key of the latest texts received.
+        per_text: Whether to keep the sums of each text, which intervals need. Memory: 24 bytes
+            for each text, head and statistic.
+        received: Whether to sum the attention that each key of the latest texts received.
         maps: Whether to keep the queries and keys of the last batch, so that the watch can
-            give the exact weights of a head. Memory grows with the text, not with its square.
+            compute the exact weights of a head. Memory grows linearly with the text.
 
     Raises:
-        ArgumentError: an unknown statistic or mass, or one name for two things.
+        ArgumentError: a statistic or mass is unknown, or a name is used twice.
     """
 
     statistics: tuple[str, ...] = DEFAULT
@@ -83,7 +82,7 @@ class Request:
         if self.queries not in ("eligible", "all"):
             raise ArgumentError(
                 f"Request: queries={self.queries!r}. Give 'eligible' or 'all', for means over the "
-                f"queries that may attend to such a key, or over all."
+                f"queries that may attend to such a key, or over all queries."
             )
         unknown = [name for name in self.statistics if name not in STATISTICS]
         if unknown:
@@ -93,14 +92,14 @@ class Request:
         named = [*self.statistics, *self.classes, *self.relations, *self.pairs]
         for name in named:
             if named.count(name) > 1:
-                raise ArgumentError(f"Request: {name!r} is asked for twice. Rename one of them.")
+                raise ArgumentError(f"Request: {name!r} is requested twice. Rename one of them.")
         masses = (*OFFSETS, *self.classes, *self.relations, *self.pairs)
-        for measure, of in (("top", self.top), ("value", self.value)):
-            for name in of:
-                if name not in masses or of.count(name) > 1:
+        for measure, names in (("top", self.top), ("value", self.value)):
+            for name in names:
+                if name not in masses or names.count(name) > 1:
                     raise ArgumentError(
-                        f"Request: {measure} of {name!r} is asked for twice, or is of no mass. "
-                        f"Choose from {', '.join(masses)}, each once."
+                        f"Request: {measure} of {name!r} is requested twice, or no mass has "
+                        f"that name. Choose from {', '.join(masses)}, each once."
                     )
 
     @classmethod
@@ -110,43 +109,42 @@ class Request:
         per_text: bool = False,
         classes: Mapping[str, Collection[int]] | None = None,
     ) -> "Request":
-        """The statistics and nothing else, by the names that a table gives them.
+        """A request for exactly these statistics, by the names that a table gives them.
 
         Args:
-            classes: Token ids by name; those are asked for whose name, `top(...)` or `value(...)`
-                is among the names.
+            classes: Token ids by name; only classes that the names mention are used.
         Raises:
-            ArgumentError: an unknown name.
+            ArgumentError: a name is unknown.
         """
-        asked: dict[str, list[str]] = {"": [], "top": [], "value": []}
+        by_measure: dict[str, list[str]] = {"": [], "top": [], "value": []}
         for name in names:
-            found = _OF_MASS.fullmatch(name)
-            asked[found[1] if found else ""].append(found[2] if found else name)
-        named = {name for some in asked.values() for name in some}
-        known = {name: ids for name, ids in (classes or {}).items() if name in named}
-        statistics = tuple(name for name in asked[""] if name not in known)
-        top, value = tuple(asked["top"]), tuple(asked["value"])
-        return cls(statistics, classes=known, top=top, value=value, per_text=per_text)
+            match = _OF_MASS.fullmatch(name)
+            by_measure[match[1] if match else ""].append(match[2] if match else name)
+        mentioned = {name for masses in by_measure.values() for name in masses}
+        used = {name: ids for name, ids in (classes or {}).items() if name in mentioned}
+        statistics = tuple(name for name in by_measure[""] if name not in used)
+        top, value = tuple(by_measure["top"]), tuple(by_measure["value"])
+        return cls(statistics, classes=used, top=top, value=value, per_text=per_text)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The statistics that a table will have, in their order."""
+        """The names of all statistics of the table, in order."""
         masses = (*self.classes, *self.relations, *self.pairs)
         tops = (f"top({name})" for name in self.top)
         return (*self.statistics, *masses, *tops, *(f"value({name})" for name in self.value))
 
     @property
     def needs_projection(self) -> bool:
-        """Whether the output projection of each site has to be known."""
+        """Whether a statistic needs the output projection of each site."""
         return bool(self.value) or "output_norm" in self.statistics
 
     def wants(self, mass: str) -> bool:
-        """Whether anything about a mass is asked for."""
+        """Whether a mass or one of its further statistics is requested."""
         return mass in self.names or mass in self.top or mass in self.value
 
 
 def _check_kinds(request: Any) -> None:
-    """Refuse what is easily given in place of a tuple of names, of token ids, or of functions."""
+    """Refuse arguments of the wrong type, such as a string in place of a tuple of names."""
     for field_name in ("statistics", "pairs", "top", "value"):
         names = getattr(request, field_name)
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):

@@ -1,9 +1,9 @@
-"""From statistics of rows to sums of texts: who is eligible for what."""
+"""From statistics of rows to sums over texts: which rows count for which statistic."""
 
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
@@ -11,208 +11,181 @@ from headwise.kernels import RowRequest, RowStatistics
 from headwise.models import AttentionCall, Text
 from headwise.watch._accumulator import CallSums
 from headwise.watch._pairs import Columns
-from headwise.watch._positions import Positions, offset_keys
-from headwise.watch._request import OFFSETS, Request
+from headwise.watch._positions import Positions
+from headwise.watch._request import Request
+
+PerHead = Float[Tensor, "H Dv d_model"]
 
 
-@dataclass(frozen=True)
-class Heard:
-    """A call, and what is known of the texts in it.
+def row_request(
+    call: AttentionCall,
+    request: Request,
+    positions: Positions,
+    columns: Columns,
+    key_text: Text,
+    per_head: PerHead | None,
+    need_heads: bool,
+) -> RowRequest:
+    """What the kernel must compute for each row of a call.
 
-    Attributes:
-        keys: The text that the keys belong to.
-        first: The number of the first text of the call.
-        pairs: The keys of each query under every relation and all given pairs.
-        per_head: The part of each head in the output projection, where it is asked for.
+    Args:
+        columns: The keys of each query under every offset, relation and set of pairs.
+        per_head: The part of each head in the output projection, if a statistic needs it.
     """
-
-    call: AttentionCall
-    places: Positions
-    keys: Text
-    first: int
-    pairs: Columns
-    per_head: Float[Tensor, "H Dv d_model"] | None = None
-
-
-@dataclass(frozen=True)
-class _Question:
-    """A row request, and which of its columns belong to which name."""
-
-    rows: RowRequest
-    key_columns: dict[str, slice]
-    class_columns: dict[str, int]
-
-
-def collect(heard: Heard, request: Request, heads_too: bool) -> tuple[CallSums, RowStatistics]:
-    """The sums of one call for everything that was requested, and the rows behind them.
-
-    Rows of padding are never counted. A row with a single visible key has its weights by
-    necessity: it counts for logits alone, unless the means are over all queries.
-    """
-    question = _ask(heard, request, heads_too)
-    rows = heard.call.row_statistics(question.rows)
-    real = heard.places.query_real[:, None] & (rows.n_keys > 0)
-    values = _values(rows, question, heard, request.queries == "all")
-    return _sums({name: values[name] for name in request.names}, real, heard), rows
-
-
-def _ask(heard: Heard, request: Request, heads_too: bool) -> _Question:
-    places, call = heard.places, heard.call
-    columns: list[Int[Tensor, "B T m"]] = []
-    where: dict[str, slice] = {}
-    offsets = {name: offset_keys(places, name) for name in OFFSETS if request.wants(name)}
-    for name, keys in (offsets | heard.pairs).items():
-        start = sum(one.shape[-1] for one in columns)
-        where[name] = slice(start, start + keys.shape[-1])
-        columns.append(keys)
-    own_heads = "output_norm" in request.statistics and call.join is not None
-    rows = RowRequest(
+    projects_heads = "output_norm" in request.statistics and call.join is not None
+    return RowRequest(
         entropy="entropy" in request.statistics,
-        distance="distance" in request.statistics and not places.across,
+        distance="distance" in request.statistics and not positions.is_cross,
         participation="participation" in request.statistics,
-        received=places.query_real if request.received else None,
-        keys=torch.cat(columns, dim=-1) if columns else None,
-        classes=_members(heard, request) if request.classes else None,
+        received=positions.query_real if request.received else None,
+        keys=torch.cat([*columns.values()], dim=-1) if columns else None,
+        classes=_class_members(request, positions, key_text) if request.classes else None,
         top=bool(request.top),
-        key_norms=norms_behind(call.v, heard.per_head) if request.value else None,
-        query_at=places.query_at,
-        key_at=places.keys.at,
-        heads=heads_too or own_heads,
+        key_norms=projected_norms(call.v, per_head) if request.value else None,
+        query_at=positions.query_position,
+        key_at=positions.keys.position,
+        heads=need_heads or projects_heads,
     )
-    return _Question(rows, where, {name: at for at, name in enumerate(request.classes)})
 
 
-def _members(heard: Heard, request: Request) -> Float[Tensor, "B S C"]:
-    text, places = heard.keys, heard.places
-    if text.ids is None or text.ids.shape[1] != places.key_real.shape[1]:
-        raise UnsupportedError(
-            f"observe: the classes {', '.join(request.classes)} need whole texts as input_ids, "
-            f"without a cache. Ask for them only there."
-        )
-    classes = [
-        torch.isin(text.ids, torch.tensor(sorted(ids), device=text.ids.device))
-        for ids in request.classes.values()
-    ]
-    return (torch.stack(classes, dim=-1) & places.key_real[..., None]).float()
+def sum_rows(
+    rows: RowStatistics,
+    call: AttentionCall,
+    request: Request,
+    positions: Positions,
+    columns: Columns,
+    per_head: PerHead | None,
+) -> CallSums:
+    """The sums of one call, by text, for every statistic of a request.
+
+    Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
+    it counts only for logits, unless means are taken over all queries.
+    """
+    real = positions.query_real[:, None] & (rows.n_keys > 0)
+    n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
+    several = rows.n_keys > (0 if request.queries == "all" else 1)
+    statistics = _row_values(rows, several, n_keys)
+    if per_head is not None:
+        heads = call.heads if call.join is None else rows.heads
+        if heads is not None and heads.shape[1] == len(per_head):
+            statistics["output_norm"] = _RowValues(projected_norms(heads, per_head))
+    for name, (seen, mass, top, share) in _mass_columns(rows, columns, request).items():
+        if seen is None or mass is None:
+            continue
+        # In cross-attention, no query has a neighbor or a relation.
+        over_all = request.queries == "all" and (name == "first" or not positions.is_cross)
+        eligible = several & ((seen > 0) | over_all)
+        statistics[name] = _RowValues(mass, eligible, seen / n_keys)
+        if top is not None:
+            statistics[f"top({name})"] = replace(statistics[name], values=top)
+        if share is not None:  # NaN if all visible values are zero
+            share = torch.where(seen > 0, share, 0.0)
+            statistics[f"value({name})"] = _RowValues(share, eligible & ~share.isnan())
+    return _sums({name: statistics[name] for name in request.names}, real, positions)
 
 
-def norms_behind(
+def projected_norms(
     vectors: Float[Tensor, "B _ n Dv"],
-    per_head: Float[Tensor, "H Dv d_model"] | None,
-    work: torch.dtype = torch.float64,
+    per_head: PerHead | None,
+    dtype: torch.dtype = torch.float64,
 ) -> Float[Tensor, "B H n"]:
-    """How long each vector is behind the output projection of each head that reads it."""
+    """The norm of each vector after the output projection of each head that reads it."""
     if per_head is None:
         raise UnsupportedError("observe: there is no output projection. Leave value= out.")
     part = per_head.detach().double()
     # ‖x W‖² = x (W Wᵀ) xᵀ, and W Wᵀ is as small as a head.
-    squared = (part @ part.transpose(-1, -2)).to(work)
-    wide = vectors.to(work).repeat_interleave(len(part) // vectors.shape[1], 1)
+    squared = (part @ part.transpose(-1, -2)).to(dtype)
+    wide = vectors.to(dtype).repeat_interleave(len(part) // vectors.shape[1], 1)
     return ((wide @ squared) * wide).sum(-1).clamp(min=0.0).sqrt()
 
 
+def _class_members(
+    request: Request, positions: Positions, key_text: Text
+) -> Float[Tensor, "B S C"]:
+    """Which keys belong to each class of tokens."""
+    if key_text.ids is None or key_text.ids.shape[1] != positions.key_real.shape[1]:
+        raise UnsupportedError(
+            f"observe: the classes {', '.join(request.classes)} need whole texts as input_ids, "
+            f"without a cache. Request them only there."
+        )
+    classes = [
+        torch.isin(key_text.ids, torch.tensor(sorted(ids), device=key_text.ids.device))
+        for ids in request.classes.values()
+    ]
+    return (torch.stack(classes, dim=-1) & positions.key_real[..., None]).float()
+
+
 @dataclass(frozen=True)
-class _Values:
-    """One statistic of every row, which rows it speaks of, and its value under even weights."""
+class _RowValues:
+    """One statistic of every row, the rows it is defined for, and its value under even weights."""
 
     values: Float[Tensor, "B H T"]
     eligible: Bool[Tensor, "B H T"] | None = None  # None: every real row
     even: Float[Tensor, "B H T"] | None = None
 
 
-def _values(
-    rows: RowStatistics, question: _Question, heard: Heard, every_query: bool
-) -> dict[str, _Values]:
-    """All that is known of these rows, by name."""
-    n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
-    several = rows.n_keys > (0 if every_query else 1)
-    nowhere = torch.zeros_like(several)
-    # Attention that is written out does not tell it; but where nothing is a number, it is told.
-    told = ~rows.max_logit.isnan() | rows.lse.isnan()
-    known = {
-        "max_weight": _Values(rows.max_weight, several, 1.0 / n_keys),
-        "max_logit": _Values(rows.max_logit, told),
-        "lse": _Values(rows.lse),
-        "sink": _Values(rows.lse, nowhere) if rows.sink is None else _Values(rows.sink),
-        "distance": _Values(rows.lse, nowhere),
+def _row_values(
+    rows: RowStatistics, several: Bool[Tensor, "B H T"], n_keys: Float[Tensor, "B H T"]
+) -> dict[str, _RowValues]:
+    """The statistics of all rows except masses, by name; `several` marks rows that count."""
+    undefined = torch.zeros_like(several)
+    # The largest logit of hand-written attention may be unknown; NaN rows count as known.
+    is_known = ~rows.max_logit.isnan() | rows.lse.isnan()
+    statistics = {
+        "max_weight": _RowValues(rows.max_weight, several, 1.0 / n_keys),
+        "max_logit": _RowValues(rows.max_logit, is_known),
+        "lse": _RowValues(rows.lse),
+        "sink": _RowValues(rows.lse, undefined) if rows.sink is None else _RowValues(rows.sink),
+        "distance": _RowValues(rows.lse, undefined),
     }
     if rows.entropy is not None:
-        known["entropy"] = _Values(rows.entropy, several, n_keys.log())
+        statistics["entropy"] = _RowValues(rows.entropy, several, n_keys.log())
     if rows.participation is not None:
-        known["participation"] = _Values(rows.participation, several, n_keys)
+        statistics["participation"] = _RowValues(rows.participation, several, n_keys)
     if rows.distance is not None:
-        known["distance"] = _Values(rows.distance, several, rows.even_distance)
-    if heard.per_head is not None:
-        heads = heard.call.heads if heard.call.join is None else rows.heads
-        if heads is not None and heads.shape[1] == len(heard.per_head):
-            known["output_norm"] = _Values(norms_behind(heads, heard.per_head))
-    return known | _masses(rows, question, several, n_keys, _of_all(question, heard, every_query))
+        statistics["distance"] = _RowValues(rows.distance, several, rows.even_distance)
+    return statistics
 
 
-def _of_all(question: _Question, heard: Heard, every_query: bool) -> tuple[str, ...]:
-    """The masses that every query has; a neighbor in another text is nobody's."""
-    if not every_query:
-        return ()
-    names = (*question.key_columns, *question.class_columns)
-    return tuple(name for name in names if name == "first" or not heard.places.across)
+def _mass_columns(
+    rows: RowStatistics, columns: Columns, request: Request
+) -> dict[str, tuple[Tensor | None, ...]]:
+    """By mass: the number of its visible keys, its mass, top and share of value norms."""
+    masses: dict[str, tuple[Tensor | None, ...]] = {}
+    by_key = (rows.key_seen, rows.key_mass, rows.key_top, rows.key_share)
+    start = 0
+    for name, keys in columns.items():
+        part = slice(start, start + keys.shape[-1])
+        masses[name] = tuple(None if x is None else x[..., part].sum(-1) for x in by_key)
+        start = part.stop
+    by_class = (rows.class_keys, rows.class_mass, rows.class_top, rows.class_share)
+    for column, name in enumerate(request.classes):
+        masses[name] = tuple(None if x is None else x[..., column] for x in by_class)
+    return masses
 
 
-def _masses(
-    rows: RowStatistics,
-    question: _Question,
-    several: Bool[Tensor, "B H T"],
-    n_keys: Float[Tensor, "B H T"],
-    everywhere: tuple[str, ...],
-) -> dict[str, _Values]:
-    """What falls on the keys of each name: of the weights, the largest weight, the values.
-
-    Args:
-        everywhere: The names that are also counted, as 0, where a query sees no such key.
-    """
-    found: dict[str, tuple[Tensor | None, ...]] = {}
-    for name, at in question.key_columns.items():
-        measures = (rows.key_seen, rows.key_mass, rows.key_top, rows.key_share)
-        found[name] = tuple(None if one is None else one[..., at].sum(-1) for one in measures)
-    for name, column in question.class_columns.items():
-        measures = (rows.class_keys, rows.class_mass, rows.class_top, rows.class_share)
-        found[name] = tuple(None if one is None else one[..., column] for one in measures)
-    known: dict[str, _Values] = {}
-    for name, (seen, mass, top, share) in found.items():
-        if seen is None or mass is None:
-            continue
-        eligible = several & ((seen > 0) | (name in everywhere))
-        known[name] = _Values(mass, eligible, seen / n_keys)
-        if top is not None:
-            known[f"top({name})"] = replace(known[name], values=top)
-        if share is not None:  # NaN where all visible values are zero
-            share = torch.where(seen > 0, share, 0.0)
-            known[f"value({name})"] = _Values(share, eligible & ~share.isnan())
-    return known
-
-
-def _sums(values: dict[str, _Values], real: Bool[Tensor, "B H T"], heard: Heard) -> CallSums:
-    """Sums over the rows of each text, all statistics at once."""
-    places, each = heard.places, values.values()
-    shape = (len(values), *real.shape)
-    numbers = real.new_zeros(shape, dtype=torch.float64)
+def _sums(
+    statistics: dict[str, _RowValues], real: Bool[Tensor, "B H T"], positions: Positions
+) -> CallSums:
+    """Sums over the rows of each text, for all statistics at once."""
+    shape = (len(statistics), *real.shape)
+    values = real.new_zeros(shape, dtype=torch.float64)
     eligible = real.expand(shape).clone()
-    even = torch.full_like(numbers, torch.nan)
-    for at, one in enumerate(each):
-        numbers[at] = one.values
-        if one.eligible is not None:
-            eligible[at] &= one.eligible
-        if one.even is not None:
-            even[at] = one.even
-    highest = torch.where(eligible, numbers, -torch.inf).amax((1, 3))
-    seen = eligible.any(3).any(1)
-    has_even = [one.even is not None for one in each]
-    evens = places.by_text(torch.where(eligible, even, 0.0)).cpu().numpy()
-    evens[[not has for has in has_even]] = torch.nan
+    even = torch.full_like(values, torch.nan)
+    for row, statistic in enumerate(statistics.values()):
+        values[row] = statistic.values
+        if statistic.eligible is not None:
+            eligible[row] &= statistic.eligible
+        if statistic.even is not None:
+            even[row] = statistic.even
+    maximum = torch.where(eligible, values, -torch.inf).amax((1, 3))
+    is_defined = eligible.any(3).any(1)
+    even_sums = positions.by_text(torch.where(eligible, even, 0.0)).cpu().numpy()
+    even_sums[[statistic.even is None for statistic in statistics.values()]] = torch.nan
     return CallSums(
-        names=tuple(values),
-        count=places.by_text(eligible.double()).cpu().numpy(),
-        total=places.by_text(torch.where(eligible, numbers, 0.0)).cpu().numpy(),
-        even=evens,
-        maximum=torch.where(seen, highest, torch.nan).cpu().numpy(),
-        first=heard.first,
+        names=tuple(statistics),
+        count=positions.by_text(eligible.double()).cpu().numpy(),
+        total=positions.by_text(torch.where(eligible, values, 0.0)).cpu().numpy(),
+        even=even_sums,
+        maximum=torch.where(is_defined, maximum, torch.nan).cpu().numpy(),
     )

@@ -1,22 +1,25 @@
-"""Every attention call of a model, heard as it happens: what it was and where."""
+"""Capture every attention call of a model as it happens: its tensors, its rule and its site."""
 
 from headwise.models.capture._active_modules import ActiveModules
-from headwise.models.capture._call import Answer, AttentionCall, Hear
+from headwise.models.capture._call import Answer, AttentionCall
 from headwise.models.capture._capture import capture_calls
-from headwise.models.capture._coverage import Coverage, unsupported
+from headwise.models.capture._coverage import Coverage, reason_unsupported
 from headwise.models.capture._inputs import InputTracker, Text
 from headwise.models.capture._sites import Site, Sites
+from headwise.models.capture._stacks import Stacks
+from headwise.models.capture._torch_calls import ordinary_path
 
 __all__ = [
     "ActiveModules",
     "Answer",
     "AttentionCall",
     "Coverage",
-    "Hear",
     "InputTracker",
     "Site",
     "Sites",
+    "Stacks",
     "Text",
     "capture_calls",
-    "unsupported",
+    "ordinary_path",
+    "reason_unsupported",
 ]

@@ -1,4 +1,4 @@
-"""Which modules of a model are running while something is heard, and what they were given."""
+"""Which modules of a model are active during a forward pass, and what inputs they received."""
 
 import threading
 from collections.abc import Hashable, Iterable, Iterator
@@ -13,139 +13,152 @@ from headwise._count_names import HEADS
 from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
-from headwise.models.capture._call import Answer
+from headwise.models.capture._call import Answer, AttentionCall, OnCall
 
 
 def heads_of(module: nn.Module) -> int:
-    """How many heads a module says it has; 1 where it says nothing."""
-    found = [getattr(module, name, None) for name in (*HEADS, "nhead", "heads")]
-    return next((heads for heads in found if isinstance(heads, int) and heads > 0), 1)
+    """The number of heads that a module declares; 1 if it declares none."""
+    counts = [getattr(module, name, None) for name in (*HEADS, "nhead", "heads")]
+    return next((count for count in counts if isinstance(count, int) and count > 0), 1)
 
 
 @dataclass(eq=False)
 class ModuleCall:
-    """A module that is running, what it was given, and what of that it has handed on as it is.
+    """A call of a module that has not returned yet.
 
     Attributes:
-        texts: Its arguments that may be tokens: floats of three axes.
-        quiet: Whether it tells of its attention by itself.
-        queries: Those of its latest attention call.
-        thread: Where it runs; 0 in compiled code, which cannot ask.
-        used: Those among them that a module within it was given first.
-        counted: The sites whose tokens were counted in this run.
+        inputs: The arguments that may be token vectors: float tensors with three axes.
+        has_own_hook: Whether a hook on the module itself captures its attention.
+        queries: The queries of its latest attention call.
+        thread: The thread it runs in; 0 in compiled code, which cannot know its thread.
+        projected: The inputs that an inner module received as its first input.
+        counted: The sites whose tokens were counted during this call.
     """
 
     module: nn.Module
-    texts: list[Tensor]
-    quiet: bool
-    used: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor]
+    has_own_hook: bool
+    projected: list[Tensor] = field(default_factory=list)
     queries: Tensor | None = None
     thread: int = 0
     counted: set[Hashable] = field(default_factory=set)
 
-    def reads_another_text(self, T: int, S: int) -> bool | None:
-        """Whether the `S` keys of its attention are tokens other than its `T` queries.
+    def is_cross_attention(self, T: int, S: int) -> bool | None:
+        """Whether `S` keys come from another text than `T` queries; None if that is unknown.
 
-        They are when a projection in it was given another argument than the first one. Keys of
-        their own tokens may still be more than queries are: those of a cache. None where its
-        arguments tell nothing.
+        They do if a projection inside the module received an argument other than the first.
+        More keys than queries are not enough: keys of the same text may come from a cache.
         """
-        if len(self.texts) > 1 and self.texts[0] is self.texts[1]:
+        if len(self.inputs) > 1 and self.inputs[0] is self.inputs[1]:
             return False
-        if any(x.shape[1] == S and (S != T or self._was_used(x)) for x in self.texts[1:]):
+        if any(x.shape[1] == S and (S != T or self._is_context(x)) for x in self.inputs[1:]):
             return True
-        return False if self.used else None
+        return False if self.projected else None
 
-    def _was_used(self, x: Tensor) -> bool:
-        return x is not self.texts[0] and any(x is one for one in self.used)
+    def _is_context(self, x: Tensor) -> bool:
+        return x is not self.inputs[0] and any(x is projected for projected in self.projected)
 
 
-def _texts(args: Iterable[Any]) -> list[Tensor]:
+def _token_vectors(args: Iterable[Any]) -> list[Tensor]:
     return [x for x in args if isinstance(x, Tensor) and x.ndim == 3 and x.is_floating_point()]
 
 
+def _ignore(_: AttentionCall) -> None:
+    """The receiver of calls where nothing captures them."""
+
+
 class ActiveModules:
-    """The modules of one model that are running, and whether their attention is heard elsewhere.
+    """The active modules of one model, and the callbacks that receive its attention calls.
 
     Attributes:
-        runs: Those that have begun and not ended, the innermost last.
-        heard_elsewhere: How many of them tell of their attention by themselves.
-        called: Every module that has been called so far, by identity.
-        unread: The axes of a softmax in a module, by identity, whose values were not found.
-        answer: Who may give the heads of a call instead of the model; None: nobody.
+        on_call: Receives each attention call.
+        answer: May compute the heads of a call in place of the model; None: nothing does.
+        keep_graph: Whether captured tensors stay attached to the autograd graph.
+        calls: The module calls that have not returned, the innermost last.
+        captured_elsewhere: How many active modules or functions have a capture of their own,
+            so that the function mode must skip what they call.
+        called: Every module that was called so far, by identity.
+        unmatched_softmax: The number of axes of a softmax whose product with values was not
+            found, by the identity of its module.
     """
 
-    def __init__(self, answer: Answer | None = None) -> None:
-        self.answer = answer
-        self.runs: list[ModuleCall] = []
-        self.heard_elsewhere = 0
+    def __init__(
+        self, on_call: OnCall = _ignore, answer: Answer | None = None, keep_graph: bool = False
+    ) -> None:
+        self.on_call, self.answer, self.keep_graph = on_call, answer, keep_graph
+        self.calls: list[ModuleCall] = []
+        self.captured_elsewhere = 0
         self.called: set[int] = set()
-        self.unread: dict[int, int] = {}
+        self.unmatched_softmax: dict[int, int] = {}
 
-    def innermost(self, *but: type[nn.Module]) -> nn.Module:
-        """The module whose own code is running, or the one around those of some types."""
-        modules = [run.module for run in self.runs]
-        return next((m for m in reversed(modules) if not isinstance(m, but)), modules[-1])
+    def detach(self, x: Tensor) -> Tensor:
+        """The tensor without its autograd graph, unless the graph is kept."""
+        return x if self.keep_graph else x.detach()
+
+    def innermost(self, *ignored: type[nn.Module]) -> nn.Module:
+        """The innermost active module that is not of an ignored type."""
+        modules = [call.module for call in self.calls]
+        return next((m for m in reversed(modules) if not isinstance(m, ignored)), modules[-1])
 
     @property
     def outermost(self) -> ModuleCall | None:
-        """The run within which all others happen: that of the whole model, or a part alone."""
-        return self.runs[0] if self.runs else None
+        """The call that contains all others: of the whole model, or of a part by itself."""
+        return self.calls[0] if self.calls else None
 
-    def run_of(self, module: nn.Module) -> ModuleCall | None:
-        """The run of a module that is going on."""
-        return next((run for run in reversed(self.runs) if run.module is module), None)
+    def call_of(self, module: nn.Module) -> ModuleCall | None:
+        """The call of a module that has not returned yet."""
+        return next((call for call in reversed(self.calls) if call.module is module), None)
 
     def may_answer(self, *inputs: Tensor) -> bool:
-        """Whether somebody may: only where no gradient needs the way that the model went."""
-        trained = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        return self.answer is not None and not trained and not torch.compiler.is_compiling()
+        """Whether `answer` may replace the model's kernel: not under gradients or a compiler."""
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        return self.answer is not None and not needs_grad and not torch.compiler.is_compiling()
 
-    def reads_another_text(self, T: int, S: int) -> bool:
-        """Whether the keys of the attention call that is heard belong to another text."""
-        for run in reversed(self.runs):
-            told = run.reads_another_text(T, S)
-            if told is not None:
-                return told
+    def is_cross_attention(self, T: int, S: int) -> bool:
+        """Whether the keys of the current attention call belong to another text."""
+        for call in reversed(self.calls):
+            is_cross = call.is_cross_attention(T, S)
+            if is_cross is not None:
+                return is_cross
         return S < T
 
     @reversible
-    def follow(self, model: nn.Module, elsewhere: tuple[type[nn.Module], ...]) -> Iterator[None]:
-        """Keep count while the model runs; modules of types `elsewhere` are heard by themselves."""
+    def follow(self, model: nn.Module, hooked: tuple[type[nn.Module], ...]) -> Iterator[None]:
+        """Track the calls of all modules; those of types `hooked` have a capture of their own."""
         with Hooks() as hooks:
             for module in model.modules():
-                enter = partial(self._enter, isinstance(module, elsewhere))
+                enter = partial(self._enter, isinstance(module, hooked))
                 hooks.before(module, enter, with_kwargs=True)
                 hooks.after(module, self._leave, always_call=True)
             yield
 
     def _enter(
-        self, quiet: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, has_own_hook: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
         self._check_thread(thread)
-        self._leave(module)  # an interruption may have left it open
-        texts = _texts([*args, *kwargs.values()])
-        if self.runs and texts and any(texts[0] is x for x in self.runs[-1].texts):
-            self.runs[-1].used.append(texts[0])
-        self.runs.append(ModuleCall(module, texts, quiet, thread=thread))
+        self._leave(module)  # an interrupt may have left an earlier call open
+        inputs = _token_vectors([*args, *kwargs.values()])
+        if self.calls and inputs and any(inputs[0] is x for x in self.calls[-1].inputs):
+            self.calls[-1].projected.append(inputs[0])
+        self.calls.append(ModuleCall(module, inputs, has_own_hook, thread=thread))
         self.called.add(id(module))
-        self.heard_elsewhere += quiet
+        self.captured_elsewhere += has_own_hook
 
-    def _check_thread(self, here: int) -> None:
-        """Passes may come from any thread, but one after the other."""
-        there = self.runs[0].thread if self.runs else here
-        if here and there and here != there:
-            if any(one.ident == there for one in threading.enumerate()):
+    def _check_thread(self, thread: int) -> None:
+        """Forward passes may come from any thread, but one after the other."""
+        active = self.calls[0].thread if self.calls else thread
+        if thread and active and thread != active:
+            if any(alive.ident == active for alive in threading.enumerate()):
                 raise UnsupportedError(
-                    f"observe: {type(self.runs[0].module).__name__} runs in two threads at once. "
-                    f"Let one wait for the other, or watch a copy in each (copy.deepcopy)."
+                    f"observe: {type(self.calls[0].module).__name__} runs in two threads at once. "
+                    f"Run one after the other, or watch a copy in each (copy.deepcopy)."
                 )
-            self._leave(self.runs[0].module)  # an interrupted thread left it open
+            self._leave(self.calls[0].module)  # a thread that was interrupted left it open
 
     def _leave(self, module: nn.Module, *_: Any) -> None:
-        """End the run of a module, and what runs within it."""
-        while self.run_of(module) is not None:
-            left = self.runs.pop()
-            self.heard_elsewhere -= left.quiet
-            left.queries = None
+        """End the call of a module, and all calls inside it."""
+        while self.call_of(module) is not None:
+            call = self.calls.pop()
+            self.captured_elsewhere -= call.has_own_hook
+            call.queries = None

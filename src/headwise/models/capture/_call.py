@@ -1,4 +1,4 @@
-"""One attention call of any model, in the words of this library."""
+"""One attention call of any model, in the terms of this library."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What went into an attention and what heads came out of it.
+    """The inputs of an attention call and the heads it returned.
 
     Attributes:
-        module: The module that attended.
-        rule: How its logits became weights.
-        heads: The per-head outputs that the model computed itself, or what it made of them;
-            empty in a call that it has not answered yet.
-        watched: How the call was heard.
-        kernel: The name of the implementation that computed them.
-        exact: Whether `heads` follows from the rest: no weights were dropped.
+        module: The module that attends.
+        rule: How weights follow from queries and keys.
+        heads: The per-head outputs that the model computed, or what `join` makes of them;
+            empty (width 0) if the model has not computed them yet.
+        watched: How the call was captured.
+        kernel: The name of the implementation that computed the heads.
+        exact: Whether `heads` follows from the other fields: no weights were dropped.
         cross: Whether the keys belong to another text than the queries.
-        join: What the model makes of its heads before they can be seen; None: nothing.
-        real: False for keys that are padding, where the call itself tells.
+        join: What the model applies to its heads before they become visible; None: nothing.
+        real: False for keys that are padding, if the call itself says so.
     """
 
     module: nn.Module
@@ -53,21 +53,21 @@ class AttentionCall:
 
     @property
     def statistics_kernel(self) -> str:
-        """What computes its statistics."""
+        """The kernel that computes the statistics of the call."""
         return statistics_kernel(self.q, self.k, self.v, self.rule)
 
     def row_statistics(self, request: RowRequest) -> RowStatistics:
-        """What the weights of every row were like; a largest logit that is not known is NaN."""
+        """The statistics of every row of weights; a largest logit that is unknown is NaN."""
         return row_statistics(self.q, self.k, self.v, self.rule, request)
 
 
-Hear = Callable[[AttentionCall], None]
-# Heads for a call that the model has not answered; None: it shall answer it itself.
+OnCall = Callable[[AttentionCall], None]
+# Computes the heads of a call in place of the model; None leaves the call to the model.
 Answer = Callable[[AttentionCall], Float[Tensor, "B H T Dv"] | None]
 
 
-def uncompiled(tell: Callable[P, R]) -> Callable[P, R]:
-    """What is heard is for Python to take in, also where the model around it is compiled."""
-    # Nothing is compiled in a process that has not imported the compiler, which is slow to.
-    apart: Any = torch.compiler.disable
-    return apart(tell) if is_compiler_loaded() else tell
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a callback in plain Python, also where the model around it is compiled."""
+    # The compiler is slow to import, and nothing is compiled before it was imported.
+    disable: Any = torch.compiler.disable
+    return disable(function) if is_compiler_loaded() else function

@@ -1,4 +1,4 @@
-"""Hear every attention call of a model while a block runs, and leave nothing behind."""
+"""Capture every attention call of a model while a block runs, and restore the model after it."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,78 +13,82 @@ from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
 from headwise.models._hooks import Hooks
 from headwise.models.capture._active_modules import ActiveModules
-from headwise.models.capture._call import Answer, AttentionCall, Hear, uncompiled
-from headwise.models.capture._softmax import SoftmaxTracker
-from headwise.models.capture._torch_calls import capture_functions, ordinary_path, tell_torch_layer
+from headwise.models.capture._call import Answer, AttentionCall, OnCall, uncompiled
+from headwise.models.capture._torch_calls import (
+    capture_functions,
+    capture_torch_layer,
+    ordinary_path,
+)
+from headwise.models.capture.softmax import SoftmaxTracker
 
 
 @reversible
 def capture_calls(
-    model: nn.Module, hear: Hear, answer: Answer | None = None
+    model: nn.Module, on_call: OnCall, answer: Answer | None = None, *, keep_graph: bool = False
 ) -> Iterator[ActiveModules]:
-    """Tell `hear` of each attention call of `model`, after the model has computed it itself.
+    """Call `on_call` with each attention call of `model`, after the model has computed it.
 
-    The model's answer is passed on untouched. Heard are layers of this library, every Hugging
+    The output of the model is unchanged. Captured are layers of this library, every Hugging
     Face model, `nn.MultiheadAttention`, and modules that call `scaled_dot_product_attention`
-    themselves or write the softmax out. What is yielded knows which modules have been called,
-    and in which of them a softmax could not be read.
+    or implement softmax attention by hand.
 
-    With `answer`, whose heads are then the model's, the calls are put to it that may be answered
-    in place of a fused kernel: without gradients, dropout or a compiler.
+    Args:
+        answer: Computes heads in place of a fused kernel, where that is possible: without
+            gradients, dropout or a compiler. The model continues with these heads.
+        keep_graph: Whether captured tensors stay attached to the autograd graph, so that
+            gradients reach the weights they were computed from.
+    Yields:
+        Which modules are active and were called, and which have a softmax whose product with
+        values was not found.
     """
-    hear = uncompiled(hear)
-    running = ActiveModules(answer)
-    softmaxes = SoftmaxTracker(running)
-    told: dict[type[nn.Module], Callable[..., None]] = {
-        HeadAttention: partial(_tell, hear, running),
-        nn.MultiheadAttention: partial(tell_torch_layer, hear),
+    active = ActiveModules(uncompiled(on_call), answer, keep_graph)
+    softmaxes = SoftmaxTracker(active)
+    hooked: dict[type[nn.Module], Callable[..., None]] = {
+        HeadAttention: partial(_capture_layer, active),
+        nn.MultiheadAttention: partial(capture_torch_layer, active),
     }
     with Hooks() as hooks:
-        for module, tell in _of_kinds(model, told):
-            hooks.after(module, tell, with_kwargs=True)
-        # A model of Hugging Face has imported transformers already; nobody else pays for it.
+        for kind, hook in hooked.items():
+            for module in _modules_of(model, kind):
+                hooks.after(module, hook, with_kwargs=True)
+        # A Hugging Face model has imported transformers already; other models need not wait.
         if "transformers" in sys.modules:
             from headwise.models.capture.huggingface import capture_interface
 
-            hooks.enter_context(capture_interface(model, hear, running))
-        hooks.enter_context(running.follow(model, tuple(told)))
-        hooks.after(model, lambda *_: softmaxes.forget(), always_call=True)
+            hooks.enter_context(capture_interface(model, active))
+        hooks.enter_context(active.follow(model, tuple(hooked)))
+        hooks.after(model, lambda *_: softmaxes.clear(), always_call=True)
         hooks.enter_context(ordinary_path(model))
-        hooks.enter_context(capture_functions(hear, running, softmaxes))
-        yield running
+        hooks.enter_context(capture_functions(active, softmaxes))
+        yield active
 
 
-def _of_kinds(
-    model: nn.Module, told: dict[type[nn.Module], Callable[..., None]]
-) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
-    for module in model.modules():
-        for kind, tell in told.items():
-            if isinstance(module, kind):
-                yield module, tell
+def _modules_of(model: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, kind)]
 
 
 @torch.no_grad()
-def _tell(
-    hear: Hear,
-    running: ActiveModules,
+def _capture_layer(
+    active: ActiveModules,
     module: HeadAttention,
     args: tuple[Tensor, Tensor, Tensor],
     kwargs: dict[str, Any],
     output: Tensor | AttendOutput,
 ) -> None:
-    q, k, v = (x.detach() for x in args)
-    asked = {name: kwargs[name] for name in ("mask", "causal", "bias") if name in kwargs}
+    """Capture a call of this library's own layer."""
+    q, k, v = (active.detach(x) for x in args)
+    options = {name: kwargs[name] for name in ("mask", "causal", "bias") if name in kwargs}
     heads = output.heads if isinstance(output, AttendOutput) else output
-    hear(
+    active.on_call(
         AttentionCall(
             module=module,
             q=q, k=k, v=v,
-            rule=module.rule(q, **asked),
-            heads=heads.detach(),
+            rule=module.rule(q, **options),
+            heads=active.detach(heads),
             watched="a hook on the module",
             kernel="headwise",
             exact=not (module.training and module.dropout),
-            # The core cannot tell self- from cross-attention; the layer around it can.
-            cross=running.reads_another_text(q.shape[2], k.shape[2]),
+            # Only the layer around this module knows self- from cross-attention.
+            cross=active.is_cross_attention(q.shape[2], k.shape[2]),
         )
     )  # fmt: skip

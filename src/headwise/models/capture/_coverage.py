@@ -1,4 +1,4 @@
-"""Which part of a text's queries was captured, and which calls attend to no text at all."""
+"""Which share of a text's queries was captured, and which calls attend to no text at all."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Covered:
-    """How many queries were captured, and how many tokens the module was given to attend with.
+    """How many queries were captured, and how many tokens the module received.
 
     Attributes:
-        window: How many tokens each window holds, where windows count as texts; 0: no windows.
+        window: Tokens per window, where each window counts as a text; 0: no windows.
     """
 
     captured: int
     tokens: int
     window: int = 0
 
-    def __add__(self, other: "Covered") -> "Covered":
-        window = max(self.window, other.window)
-        return Covered(self.captured + other.captured, self.tokens + other.tokens, window)
+    def __add__(self, more: "Covered") -> "Covered":
+        window = max(self.window, more.window)
+        return Covered(self.captured + more.captured, self.tokens + more.tokens, window)
 
     def __str__(self) -> str:
         if self.captured < self.tokens:
@@ -33,38 +33,40 @@ class Covered:
 
 
 class Coverage:
-    """Sums over all calls, by site."""
+    """The coverage of each site, summed over all its calls."""
 
     def __init__(self) -> None:
         self._sums: dict[Site, Covered] = {}
         self._latest: dict[Site, Covered] = {}
 
-    def enter(
-        self, site: Site, call: AttentionCall, run: ModuleCall | None, tokens: int | None
+    def add(
+        self, site: Site, call: AttentionCall, module_call: ModuleCall | None, tokens: int | None
     ) -> None:
-        """Count the queries of a call; the calls of one run of a module share its tokens."""
-        covered = _covered(call, run, tokens)
-        again = run is not None and not _first_of(run, site)
-        if again:
+        """Count the queries of a call. Calls within one call of a module share its tokens."""
+        covered = _covered(call, module_call, tokens)
+        is_repeat = module_call is not None and not _is_first(module_call, site)
+        if is_repeat:
             covered = Covered(covered.captured, 0, covered.window)
-        self._latest[site] = self._latest[site] + covered if again else covered
+        self._latest[site] = self._latest[site] + covered if is_repeat else covered
         self._sums[site] = self._sums.get(site, Covered(0, 0)) + covered
 
     def of(self, site: Site) -> Covered:
-        """Over all calls; all where nothing was counted."""
+        """The coverage of a site over all its calls."""
         return self._sums.get(site, Covered(0, 0))
 
     def latest(self, site: Site) -> str:
-        """What the latest run of a site covered, in words; empty for one that was not watched."""
+        """The coverage of the latest call of a site's module, as text; empty if not watched."""
         return str(self._latest[site]) if site in self._latest else ""
 
 
-def unsupported(call: AttentionCall, run: ModuleCall | None, tokens: int | None) -> str | None:
-    """Why a call is no attention between the tokens of a text; None where it is.
+def reason_unsupported(
+    call: AttentionCall, module_call: ModuleCall | None, tokens: int | None
+) -> str | None:
+    """Why a call is not attention between the tokens of a text; None if it is.
 
-    Judged by what the module was given: a layer that is handed windows attends within texts.
+    The shapes of the module's inputs decide: a layer that receives windows attends within texts.
     """
-    shape = _given(run)
+    shape = _input_shape(module_call)
     H, T, S = call.q.shape[1], call.q.shape[2], call.k.shape[2]
     if shape is None or T in (tokens, *shape[1:]):
         return None
@@ -78,23 +80,23 @@ def unsupported(call: AttentionCall, run: ModuleCall | None, tokens: int | None)
     return None
 
 
-def _covered(call: AttentionCall, run: ModuleCall | None, tokens: int | None) -> Covered:
+def _covered(call: AttentionCall, module_call: ModuleCall | None, tokens: int | None) -> Covered:
     B, T = call.q.shape[0], call.q.shape[2]
-    shape = _given(run)
+    shape = _input_shape(module_call)
     if shape is not None and T not in shape and shape[1] > T:
         if shape[0] * shape[1] == B * T:
             return Covered(B * T, B * T, T)
         return Covered(B * T, B * shape[1])
-    if tokens is not None and tokens > T:  # latents or pooled positions in place of tokens
+    if tokens is not None and tokens > T:  # latents or pooled positions instead of tokens
         return Covered(B * T, B * tokens)
     return Covered(B * T, B * T)
 
 
-def _given(run: ModuleCall | None) -> Shape | None:
-    return None if run is None or not run.texts else tuple(run.texts[0].shape)
+def _input_shape(module_call: ModuleCall | None) -> Shape | None:
+    return None if module_call is None or not module_call.inputs else module_call.inputs[0].shape
 
 
-def _first_of(run: ModuleCall, site: Hashable) -> bool:
-    first = site not in run.counted
-    run.counted.add(site)
-    return first
+def _is_first(module_call: ModuleCall, site: Hashable) -> bool:
+    is_first = site not in module_call.counted
+    module_call.counted.add(site)
+    return is_first

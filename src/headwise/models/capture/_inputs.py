@@ -1,4 +1,4 @@
-"""What text a model is reading: its token ids, and which of them are padding."""
+"""The text that a model reads: its token ids, and which of them are padding."""
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
@@ -16,14 +16,14 @@ from headwise.models._hooks import Hooks
 
 @dataclass(frozen=True)
 class Text:
-    """One side of a model's input.
+    """The tokens that a model or one of its stacks reads in a forward pass.
 
     Attributes:
-        ids: The tokens of this forward pass.
-        real: False for padding; longer than `ids` where earlier tokens are cached.
-        positions: Of the tokens of this forward pass in their text, where the caller told.
-        cached: How many columns of the text were read before, where a cache tells.
-        tokens: How many columns this forward pass reads, as ids or as embeddings.
+        ids: The token ids of this forward pass.
+        real: False for padding; longer than `ids` if earlier tokens are cached.
+        positions: The position of each token in its text, if the caller passed `position_ids`.
+        cached: The number of columns in the cache before this pass, if the cache says.
+        tokens: The number of columns this forward pass reads, as ids or as embeddings.
     """
 
     ids: Int[Tensor, "B T"] | None = None
@@ -32,47 +32,49 @@ class Text:
     cached: int | Int[Tensor, ""] | None = None
     tokens: int | None = None
 
-    def filled(self, more: "Text") -> "Text":
-        """The same, and `more` for what is not known, unless it is a text of another length."""
-        if None not in (self.tokens, more.tokens) and self.tokens != more.tokens:
+    def filled(self, default: "Text") -> "Text":
+        """The same text with `default` for unknown fields, unless their lengths differ."""
+        if None not in (self.tokens, default.tokens) and self.tokens != default.tokens:
             return self
         return Text(
-            self.ids if self.ids is not None else more.ids,
-            self.real if self.real is not None else more.real,
-            self.positions if self.positions is not None else more.positions,
-            self.cached if self.cached is not None else more.cached,
-            self.tokens if self.tokens is not None else more.tokens,
+            self.ids if self.ids is not None else default.ids,
+            self.real if self.real is not None else default.real,
+            self.positions if self.positions is not None else default.positions,
+            self.cached if self.cached is not None else default.cached,
+            self.tokens if self.tokens is not None else default.tokens,
         )
 
 
 @dataclass(frozen=True)
 class StackInputs:
-    """What one stack reads: its own text, and the one that it attends to across."""
+    """The text that one stack reads, and the text that it attends to in cross-attention."""
 
-    own: Text = Text()
-    other: Text = Text()
+    text: Text = Text()
+    cross_text: Text = Text()
 
-    def filled(self, more: "StackInputs") -> "StackInputs":
-        """The same, and `more` for what is not known."""
-        return StackInputs(self.own.filled(more.own), self.other.filled(more.other))
+    def filled(self, default: "StackInputs") -> "StackInputs":
+        """The same inputs with `default` for unknown fields."""
+        return StackInputs(
+            self.text.filled(default.text), self.cross_text.filled(default.cross_text)
+        )
 
 
-# What a model is given instead of tokens; a mask beside it is not about what it attends to.
+# Inputs that are not tokens; a mask beside them does not describe what the model attends to.
 _NO_TOKENS = ("pixel_values", "input_values", "input_features")
-_NOTHING = StackInputs()
+_UNKNOWN = StackInputs()
 
 
 class InputTracker:
-    """The texts of the forward pass that is running, for those who hear its attention calls.
+    """The texts of the current forward pass.
 
     Attributes:
-        passes: How many forward passes have begun: of the model, or of a stack by itself.
-        inside: Whether one is running.
+        passes: The number of forward passes so far: of the model, or of a stack by itself.
+        inside: Whether a forward pass is running.
     """
 
     def __init__(self, model: nn.Module, stacks: Mapping[str, nn.Module]) -> None:
-        self._modules = {"": model, **(stacks or _models_within(model))}
-        self._readings: dict[str, StackInputs] = {}
+        self._modules = {"": model, **(stacks or _inner_models(model))}
+        self._inputs: dict[str, StackInputs] = {}
         self._main, self._decoder = Text(), Text()
         self._open: list[str] = []
         self.passes = 0
@@ -82,22 +84,29 @@ class InputTracker:
         return bool(self._open)
 
     def of(self, stack: str) -> StackInputs:
-        """What a stack is reading; what it was not told itself, the model may have been."""
+        """The inputs of a stack; what it did not receive itself is taken from the model."""
         if stack in ("", "cross"):
-            # The innermost model knows best: a wrapper may have put a prefix before its text.
-            readings = [self._readings.get(name, _NOTHING) for name in reversed(self._open)]
-            return reduce(StackInputs.filled, readings, _NOTHING)
-        mine = self._readings.get(_without_cross(stack), _NOTHING)
+            # The innermost model comes first: a wrapper may have put a prefix before its text.
+            inputs = [self._inputs.get(name, _UNKNOWN) for name in reversed(self._open)]
+            return reduce(StackInputs.filled, inputs, _UNKNOWN)
+        stack_inputs = self._inputs.get(_without_cross(stack), _UNKNOWN)
         if stack.startswith("decoder"):
-            return mine.filled(StackInputs(self._decoder, self._main))
-        whole, told = self._main.real, mine.own.real
-        same = whole is not None and told is not None and torch.equal(whole, told)
-        return mine.filled(StackInputs(self._main)) if stack == "encoder" or same else mine
+            return stack_inputs.filled(StackInputs(self._decoder, self._main))
+        model_real, stack_real = self._main.real, stack_inputs.text.real
+        same_mask = (
+            model_real is not None
+            and stack_real is not None
+            and torch.equal(model_real, stack_real)
+        )
+        if stack == "encoder" or same_mask:
+            return stack_inputs.filled(StackInputs(self._main))
+        return stack_inputs
 
     def learn(self, stack: str, real: Bool[Tensor, "B S"]) -> None:
-        """What a call told of the padding of its stack is true of the rest of the pass."""
-        mine = self._readings.get(_without_cross(stack), _NOTHING)
-        self._readings[_without_cross(stack)] = mine.filled(StackInputs(Text(real=real)))
+        """Use the padding that a call of a stack reports for the rest of the pass."""
+        name = _without_cross(stack)
+        stack_inputs = self._inputs.get(name, _UNKNOWN)
+        self._inputs[name] = stack_inputs.filled(StackInputs(Text(real=real)))
 
     @reversible
     def follow(self) -> Iterator["InputTracker"]:
@@ -117,28 +126,28 @@ class InputTracker:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        given = signature.bind_partial(*args, **kwargs).arguments
-        given |= given.pop("kwargs", {})
-        self._readings[name] = StackInputs(_text(given), _text(given, "encoder_"))
+        arguments = signature.bind_partial(*args, **kwargs).arguments
+        arguments |= arguments.pop("kwargs", {})
+        self._inputs[name] = StackInputs(_text(arguments), _text(arguments, "encoder_"))
         if name == "":
-            self._main, self._decoder = _text(given), _text(given, "decoder_")
+            self._main, self._decoder = _text(arguments), _text(arguments, "decoder_")
         self._close(name)
         self.passes += not self._open
         self._open.append(name)
 
     def _end(self, name: str, *_: Any) -> None:
-        self._readings.pop(name, None)
+        self._inputs.pop(name, None)
         self._close(name)
         if name == "":
             self._main, self._decoder = Text(), Text()
 
     def _close(self, name: str) -> None:
-        """End a pass, and what began within it: an interruption may have left any open."""
+        """End a pass and all passes inside it: an interrupt may have left any of them open."""
         if name in self._open:
             del self._open[self._open.index(name) :]
 
 
-def _models_within(model: nn.Module) -> dict[str, nn.Module]:
+def _inner_models(model: nn.Module) -> dict[str, nn.Module]:
     """The models that a model wraps, by name: modules that take a whole text and its mask."""
     return {
         name: module
@@ -157,25 +166,27 @@ def _without_cross(stack: str) -> str:
     return stack.removesuffix("cross").removesuffix(".")
 
 
-def _text(given: Mapping[str, Any], side: str = "") -> Text:
-    if any(given.get(name) is not None for name in _NO_TOKENS) and "input_ids" not in given:
+def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
+    no_tokens = any(arguments.get(name) is not None for name in _NO_TOKENS)
+    if no_tokens and "input_ids" not in arguments:
         return Text()
-    # A mask of four axes says who sees whom, not what is padding.
-    mask = _two_axes(given.get(f"{side}attention_mask"))
-    ids = _two_axes(given.get(f"{side}input_ids"))
-    vectors = given.get("encoder_hidden_states" if side == "encoder_" else f"{side}inputs_embeds")
-    read = ids if ids is not None else vectors
+    # A mask of four axes says which queries see which keys, not what is padding.
+    mask = _two_axes(arguments.get(f"{prefix}attention_mask"))
+    ids = _two_axes(arguments.get(f"{prefix}input_ids"))
+    is_encoder = prefix == "encoder_"
+    vectors = arguments.get("encoder_hidden_states" if is_encoder else f"{prefix}inputs_embeds")
+    tokens = ids if ids is not None else vectors
     return Text(
         ids=ids,
         real=None if mask is None else mask.bool(),
-        positions=_two_axes(given.get(f"{side}position_ids")),
-        cached=None if side == "encoder_" else _length(given.get("past_key_values")),
-        tokens=read.shape[1] if isinstance(read, Tensor) and read.ndim in (2, 3) else None,
+        positions=_two_axes(arguments.get(f"{prefix}position_ids")),
+        cached=None if is_encoder else _length(arguments.get("past_key_values")),
+        tokens=tokens.shape[1] if isinstance(tokens, Tensor) and tokens.ndim in (2, 3) else None,
     )
 
 
 def _length(cache: Any) -> int | Tensor | None:
-    """How many tokens a cache has seen; of one that counts in place, as it counts now."""
+    """The number of tokens in a cache, copied if the cache counts in place."""
     length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else None
     return length.clone() if isinstance(length, Tensor) else length
 

@@ -9,19 +9,22 @@ from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._stacks import Stacks, is_attention
 from headwise.tables import Head
 
+# An unmatched softmax over more axes than these is taken for attention that was not captured.
+_SOFTMAX_AXES, _SOFTMAX_AXES_OF_ATTENTION = 3, 2
+
 
 @dataclass(frozen=True)
 class Site:
-    """A place in a model where heads attend, or where they were expected to and not heard.
+    """A place in a model where heads attend, or where attention is expected but not captured.
 
     Attributes:
         name: The module's qualified name.
-        stack: The stack it belongs to; empty where the model has one.
-        layer: Its place in that stack, in the order in which layers are called; -1 where no
-            head was heard.
+        stack: The stack it belongs to; empty if the model has one.
+        layer: Its index in that stack, in the order in which layers are called; -1 if no call
+            was captured.
         cross: Whether its keys belong to another text than its queries.
-        watched: How its calls are heard; or why none was, beginning with "not".
-        kernel: What computes the model's own answer.
+        watched: How its calls are captured; or why none was, beginning with "not".
+        kernel: What computes the model's own output.
         statistics: What computes its statistics.
         coverage: Which of a text's queries its latest pass captured: all of them, some (the rest of
             a block-sparse attention is not read, say), or all within windows.
@@ -43,96 +46,104 @@ class Site:
 
 
 class Sites:
-    """The sites of one model, numbered as they are first called.
+    """The sites of one model, numbered in the order of their first calls.
 
-    A module that is called several times in one pass, as shared layers are, is as many sites. But
-    calls on parts of the same queries are one site's: a tower attends within one image after the
-    other.
+    A module that is called several times in one pass, such as a shared layer, has one site for
+    each call. But calls on parts of the same queries share a site: an image tower may attend
+    within one image after the other.
+
+    Attributes:
+        unsupported: Why the calls of a module are not supported, by the module's name.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.stacks = Stacks(model)
         self._modules = dict(model.named_modules())
         self._names = {id(module): name for name, module in self._modules.items()}
-        self._found: dict[tuple[int, int], Site] = {}
-        self.unsupported: dict[str, str] = {}  # why, by the name of a module
-        self._turns: dict[int, list[ModuleCall | None]] = {}
+        self._sites: dict[tuple[int, int], Site] = {}
+        self.unsupported: dict[str, str] = {}
+        self._module_calls: dict[int, list[ModuleCall | None]] = {}  # of this pass
         self._pass: ModuleCall | None = None
 
     def all(self) -> list[Site]:
-        return list(self._found.values())
+        return list(self._sites.values())
 
     def name_of(self, module: nn.Module) -> str:
         return self._names.get(id(module), type(module).__name__)
 
-    def unheard(self, running: ActiveModules) -> list[Site]:
-        """Modules that should attend, and of which nothing was heard: each by name, and why."""
-        unread = [
+    def uncaptured(self, active: ActiveModules) -> list[Site]:
+        """Modules that should attend but were not captured, each with its name and the reason."""
+        unmatched = [
             name
             for name, module in self._modules.items()
-            if running.unread.get(id(module), 0) > (2 if is_attention(module) else 3)
+            if name not in self.unsupported and _has_unmatched_softmax(module, active)
         ]
-        unread = [name for name in unread if name not in self.unsupported]
-        known = [*unread, *self.unsupported] + [site.name for site in self._found.values()]
+        known = [*unmatched, *self.unsupported] + [site.name for site in self._sites.values()]
         silent: list[str] = []
-        for name, module in self._modules.items():  # those around others come first
-            near = any(_inside(name, one) or _inside(one, name) for one in known + silent)
+        for name, module in self._modules.items():  # outer modules come first
+            near = any(_inside(name, place) or _inside(place, name) for place in known + silent)
             if is_attention(module) and not near:
                 silent.append(name)
-        why = {name: _why(self._modules[name], running) for name in unread + silent}
+        reasons = {name: _reason(self._modules[name], active) for name in unmatched + silent}
         return [
             Site(name, self.stacks.of(name, False)[0], watched=reason)
-            for name, reason in (self.unsupported | why).items()
+            for name, reason in (self.unsupported | reasons).items()
         ]
 
-    def known(self, call: AttentionCall, running: ActiveModules) -> Site | None:
-        """The site of a call that is about to be made, if it is not new."""
-        return self._found.get(self._turn(call, running))
+    def known(self, call: AttentionCall, active: ActiveModules) -> Site | None:
+        """The site of a call that the model is about to compute; None if it is new."""
+        return self._sites.get(self._key(call, active))
 
-    def of(self, call: AttentionCall, running: ActiveModules) -> Site:
-        """The site of a call, found or new."""
-        key = self._turn(call, running)
-        if key not in self._found:
-            self._found[key] = self._new(call)
-        return self._found[key]
+    def of(self, call: AttentionCall, active: ActiveModules) -> Site:
+        """The site of a call, added if it is new."""
+        key = self._key(call, active)
+        if key not in self._sites:
+            self._sites[key] = self._new(call)
+        return self._sites[key]
 
-    def _turn(self, call: AttentionCall, running: ActiveModules) -> tuple[int, int]:
-        """A module, and how many turns it had in this pass before the one of this call."""
-        outermost, run = running.outermost, running.run_of(call.module)
+    def _key(self, call: AttentionCall, active: ActiveModules) -> tuple[int, int]:
+        """The identity of a module, and how often it attended earlier in this pass."""
+        outermost, module_call = active.outermost, active.call_of(call.module)
         if outermost is not self._pass:
-            self._turns, self._pass = {}, outermost
-        turns = self._turns.setdefault(id(call.module), [])
-        # A module whose `forward` was called past its hooks has no run: it has one turn.
-        known = bool(turns) and turns[-1] is run
-        if not known or (run is not None and not _shared(run.queries, call.q)):
-            turns.append(run)
-        if run is not None:
-            run.queries = call.q  # held, so that no other queries come to lie in its memory
-        return id(call.module), len(turns) - 1
+            self._module_calls, self._pass = {}, outermost
+        calls = self._module_calls.setdefault(id(call.module), [])
+        # A module whose `forward` is called without its hooks has no module call: it counts once.
+        is_same = bool(calls) and calls[-1] is module_call
+        shares = module_call is None or _shares_memory(module_call.queries, call.q)
+        if not is_same or not shares:
+            calls.append(module_call)
+        if module_call is not None:
+            module_call.queries = call.q  # kept alive, so that its memory is not reused
+        return id(call.module), len(calls) - 1
 
     def _new(self, call: AttentionCall) -> Site:
         name = self.name_of(call.module)
         stack, cross = self.stacks.of(name, call.cross)
-        layer = sum(site.stack == stack for site in self._found.values())
+        layer = sum(site.stack == stack for site in self._sites.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         how = (call.watched, call.kernel, call.statistics_kernel)
         return Site(name, stack, layer, heads, kv_heads, cross, *how)
 
 
-def _shared(one: Tensor | None, other: Tensor) -> bool:
+def _shares_memory(queries: Tensor | None, later: Tensor) -> bool:
     """Whether two tensors are parts of one."""
-    if one is None:
+    if queries is None:
         return False
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return queries.untyped_storage().data_ptr() == later.untyped_storage().data_ptr()
 
 
-def _inside(name: str, other: str) -> bool:
-    return name == other or name.startswith(f"{other}.") or other == ""
+def _inside(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(f"{outer}.") or outer == ""
 
 
-def _why(module: nn.Module, running: ActiveModules) -> str:
-    if id(module) in running.unread:
-        return "not read: a softmax whose product with values was not found"
-    if id(module) in running.called:
-        return "not heard: called, and no softmax of queries and keys was seen (in this thread)"
+def _has_unmatched_softmax(module: nn.Module, active: ActiveModules) -> bool:
+    axes = active.unmatched_softmax.get(id(module), 0)
+    return axes > (_SOFTMAX_AXES_OF_ATTENTION if is_attention(module) else _SOFTMAX_AXES)
+
+
+def _reason(module: nn.Module, active: ActiveModules) -> str:
+    if id(module) in active.unmatched_softmax:
+        return "not captured: no product of its softmax with values was found"
+    if id(module) in active.called:
+        return "not captured: called, but without a softmax over queries and keys in this thread"
     return "not called"

@@ -1,4 +1,4 @@
-"""Listen to attention that is plain torch: its fused function, and its own layer."""
+"""Capture attention of plain torch: its fused function, and `nn.MultiheadAttention`."""
 
 import threading
 from collections.abc import Iterator
@@ -17,76 +17,76 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, Window, as_mask, from_blocked
 from headwise.models.capture._active_modules import ActiveModules, heads_of
-from headwise.models.capture._call import AttentionCall, Hear
-from headwise.models.capture._softmax import SoftmaxTracker
+from headwise.models.capture._call import AttentionCall
+from headwise.models.capture.softmax import SoftmaxTracker
 
 
-class _FunctionListener(TorchFunctionMode):
-    """Hears `scaled_dot_product_attention` and written-out attention where a model calls them."""
+class _FunctionCapture(TorchFunctionMode):
+    """Captures `scaled_dot_product_attention` and attention that a module implements by hand."""
 
-    def __init__(self, hear: Hear, running: ActiveModules, softmaxes: SoftmaxTracker) -> None:
+    def __init__(self, active: ActiveModules, softmaxes: SoftmaxTracker) -> None:
         super().__init__()
-        self._hear, self._running, self._softmaxes = hear, running, softmaxes
+        self._active, self._softmaxes = active, softmaxes
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if not torch.compiler.is_compiling():
-            deliver_interrupt()  # which came while torch took this mode off or put it back
-        if self._running.heard_elsewhere or not self._running.runs:
+            deliver_interrupt()  # it may have come while torch took this mode off or put it back
+        active = self._active
+        if active.captured_elsewhere or not active.calls:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            heads = self._answered(*args, **kwargs)
+            heads = self._answer(*args, **kwargs)
             if heads is not None:
                 return heads
-        answer = func(*args, **kwargs)
+        output = func(*args, **kwargs)
         with torch.no_grad():
             if func is F.scaled_dot_product_attention:
-                self._hear(_call(self._running, answer, *args, **kwargs))
+                active.on_call(_call(active, output, *args, **kwargs))
             else:
-                call = self._softmaxes.follow(func, args, kwargs, answer)
+                call = self._softmaxes.follow(func, args, kwargs, output)
                 if call is not None:
-                    self._hear(call)
-        return answer
+                    active.on_call(call)
+        return output
 
-    def _answered(
+    def _answer(
         self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor | None:
-        running = self._running
-        free = query.ndim == 4 and running.may_answer(query, key, value)
-        if running.answer is None or not free:
+        """The heads computed in place of torch's kernel, if that is possible."""
+        active = self._active
+        possible = query.ndim == 4 and active.may_answer(query, key, value)
+        if active.answer is None or not possible:
             return None
         with torch.no_grad():
-            call = _call(running, query[..., :0], query, key, value, *args, **kwargs)
-            heads = running.answer(call) if call.exact else None
+            call = _call(active, query[..., :0], query, key, value, *args, **kwargs)
+            heads = active.answer(call) if call.exact else None
         return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
 
 
 @reversible
-def capture_functions(
-    hear: Hear, running: ActiveModules, softmaxes: SoftmaxTracker
-) -> Iterator[None]:
-    """Hear `scaled_dot_product_attention` and written-out attention of this thread.
+def capture_functions(active: ActiveModules, softmaxes: SoftmaxTracker) -> Iterator[None]:
+    """Capture `scaled_dot_product_attention` and hand-written attention in this thread.
 
-    Watches may end in any order; a mode's own exit would take the latest one out.
+    Captures may end in any order, but a mode's own exit would remove the latest mode.
     """
-    listener = _FunctionListener(hear, running, softmaxes)
-    push_function_mode(listener)
+    capture = _FunctionCapture(active, softmaxes)
+    push_function_mode(capture)
     try:
         yield
     finally:
         later: list[Any] = []
-        # An interrupt within torch may have lost modes that it takes off for a moment.
-        while has_function_modes() and (top := pop_function_mode()) is not listener:
+        # An interrupt inside torch may have lost modes that torch removes for a moment.
+        while has_function_modes() and (top := pop_function_mode()) is not capture:
             later.append(top)
         for mode in reversed(later):
             push_function_mode(mode)
 
 
 def _call(
-    running: ActiveModules,
-    answer: Tensor,
+    active: ActiveModules,
+    output: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -96,12 +96,14 @@ def _call(
     scale: float | int | None = None,
     enable_gqa: bool = False,
 ) -> AttentionCall:
-    module = running.innermost()
-    q, k, v, heads = (_four_axes(x, module) for x in (query, key, value, answer))
+    """A call of `scaled_dot_product_attention`, from its arguments and its output."""
+    module = active.innermost()
+    tensors = (active.detach(x) for x in (query, key, value, output))
+    q, k, v, heads = (_four_axes(x, module) for x in tensors)
     T, S = q.shape[2], k.shape[2]
     mask: Tensor | Mask | None = None
     if attn_mask is not None:
-        mask = attn_mask.detach()
+        mask = active.detach(attn_mask)
         mask = mask.expand(1, *mask.shape) if mask.ndim == 3 else mask
     elif is_causal:  # aligned top-left, wherever the keys end
         visible = torch.ones(T, S, dtype=torch.bool, device=q.device).tril()
@@ -114,103 +116,105 @@ def _call(
         watched="the function mode",
         kernel="scaled_dot_product_attention",
         exact=not dropout_p,
-        cross=running.reads_another_text(T, S),
+        cross=active.is_cross_attention(T, S),
     )  # fmt: skip
 
 
 def _four_axes(x: Tensor, module: nn.Module) -> Float[Tensor, "B H T D"]:
-    if x.ndim == 3:  # heads of all texts, one below the other
+    if x.ndim == 3:  # texts and heads share the first axis
         heads = heads_of(module)
         heads = heads if x.shape[0] % heads == 0 else 1
-        return x.detach().reshape(-1, heads, *x.shape[1:])
+        return x.reshape(-1, heads, *x.shape[1:])
     if x.ndim != 4:
         raise UnsupportedError(
             f"observe: {type(module).__name__} attends with tensors of shape {tuple(x.shape)}. "
-            f"Watched is attention of [batch, heads, tokens, width]."
+            f"Use tensors of shape [batch, heads, tokens, width]."
         )
-    return x.detach()
+    return x
 
 
 @reversible
 def ordinary_path(model: nn.Module) -> Iterator[None]:
-    """Keep torch's own layers out of their private fast paths, in which nothing can be heard."""
+    """Keep torch's own layers out of their private fast paths, where no call can be captured."""
     fast = nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer
     if not any(isinstance(module, fast) for module in model.modules()):
         yield
         return
-    _fast_path.close()
+    _fast_path.disable()
     try:
         yield
     finally:
-        _fast_path.open()
+        _fast_path.restore()
 
 
 class _FastPath:
-    """A setting of the whole process: as it was again when the last who closed it has opened it."""
+    """Disables a setting of the whole process until the last of its users restores it."""
 
     def __init__(self) -> None:
-        self._lock, self._closed, self._was = threading.Lock(), 0, True
+        self._lock, self._users, self._was_enabled = threading.Lock(), 0, True
 
-    def close(self) -> None:
+    def disable(self) -> None:
         with self._lock:
-            if self._closed == 0:
-                self._was = torch.backends.mha.get_fastpath_enabled()
+            if self._users == 0:
+                self._was_enabled = torch.backends.mha.get_fastpath_enabled()
                 torch.backends.mha.set_fastpath_enabled(False)
-            self._closed += 1
+            self._users += 1
 
-    def open(self) -> None:
+    def restore(self) -> None:
         with self._lock:
-            self._closed -= 1
-            if self._closed == 0:
-                torch.backends.mha.set_fastpath_enabled(self._was)
+            self._users -= 1
+            if self._users == 0:
+                torch.backends.mha.set_fastpath_enabled(self._was_enabled)
 
 
 _fast_path = _FastPath()
 
 
 @torch.no_grad()
-def tell_torch_layer(
-    hear: Hear, module: nn.MultiheadAttention, args: Any, kwargs: dict[str, Any], output: Any
+def capture_torch_layer(
+    active: ActiveModules,
+    module: nn.MultiheadAttention,
+    args: Any,
+    kwargs: dict[str, Any],
+    output: Any,
 ) -> None:
-    """Tell `hear` of a call of torch's own layer, from what went in and what came out."""
+    """Capture a call of torch's own layer, from its inputs and its output."""
     names = ("query", "key", "value", "key_padding_mask", "need_weights", "attn_mask")
-    given = dict(zip(names, args, strict=False)) | kwargs
+    arguments = dict(zip(names, args, strict=False)) | kwargs
     if module.bias_k is not None or module.add_zero_attn:
         raise UnsupportedError(
             "observe: nn.MultiheadAttention with add_bias_kv or add_zero_attn attends to a key "
-            "that is no token. Leave it out, or take headwise.MultiHeadAttention.from_torch."
+            "that is no token. Disable it, or convert with headwise.MultiHeadAttention.from_torch."
         )
-    query, key, value = (_batched(given[name], module) for name in names[:3])
+    query, key, value = (_batched(active.detach(arguments[name]), module) for name in names[:3])
     q, k, v = _projected(module, query, key, value)
-    padding = given.get("key_padding_mask")
+    padding = arguments.get("key_padding_mask")
     real = None if padding is None else _real(padding)
-    out = _batched(output[0], module)
-    hear(
+    mask = _mask(arguments.get("attn_mask"), real, q, k)
+    out = _batched(active.detach(output[0]), module)
+    active.on_call(
         AttentionCall(
             module=module,
             q=q, k=k, v=v,
-            rule=make_rule(
-                head_dim=module.head_dim, mask=_mask(given, real, q, k), is_added=True
-            ),
+            rule=make_rule(head_dim=module.head_dim, mask=mask, is_added=True),
             heads=out[:, None],
             join=partial(_join, module.out_proj),
             watched="a hook on the module",
             kernel="nn.MultiheadAttention, outside its fast path",
             exact=not (module.training and module.dropout),
-            cross=given["key"] is not given["query"],
+            cross=arguments["key"] is not arguments["query"],
             real=real,
         )
     )  # fmt: skip
 
 
 def _join(out_proj: nn.Linear, heads: Tensor) -> Float[Tensor, "B 1 T d_model"]:
-    # Not called as a module: hooks of others need not see this.
+    # The module itself is not called, so that other hooks on it do not run.
     joined = heads.transpose(1, 2).flatten(2)
     return F.linear(joined, out_proj.weight, out_proj.bias)[:, None]
 
 
 def _batched(x: Tensor, module: nn.MultiheadAttention) -> Float[Tensor, "B T d_model"]:
-    x = x.detach()
     if x.ndim == 2:
         return x[None]
     return x if module.batch_first else x.transpose(0, 1)
@@ -219,7 +223,7 @@ def _batched(x: Tensor, module: nn.MultiheadAttention) -> Float[Tensor, "B T d_m
 def _projected(
     module: nn.MultiheadAttention, *inputs: Float[Tensor, "B _ _"]
 ) -> list[Float[Tensor, "B H T D"]]:
-    """Queries, keys and values again: the layer keeps its own to itself."""
+    """Queries, keys and values, computed again: the layer does not return its own."""
     if module._qkv_same_embed_dim:
         weights = list(module.in_proj_weight.chunk(3))
     else:
@@ -232,17 +236,16 @@ def _projected(
 
 
 def _real(padding: Tensor) -> Bool[Tensor, "B S"]:
-    """Which keys are no padding: there True means padding, or minus infinity does."""
+    """Which keys are not padding. In torch's layer True, or minus infinity, marks padding."""
     padding = padding if padding.ndim == 2 else padding[None]
     return ~padding if padding.dtype == torch.bool else padding > torch.finfo(padding.dtype).min
 
 
 def _mask(
-    given: dict[str, Any], real: Bool[Tensor, "B S"] | None, q: Tensor, k: Tensor
+    mask: Tensor | None, real: Bool[Tensor, "B S"] | None, q: Tensor, k: Tensor
 ) -> Tensor | Mask | None:
-    """Mask and padding as one: booleans of torch's layer say True where a key is blocked."""
-    mask = given.get("attn_mask")
-    if mask is not None and mask.ndim == 3:  # heads of all texts, one below the other
+    """Mask and padding combined. In a boolean mask of torch's layer, True blocks a key."""
+    if mask is not None and mask.ndim == 3:  # texts and heads share the first axis
         mask = mask.view(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     if real is None:
         if mask is None or mask.is_floating_point():

@@ -175,7 +175,7 @@ class _Mean:
     def of(
         cls, attention: Attention, heads: Float[Tensor, "B T H Dv"], inputs: InputTracker
     ) -> "_Mean":
-        real = _real(inputs.of(attention.site.stack).own.real, heads)
+        real = _real(inputs.of(attention.site.stack).text.real, heads)
         chosen = torch.where(real[..., None, None], heads, 0.0)
         dims = tuple(range(heads.ndim - 2))
         return cls(chosen.double().sum(dims), real.sum())

@@ -13,9 +13,7 @@ from headwise._interrupts import reversible
 from headwise._torch_private import in_backward
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
-from headwise.models.capture import InputTracker
-from headwise.models.capture._stacks import Stacks
-from headwise.models.capture._torch_calls import ordinary_path
+from headwise.models.capture import InputTracker, Stacks, ordinary_path
 from headwise.models.ownership._attention import Attention
 
 # Maps an attention and the outputs of its heads, `[B, T, H, Dv]`, to the edited outputs.

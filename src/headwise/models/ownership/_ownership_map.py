@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from headwise._evaluation import in_evaluation
 from headwise._interrupts import reversible, slowly_reversible
@@ -98,23 +97,6 @@ def attached_parts(
         yield _run_attached(model, first, batch)
 
 
-class _Attached(TorchFunctionMode):
-    """Keeps what is told of a call in the graph: listeners detach it."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is Tensor.detach and not torch.is_grad_enabled():
-            return args[0]
-        return func(*args, **(kwargs or {}))
-
-
-@reversible
-def _kept_in_graph() -> Iterator[None]:
-    with _Attached():
-        yield
-
-
 @reversible
 def _all_attached(model: nn.Module) -> Iterator[None]:
     """Require gradients of all weights of a model, including frozen ones and buffers."""
@@ -148,7 +130,7 @@ def _run_attached(
         parts[attention.module].setdefault("out", heads.movedim(-2, 0))
 
     notes = [(attention.output.module, partial(note, attention)) for attention in first.values()]
-    with hooked(before=notes), _kept_in_graph(), capture_calls(model, hear):
+    with hooked(before=notes), capture_calls(model, hear, keep_graph=True):
         call_model(model, batch)
     return parts
 

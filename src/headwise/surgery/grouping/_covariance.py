@@ -42,7 +42,7 @@ def _add(
     moments: dict[str, Tensor], name: str, inputs: InputTracker, stack: str, _: nn.Module, args: Any
 ) -> None:
     x = args[0].detach()
-    real = inputs.of(stack).own.real
+    real = inputs.of(stack).text.real
     x = x[real.to(x.device)] if real is not None and real.shape == x.shape[:2] else x
     x = torch.cat([x, torch.ones_like(x[..., :1])], -1).flatten(0, -2).double()
     moments[name] = moments.get(name, 0) + x.T @ x

@@ -1,4 +1,4 @@
-"""Hugging Face models, heard at their attention interface."""
+"""Capture of Hugging Face models at their attention interface."""
 
 from headwise.models.capture.huggingface._interface import capture_interface
 

@@ -1,7 +1,7 @@
-"""Listen to Hugging Face models through their attention interface.
+"""Capture Hugging Face models through their attention interface.
 
-What `AttentionInterface.get_interface` returns is wrapped, so that whatever implementation a
-model uses still computes the answer, with its own masks, softcap and sinks. Registering an
+The function that `AttentionInterface.get_interface` returns is wrapped. So any implementation
+still computes the model's own output, with its own masks, softcap and sinks. Registering an
 implementation of our own would change masks and settings of the model instead.
 """
 
@@ -17,53 +17,51 @@ from transformers import AttentionInterface
 
 from headwise._interrupts import reversible
 from headwise.models.capture._active_modules import ActiveModules
-from headwise.models.capture._call import AttentionCall, Hear
+from headwise.models.capture._call import AttentionCall
 from headwise.models.capture.huggingface._rule import keys_read, rule_of
 
-Listener = tuple[Hear, ActiveModules]
+
+class _Captures(tuple[ActiveModules, ...]):
+    """The captures of one model. A copy of the model, or a pickled one, has none."""
+
+    def __reduce__(self) -> tuple[type["_Captures"], tuple[()]]:
+        return _Captures, ()
 
 
-class _Listeners(tuple[Listener, ...]):
-    """They listen to one model: a copy of it, and what is pickled of it, has none."""
-
-    def __reduce__(self) -> tuple[type["_Listeners"], tuple[()]]:
-        return _Listeners, ()
-
-
-# On each module that is listened to, those who listen. A plain attribute: torch.compile
-# follows it, a look-up elsewhere by identity it would not.
-_LISTENERS = "_headwise_listeners"
+# The attribute of each module that lists its captures. torch.compile can follow a plain
+# attribute, but not a look-up by identity elsewhere.
+_CAPTURES = "_headwise_captures"
 _lock = threading.Lock()
 _open = 0
 _original: Any = None
 
 
 @reversible
-def capture_interface(model: nn.Module, hear: Hear, running: ActiveModules) -> Iterator[None]:
-    """Tell `hear` of every call that a module of `model` makes through the interface.
+def capture_interface(model: nn.Module, active: ActiveModules) -> Iterator[None]:
+    """Capture every call that a module of `model` makes through the interface.
 
-    What the implementation calls in turn is told to `running` as heard.
+    Functions that the implementation calls in turn are not captured a second time.
     """
-    listener = (hear, running)
     modules = list(model.modules())
     _install()
     try:
         for module in modules:
-            listeners = module.__dict__.get(_LISTENERS, ())
-            module.__dict__[_LISTENERS] = _Listeners((*listeners, listener))
+            captures = module.__dict__.get(_CAPTURES, ())
+            module.__dict__[_CAPTURES] = _Captures((*captures, active))
         yield
     finally:
         for module in modules:
-            _forget(module, listener)
+            _remove(module, active)
         _uninstall()
 
 
-def _forget(module: nn.Module, listener: Listener) -> None:
-    left = _Listeners(one for one in module.__dict__.get(_LISTENERS, ()) if one is not listener)
-    if left:
-        module.__dict__[_LISTENERS] = left
+def _remove(module: nn.Module, active: ActiveModules) -> None:
+    captures = module.__dict__.get(_CAPTURES, ())
+    remaining = _Captures(capture for capture in captures if capture is not active)
+    if remaining:
+        module.__dict__[_CAPTURES] = remaining
     else:
-        module.__dict__.pop(_LISTENERS, None)
+        module.__dict__.pop(_CAPTURES, None)
 
 
 def _install() -> None:
@@ -78,7 +76,7 @@ def _install() -> None:
             interface: AttentionInterface, implementation: str, default: Callable[..., Any]
         ) -> Callable[..., Any]:
             inner = _original(interface, implementation, default)
-            return partial(_run, inner, implementation)
+            return partial(_attend, inner, implementation)
 
         AttentionInterface.get_interface = get_interface
 
@@ -91,7 +89,7 @@ def _uninstall() -> None:
             AttentionInterface.get_interface = _original
 
 
-def _run(
+def _attend(
     inner: Callable[..., Any],
     implementation: str,
     module: nn.Module,
@@ -102,70 +100,66 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    listeners: tuple[Listener, ...] = module.__dict__.get(_LISTENERS, ())
-    if not listeners:
-        return inner(module, query, key, value, attention_mask, *args, **kwargs)
-    describe = partial(
-        _call, listeners, implementation, module, query, key, value, attention_mask, kwargs
-    )
-    by, heads = _answered(listeners, implementation, kwargs, (query, key, value), describe)
+    """Call an implementation, or let a capture answer in its place, and capture the call."""
+    captures: tuple[ActiveModules, ...] = module.__dict__.get(_CAPTURES, ())
+    inputs = (query, key, value)
+    if not captures:
+        return inner(module, *inputs, attention_mask, *args, **kwargs)
+    describe = partial(_call, implementation, module, inputs, attention_mask, kwargs)
+    answered_by, heads = _answer(captures, implementation, kwargs, inputs, describe)
     if heads is not None:
-        answer = heads.transpose(1, 2), None  # B H T Dv -> B T H Dv
+        output = heads.transpose(1, 2), None  # B H T Dv -> B T H Dv
     else:
-        with _heard(listeners):
-            answer = inner(module, query, key, value, attention_mask, *args, **kwargs)
-    untold = [hear for hear, running in listeners if running is not by]
-    if untold:
-        with torch.no_grad():
-            call = describe(answer[0].detach().transpose(1, 2))
-            for hear in untold:
-                hear(call)
-    return answer
+        with _captured_here(captures):
+            output = inner(module, *inputs, attention_mask, *args, **kwargs)
+    for active in captures:
+        if active is not answered_by:
+            with torch.no_grad():
+                active.on_call(describe(active, output[0].transpose(1, 2)))
+    return output
 
 
 @contextmanager
-def _heard(listeners: tuple[Listener, ...]) -> Iterator[None]:
-    """What happens here is heard already."""
-    for _, running in listeners:
-        running.heard_elsewhere += 1
+def _captured_here(captures: tuple[ActiveModules, ...]) -> Iterator[None]:
+    """Keep the function modes from capturing what the implementation calls."""
+    for active in captures:
+        active.captured_elsewhere += 1
     try:
         yield
     finally:
-        for _, running in listeners:
-            running.heard_elsewhere -= 1
+        for active in captures:
+            active.captured_elsewhere -= 1
 
 
-def _answered(
-    listeners: tuple[Listener, ...],
+def _answer(
+    captures: tuple[ActiveModules, ...],
     implementation: str,
     kwargs: dict[str, Any],
     inputs: tuple[Tensor, Tensor, Tensor],
-    describe: Callable[[Tensor], AttentionCall],
+    describe: Callable[[ActiveModules, Tensor], AttentionCall],
 ) -> tuple[ActiveModules | None, Tensor | None]:
-    """The first listener that answers instead of the implementation, and its answer."""
-    # The written-out implementation also gives weights, which we do not make.
+    """The first capture that answers in place of the implementation, and its heads."""
+    # The eager implementation also returns weights, which an answer does not have.
     if kwargs.get("dropout") or implementation in (None, "eager"):
         return None, None
-    for _, running in listeners:
-        if running.answer is not None and running.may_answer(*inputs):
-            heads = running.answer(describe(inputs[0].detach()[..., :0]))
+    for active in captures:
+        if active.answer is not None and active.may_answer(*inputs):
+            heads = active.answer(describe(active, inputs[0].detach()[..., :0]))
             if heads is not None:
-                return running, heads
+                return active, heads
     return None, None
 
 
 def _call(
-    listeners: tuple[Listener, ...],
     implementation: str,
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
     mask: Any,
     kwargs: dict[str, Any],
+    active: ActiveModules,
     heads: Tensor,
 ) -> AttentionCall:
-    q, k, v = query.detach(), key.detach(), value.detach()
+    q, k, v = (active.detach(x) for x in inputs)
     read = keys_read(k.shape[2], mask, implementation)
     if read < k.shape[2]:
         k, v = k[:, :, :read], v[:, :, :read]
@@ -173,9 +167,9 @@ def _call(
         module=module,
         q=q, k=k, v=v,
         rule=rule_of(module, implementation, q, k, mask, kwargs),
-        heads=heads,
+        heads=active.detach(heads),
         watched="the attention interface",
         kernel=implementation or "eager",
         exact=not kwargs.get("dropout"),
-        cross=listeners[-1][1].reads_another_text(q.shape[2], k.shape[2]),
+        cross=active.is_cross_attention(q.shape[2], k.shape[2]),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What each implementation of the attention interface makes of the arguments it is given."""
+"""How each implementation of the attention interface interprets its arguments, as a rule."""
 
 from functools import reduce
 from operator import and_
@@ -17,14 +17,14 @@ _FLEX = "flex_attention"
 
 
 def keys_read(S: int, mask: Any, implementation: str) -> int:
-    """How many of the keys are read: flash kernels leave the rest of a static cache out."""
+    """The number of keys that are read: flash kernels skip the unused end of a static cache."""
     return min(S, mask.shape[1]) if _is_flash(implementation) and mask is not None else S
 
 
 def rule_of(
     module: nn.Module, implementation: str, q: Tensor, k: Tensor, mask: Any, kwargs: dict[str, Any]
 ) -> AttentionRule:
-    """What the implementation does with its arguments, as a rule."""
+    """The rule by which the implementation computes weights from these arguments."""
     S = k.shape[2]
     return make_rule(
         head_dim=q.shape[-1],
@@ -41,11 +41,11 @@ def _visible(
     module: nn.Module, implementation: str, q: Tensor, S: int, mask: Any, kwargs: dict[str, Any]
 ) -> Tensor | Mask | None:
     if _is_flash(implementation) and (mask is None or mask.ndim == 2):
-        return _of_flash(module, q, S, mask, kwargs)
+        return _flash_mask(module, q, S, mask, kwargs)
     if isinstance(mask, Tensor) and mask.ndim == 4:
         return mask[..., :S]
     if mask is None:
-        # Without a mask sdpa asks its kernel for a causal one; the others see everything.
+        # Without a mask, sdpa uses its kernel's causal flag; other kernels see every key.
         if implementation in ("eager", _FLEX) or not _is_causal(module, q, kwargs):
             return None
         return _top_left(q.shape[2], S, q.device)
@@ -64,29 +64,29 @@ def _is_flash(implementation: str | None) -> bool:
 
 
 def _is_causal(module: nn.Module, q: Tensor, kwargs: dict[str, Any]) -> bool:
-    """Without a mask the kernel's causal flag decides, and a module's word stands for it."""
-    asked = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if asked is None else asked
+    """Whether a call without a mask is causal: by its argument, else by its module's attribute."""
+    argument = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if argument is None else argument
     return bool(causal) and q.shape[2] > 1
 
 
 def _top_left(T: int, S: int, device: torch.device) -> Mask:
-    """The kernel's causal flag: query i sees keys up to i, wherever the keys end."""
+    """The mask of a kernel's causal flag: query i sees keys up to i, wherever the keys end."""
     if T == S:
         return Window(None, 0)
     return as_mask(torch.ones(T, S, dtype=torch.bool, device=device).tril(), "observe")
 
 
-def _of_flash(
+def _flash_mask(
     module: nn.Module, q: Tensor, S: int, real: Tensor | None, kwargs: dict[str, Any]
 ) -> Mask | None:
-    """Flash kernels are told what is padding or where packed texts end, and do the rest."""
+    """The mask of a flash kernel, from its causal flag, window, padding and packed texts."""
     masks: list[Mask] = []
     if _is_causal(module, q, kwargs):
         masks.append(causal())
-    near = kwargs.get("sliding_window")
-    if near is not None and near < S:
-        masks.append(window(near - 1))
+    size = kwargs.get("sliding_window")
+    if size is not None and size < S:
+        masks.append(window(size - 1))
     if real is not None:
         masks.append(as_mask(real.bool()[:, None, None, :], "observe"))
     else:
@@ -96,14 +96,14 @@ def _of_flash(
 
 
 def _packed(q: Tensor, S: int, kwargs: dict[str, Any]) -> Int[Tensor, "1 S"] | None:
-    """A number for each of the texts in one row, where cumulated lengths or positions tell."""
+    """The number of each key's text in a packed row, from cumulative lengths or positions."""
     ends, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
-    at = torch.arange(S, device=q.device)
+    index = torch.arange(S, device=q.device)
     if ends is not None:
-        return torch.bucketize(at, ends.to(at), right=True)[None]
+        return torch.bucketize(index, ends.to(index), right=True)[None]
     if q.shape[0] != 1 or positions is None or positions.shape != (1, S) or S == 1:
         return None
-    if torch.equal(positions[0] - positions.min(), at):
+    if torch.equal(positions[0] - positions.min(), index):
         return None
     return (positions == positions.min()).cumsum(-1)
 

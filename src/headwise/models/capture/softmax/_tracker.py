@@ -1,0 +1,221 @@
+"""Capture hand-written attention: a softmax, and the product of its weights with values."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from headwise._torch_private import version_of
+from headwise.kernels import RowRequest, RowStatistics, make_rule
+from headwise.masks import as_mask
+from headwise.models.capture._active_modules import ActiveModules, heads_of
+from headwise.models.capture._call import AttentionCall, uncompiled
+from headwise.models.capture.softmax._matmul import Product, is_product, read_product
+from headwise.models.capture.softmax._visibility import MaskTracker, visible_keys
+
+_SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+_DROPOUT = (F.dropout, torch.dropout)
+# A softmax without a product after this many later softmaxes is not attention.
+_PENDING = 4
+
+
+@dataclass(frozen=True)
+class SoftmaxCall(AttentionCall):
+    """A call whose logits are known, but not the queries and keys behind them.
+
+    `q` and `k` have width 0, and the rule's bias holds the logits. So statistics are computed
+    as for any other call, except for the largest logit without bias.
+
+    Attributes:
+        plain: The logits, if they are known to be scaled and masked products without a bias.
+    """
+
+    plain: Float[Tensor, "B H T S"] | None = None
+
+    @property
+    def statistics_kernel(self) -> str:
+        return f"{super().statistics_kernel} of the model's own logits"
+
+    def row_statistics(self, request: RowRequest) -> RowStatistics:
+        rows = super().row_statistics(request)
+        if self.plain is None:
+            return replace(rows, max_logit=torch.full_like(rows.max_logit, torch.nan))
+        return replace(rows, max_logit=self.plain.amax(-1))
+
+
+@dataclass(eq=False)
+class _PendingSoftmax:
+    """A softmax whose product with values has not been found yet."""
+
+    logits: Tensor
+    scores: Tensor | None  # products of queries and keys, if known
+    hidden: Tensor | None  # which keys a mask hides; None if unknown
+    module: nn.Module
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    dropped: bool = False
+
+
+class SoftmaxTracker:
+    """Follows the weights of every softmax over the last axis to their product with values.
+
+    A module whose softmax has no such product is noted in `ActiveModules.unmatched_softmax`.
+    """
+
+    def __init__(self, active: ActiveModules) -> None:
+        self._active = active
+        self._finish = uncompiled(self._complete)
+        self._pending: list[_PendingSoftmax] = []
+        self._scores: tuple[Tensor, int] | None = None
+        self._masks = MaskTracker()
+
+    def follow(
+        self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], output: Any
+    ) -> AttentionCall | None:
+        """Process one call of a torch function; returns the attention call that it completes."""
+        if func in _SOFTMAX:
+            self._begin(output, *args, **kwargs)
+            return None
+        pending = self._pending_of(args)
+        if pending is None:
+            self._note_scores(func, output)
+            if not torch.compiler.is_compiling():
+                self._masks.follow(func, args, kwargs, output)
+        elif is_product(func):
+            self._pending.remove(pending)
+            # Approximations of attention multiply weights with weights, which gives no heads.
+            is_square = sum(id(x) in pending.weights for x in _flat(args)) > 1
+            product = None if is_square else read_product(func, args, output, pending.weights)
+            return self._finish(pending, product)
+        elif isinstance(output, Tensor) and output.shape.numel() == pending.logits.shape.numel():
+            pending.weights[id(output)] = output
+            pending.dropped |= func in _DROPOUT and _drops(*args[1:], **kwargs)
+        return None
+
+    def clear(self) -> None:
+        """End the pass: a softmax that has no product with values by now will have none."""
+        for pending in self._pending:
+            self._give_up(pending)
+        self._pending, self._scores = [], None
+        self._masks.clear()
+
+    def _begin(
+        self, weights: Tensor, input: Tensor, dim: int | None = None, *_: Any, **__: Any
+    ) -> None:
+        if input.ndim < 3 or dim not in (-1, input.ndim - 1) or weights is input:
+            return
+        scores, self._scores = self._scores, None
+        if scores is not None:
+            same_size = scores[0].shape.numel() == input.shape.numel()
+            unchanged = version_of(scores[0]) == scores[1]
+            scores = scores if same_size and unchanged else None
+        hidden = self._masks.hidden_of(input)
+        module = self._active.innermost(nn.Softmax)
+        pending = _PendingSoftmax(input, scores and scores[0], hidden, module)
+        pending.weights[id(weights)] = weights
+        self._pending.append(pending)
+        if len(self._pending) > _PENDING:
+            self._give_up(self._pending.pop(0))
+
+    def _give_up(self, pending: _PendingSoftmax) -> None:
+        axes = self._active.unmatched_softmax.get(id(pending.module), 0)
+        self._active.unmatched_softmax[id(pending.module)] = max(axes, pending.logits.ndim)
+
+    def _pending_of(self, args: Any) -> _PendingSoftmax | None:
+        tensors = _flat(args)
+        for pending in self._pending:
+            if any(id(x) in pending.weights for x in tensors):
+                return pending
+        return None
+
+    def _note_scores(self, func: Callable[..., Any], output: Any) -> None:
+        """Keep the latest product before a softmax, which is that of queries and keys."""
+        if is_product(func):
+            # Inference tensors have no version.
+            has_version = output.ndim >= 3 and not output.is_inference()
+            self._scores = (output, version_of(output)) if has_version else None
+
+    def _complete(self, pending: _PendingSoftmax, product: Product | None) -> AttentionCall | None:
+        shape = None if product is None else _four_axes(pending, product, self._active)
+        if product is None or shape is None:
+            self._give_up(pending)
+            return None
+        B, H, T, S = shape
+        logits = pending.logits.detach().reshape(shape)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        hidden = None if pending.hidden is None else pending.hidden.reshape(shape)
+        visible = visible_keys(logits, hidden, pending.logits.dtype)
+        v = _values(self._active.detach(product.values), product.weights.shape, shape)
+        return SoftmaxCall(
+            module=self._active.innermost(),
+            q=logits.new_zeros(B, H, T, 0),
+            k=logits.new_zeros(B, v.shape[1], S, 0),
+            v=v,
+            rule=make_rule(
+                head_dim=1, mask=as_mask(visible), bias=logits.masked_fill(~visible, 0.0)
+            ),
+            heads=self._active.detach(product.heads).reshape(B, H, T, -1),
+            watched="the function mode, from a softmax to its values",
+            kernel="softmax",
+            exact=not pending.dropped,
+            cross=self._active.is_cross_attention(T, S),
+            plain=_plain(pending, logits, visible),
+        )
+
+
+def _flat(args: Any) -> list[Any]:
+    """All arguments, including those inside lists."""
+    return [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg])]
+
+
+def _drops(p: float | int = 0.5, training: bool = True, *_: Any, **kwargs: Any) -> bool:
+    return kwargs.get("p", p) > 0 and kwargs.get("training", kwargs.get("train", training))
+
+
+def _four_axes(
+    pending: _PendingSoftmax, product: Product, active: ActiveModules
+) -> tuple[int, ...] | None:
+    """The numbers of texts, heads, queries and keys; None if the axes are ambiguous."""
+    T, S = product.weights.shape[-2:]
+    for shape in (product.weights.shape, pending.logits.shape):
+        if shape[-2:] == (T, S) and len(shape) >= 4:
+            return shape[0], math.prod(shape[1:-2]), T, S
+    if pending.logits.shape[-2:] != (T, S):
+        return None
+    rows = product.weights.shape[0]
+    heads = heads_of(active.innermost())
+    return (rows // heads, heads, T, S) if rows % heads == 0 else (rows, 1, T, S)
+
+
+def _values(
+    v: Float[Tensor, "*lead S Dv"], weights: torch.Size, shape: tuple[int, ...]
+) -> Float[Tensor, "B Hkv S Dv"]:
+    """Values by kv head; values without an axis for heads belong to one head."""
+    B, H, _, S = shape
+    if len(weights) == 5 and v.ndim == 5 and v.shape[2] == 1:  # the heads of a group share values
+        v = v[:, :, 0]
+    if v.ndim == 4 and len(weights) > 3:
+        return v.expand(B, -1, -1, -1)
+    return v.expand(*weights[:-2], *v.shape[-2:]).reshape(B, H, S, v.shape[-1])
+
+
+def _plain(
+    pending: _PendingSoftmax, logits: Float[Tensor, "B H T S"], visible: Bool[Tensor, "B H T S"]
+) -> Float[Tensor, "B H T S"] | None:
+    """The masked logits, if they are products of queries and keys times one factor."""
+    if pending.scores is None:
+        return None
+    scores = torch.where(
+        visible, pending.scores.detach().reshape(logits.shape).to(logits.dtype), 0.0
+    )
+    shown = torch.where(visible, logits, 0.0)
+    largest = scores.abs().argmax()
+    factor = shown.flatten()[largest] / scores.flatten()[largest]
+    tolerance = torch.finfo(pending.logits.dtype).eps * 16
+    if (shown - factor * scores).abs().max() <= tolerance * shown.abs().max():
+        return logits.masked_fill(~visible, -torch.inf)
+    return None
