@@ -62,8 +62,8 @@ def importance(
 ) -> None:
     """Score how much worse a model is without each head.
 
-    Prints the scores, the least important head first, or writes them with -o, or prints JSON
-    with --json.
+    Prints the scores, the least important head first. With -o, writes them; with --json,
+    prints JSON.
 
     An interrupted ablation keeps its partial results in OUT.part; run the same command again to
     resume it.

@@ -34,7 +34,7 @@ def observe(
 ) -> None:
     """Compute attention statistics of every head of a model.
 
-    Prints a row for each head, or writes the table with -o, or prints JSON with --json.
+    Prints a row per head. With -o, writes the table; with --json, prints JSON.
     """
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")

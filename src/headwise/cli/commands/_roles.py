@@ -72,8 +72,8 @@ def roles(
 ) -> None:
     """Find what each head looks at, tested against baselines.
 
-    Roles are evaluated on held-out texts. Prints the roles, or writes the table with -o, or
-    prints JSON with --json.
+    Roles are evaluated on held-out texts. Prints the roles. With -o, writes the table; with
+    --json, prints JSON.
     """
     if files == CorpusFiles():
         raise ArgumentError(
