@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from headwise.cli._progress import _settings_in
+from headwise.cli.tasks._mini_gpt import _settings_in
 from headwise.corpora import (
     read_aligned,
     read_conllu,

@@ -123,11 +123,11 @@ def test_the_statistic_can_be_switched(open_page: Open) -> None:
     study = make_study(2, 3, relations=RELATIONS)
     page = open_page(study)
     page.select_option("#statistic", label="subject")
-    expect(page.locator("#says")).to_contain_text("A verb → its subject")
+    expect(page.locator("#meaning")).to_contain_text("A verb → its subject")
     cells = page.locator("#heatmap td.cell").all_inner_texts()
     brief = [f"{x:.2f}".replace("0.", ".", 1) for x in study.table.mean("subject")]
     assert [cell.replace("−", "-") for cell in cells] == brief
-    expect(page.locator("#legend")).to_contain_text("spread evenly: 0.090")
+    expect(page.locator("#legend")).to_contain_text("even attention: 0.090")
 
 
 def _lacking(study: Study, statistic: str, heads: int) -> Study:
@@ -150,7 +150,7 @@ def test_what_does_not_apply_is_hatched_and_never_zero(open_page: Open) -> None:
 def test_what_applies_to_no_head_is_left_out_and_said(open_page: Open) -> None:
     page = open_page(make_study(2, 3))  # causal: nobody sees the next token
     assert "next" not in page.locator("#statistic option").all_inner_texts()
-    expect(page.locator("#unknown")).to_contain_text("no head of this model can have it: next")
+    expect(page.locator("#unknown")).to_contain_text("apply to no head of this model: next")
 
 
 def test_the_table_sorts_down_and_up_by_numbers(open_page: Open) -> None:

@@ -153,7 +153,7 @@ def test_a_full_disk(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> list[str]:
         raise OSError(errno.ENOSPC, "No space left on device", "table.csv")
 
-    monkeypatch.setattr("headwise.cli._progress.read_texts", full)
+    monkeypatch.setattr("headwise.cli.tasks._texts.read_texts", full)
     line = refused(place, "observe", "./any", "--text", "good.txt", "--json")
     assert line == "table.csv: No space left on device.\n"
 

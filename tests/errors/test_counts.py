@@ -172,7 +172,7 @@ def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
         (["nowhere"], "count: nowhere is neither a file or folder nor a known model"),
         (["gpt2", "--heads", 4, "--no-out-proj"], "gpt2 has sizes of its own, and --heads "
                                                   "--no-out-proj would change them"),
-        (["--layers", 3], "--layers alone tells no layer. Give --d-model and --heads"),
+        (["--layers", 3], "--layers alone does not describe a layer. Add --d-model and --heads"),
         (["--d-model", 12, "--heads", 5], "count: --d-model 12 is not a multiple of --heads "
                                           "5. Give a multiple, or --head-dim."),
         (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "count: --heads 4 is not a "

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from command import headwise
-from headwise.cli._print import progress
-from headwise.cli._train import train
+from headwise.cli._progress_bar import progress_bar
+from headwise.cli.commands import train
 from headwise.lab import TrainSettings
 from headwise.tables import HeadTable
 
@@ -43,7 +43,7 @@ def text(tmp_path: Path) -> Path:
 def test_a_trained_folder_is_taken_as_it_is(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     done = headwise("train", "--out", folder, "--json")
-    assert done.err == f"The Mini-GPT in {folder} is trained: taking it as it is\n"
+    assert done.err == f"The Mini-GPT in {folder} is already trained\n"
     told = json.loads(done.out)
     assert (told["folder"], told["steps"], told["sample"]) == (str(folder), 3, None)
     assert 0 <= told["held-out translation"] <= 1
@@ -174,9 +174,9 @@ def test_a_bar_is_seen_beside_any_name(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
     printed = io.StringIO()
-    with redirect_stderr(printed), progress(f"Studying {what}") as tell:
+    with redirect_stderr(printed), progress_bar(f"Studying {what}") as on_progress:
         for done in range(1, 4):
-            tell(done, 3)
+            on_progress(done, 3)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.getvalue())
     lines = [line for line in re.split(r"[\r\n]+", plain) if line.strip()]
     assert "━" * 5 in lines[-1]
@@ -187,16 +187,16 @@ def test_a_bar_is_seen_beside_any_name(
         assert "/end " in lines[-1]
 
 
-def test_long_texts_are_told(folder: Path, text: Path) -> None:
+def test_split_texts_are_noted(folder: Path, text: Path) -> None:
     done = headwise("observe", folder, "--text", text, "--max-tokens", 2, "--json")
     assert done.code == 0
     found = re.search(
-        r"^Long texts are cut: 3 texts in (\d+) pieces of at most 2 tokens$", done.err, re.M
+        r"^Long texts are split: 3 texts into (\d+) pieces of at most 2 tokens$", done.err, re.M
     )
     assert found
     assert int(found[1]) > 3
     whole = headwise("observe", folder, "--text", text, "--json")
-    assert "Long texts are cut" not in whole.err
+    assert "Long texts are split" not in whole.err
 
 
 def test_the_worked_example_as_json() -> None:
@@ -258,7 +258,7 @@ def test_an_interruption_has_its_own_code(monkeypatch: pytest.MonkeyPatch, text:
     def interrupt(path: Path) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.cli._progress.read_texts", interrupt)
+    monkeypatch.setattr("headwise.cli.tasks._texts.read_texts", interrupt)
     done = headwise("observe", "any", "--text", text, "--json")
     assert (done.code, done.out, done.err) == (130, "", "Interrupted.\n")
 
@@ -269,10 +269,10 @@ def test_an_interrupted_training_says_how_to_go_on(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("headwise.cli._progress.train", interrupt)
+    monkeypatch.setattr("headwise.cli.tasks._mini_gpt.train", interrupt)
     done = headwise("train", "--out", tmp_path / "lab")
     assert done.code == 130
     assert done.err.splitlines()[-2:] == [
-        f"The same command goes on from the last checkpoint in {tmp_path / 'lab'}.",
+        f"Run the same command again to resume from the last checkpoint in {tmp_path / 'lab'}.",
         "Interrupted.",
     ]

@@ -50,7 +50,9 @@ def test_the_scores_are_those_of_the_library(folder: Path, text: Path, method: s
     assert (scores.model, scores.loss, scores.method) == (expected.model, "lm", method)
     over = "3 seeds" if method == "gates" else "3 texts"
     assert f"4 heads by {method} of the loss lm, over {over}" in done.err
-    assert f"The first to go are {', '.join(map(str, expected.order()))}: {out}" in done.err
+    assert (
+        f"The least important heads are {', '.join(map(str, expected.order()))}: {out}" in done.err
+    )
 
 
 def test_without_a_place_the_scores_are_printed_as_they_go(folder: Path, text: Path) -> None:
@@ -112,10 +114,10 @@ def test_an_interrupted_ablation_goes_on(
     stopped = headwise(*arguments)
     part = out.with_name("scores.parquet.part")
     assert stopped.code == 130
-    assert f"goes on from what {part} holds" in stopped.err
+    assert f"again to resume from {part}" in stopped.err
     assert part.exists()
     assert not out.exists()
     done = headwise(*arguments)
-    assert f"Going on from what {part} holds" in done.err
+    assert f"Resuming from {part}" in done.err
     assert (hw.Scores.load(out).per_text == expected).all()
     assert not part.exists()

@@ -15,7 +15,7 @@ from command import headwise
 from folders import write_llama
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
-OPENED = "Opened again in a fresh process, it answers the same"
+OPENED = "Loaded in a fresh process, the saved model gives the same outputs"
 TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
 
 
@@ -105,7 +105,9 @@ def test_what_is_left_recovers(place: Path) -> None:
     assert set(curves["order"]) == {"half-gate", "half-gate, recovered", "random"}
     for order in ("half-gate", "half-gate, recovered", "random"):
         assert re.search(
-            rf"^{order}: (≥ )?\d+ \(.*\d\) of the heads go before \S+ more is lost$", out, re.M
+            rf"^{order}: (≥ )?\d+ \(.*\d\) heads can be removed before the loss grows by \S+$",
+            out,
+            re.M,
         )
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
     lines = TEXT.splitlines()
@@ -113,7 +115,7 @@ def test_what_is_left_recovers(place: Path) -> None:
     plan = hw.plan(hw.Scores.load(place / "scores.parquet"), remove=0.5)
     small = hw.prune(model, plan, fold="mean", reference=ids)
     lost = hw.recover(small, model, lines, steps=5, rate=3e-4, tokenizer=tokenizer)
-    assert f"{lost[0]:.3g} from the full model at the first step, {lost[-1]:.3g} at the last" in err
+    assert f"full model: {lost[0]:.3g} at the first step, {lost[-1]:.3g} at the last" in err
     saved = hw.load(place / "recovered")
     with torch.no_grad():
         torch.testing.assert_close(saved(**ids[0]).logits, small(**ids[0]).logits)
@@ -152,7 +154,7 @@ def test_plain_transformers_opens_it_when_asked(
 ) -> None:
     code, _, err = _prune(place, format, "--uniform", "--format", format)
     assert code == 0, err
-    assert "Opened again in a fresh process, it answers the same" in err
+    assert "Loaded in a fresh process, the saved model gives the same outputs" in err
     assert ("as large and as slow as before" in err) == (format == "padded")
     found = transformers.AutoModelForCausalLM.from_pretrained(place / format)
     assert (found.config.num_attention_heads, found.config.num_key_value_heads) == heads
@@ -210,7 +212,7 @@ def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
     code, out, err = _prune(place, "beside", *curve, place / "gradient.parquet")
     assert code == 0, err
     told = re.findall(
-        r"^(.+): (?:≥ )?\d+ \(.*\d\) of the heads go before \S+ more is lost$", out, re.M
+        r"^(.+): (?:≥ )?\d+ \(.*\d\) heads can be removed before the loss grows by \S+$", out, re.M
     )
     assert told == ["half-gate", "gradient, 3 rounds", "random"]
     drawn = hw.prune_curves(

@@ -67,7 +67,7 @@ def test_without_a_place_the_roles_are_printed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = make_roles(make_study(), found=(0, 3))
-    monkeypatch.setattr("headwise.cli._roles._find", lambda *_: found)
+    monkeypatch.setattr("headwise.cli.tasks.find_model_roles", lambda *_: found)
     done = headwise("roles", place / "model", "--text", place / "texts.txt")
     assert done.code == 0
     assert f"{found}\n" in done.err

@@ -74,7 +74,7 @@ def test_the_command_prints_what_is_counted():
     assert "2,359,296    3,072     28,311,552        36,864" in out
     assert "28,348,416 parameters together, 25.9% of the model's 109,482,240." in out
     assert f"{2 * 512**2 * 768 // 2:,}" in out  # logits of a layer
-    assert "3,072 bytes a token and layer, 36,864 a token, 18,874,368 in all." in out
+    assert "3,072 bytes per token and layer, 36,864 per token, 18,874,368 in all." in out
 
 
 def test_no_number_is_cut_where_there_is_no_room(monkeypatch: pytest.MonkeyPatch):

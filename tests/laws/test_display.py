@@ -10,7 +10,7 @@ import torch
 
 import headwise as hw
 from headwise._display import counted
-from headwise.cli._print import say_table
+from headwise.cli._print import print_table
 from headwise.tables import Curves, Scores
 from studies import make_study
 
@@ -85,7 +85,7 @@ def test_only_a_terminal_is_as_wide_as_it_is(
 
     for stream, most in ((Terminal(), 60), (StringIO(), 1000)):
         monkeypatch.setattr("sys.stdout", stream)
-        say_table(table.frame())
+        print_table(table.frame())
         lines = stream.getvalue().splitlines()
         assert max(map(len, lines)) <= most
         assert (len(lines) == 31) == (most == 1000)

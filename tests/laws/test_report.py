@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise._display import counted
 from headwise.report import Sample, Study
-from headwise.report._page import render
-from headwise.report._payload import as_json, payload
-from headwise.report._visible_text import visible, visible_token
+from headwise.report.page import render
+from headwise.report.page._payload import as_json, payload
+from headwise.report.page._visible_text import visible, visible_token
 from headwise.tables import Head, HeadTable
 from studies import make_heads, make_roles, make_sample, make_study, make_totals
 
@@ -199,7 +200,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
             # None stands for what does not apply, and for nothing else.
             read = np.array([np.nan if x is None else x for x in statistic[part]])
             np.testing.assert_allclose(read, column, rtol=0.006 if part == "error" else 1e-4)
-        assert statistic["asked"] == (name in RELATIONS)
+        assert statistic["requested"] == (name in RELATIONS)
 
 
 def test_roles_stand_with_their_evidence() -> None:
@@ -222,7 +223,7 @@ def test_no_role_found_is_said() -> None:
     study = make_study(2, 3)
     page = Page(render(study.with_roles(make_roles(study, found=()))))
     assert "No role found." in page.inside["p"]
-    assert "Roles, with their evidence" in page.inside["h2"]
+    assert "Roles and their evidence" in page.inside["h2"]
 
 
 def test_what_was_not_tested_is_not_told_as_without_a_role() -> None:
@@ -241,13 +242,13 @@ def test_pieces_of_one_text_tell_nothing() -> None:
     (line,) = cut.findings()
     assert line.startswith("Not tested: 1 text, 5 needed")
     assert payload(cut)["findings"] == []
-    assert study_of([0.9, 0.1]).findings()[0].startswith("L0.H0 gives")
+    assert study_of([0.9, 0.1]).findings()[0].startswith("L0.H0 puts")
 
 
 def test_a_study_without_roles_does_not_speak_of_them() -> None:
     study = make_study(2, 3)
     assert payload(study)["roles"] is None
-    assert "Roles, with their evidence" not in Page(render(study)).inside["h2"]
+    assert "Roles and their evidence" not in Page(render(study)).inside["h2"]
 
 
 def test_drawing_twice_gives_the_same_page() -> None:
@@ -268,8 +269,8 @@ def test_a_study_without_samples_has_a_page() -> None:
 def test_a_planted_head_is_found() -> None:
     (line,) = study_of([0.1, 0.12, 0.9, 0.08]).findings()
     assert re.fullmatch(
-        r"L0\.H2 gives 0\.9\d? ± 0\.0\d of its attention to the token before; "
-        r"spread evenly it would be 0\.10\.",
+        r"L0\.H2 puts 0\.9\d? ± 0\.0\d of its attention on the previous token; "
+        r"even attention would put 0\.10 there\.",
         line,
     )
 
@@ -278,7 +279,7 @@ def test_a_planted_head_is_found() -> None:
 def test_where_nothing_stands_out_the_page_says_so(means: list[float]) -> None:
     (line,) = study_of(means).findings()
     assert line.startswith("No head stands out: on 40 texts, ")
-    assert f"{len(means)} heads × 1 shares of attention (previous)" in line
+    assert f"{counted(len(means), 'head')} × 1 share of attention (previous)" in line
 
 
 @pytest.mark.parametrize("texts", [1, 2, 4])
@@ -306,7 +307,7 @@ def test_a_table_without_shares_says_so() -> None:
 
 def test_of_two_equal_heads_the_first_is_told() -> None:
     (line,) = study_of([0.1, 0.8, 0.8], noise=0.0).findings()
-    assert line.startswith("L0.H1 gives 0.80 ± 0.01 ")
+    assert line.startswith("L0.H1 puts 0.80 ± 0.01 ")
 
 
 def test_a_head_and_a_statistic_are_told_once() -> None:
@@ -338,4 +339,4 @@ def test_an_asked_for_relation_is_told_with_its_meaning() -> None:
     told = replace(
         study, table=replace(study.table, totals=totals), meanings={"subject": "a verb → its own"}
     )
-    assert "to “subject” (a verb → its own); spread evenly" in told.findings()[0]
+    assert "on “subject” (a verb → its own); even attention" in told.findings()[0]

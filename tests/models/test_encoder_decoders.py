@@ -20,8 +20,8 @@ from command import headwise
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 from headwise.models import as_pieces, decoder_ids, inputs_of
 from headwise.report import Study, study
-from headwise.report._page import render
-from headwise.report._payload import payload
+from headwise.report.page import render
+from headwise.report.page._payload import payload
 from headwise.roles import find_roles
 from headwise.scoring import importance
 from headwise.tables import HeadTable

@@ -1,4 +1,4 @@
-"""What no command can work with, whatever the option: refused as the command line is read."""
+"""Values that no command can use, whatever the option; refused when the command line is read."""
 
 import math
 from collections.abc import Iterator
@@ -9,50 +9,50 @@ from typer.core import TyperCommand
 
 
 class CheckedCommand(TyperCommand):
-    """A command that names the option and the value of what it refuses.
+    """A command whose errors name the option and the value that is refused.
 
-    Refused are empty values, those with bytes that are not UTF-8 or with NUL, and numbers that are
-    not finite; `--prompt` may be empty.
+    It refuses empty values (except for `--prompt`), values with bytes that are not UTF-8 or with
+    NUL, and numbers that are not finite.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line.
 
         Raises:
-            BadParameter: a value is refused, or has not the type of its option.
+            BadParameter: a value is refused, or does not have the type of its option.
         """
         raw, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         params: list[Any] = [*self.params]
-        named = [(param, [*_strings(raw.get(param.name))]) for param in params]
-        for param, values in named:
+        strings = [(param, [*_strings(raw.get(param.name))]) for param in params]
+        for param, values in strings:
             for value in values:
-                why = _why_not(value, may_be_empty=param.name == "prompt")
-                if why:
-                    raise typer.BadParameter(f"{value!r} {why}", ctx=ctx, param=param)
+                reason = _refusal(value, may_be_empty=param.name == "prompt")
+                if reason:
+                    raise typer.BadParameter(f"{value!r} {reason}", ctx=ctx, param=param)
         try:
-            rest = super().parse_args(ctx, args)
+            unparsed = super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            given = next((values for param, values in named if param is error.param), [])
-            if given and repr(given[-1]) not in error.message:
-                error.message = f"{given[-1]!r}. {error.message}"
+            values = next((values for param, values in strings if param is error.param), [])
+            if values and repr(values[-1]) not in error.message:
+                error.message = f"{values[-1]!r}. {error.message}"
             raise
         for param in params:
             value = ctx.params.get(param.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=param)
-        return rest
+        return unparsed
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The strings of an option, which may be repeated or take several."""
+    """The strings of an option, which may be repeated or take several values."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _strings(part)
+        for item in value:
+            yield from _strings(item)
 
 
-def _why_not(value: str, *, may_be_empty: bool) -> str:
+def _refusal(value: str, *, may_be_empty: bool) -> str:
     """Why a value is refused; empty if it is not."""
     if "\0" in value:
         return "holds a NUL character"

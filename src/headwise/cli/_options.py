@@ -1,4 +1,4 @@
-"""The options that commands share, and a look at the output before any work is done."""
+"""Options that several commands share, and checks of the output before any work is done."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,44 +16,53 @@ from headwise.files import write_beside
 DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub.")
+    str, typer.Argument(metavar="MODEL", help="A folder or a name on the Hugging Face hub.")
+]
+TableFile = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The file to write: .parquet, .csv or .json.")
+]
+OutputFolder = Annotated[Path, typer.Option("--out", "-o", help="The folder to write.")]
+PairsFile = Annotated[
+    Path | None,
+    typer.Option(help="Instead of --text: a CSV file of sentence pairs and their similarity."),
 ]
 Target = Annotated[
     Path | None,
     typer.Option(
-        help="What an encoder-decoder writes: a UTF-8 file, line by line with --text.",
+        help="For an encoder-decoder: a UTF-8 file with the target of each line of --text.",
         show_default="the text itself",
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        min=0, max=2**32 - 1, help="Decides all that is drawn at random.", show_default="0"
-    ),
+    typer.Option(min=0, max=2**32 - 1, help="The seed of all random numbers.", show_default="0"),
 ]
-Device = Annotated[str | None, typer.Option(help="Where to run, such as cuda.", show_default="cpu")]
+Device = Annotated[
+    str | None, typer.Option(help="The device to run on, such as cuda.", show_default="cpu")
+]
 Dtype = Annotated[
     DtypeName | None,
-    typer.Option(help="What to compute in.", show_default="as the model was saved"),
+    typer.Option(help="The dtype to compute in.", show_default="that of the saved model"),
 ]
 MaxTexts = Annotated[
-    int | None, typer.Option(min=1, help="Draw this many of the texts.", show_default="all")
+    int | None,
+    typer.Option(min=1, help="Use this many texts, drawn at random.", show_default="all"),
 ]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
         min=2,
-        help="Read longer texts in pieces of at most this many tokens.",
-        show_default="what the model reads",
+        help="Split longer texts into pieces of at most this many tokens.",
+        show_default="the model's context",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what stands there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The shared options of one call; None where one was not given."""
+    """The values of the shared options; None for options that are not set."""
 
     seed: Seed = None
     device: Device = None
@@ -62,33 +71,33 @@ class Shared:
     max_tokens: MaxTokens = None
 
 
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes dataclasses, as one that takes an option for each of their fields."""
+def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn a command that takes dataclasses into one with an option for each of their fields."""
     hints = get_type_hints(command, include_extras=True)
-    bundles: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     options: dict[str, Parameter] = {}
-    for name, one in signature(command).parameters.items():
-        if name not in bundles:
-            options[name] = one.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+    for name, parameter in signature(command).parameters.items():
+        if name not in groups:
+            options[name] = parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
             continue
-        known = get_type_hints(bundles[name], include_extras=True)
-        for part in fields(bundles[name]):
-            options[part.name] = Parameter(
-                part.name,
+        field_hints = get_type_hints(groups[name], include_extras=True)
+        for field in fields(groups[name]):
+            options[field.name] = Parameter(
+                field.name,
                 Parameter.KEYWORD_ONLY,
-                default=part.default,
-                annotation=known[part.name],
+                default=field.default,
+                annotation=field_hints[field.name],
             )
 
     @wraps(command)
-    def called(**given: Any) -> None:
-        for name, kind in bundles.items():
-            given[name] = kind(**{part.name: given.pop(part.name) for part in fields(kind)})
-        command(**given)
+    def flat_command(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
 
-    vars(called)["__signature__"] = Signature(list(options.values()))
-    called.__annotations__ = {name: one.annotation for name, one in options.items()}
-    return called
+    vars(flat_command)["__signature__"] = Signature(list(options.values()))
+    flat_command.__annotations__ = {name: option.annotation for name, option in options.items()}
+    return flat_command
 
 
 class _EnoughError(Exception):
@@ -96,26 +105,26 @@ class _EnoughError(Exception):
 
 
 def check_output(path: Path, *endings: str, force: bool = True) -> None:
-    """Refuse a path that could not be written when the work is done.
+    """Refuse a path that could not be written at the end of the work.
 
     Args:
-        force: Whether a file that stands there may be overwritten.
+        force: Whether an existing file may be overwritten.
     Raises:
-        ArgumentError: its ending is none of these, or it is there and may not be overwritten.
+        ArgumentError: it has none of these endings, or exists and must not be overwritten.
         OutputError: nothing can be written there.
     """
     if path.suffix not in endings:
         raise ArgumentError(f"output: {path} does not end in {', '.join(endings)}. Rename it.")
-    check_there(path, force)
+    check_absent(path, force)
     with suppress(_EnoughError), write_beside(path):
-        raise _EnoughError  # so that the temporary file goes, and what stood there stays
+        raise _EnoughError  # removes the temporary file and keeps an existing output
 
 
-def check_there(path: Path, force: bool) -> None:
-    """Refuse to overwrite a file or a folder that is not empty, unless told to.
+def check_absent(path: Path, force: bool) -> None:
+    """Refuse to overwrite a file or a folder that is not empty, except with --force.
 
     Raises:
-        ArgumentError: it is there and may not be overwritten.
+        ArgumentError: it exists and must not be overwritten.
     """
     empty = path.is_dir() and not any(path.iterdir())
     if path.exists() and not empty and not force:

@@ -1,4 +1,4 @@
-"""What stands out in a table, said plainly, beside what even attention would give."""
+"""The heads that stand out in a table: one sentence each, with even attention as the baseline."""
 
 import math
 from collections.abc import Mapping
@@ -10,28 +10,28 @@ from scipy import stats
 from headwise._display import counted
 from headwise.tables import Head, HeadTable
 
-MOST = 3
-LEAST_LIFT = 0.25
-# A spread seen on fewer texts measures nothing, however small it came out.
-FEWEST_TEXTS = 5
-_ERROR = 0.05
+MAX_FINDINGS = 3
+MIN_LIFT = 0.25
+# A standard error over fewer texts means little, however small it is.
+MIN_TEXTS = 5
+_ERROR_RATE = 0.05
 _TARGETS = {
     "first": "the first token of the text",
     "self": "the token itself",
-    "previous": "the token before",
-    "next": "the token after",
+    "previous": "the previous token",
+    "next": "the next token",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A share of attention that surely lies above what even attention would give.
+    """A share of attention that is significantly above that of even attention.
 
     Attributes:
-        mean: The share that the head gives, 0 … 1.
+        mean: The head's share of attention, 0 … 1.
         margin: Half the width of its interval.
-        even: What attention spread evenly over the same keys would give.
-        lift: How far the share lies on the way from even (0) to all (1).
+        even: The share that even attention over the same keys would give.
+        lift: How far the share lies on the way from even attention (0) to all of it (1).
     """
 
     head: Head
@@ -42,61 +42,63 @@ class Finding:
     lift: float
 
     def line(self, meanings: Mapping[str, str]) -> str:
-        """A sentence: the number, its interval, and even attention beside it."""
+        """A sentence with the share, its interval, and the share of even attention."""
         target = _TARGETS.get(self.statistic)
         if target is None:
-            says = meanings.get(self.statistic)
-            target = f"“{self.statistic}”" + (f" ({says})" if says else "")
+            meaning = meanings.get(self.statistic)
+            target = f"“{self.statistic}”" + (f" ({meaning})" if meaning else "")
         # Rounded up: a margin must not look smaller than it is.
         margin = max(math.ceil(self.margin * 100), 1) / 100
         return (
-            f"{self.head} gives {self.mean:.2f} ± {margin:.2f} of its attention to {target}; "
-            f"spread evenly it would be {self.even:.2f}."
+            f"{self.head} puts {self.mean:.2f} ± {margin:.2f} of its attention on {target}; "
+            f"even attention would put {self.even:.2f} there."
         )
 
 
-def telling(
-    table: HeadTable, meanings: Mapping[str, str], whole: int | None = None
+def significant_findings(
+    table: HeadTable, meanings: Mapping[str, str], whole_texts: int | None = None
 ) -> list[Finding]:
-    """Up to three findings, by lift: at most one for a statistic and one for a head.
+    """Up to three findings, the largest lift first: at most one per statistic and per head.
 
     Args:
-        whole: How many texts there were before long ones were cut; None where none was.
+        whole_texts: How many texts there were before long texts were split; None if none was.
     """
-    if whole is not None and whole < FEWEST_TEXTS:
+    if whole_texts is not None and whole_texts < MIN_TEXTS:
         return []
-    judged = _judged(table, meanings)
-    looks = len(table.heads) * len(judged)
-    best = [found for name in judged if (found := _best(table, name, looks)) is not None]
+    statistics = _testable_statistics(table, meanings)
+    n_tests = len(table.heads) * len(statistics)
+    candidates = [_strongest_finding(table, statistic, n_tests) for statistic in statistics]
+    findings = [finding for finding in candidates if finding is not None]
     chosen: list[Finding] = []
-    for finding in sorted(best, key=lambda found: found.lift, reverse=True):
-        if finding.head not in [other.head for other in chosen]:
+    for finding in sorted(findings, key=lambda finding: finding.lift, reverse=True):
+        if finding.head not in [previous.head for previous in chosen]:
             chosen.append(finding)
-    return chosen[:MOST]
+    return chosen[:MAX_FINDINGS]
 
 
-def nothing_found(table: HeadTable, meanings: Mapping[str, str], whole: int | None = None) -> str:
-    """The line for a table in which nothing stands out: it says what was looked at."""
-    judged = _judged(table, meanings)
-    if not judged:
-        return "No head stands out: the table holds no share of attention to judge heads by."
-    looked = f"{counted(len(table.heads), 'head')} × {counted(len(judged), 'share')} of attention"
-    looked = f"{looked} ({', '.join(judged)})"
-    texts = int(max(table.totals[name].texts.max(initial=0) for name in judged))
-    texts = texts if whole is None else min(texts, whole)
-    if texts < FEWEST_TEXTS:
-        return (
-            f"Not tested: {counted(texts, 'text')}, {FEWEST_TEXTS} needed to tell "
-            f"whether a head stands out. Looked at: {looked}."
-        )
+def no_finding_line(
+    table: HeadTable, meanings: Mapping[str, str], whole_texts: int | None = None
+) -> str:
+    """The line for a table in which no head stands out: it says what was tested."""
+    statistics = _testable_statistics(table, meanings)
+    if not statistics:
+        return "No head stands out: the table holds no share of attention to test."
+    tests = (
+        f"{counted(len(table.heads), 'head')} × {counted(len(statistics), 'share')} of attention "
+        f"({', '.join(statistics)})"
+    )
+    texts = int(max(table.totals[statistic].texts.max(initial=0) for statistic in statistics))
+    texts = texts if whole_texts is None else min(texts, whole_texts)
+    if texts < MIN_TEXTS:
+        return f"Not tested: {counted(texts, 'text')}, {MIN_TEXTS} needed. To be tested: {tests}."
     return (
-        f"No head stands out: on {texts:,} texts, none lies surely a quarter of the way or more "
-        f"from even attention to all of it. Looked at: {looked}."
+        f"No head stands out: on {texts:,} texts, no share is significantly a quarter or more of "
+        f"the way from even attention to 1. Tested: {tests}."
     )
 
 
-def _judged(table: HeadTable, meanings: Mapping[str, str]) -> list[str]:
-    """The shares that even attention gives a meaning to, and that name what is looked at."""
+def _testable_statistics(table: HeadTable, meanings: Mapping[str, str]) -> list[str]:
+    """The shares of attention that have a baseline and whose target has a description."""
     return [
         name
         for name in table.statistics
@@ -104,18 +106,18 @@ def _judged(table: HeadTable, meanings: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _best(table: HeadTable, statistic: str, looks: int) -> Finding | None:
-    """The head with the largest lift, among those whose whole interval lies high enough."""
+def _strongest_finding(table: HeadTable, statistic: str, n_tests: int) -> Finding | None:
+    """The head with the largest lift, among those whose whole interval is above the threshold."""
     mean, even = table.mean(statistic), table.even(statistic)
     texts = table.totals[statistic].texts
-    # Bonferroni over heads × statistics: the largest of many numbers is often large by luck.
-    quantile = stats.t.isf(_ERROR / 2 / looks, np.maximum(texts - 1, 1))
+    # Bonferroni over heads × statistics: the largest of many numbers is often large by chance.
+    quantile = stats.t.isf(_ERROR_RATE / 2 / n_tests, np.maximum(texts - 1, 1))
     margin = table.standard_error(statistic) * quantile
-    with np.errstate(divide="ignore", invalid="ignore"):  # even may be 1: no lift then
+    with np.errstate(divide="ignore", invalid="ignore"):  # no lift where even attention gives 1
         lift, lowest = (mean - even) / (1 - even), (mean - margin - even) / (1 - even)
-    sure = (lowest >= LEAST_LIFT) & (texts >= FEWEST_TEXTS)
-    if not sure.any():
+    significant = (lowest >= MIN_LIFT) & (texts >= MIN_TEXTS)
+    if not significant.any():
         return None
-    at = int(np.where(sure, lift, -np.inf).argmax())
-    numbers = (float(column[at]) for column in (mean, margin, even, lift))
-    return Finding(table.heads[at], statistic, *numbers)
+    row = int(np.where(significant, lift, -np.inf).argmax())
+    numbers = (float(column[row]) for column in (mean, margin, even, lift))
+    return Finding(table.heads[row], statistic, *numbers)

@@ -1,11 +1,12 @@
-"""What a model reads in a study: texts, or pairs of them for an encoder-decoder, watched."""
+"""The forward passes of a study, over texts or, for an encoder-decoder, pairs of texts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
 from headwise.models import (
@@ -16,25 +17,24 @@ from headwise.models import (
     text_alone,
     token_strings,
 )
-from headwise.report._study import Sample
+from headwise.report._study_data import Sample
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 
-# Texts that the model reads at once.
-_BATCH = 16
-# A map is read by eye: this many tokens at most, in this many samples.
+# Texts in one batch.
+_BATCH_SIZE = 16
+# Maps are for the eye: at most this many tokens, in this many samples.
 _MAP_TOKENS = 24
 _SAMPLES = 3
 
-Progress = Callable[[int, int], None]
 Pair = tuple[str, str | None]
 
 
 def pairs_for(model: nn.Module, texts: Any, targets: Any) -> list[Pair]:
-    """Each text, with its target for an encoder-decoder.
+    """Each text, paired with its target for an encoder-decoder.
 
     Raises:
-        ArgumentError: targets for a model that reads one text, or something is not a text.
+        ArgumentError: there are targets for a model that reads one text, or an item is not a text.
         InputError: the texts hold no token.
     """
     if reads_two_texts(model):
@@ -47,11 +47,13 @@ def pairs_for(model: nn.Module, texts: Any, targets: Any) -> list[Pair]:
     return [(text, None) for text in list_texts("study", texts)]
 
 
-def sizes_of(pairs: Sequence[Pair], pieces: Sequence[Piece], own: bool) -> dict[str, str | int]:
-    """How much text there is; a text that was cut counts once.
+def sizes_of(
+    pairs: Sequence[Pair], pieces: Sequence[Piece], own_targets: bool
+) -> dict[str, str | int]:
+    """How many texts and tokens there are; a text that was split counts once.
 
     Args:
-        own: Whether each text is its own target.
+        own_targets: Whether each text is its own target.
     """
     sizes: dict[str, str | int] = {"texts": len(pairs)}
     if len(pieces) > len(pairs):
@@ -59,7 +61,7 @@ def sizes_of(pairs: Sequence[Pair], pieces: Sequence[Piece], own: bool) -> dict[
     sizes["tokens"] = sum(len(piece.source) for piece in pieces)
     sizes["longest piece"] = max(len(piece.source) for piece in pieces)
     if pieces[0].decoder:
-        sizes["targets"] = "the texts themselves" if own else "texts of their own"
+        sizes["targets"] = "the texts themselves" if own_targets else "separate texts"
         sizes["tokens of targets"] = sum(len(piece.decoder) for piece in pieces)
     return sizes
 
@@ -69,16 +71,16 @@ def watch_pieces(
 ) -> HeadTable:
     """The statistics of every head over all pieces."""
     with observe(model, request) as watch:
-        _read(model, pieces, on_progress)
+        _run(model, pieces, on_progress)
         return watch.table()
 
 
 def sample_maps(model: nn.Module, tokenizer: Any, pairs: Sequence[Pair]) -> tuple[Sample, ...]:
-    """Maps of the beginnings of a few texts, spread over all of them."""
-    step = max(1, len(pairs) // _SAMPLES)
+    """Attention maps of the beginnings of a few texts, spread evenly over the corpus."""
+    stride = max(1, len(pairs) // _SAMPLES)
     stripped = [
         (text.strip(), None if target is None else target.strip())
-        for text, target in pairs[::step][:_SAMPLES]
+        for text, target in pairs[::stride][:_SAMPLES]
     ]
     pieces = [beginning_of(tokenizer, pair, model, _MAP_TOKENS) for pair in stripped]
     return tuple(_sample(model, tokenizer, piece) for piece in pieces if piece is not None)
@@ -87,7 +89,7 @@ def sample_maps(model: nn.Module, tokenizer: Any, pairs: Sequence[Pair]) -> tupl
 @torch.no_grad()
 def _sample(model: nn.Module, tokenizer: Any, piece: Piece) -> Sample:
     with observe(model, Request(statistics=(), maps=True)) as watch:
-        _read(model, [piece])
+        _run(model, [piece])
         heads = [head for site in watch.sites() for head in site.heads()]
         weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}
     source, target = (token_strings(tokenizer, ids) for ids in (piece.source, piece.decoder))
@@ -95,9 +97,9 @@ def _sample(model: nn.Module, tokenizer: Any, piece: Piece) -> Sample:
 
 
 @torch.no_grad()
-def _read(model: nn.Module, pieces: Sequence[Piece], on_progress: Progress | None = None) -> None:
+def _run(model: nn.Module, pieces: Sequence[Piece], on_progress: Progress | None = None) -> None:
     done = 0
-    for batch in inputs_of(pieces, _BATCH, next(model.parameters()).device):
+    for batch in inputs_of(pieces, _BATCH_SIZE, next(model.parameters()).device):
         with text_alone("study", model):
             model(**batch)
         done += len(batch["input_ids"])

@@ -1,4 +1,4 @@
-"""The stages of a study: watch the heads on every text, then look closely at a few short ones."""
+"""The stages of a study: statistics of every head on all texts, then maps of a few short ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ import numpy as np
 from torch import nn
 
 from headwise._evaluation import in_evaluation
+from headwise._progress import Progress
 from headwise.corpora import (
     EOS,
     RELATIONS,
@@ -25,7 +26,7 @@ from headwise.models import (
     token_classes,
     tokenizer_of,
 )
-from headwise.report._passes import Progress, pairs_for, sample_maps, sizes_of, watch_pieces
+from headwise.report._passes import pairs_for, sample_maps, sizes_of, watch_pieces
 from headwise.report._study import Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
 from headwise.tables import HeadTable
@@ -34,13 +35,13 @@ from headwise.watch import Relation, Request
 
 @dataclass(frozen=True)
 class About:
-    """What the page says of a study's origin.
+    """Where a study comes from, as the page says it.
 
     Attributes:
         title: The model's name.
         source: Where the texts are from.
-        meanings: What the requested classes and relations say, by name.
-        training: Facts about the training run, for a model that we trained.
+        meanings: Descriptions of the requested classes and relations, by name.
+        training: Facts about the training run, for a Mini-GPT.
     """
 
     title: str = ""
@@ -60,41 +61,41 @@ def study(
     max_tokens: int | None = None,
     on_progress: Progress | None = None,
 ) -> Study:
-    """Watch every head of a model on some texts, and take a few short maps for the eye.
+    """Measure every head of a model on some texts, and record attention maps of a few short ones.
 
-    A text longer than the model reads, or than `max_tokens`, becomes several: nothing is cut
-    off; a pair of a text and another target is refused. The model is put in evaluation mode
-    while it is watched.
+    A text that is longer than the model's context, or than `max_tokens`, is split into several:
+    nothing is cut off. A pair of a text and a separate target is not split but refused. The model
+    is in evaluation mode while it is watched.
 
     Args:
         model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
             `attention_mask`.
-        tokenizer: Its tokenizer. None is that of a `SentenceTransformer`.
-        texts: What it reads; a string is one text.
-        targets: For an encoder-decoder, what it should write for each text: its decoder reads
-            them, shifted to the right. None takes each text as its own target.
-        request: What to find out. None is every statistic, and the mass on special tokens and
-            on punctuation, where the tokenizer has them.
-        about: What the page says of the study's origin.
+        tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
+        texts: The texts to study the model on; a string is one text.
+        targets: For an encoder-decoder, the output for each text: the decoder reads it, shifted
+            to the right. None takes each text as its own target.
+        request: The statistics to compute. None is every statistic, and the mass on special
+            tokens and on punctuation if the tokenizer has them.
+        about: Where the study comes from, as the page says it.
         max_tokens: The most tokens in one text.
-        on_batch: Told after each batch how many texts are done, of how many.
+        on_progress: Called after each batch with the number of finished texts and of all texts.
     Returns:
         The study: a table, samples and facts, without the model.
     Raises:
-        ArgumentError: something is not a text, there are more texts than targets or fewer, or
+        ArgumentError: an item is not a text, texts and targets differ in number, or there are
             targets for a model that reads one text.
-        InputError: the texts hold no token, or a pair is longer than the model reads.
-        UnsupportedError: the model cannot be watched exactly, or does not read text alone.
+        InputError: the texts hold no token, or a pair is longer than the model's context.
+        UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
-    outer, model = model, check_model("study", model)
-    tokenizer = tokenizer_of(outer, tokenizer, "study")
+    original, model = model, check_model("study", model)
+    tokenizer = tokenizer_of(original, tokenizer, "study")
     check_reads_text("study", model)
     about = about or About()
     meanings = dict(about.meanings)
     if request is None:
         classes = token_classes(tokenizer)
         request = Request(classes={name: ids for name, (ids, _) in classes.items()})
-        meanings |= {name: says for name, (_, says) in classes.items()}
+        meanings |= {name: meaning for name, (_, meaning) in classes.items()}
     pairs = pairs_for(model, texts, targets)
     pieces = as_pieces(tokenizer, pairs, model, max_tokens)
     with in_evaluation(model):
@@ -104,7 +105,7 @@ def study(
         title=about.title or type(model).__name__,
         model=_facts(model, table),
         text={"source": about.source or "texts given in code"}
-        | sizes_of(pairs, pieces, own=targets is None),
+        | sizes_of(pairs, pieces, own_targets=targets is None),
         table=table,
         meanings=meanings,
         samples=samples,
@@ -115,20 +116,21 @@ def study(
 def study_lab(trained: Trained, *, lines: int = 256, on_progress: Progress | None = None) -> Study:
     """Study a Mini-GPT on fresh lines of its grammar, with the mass on every gold relation.
 
-    The sentences have a verb beside a pronoun that it never met in training; as many lines
-    repeat a random sequence. Roles are looked for, and heads taken out, on ordinary sentences.
+    Half of the lines are sentences in which a verb stands beside a pronoun that it was never
+    paired with in training; the other half repeat a random sequence. Roles and the effects of
+    ablation are measured on ordinary sentences.
     """
     grammar = trained.settings.grammar()
-    words = {at: word for word, at in trained.tokenizer.get_vocab().items()}
-    gold = {name: says for name, says in RELATIONS.items() if name != "previous token"}
-    request = Request(relations={name: _gold(name, words) for name in gold})
+    words = {token_id: word for word, token_id in trained.tokenizer.get_vocab().items()}
+    meanings = {name: meaning for name, meaning in RELATIONS.items() if name != "previous token"}
+    request = Request(relations={name: _gold_relation(name, words) for name in meanings})
     about = About(
         title="Mini-GPT",
-        source="its grammar: fresh lines with verbs beside pronouns they never met in training",
-        meanings=gold,
+        source="its grammar: fresh lines, with verbs beside pronouns never paired in training",
+        meanings=meanings,
         training=trained.facts(),
     )
-    seen = study(
+    lab_study = study(
         trained.model,
         trained.tokenizer,
         _fresh_lines(grammar, lines, trained.settings.seed),
@@ -136,40 +138,40 @@ def study_lab(trained: Trained, *, lines: int = 256, on_progress: Progress | Non
         about=about,
         on_progress=on_progress,
     )
-    return seen.with_roles(roles_of_lab(trained, lines=lines, on_progress=on_progress))
+    return lab_study.with_roles(roles_of_lab(trained, lines=lines, on_progress=on_progress))
 
 
 def roles_of_lab(
     trained: Trained, *, lines: int = 256, on_progress: Progress | None = None
 ) -> Roles:
-    """What the heads of a Mini-GPT do on fresh sentences, and what it loses without each.
+    """What the heads of a Mini-GPT do on fresh sentences, and the effect of ablating each.
 
-    It is tried on other sentences: verb forms with an adverb after their subject and without,
-    translations, and repeated sequences.
+    Effects are measured on other sentences: verb forms with and without an adverb after their
+    subject, translations, and repeated sequences.
 
     Args:
-        lines: How many sentences to look for roles on, and how many to try each behaviour on.
+        lines: How many sentences to find roles on, and how many to measure each behaviour on.
     """
     grammar, model, tokenizer = trained.settings.grammar(), trained.model, trained.tokenizer
     # Training draws with (seed, 0, step), evaluation with (seed, 1), the study with (seed, 2).
     rng = np.random.default_rng([trained.settings.seed, 3])
-    looked, tried = ([grammar.sentence(rng) for _ in range(lines)] for _ in range(2))
+    role_lines, effect_lines = ([grammar.sentence(rng) for _ in range(lines)] for _ in range(2))
     roles = find_roles(
-        model, tokenizer, [annotate(line) for line in looked], on_progress=on_progress
+        model, tokenizer, [annotate(line) for line in role_lines], on_progress=on_progress
     )
     behaviours = [
-        agreement(model, tokenizer, choices(tried, apart=False), name="agreement, beside"),
-        agreement(model, tokenizer, choices(tried, apart=True), name="agreement, apart"),
-        translation(model, tokenizer, [annotate(line) for line in tried]),
-        repetition(model, tokenizer, [str(line) for line in tried]),
+        agreement(model, tokenizer, choices(effect_lines, apart=False), name="agreement, beside"),
+        agreement(model, tokenizer, choices(effect_lines, apart=True), name="agreement, apart"),
+        translation(model, tokenizer, [annotate(line) for line in effect_lines]),
+        repetition(model, tokenizer, [str(line) for line in effect_lines]),
     ]
     heads = list(dict.fromkeys(roles.frame()["name"]))
     return roles.effects(model, behaviours, heads=heads, on_progress=on_progress)
 
 
-def _gold(name: str, words: Mapping[int, str]) -> Relation:
+def _gold_relation(name: str, words: Mapping[int, str]) -> Relation:
     def pairs(ids: Sequence[int]) -> list[tuple[int, int]]:
-        return relations([words[one] for one in ids])[name]
+        return relations([words[token_id] for token_id in ids])[name]
 
     return pairs
 

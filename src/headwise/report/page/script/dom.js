@@ -1,4 +1,4 @@
-// Elements. Text is only ever set as text: tokens can hold anything.
+// Elements. Text is set as text, never as markup: tokens can hold anything.
 
 function byId(id) {
   return document.getElementById(id);
@@ -18,7 +18,7 @@ function fill(id, ...children) {
   byId(id).replaceChildren(...children);
 }
 
-// A token keeps to itself: its direction must not rearrange its neighbours.
+// Isolated, so that the direction of a token's script does not rearrange its neighbours.
 function tokenText(token) {
   return make("bdi", { text: token, class: "token", title: token });
 }

@@ -1,26 +1,27 @@
-// A grid of colored cells, for the eye, the pointer and the keyboard. The heads of a model are
-// one, and the weights of a head are another.
+// A grid of colored cells that can be used by pointer and keyboard. It shows the heads of a model,
+// and the attention map of a head.
 
-const STEPS = {
+const ARROWS = {
   ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
 };
 
-// From here on the scale is so strong that the text on it changes its color.
-const FLIP = 0.61;
+// Above this place on the scale the cell is dark, so that its text needs the other color.
+const DARK_CELL = 0.61;
 
-// `cell(row, column)` says { place, text, label }: its place on the scale 0 … 1, null for one
-// that does not apply; or says null where there is no cell.
-function makeGrid({ label, corner, rows, columns, cell, look, pick = () => {}, kind = "" }) {
+// `cell(row, column)` returns { place, text, label }, or null if there is no cell. `place` is the
+// position on the scale, 0 … 1, or null for a value that does not apply. `onPoint` is called for
+// the cell under the pointer or the keyboard focus, `onPick` for the cell that is chosen.
+function makeGrid({ label, corner, rows, columns, cell, onPoint, onPick = () => {}, kind = "" }) {
   const cells = rows.map((_, row) => columns.map((_, column) => makeCell(cell(row, column))));
   const head = make("thead", {}, [make("tr", {}, [
     make("td", { text: corner, class: "corner" }), ...columns.map((name) => makeLabel(name, "col")),
   ])]);
   const body = make("tbody", {}, rows.map((name, row) =>
-    make("tr", {}, [makeLabel(name, "row"), ...cells[row].map((made) => made ?? make("td"))])));
-  const about = { class: `grid ${kind}`, role: "grid", "aria-label": label };
-  const table = make("table", about, [head, body]);
+    make("tr", {}, [makeLabel(name, "row"), ...cells[row].map((element) => element ?? make("td"))])));
+  const attributes = { class: `grid ${kind}`, role: "grid", "aria-label": label };
+  const table = make("table", attributes, [head, body]);
   setVariables(table, { columns: columns.length });
-  makeWalkable(table, cells, look, pick);
+  makeNavigable(table, cells, onPoint, onPick);
   return { table, cells };
 }
 
@@ -31,36 +32,37 @@ function makeLabel(name, scope) {
 function makeCell(content) {
   if (content === null) return null;
   const { place, text, label } = content;
-  const kind = place === null ? "cell hatched" : place > FLIP ? "cell strong" : "cell";
-  const made = make("td", { class: kind, title: label, "aria-label": label, tabindex: -1, text });
-  if (place !== null) setVariables(made, { v: place.toFixed(3) });
-  return made;
+  const kind = place === null ? "cell hatched" : place > DARK_CELL ? "cell strong" : "cell";
+  const attributes = { class: kind, title: label, "aria-label": label, tabindex: -1, text };
+  const element = make("td", attributes);
+  if (place !== null) setVariables(element, { v: place.toFixed(3) });
+  return element;
 }
 
-// One cell at a time is in the order of tabs; arrows lead from it to the others.
-function makeWalkable(table, cells, look, pick) {
-  const places = new Map();
-  cells.forEach((line, row) => line.forEach((made, column) => {
-    if (made) places.set(made, [row, column]);
+// The Tab key reaches one cell; the arrow keys move from it to the others.
+function makeNavigable(table, cells, onPoint, onPick) {
+  const positions = new Map();
+  cells.forEach((line, row) => line.forEach((element, column) => {
+    if (element) positions.set(element, [row, column]);
   }));
-  const [first] = places.keys();
+  const [first] = positions.keys();
   first?.setAttribute("tabindex", 0);
-  const onCell = (act) => (event) => {
-    const place = places.get(event.target.closest("td"));
-    if (place) act(event, ...place);
+  const onCell = (handle) => (event) => {
+    const position = positions.get(event.target.closest("td"));
+    if (position) handle(event, ...position);
   };
-  table.addEventListener("pointerover", onCell((_, row, column) => look(row, column)));
+  table.addEventListener("pointerover", onCell((_, row, column) => onPoint(row, column)));
   table.addEventListener("focusin", onCell((event, row, column) => {
     table.querySelector("td[tabindex='0']")?.setAttribute("tabindex", -1);
     event.target.setAttribute("tabindex", 0);
-    look(row, column);
+    onPoint(row, column);
   }));
-  table.addEventListener("click", onCell((_, row, column) => pick(row, column)));
+  table.addEventListener("click", onCell((_, row, column) => onPick(row, column)));
   table.addEventListener("keydown", onCell((event, row, column) => {
-    if (event.key in STEPS) {
-      walk(cells, row, column, STEPS[event.key]);
+    if (event.key in ARROWS) {
+      moveFocus(cells, row, column, ARROWS[event.key]);
     } else if (event.key === "Enter" || event.key === " ") {
-      pick(row, column);
+      onPick(row, column);
     } else {
       return;
     }
@@ -68,7 +70,7 @@ function makeWalkable(table, cells, look, pick) {
   }));
 }
 
-function walk(cells, row, column, [down, right]) {
+function moveFocus(cells, row, column, [down, right]) {
   do {
     row += down;
     column += right;

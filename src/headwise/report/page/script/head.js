@@ -2,7 +2,7 @@
 
 function drawNumbers() {
   const table = make("table", { class: "numbers" }, [
-    makeHeader(["Statistic", "Mean ± s.e.", "Evenly", "Largest", "Queries"]),
+    makeHeader(["Statistic", "Mean ± s.e.", "Even", "Maximum", "Queries"]),
     ...statisticGroups().flatMap(drawGroup),
   ]);
   fill("numbers", table);
@@ -11,19 +11,19 @@ function drawNumbers() {
   }
 }
 
-function drawGroup({ label, those }) {
+function drawGroup({ label, statistics }) {
   const title = make("th", { colspan: 5, scope: "rowgroup", text: label });
-  const rows = those.map(drawStatistic);
+  const rows = statistics.map(drawStatistic);
   return [make("tbody", {}, [make("tr", { class: "group" }, [title]), ...rows])];
 }
 
 function drawStatistic(statistic) {
   const value = valueOf(statistic, chosen.head);
-  const drawn = statistic.unit === "share" && value.mean !== null;
-  const bars = drawn ? [makeBar(value.mean, value.even)] : [];
+  const hasBar = statistic.unit === "share" && value.mean !== null;
+  const bars = hasBar ? [makeBar(value.mean, value.even)] : [];
   return make("tr", {}, [
     make("th", { scope: "row" }, [
-      make("span", { text: statistic.name }), make("small", { text: statistic.says }),
+      make("span", { text: statistic.name }), make("small", { text: statistic.meaning }),
     ]),
     make("td", { class: "main" }, [formatMean(value), ...bars]),
     make("td", { text: formatNumber(value.even) }),
@@ -32,29 +32,29 @@ function drawStatistic(statistic) {
   ]);
 }
 
-// A share as a bar, with a mark where even attention would end.
+// A share as a bar, with a mark at the share of even attention.
 function makeBar(share, even) {
   const bar = setVariables(make("span", { class: "bar", "aria-hidden": "true" }), { v: share });
   if (even !== null) bar.append(makeTick(even));
   return bar;
 }
 
-// What the head does: often nothing that would stand up, or nothing was tested.
+// The roles of the head: often none was found, or none could be tested.
 function drawRoles() {
   if (!study.roles) return;
   const { none, rows, lines } = study.roles[chosen.head];
-  const said = rows.map(({ role, says, effect, null: held, lift, p, n }) => make("li", {}, [
+  const items = rows.map(({ role, meaning, effect, null: score, lift, p, n }) => make("li", {}, [
     tokenText(role),
-    ` (${says}): ${effect} against ${held}; lift ${lift}, p ${p}, ${n}`,
+    ` (${meaning}): ${effect} against ${score}; lift ${lift}, p ${p}, ${n}`,
   ]));
   fill("head-roles",
-    rows.length ? make("ul", { class: "roles" }, said) : make("p", { class: "none", text: none }),
+    rows.length ? make("ul", { class: "roles" }, items) : make("p", { class: "none", text: none }),
     ...lines.map((text) => make("p", { class: "note", text: `${text}.` })));
 }
 
-// Each finding leads to its head and statistic.
+// A button at each finding shows its head and statistic.
 function linkFindings() {
-  study.findings.forEach(({ head, statistic }, at) => {
+  study.findings.forEach(({ head, statistic }, index) => {
     const name = `Show ${study.heads[head]}`;
     const button = make("button", { type: "button", text: "show", "aria-label": name });
     button.addEventListener("click", () => {
@@ -62,7 +62,7 @@ function linkFindings() {
       choose("head", head);
       byId("every-title").scrollIntoView();
     });
-    byId("findings").children[at].append(" ", button);
+    byId("findings").children[index].append(" ", button);
   });
 }
 
@@ -79,7 +79,8 @@ linkFindings();
 linkRoles();
 bindSelect("head", [...new Set(study.stacks)].map((stack) => ({
   label: stack || "Layer and head",
-  options: study.heads.map((name, at) => [at, name]).filter(([at]) => study.stacks[at] === stack),
+  options: study.heads.map((name, head) => [head, name])
+    .filter(([head]) => study.stacks[head] === stack),
 })));
-follow(["head"], drawRoles);
-follow(["head"], drawNumbers);
+drawOn(["head"], drawRoles);
+drawOn(["head"], drawNumbers);

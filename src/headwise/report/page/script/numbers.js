@@ -1,4 +1,4 @@
-// Numbers as text, and as places on a scale.
+// Numbers as text, and positions on a color scale.
 
 const NONE = "–";
 
@@ -8,7 +8,7 @@ function formatNumber(value) {
   return withMinus(value.toFixed(size < 10 ? 3 : size < 100 ? 2 : 1));
 }
 
-// Short enough to stand in a cell.
+// Short enough for a cell of the heatmap.
 function formatBrief(value) {
   const size = Math.abs(value);
   const text = value.toFixed(size < 1 ? 2 : size < 10 ? 1 : 0);
@@ -19,7 +19,7 @@ function withMinus(text) {
   return text.replace("-", "−");
 }
 
-// A byte holds no more digits than these.
+// A weight is stored in a byte, which is precise to two digits.
 function formatWeight(value) {
   return value.toFixed(2);
 }
@@ -34,11 +34,11 @@ function formatMean({ mean, error }) {
   return `${formatNumber(mean)} ± ${margin}`;
 }
 
-// The next round number that is not below.
+// The smallest round number that is not below the value.
 function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((step) => step * power >= value * 0.9999);
+  return power * [1, 1.5, 2, 3, 4, 5, 6, 8, 10].find((factor) => factor * power >= value * 0.9999);
 }
 
 function makeScale(statistic) {
@@ -50,7 +50,7 @@ function makeScale(statistic) {
   return { low: lowest, high: highest > lowest ? highest : lowest + 1 };
 }
 
-// Where a value lies on a scale, 0 … 1.
+// The position of a value on a scale, 0 … 1.
 function placeOn({ low, high }, value) {
   return Math.min(Math.max((value - low) / (high - low), 0), 1);
 }
@@ -63,7 +63,7 @@ function makeLegend(scale, { unit = "", evens = [], hatched = "" }) {
     make("span", { text: formatLimit(scale.low) }),
     ramp,
     make("span", { text: `${formatLimit(scale.high)} ${unit}` }),
-    ...(known.length ? [makeKey("tick-key", `spread evenly: ${formatRange(known)}`)] : []),
+    ...(known.length ? [makeKey("tick-key", `even attention: ${formatRange(known)}`)] : []),
     ...(hatched ? [makeKey("hatch-key", hatched)] : []),
   ];
 }
@@ -73,7 +73,7 @@ function makeKey(kind, text) {
 }
 
 function makeTick(place) {
-  return setVariables(make("span", { class: "tick" }), { at: place });
+  return setVariables(make("span", { class: "tick" }), { position: place });
 }
 
 function middleOf(values) {

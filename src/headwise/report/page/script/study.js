@@ -1,44 +1,46 @@
-// The study, what is chosen of it, and who follows the choice.
+// The study, the current choice of head, statistic and sample, and what is drawn for it.
 
 const study = JSON.parse(byId("data").textContent);
-// The page opens with what the first finding speaks of.
-const [opening = { head: 0, statistic: 0 }] = study.findings;
-const chosen = { ...opening, sample: 0 };
-const followers = { head: [], statistic: [], sample: [] };
+// The page opens with the head and statistic of the first finding.
+const [initial = { head: 0, statistic: 0 }] = study.findings;
+const chosen = { ...initial, sample: 0 };
+const listeners = { head: [], statistic: [], sample: [] };
 
-function choose(what, value) {
-  chosen[what] = value;
-  for (const draw of followers[what]) draw();
+function choose(name, value) {
+  chosen[name] = value;
+  for (const draw of listeners[name]) draw();
 }
 
-// Draw now, and again whenever one of these is chosen anew.
-function follow(choices, draw) {
-  for (const what of choices) followers[what].push(draw);
+// Draw now, and again whenever one of these choices changes.
+function drawOn(choices, draw) {
+  for (const name of choices) listeners[name].push(draw);
   draw();
 }
 
-// A select element that chooses, and that shows what was chosen elsewhere.
-function bindSelect(what, groups) {
-  const select = byId(what);
+// A select element that sets a choice, and that shows a choice made elsewhere.
+function bindSelect(name, groups) {
+  const select = byId(name);
   select.replaceChildren(...groups.filter((group) => group.options.length).map(makeGroup));
-  select.addEventListener("change", () => choose(what, Number(select.value)));
-  follow([what], () => { select.value = String(chosen[what]); });
+  select.addEventListener("change", () => choose(name, Number(select.value)));
+  drawOn([name], () => { select.value = String(chosen[name]); });
 }
 
 function makeGroup({ label, options }) {
-  const made = options.map(([value, text]) => make("option", { value, text }));
-  return label ? make("optgroup", { label }, made) : made[0];
+  const elements = options.map(([value, text]) => make("option", { value, text }));
+  return label ? make("optgroup", { label }, elements) : elements[0];
 }
 
 function statisticGroups() {
-  const numbered = study.statistics.map((statistic, at) => ({ ...statistic, at }));
+  const numbered = study.statistics.map((statistic, index) => ({ ...statistic, index }));
+  const [requested, builtIn] = [true, false].map((kind) =>
+    numbered.filter((statistic) => statistic.requested === kind));
   return [
-    { label: "How a head attends", those: numbered.filter(({ asked }) => !asked) },
-    { label: "Relations and classes asked for", those: numbered.filter(({ asked }) => asked) },
-  ].filter(({ those }) => those.length);
+    { label: "Built-in statistics", statistics: builtIn },
+    { label: "Requested relations and token classes", statistics: requested },
+  ].filter(({ statistics }) => statistics.length);
 }
 
-// What one statistic says of one head.
+// The values of one statistic for one head.
 function valueOf(statistic, head) {
   return {
     mean: statistic.mean[head],

@@ -1,9 +1,9 @@
-// All heads, a row each, in the order of any column.
+// The table of all heads, which any column can sort.
 
-// What a printed page shows of a long table.
-const PRINTED = 48;
+// The most rows of a printed page.
+const PRINTED_ROWS = 48;
 
-const order = { column: null, down: true };
+const order = { column: null, descending: true };
 const headRows = study.heads.map(makeHeadRow);
 
 function makeHeadRow(name, head) {
@@ -16,12 +16,12 @@ function makeHeadRow(name, head) {
 }
 
 function tableColumns() {
-  return statisticGroups().flatMap(({ those }) => those);
+  return statisticGroups().flatMap(({ statistics }) => statistics);
 }
 
 function makeTable() {
-  const groups = statisticGroups().map(({ label, those }) =>
-    make("th", { colspan: those.length, scope: "colgroup", text: label }));
+  const groups = statisticGroups().map(({ label, statistics }) =>
+    make("th", { colspan: statistics.length, scope: "colgroup", text: label }));
   const columns = tableColumns().map((statistic) => [statistic.name, statistic]);
   const titles = [["Head", null], ...columns];
   const head = make("thead", {}, [
@@ -32,25 +32,25 @@ function makeTable() {
 }
 
 function makeTitle(name, statistic) {
-  const button = make("button", { type: "button", text: name, title: statistic?.says });
+  const button = make("button", { type: "button", text: name, title: statistic?.meaning });
   const title = make("th", { scope: "col", "aria-sort": "none" }, [button]);
   button.addEventListener("click", () => sortBy(title, statistic));
   return title;
 }
 
-// Largest first, then smallest first; by name, as the model has them, then backwards.
+// A statistic sorts descending first, names in the model's order; a second click reverses it.
 function sortBy(title, statistic) {
-  const again = title.getAttribute("aria-sort") !== "none";
-  order.down = again ? !order.down : statistic !== null;
+  const sorted = title.getAttribute("aria-sort") !== "none";
+  order.descending = sorted ? !order.descending : statistic !== null;
   order.column = statistic;
   for (const other of title.parentNode.children) other.setAttribute("aria-sort", "none");
-  title.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+  title.setAttribute("aria-sort", order.descending ? "descending" : "ascending");
   drawRows();
 }
 
-// What does not apply stands last, whichever way the rest goes.
+// Values that do not apply come last in both orders.
 function compareHeads(a, b) {
-  const sign = order.down ? -1 : 1;
+  const sign = order.descending ? -1 : 1;
   if (!order.column) return sign * (a - b);
   const [x, y] = [order.column.mean[a], order.column.mean[b]];
   if (x === null || y === null) return (x === null) - (y === null) || a - b;
@@ -58,7 +58,7 @@ function compareHeads(a, b) {
 }
 
 function drawRows() {
-  const heads = study.heads.map((_, at) => at).sort(compareHeads);
+  const heads = study.heads.map((_, head) => head).sort(compareHeads);
   byId("table").querySelector("tbody").replaceChildren(...heads.map((head) => headRows[head]));
 }
 
@@ -68,8 +68,8 @@ function markRow() {
 
 fill("table", makeTable());
 sortBy(byId("table").querySelector("[aria-sort]"), null);
-if (study.heads.length > PRINTED) {
+if (study.heads.length > PRINTED_ROWS) {
   byId("print-note").textContent =
-    `Printed are the first ${PRINTED} heads in this order; the page itself holds all.`;
+    `The first ${PRINTED_ROWS} heads in this order are printed; the page itself has all of them.`;
 }
-follow(["head"], markRow);
+drawOn(["head"], markRow);

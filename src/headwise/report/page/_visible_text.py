@@ -1,4 +1,4 @@
-"""Text from models and corpora, made visible: it can hold anything."""
+"""Text from models and corpora, with invisible characters made visible."""
 
 import unicodedata
 
@@ -7,15 +7,15 @@ _NAMED = {"\n": "↵", "\t": "⇥", "\x7f": "␡"}
 
 
 def visible(text: str) -> str:
-    """Replace what cannot be seen or would rearrange the page: control and direction marks.
+    """Replace characters that are invisible or would rearrange the page, such as direction marks.
 
-    Line breaks and the like get their pictures, other marks their code point: `‹200F›`.
+    Line breaks and control characters become symbols, others their code point: `‹200F›`.
     """
-    return "".join(_picture(character) for character in text)
+    return "".join(_symbol(character) for character in text)
 
 
 def visible_token(token: str) -> str:
-    """The same for a token, with spaces at its ends, or nothing at all, made visible too."""
+    """The same for a token; spaces at its ends and an empty token become visible too."""
     if not token:
         return "∅"
     body = token.strip(" ")
@@ -23,12 +23,12 @@ def visible_token(token: str) -> str:
         return "␣" * len(token)
     before = len(token) - len(token.lstrip(" "))
     after = len(token) - len(token.rstrip(" "))
-    # A combining mark would climb onto whatever stands before it.
+    # A combining mark would attach to the character before it.
     carrier = "◌" if unicodedata.combining(body[0]) else ""
     return "␣" * before + carrier + visible(body) + "␣" * after
 
 
-def _picture(character: str) -> str:
+def _symbol(character: str) -> str:
     if character in _NAMED:
         return _NAMED[character]
     if ord(character) < 0x20:

@@ -11,27 +11,27 @@ from markupsafe import Markup
 from headwise._display import counted
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
-from headwise.report._payload import applying, as_json, payload
-from headwise.report._roles import role_table
-from headwise.report._study import Study
-from headwise.report._visible_text import visible
+from headwise.report._study_data import StudyData
+from headwise.report.page._payload import applicable_statistics, as_json, payload
+from headwise.report.page._role_table import role_table
+from headwise.report.page._visible_text import visible
 
-_FOLDER = Path(__file__).parent / "page"
-# In this order: a script uses what stands before it.
+_FOLDER = Path(__file__).parent
+# In this order: each script uses those before it.
 _SCRIPTS = ("dom", "study", "numbers", "grid", "heatmap", "head", "sample", "table")
 
 
-def write_page(study: Study, path: Path) -> Path:
-    """Write the page and give back its path."""
+def write_page(study: StudyData, path: Path) -> Path:
+    """Write the page and return its path."""
     if path.suffix.lower() != ".html":
-        raise ArgumentError(f"report: {path} does not end in .html. Name the page like that.")
+        raise ArgumentError(f"report: {path} does not end in .html. Choose a name that does.")
     page = render(study)
     with write_beside(path) as beside:
         beside.write_text(page, encoding="utf-8", newline="\n")
     return path
 
 
-def render(study: Study) -> str:
+def render(study: StudyData) -> str:
     """The page as text. Whatever comes from the study is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
@@ -41,22 +41,22 @@ def render(study: Study) -> str:
         lstrip_blocks=True,
     )
     style = (_FOLDER / "page.css").read_text(encoding="utf-8")
-    script = _script()
+    script, applicable = _script(), applicable_statistics(study)
     return environment.get_template("page.html").render(
         title=visible(study.title),
         summary=visible(_summary(study)),
         findings=[visible(line) for line in study.findings()],
         facts={
-            "The model": _facts(study.model),
-            "The texts": _facts(study.text),
-            "Its training": _facts(study.training or {}),
+            "Model": _facts(study.model),
+            "Texts": _facts(study.text),
+            "Training": _facts(study.training or {}),
         },
         heads=len(study.table.heads),
         roles=None if study.roles is None else role_table(study.roles),
-        absent=[visible(n) for n in study.table.statistics if n not in applying(study)],
+        absent=[visible(name) for name in study.table.statistics if name not in applicable],
         versions=_facts(study.table.versions),
         policy=_policy(style, script),
-        # Ours, or escaped already: the only things printed as they are.
+        # Ours, or escaped already: nothing else is printed without escaping.
         style=Markup(style),
         script=Markup(script),
         data=Markup(as_json(payload(study))),
@@ -69,7 +69,7 @@ def _script() -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Let this style and this script in, and nothing else: no network, no other code."""
+    """A content security policy that allows this style and this script, and no network."""
     return (
         f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         f"base-uri 'none'; form-action 'none'"
@@ -80,16 +80,16 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _summary(study: Study) -> str:
-    """What was watched, and on what, in a line."""
+def _summary(study: StudyData) -> str:
+    """The heads, the model and the texts of the study, in a line."""
     table, text = study.table, study.text
     layers = len({(head.stack, head.layer) for head in table.heads})
-    made = study.model.get("class", "a model")
+    model_class = study.model.get("class", "a model")
     texts, tokens = text.get("texts", "some"), text.get("tokens", "?")
-    read = f"{_counted(texts, 'text')} ({_counted(tokens, 'token')})"
+    corpus = f"{_counted(texts, 'text')} ({_counted(tokens, 'token')})"
     source = f" of {text['source']}" if "source" in text else ""
     heads = f"{counted(len(table.heads), 'head')} in {counted(layers, 'layer')}"
-    return f"{heads} of {made}, on {read}{source}."
+    return f"{heads} of {model_class}, on {corpus}{source}."
 
 
 def _counted(number: str | int | float, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""`headwise report`: study a model's heads, or train the Mini-GPT and study its, as a page."""
+"""`headwise report`: a page about every head of a model, or of the Mini-GPT."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,33 +6,37 @@ from typing import Annotated
 import typer
 
 from headwise.cli._options import Shared, Target, check_output
-from headwise.cli._print import say
+from headwise.cli._print import print_result
 from headwise.errors import ArgumentError
 
-_LAB = Path("mini-gpt")
+_LAB_FOLDER = Path("mini-gpt")
 
 
 def report(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="MODEL", help="A folder, or a name on the Hugging Face hub."),
+        typer.Argument(metavar="MODEL", help="A folder or a name on the Hugging Face hub."),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="What MODEL reads: a UTF-8 file, a text a paragraph.")
+        Path | None,
+        typer.Option(help="The texts for MODEL: a UTF-8 file with one text per paragraph or line."),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "report.html"
     ),
     lab_folder: Annotated[
         Path | None,
-        typer.Option(help="Where the Mini-GPT is, or will be trained.", show_default=str(_LAB)),
+        typer.Option(
+            help="The folder of the Mini-GPT, which is trained there if need be.",
+            show_default=str(_LAB_FOLDER),
+        ),
     ] = None,
     roles: Annotated[
         bool | None,
         typer.Option(
             "--roles/--no-roles",
-            help="Look for what each head of MODEL does, too.",
-            show_default="where MODEL reads one text",
+            help="Find the roles of the heads of MODEL, too.",
+            show_default="unless MODEL is an encoder-decoder",
         ),
     ] = None,
     target: Target = None,
@@ -41,7 +45,7 @@ def report(
 ) -> None:
     """Study every head of a model and write a page about it.
 
-    Without MODEL, a small model is trained on a generated grammar first: the Mini-GPT.
+    Without MODEL, trains and studies a small model of a generated grammar: the Mini-GPT.
     """
     _check(model, {"text": text, "target": target}, lab_folder, shared)
     if model is None and roles is False:
@@ -49,23 +53,23 @@ def report(
             "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
         )
     check_output(out, ".html")
-    from headwise.cli import _progress
+    from headwise.cli import tasks
 
     if model is not None and text is not None:
-        study = _progress.study_model(model, text, shared, target=target, roles=roles)
+        study = tasks.study_model(model, text, shared, target=target, roles=roles)
     else:
-        given = {} if shared.seed is None else {"seed": shared.seed}
-        study = _progress.study_mini_gpt(lab_folder or _LAB, given)
+        settings = {} if shared.seed is None else {"seed": shared.seed}
+        study = tasks.study_mini_gpt(lab_folder or _LAB_FOLDER, settings)
     page = study.report(out)
     for line in study.findings():
-        say(line)
-    say(f"The page is {page.resolve()}")
+        print_result(line)
+    print_result(f"The page is {page.resolve()}")
 
 
 def _check(
     model: str | None, files: dict[str, Path | None], lab_folder: Path | None, shared: Shared
 ) -> None:
-    """Refuse what would be ignored otherwise."""
+    """Refuse options that would otherwise be ignored."""
     if model is not None and files["text"] is None:
         raise ArgumentError(f"report: {model} needs something to read. Add --text FILE.")
     if model is not None and lab_folder is not None:
@@ -75,9 +79,9 @@ def _check(
         )
     for_models = {**files, **vars(shared)}
     del for_models["seed"]
-    stray = [name.replace("_", "-") for name, value in for_models.items() if value is not None]
-    if model is None and stray:
+    unused = [name.replace("_", "-") for name, value in for_models.items() if value is not None]
+    if model is None and unused:
         raise ArgumentError(
-            f"report: --{stray[0]} is for a MODEL, and none is named; the Mini-GPT reads lines of "
-            f"its own grammar. Name a MODEL, or leave --{stray[0]} out."
+            f"report: --{unused[0]} is for a MODEL, and none is named; the Mini-GPT reads lines "
+            f"of its own grammar. Name a MODEL, or leave --{unused[0]} out."
         )

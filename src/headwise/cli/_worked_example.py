@@ -1,4 +1,4 @@
-"""`headwise explain`: the worked example in the terminal, step by step, or as JSON."""
+"""The worked example in the terminal, step by step, or as JSON."""
 
 import json
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from headwise.example import WorkedExample, load_example
 __all__ = ["figures", "render", "run"]
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_WIDEST = 16
-"""The largest d_model whose mixing matrix is still a picture."""
+_MAX_MATRIX_WIDTH = 16
+"""The largest d_model whose mixing matrix is printed."""
 
 
 def run(weights: Path | None, values: Path | None, as_json: bool, console: Console) -> None:
-    """Print the worked example, or the one in the files given, as pictures or as JSON.
+    """Print the worked example, or the one in these files, as pictures or as JSON.
 
     Raises:
         InputError: a file cannot be read or does not hold weights or values.
@@ -29,7 +29,7 @@ def run(weights: Path | None, values: Path | None, as_json: bool, console: Conso
     example = load_example(weights, values)
     if as_json:
         lines = [
-            f"  {json.dumps(key)}: {json.dumps(held)}" for key, held in figures(example).items()
+            f"  {json.dumps(key)}: {json.dumps(figure)}" for key, figure in figures(example).items()
         ]
         console.out("{\n" + ",\n".join(lines) + "\n}", highlight=False)
     else:
@@ -37,7 +37,7 @@ def run(weights: Path | None, values: Path | None, as_json: bool, console: Conso
 
 
 def figures(example: WorkedExample) -> dict[str, Any]:
-    """Every figure of the example as plain lists, to 15 digits: what float64 holds exactly."""
+    """Every figure of the example as plain lists, to the 15 digits that float64 always holds."""
     return {
         "tokens": list(example.tokens),
         "query": example.tokens[example.query],
@@ -52,7 +52,7 @@ def figures(example: WorkedExample) -> dict[str, Any]:
 
 
 def render(example: WorkedExample, console: Console) -> None:
-    """Print each step with its shapes: score cards, sums, concatenation, and `W_O` twice."""
+    """Print each step with its shapes: weights, sums, concatenation, and two choices of `W_O`."""
     page = _Page(console)
     n_heads, head_dim = example.heads.shape
     d_model = example.concat.size
@@ -73,14 +73,14 @@ def render(example: WorkedExample, console: Console) -> None:
     page.show(_answer(example.out))
     page.title("5. W_O that mixes: each feature reads every head", f"W_O {_shape(example.W_mix)}")
     page.show(Text(_mixing(n_heads, head_dim)))
-    if d_model <= _WIDEST:
+    if d_model <= _MAX_MATRIX_WIDTH:
         page.show(_matrix(example.W_mix))
     page.show(_answer(example.out_mixed))
 
 
 @dataclass(frozen=True)
 class _Page:
-    """What this terminal can show of the user's text and of our pictures."""
+    """A console that prints the example as well as its encoding allows."""
 
     console: Console
 
@@ -98,20 +98,20 @@ class _Page:
         return Text(" ").join(parts)
 
     def score_card(self, example: WorkedExample, h: int) -> Table:
-        """A row per token: its bar, its weight, and the value it has to give."""
+        """A row per token: its bar, its weight and its value."""
         card = Table.grid(padding=(0, 2))
         for min_width in (None, self.full_bar, None, None):
             card.add_column(min_width=min_width)
         for token, weight, value in zip(
             example.tokens, example.weights[h], example.values[h], strict=True
         ):
-            given = _vector(value) if weight or value.any() else ""
-            cells = (self.safe(token), self.bar(weight), _number(weight), given)
+            vector = _vector(value) if weight or value.any() else ""
+            cells = (self.safe(token), self.bar(weight), _number(weight), vector)
             card.add_row(*(Text(cell) for cell in cells), style="" if weight else "dim")
         return card
 
     def weighted_sum(self, example: WorkedExample, h: int) -> Table:
-        times = "·" if self.can("·") else "*"
+        times = "·" if self.can_encode("·") else "*"
         total = Table.grid(padding=(0, 1))
         for s in np.flatnonzero(example.weights[h]):
             sign = "+" if total.rows else ""
@@ -123,15 +123,15 @@ class _Page:
 
     @property
     def full_bar(self) -> int:
-        """Cells of a bar that stands for all of the attention."""
+        """The width of a bar that shows all of the attention."""
         return max(4, min(20, self.console.width - 36))
 
     def bar(self, weight: float) -> str:
-        full, rest = divmod(round(weight * self.full_bar * 8), 8)
-        blocks = (_EIGHTHS[8] * full + _EIGHTHS[rest]).rstrip()
-        return blocks if self.can(blocks) else "#" * round(weight * self.full_bar)
+        full, eighths = divmod(round(weight * self.full_bar * 8), 8)
+        blocks = (_EIGHTHS[8] * full + _EIGHTHS[eighths]).rstrip()
+        return blocks if self.can_encode(blocks) else "#" * round(weight * self.full_bar)
 
-    def can(self, characters: str) -> bool:
+    def can_encode(self, characters: str) -> bool:
         try:
             characters.encode(self.console.encoding)
         except UnicodeEncodeError:
@@ -139,7 +139,7 @@ class _Page:
         return True
 
     def safe(self, text: str) -> str:
-        """The user's text, with what would steer the terminal or break it written out."""
+        """The user's text, with characters escaped that the terminal would interpret or lacks."""
         shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
         encoding = self.console.encoding
         return "".join(shown).encode(encoding, "backslashreplace").decode(encoding)
@@ -160,7 +160,7 @@ def _mixing(n_heads: int, head_dim: int) -> str:
     first = f"The first {head_dim} features are the sum of the heads"
     if n_heads == 2:
         return f"{first}, the others head 1 minus head 2."
-    return f"{first}; each further {head_dim}, that sum with one head counted negatively."
+    return f"{first}; each further block of {head_dim} is that sum with one head subtracted."
 
 
 def _answer(row: np.ndarray) -> Text:
@@ -177,10 +177,10 @@ def _shape(array: np.ndarray) -> str:
 
 def _number(x: float) -> str:
     """Six digits, without the zero before the point: .05, -1.5, 0."""
-    digits = f"{x + 0.0:.6g}"  # + 0.0: a minus zero is a zero
+    digits = f"{x + 0.0:.6g}"  # + 0.0 turns -0.0 into 0.0
     return digits.replace("0.", ".", 1) if abs(x) < 1 else digits
 
 
 def _tidy(array: np.ndarray) -> Any:
-    """Numbers as people write them: 0.1 + 0.2 is 0.3."""
+    """Numbers rounded as people write them: 0.1 + 0.2 becomes 0.3."""
     return np.vectorize(lambda x: float(f"{x:.15g}"))(array).tolist()

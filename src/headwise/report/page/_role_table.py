@@ -1,35 +1,35 @@
-"""The roles of a study as the page shows them: for each head its own, and the strongest of all."""
+"""The roles of a study as the page shows them: those of each head, and the strongest of all."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from headwise._display import counted
-from headwise.report._study import Study
-from headwise.report._visible_text import visible
+from headwise.report._study_data import StudyData
+from headwise.report.page._visible_text import visible
 from headwise.roles import Roles
 from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
-MOST = 100  # rows of the table; every head shows its own besides
+MAX_ROWS = 100  # of the table; each head's own panel shows all of its roles
 
-# Of a head that attends to another text, say.
-_UNASKED = "no role was looked for"
+# For example, a head that attends to another text.
+_NOT_SEARCHED = "no role was looked for"
 
 Payload = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class RoleTable:
-    """What the page says of all heads together.
+    """What the page says about all heads together.
 
     Attributes:
-        behaviours: What was tried without heads, by name and what its number is.
-        rows: The roles that heads have, the strongest first.
-        none: What to say where there are none.
-        left_out: How many more there are.
-        groups: Heads that back each other up, a sentence each.
-        notes: How the numbers came about.
+        behaviours: The behaviours that were measured with heads ablated: what each measures.
+        rows: The roles that were found, the strongest first.
+        none: The sentence to show if there are none.
+        left_out: How many rows are left out.
+        groups: A sentence for each group of heads that back each other up.
+        notes: How the numbers were computed.
     """
 
     behaviours: dict[str, str]
@@ -42,30 +42,30 @@ class RoleTable:
 
 
 def role_table(roles: Roles) -> RoleTable:
-    """The table of all roles found, ready to be printed."""
+    """The table of all roles that were found, as text."""
     rows = roles.found().to_dict("records")
     says = {visible(name): visible(text) for name, text in roles.ablation_effects.says.items()}
     return RoleTable(
         behaviours=says,
-        rows=[_row(roles, row) for row in rows[:MOST]],
+        rows=[_row(roles, row) for row in rows[:MAX_ROWS]],
         none=_sentence(roles.none_found()),
-        left_out=max(0, len(rows) - MOST),
+        left_out=max(0, len(rows) - MAX_ROWS),
         groups=[visible(group_line(group)) for group in roles.ablation_effects.groups],
         notes=[visible(note) for note in roles.notes],
     )
 
 
-def roles_of_heads(study: Study) -> list[Payload] | None:
-    """For each head its roles and what was lost without it; None where none were looked for."""
+def roles_of_heads(study: StudyData) -> list[Payload] | None:
+    """The roles and effects of each head; None if the study did not look for roles."""
     if study.roles is None:
         return None
-    roles, looked = study.roles, set(study.roles.rows["name"])
+    roles, searched = study.roles, set(study.roles.rows["name"])
     rows: dict[str, list[Payload]] = {}
     for row in roles.found().to_dict("records"):
         rows.setdefault(row["name"], []).append(_row(roles, row))
     return [
         {
-            "none": _sentence(roles.none_found(name) if name in looked else _UNASKED),
+            "none": _sentence(roles.none_found(name) if name in searched else _NOT_SEARCHED),
             "rows": rows.get(name, []),
             "lines": [visible(line) for line in roles.ablation_effects.lines(name)],
         }
@@ -78,11 +78,11 @@ def _sentence(text: str) -> str:
 
 
 def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
-    """A role of a head in words: what a reader needs to judge it."""
+    """A role of a head with its evidence, as text."""
     return {
         "head": visible(row["name"]),
         "role": visible(row["role"]),
-        "says": visible(roles.meanings[row["role"]]),
+        "meaning": visible(roles.meanings[row["role"]]),
         "effect": f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
         "null": visible(f"{row['baseline']:.3f} of {row['null']}"),
         "lift": f"{row['lift']:.2f}",
@@ -93,7 +93,7 @@ def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
 
 
 def _without(row: Mapping[Any, Any], behaviour: str) -> list[str]:
-    """What a behaviour that goes with the role loses without the head, where it was tried."""
+    """How ablating the head changes a behaviour that depends on the role, if that was measured."""
     effect, low, high = (row[f"{WITHOUT}{behaviour}{end}"] for end in ("", ".low", ".high"))
     if effect != effect:
         return []

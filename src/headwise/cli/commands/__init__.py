@@ -1,0 +1,23 @@
+"""The commands, a file each. What a command needs to do its work is imported when it runs."""
+
+from headwise.cli.commands._count import count
+from headwise.cli.commands._explain import explain
+from headwise.cli.commands._group import group
+from headwise.cli.commands._importance import importance
+from headwise.cli.commands._observe import observe
+from headwise.cli.commands._prune import prune
+from headwise.cli.commands._report import report
+from headwise.cli.commands._roles import roles
+from headwise.cli.commands._train import train
+
+__all__ = [
+    "count",
+    "explain",
+    "group",
+    "importance",
+    "observe",
+    "prune",
+    "report",
+    "roles",
+    "train",
+]

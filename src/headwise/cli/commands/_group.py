@@ -1,0 +1,51 @@
+"""`headwise group`: a model whose heads share keys and values, with a smaller cache."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from headwise.cli._options import Force, Json, Model, OutputFolder, Shared, check_absent
+from headwise.cli._print import print_json, print_result
+
+KvHeads = Annotated[int, typer.Option("--kv-heads", min=1, help="Key/value heads per layer.")]
+MethodName = Annotated[
+    Literal["fit", "mean"],
+    typer.Option(
+        help="fit: group similar heads and fit their weights. mean: average neighboring heads."
+    ),
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="A UTF-8 file: fit the outputs of the heads on it, instead of on any input."),
+]
+
+
+def group(
+    model: Model,
+    kv_heads: KvHeads,
+    out: OutputFolder,
+    method: MethodName = "fit",
+    text: Text = None,
+    force: Force = False,
+    as_json: Json = False,
+    *,
+    shared: Shared,
+) -> None:
+    """Make the heads of a model share keys and values.
+
+    The grouped model has fewer key/value heads, and so a smaller cache. Its costs are printed
+    before and after.
+    """
+    check_absent(out, force)
+    from headwise.cli import tasks
+    from headwise.surgery import amount
+
+    result = tasks.group_model(model, kv_heads, method, text, shared, out, force)
+    if as_json:
+        print_json(result)
+        return
+    for name, (before, after) in result["costs"].items():
+        change = f"{after / before - 1:+.1%}"
+        print_result(f"{name}: {amount(before)} before, {amount(after)} after ({change})")
+    print_result(f"The grouped model is in {out}")

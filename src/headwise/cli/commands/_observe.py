@@ -1,0 +1,53 @@
+"""`headwise observe`: the statistics of every head on some texts, as a table."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise._display import counted
+from headwise.cli._options import Json, Model, Shared, TableFile, Target, check_output
+from headwise.cli._print import print_json, print_note, print_table
+
+
+def observe(
+    model: Model,
+    text: Annotated[
+        Path, typer.Option(help="The texts: a UTF-8 file with one text per paragraph or line.")
+    ],
+    out: TableFile = None,
+    statistics: Annotated[
+        str | None,
+        typer.Option(
+            help="Names of statistics, separated by commas, such as entropy,special,top(first).",
+            show_default="all that are cheap",
+        ),
+    ] = None,
+    target: Target = None,
+    per_text: Annotated[
+        bool,
+        typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals."),
+    ] = False,
+    as_json: Json = False,
+    *,
+    shared: Shared,
+) -> None:
+    """Compute attention statistics of every head of a model.
+
+    Prints a row per head. With -o, writes the table; with --json, prints JSON.
+    """
+    if out is not None:
+        check_output(out, ".parquet", ".csv", ".json")
+    from headwise.cli import tasks
+
+    names = None if statistics is None else [name.strip() for name in statistics.split(",")]
+    requested = tasks.RequestedStatistics(names, per_text)
+    requested.check()
+    table = tasks.study_model(model, text, shared, requested, target=target).table
+    if out is not None:
+        print_note(f"{counted(len(table.heads), 'head')}: {table.save(out)}")
+    if as_json:
+        print_json(table.frame().to_dict("records"))
+    if out is None and not as_json:
+        known = table.frame().dropna(axis="columns", how="all")  # drops what does not apply
+        print_table(known.drop(columns=["stack", "layer", "head"]))

@@ -1,0 +1,144 @@
+"""`headwise prune`: a smaller model, without the heads that matter least."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from headwise.cli._options import (
+    Force,
+    Json,
+    Model,
+    OutputFolder,
+    PairsFile,
+    Shared,
+    check_absent,
+)
+from headwise.cli._print import print_json, print_result
+from headwise.errors import ArgumentError
+
+By = Annotated[Path, typer.Option(help="The scores of MODEL, written by headwise importance.")]
+Remove = Annotated[
+    float, typer.Option(min=0, max=1, help="The share of heads to remove, such as 0.3.")
+]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="A UTF-8 file: removed heads are replaced by their mean output on it."),
+]
+Uniform = Annotated[
+    bool, typer.Option("--uniform", help="Remove the same number of heads from each layer.")
+]
+Timed = Annotated[bool, typer.Option("--time", help="Measure the time of a pass before and after.")]
+
+Curve = Annotated[
+    bool,
+    typer.Option(
+        "--curve",
+        help="Write curves.svg and curves.csv: the loss as heads are removed, with random orders "
+        "for comparison.",
+    ),
+]
+Beside = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="With --curve: scores by another method, drawn in the same picture. Repeatable."
+    ),
+]
+Recover = Annotated[
+    int,
+    typer.Option(min=0, help="Train the smaller model to match the full one for so many steps."),
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(min=0, help="With --recover: the peak learning rate.", show_default="0.0001"),
+]
+
+
+@dataclass(frozen=True)
+class RecoveryOptions:
+    """How the smaller model is trained, if at all."""
+
+    recover: Recover = 0
+    rate: Rate = None
+
+    def check(self) -> None:
+        """Refuse a rate without steps, and a rate of zero."""
+        if self.rate is not None and not (self.recover and self.rate > 0):
+            raise ArgumentError(
+                f"prune: --rate {self.rate:g} with --recover {self.recover}. Use numbers above 0."
+            )
+
+
+FormatName = Annotated[
+    Literal["headwise", "stock", "padded", "remote-code"],
+    typer.Option(
+        "--format",
+        help="What can load it. headwise: this library. stock: plain Transformers. padded: plain "
+        "Transformers, at the original size, with zeros for removed heads. remote-code: "
+        "Transformers with trust_remote_code.",
+    ),
+]
+
+
+def prune(
+    model: Model,
+    by: By,
+    out: OutputFolder,
+    remove: Remove,
+    text: Text = None,
+    pairs: PairsFile = None,
+    uniform: Uniform = False,
+    timed: Timed = False,
+    curve: Curve = False,
+    beside: Beside = None,
+    format: FormatName = "headwise",
+    force: Force = False,
+    as_json: Json = False,
+    *,
+    recovery: RecoveryOptions,
+    shared: Shared,
+) -> None:
+    """Remove the least important heads from a model."""
+    check_absent(out, force)
+    if text is not None and pairs is not None:
+        raise ArgumentError("prune: --text and --pairs. Give one of them.")
+    recovery.check()
+    if (curve or recovery.recover) and text is None and pairs is None:
+        option = "--curve" if curve else "--recover"
+        raise ArgumentError(f"prune: {option} without a text. Add --text FILE or --pairs FILE.")
+    if beside and not curve:
+        raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
+    from headwise.cli import tasks
+
+    rate = {"rate": recovery.rate} if recovery.rate else {}
+    training = rate | {"steps": recovery.recover, "seed": shared.seed or 0}
+    options = tasks.PruneOptions(by, beside or [], remove, uniform, timed, curve, training, format)
+    texts = tasks.read_texts_or_pairs(text, pairs, shared)
+    result = tasks.prune_model(model, options, texts, shared, out, force)
+    if as_json:
+        print_json(result)
+        return
+    _print_costs(result)
+    if curve:
+        print_result(
+            f"Intervals are 95 % over resampled texts. The curves are in {out}: curves.svg, "
+            f"curves.csv"
+        )
+    print_result(f"The smaller model is in {out}")
+
+
+def _print_costs(result: Mapping[str, Any]) -> None:
+    """Print what the smaller model costs, and how many heads can be removed."""
+    from headwise.surgery import amount
+    from headwise.tables import Elbow
+
+    for name, (before, after) in result["costs"].items():
+        if not name.endswith(" of heads"):  # the plan's notes have those
+            change = f"{after / before - 1:+.1%}"
+            print_result(f"{name}: {amount(before)} before, {amount(after)} after ({change})")
+    for name, allowed, *elbow in (row.values() for row in result["elbows"]):
+        print_result(
+            f"{name}: {Elbow(*elbow)} heads can be removed before the loss grows by {allowed:.4g}"
+        )

@@ -1,0 +1,99 @@
+"""`headwise roles`: what each head does, with its evidence, as a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headwise.cli._options import Json, Model, Shared, TableFile, check_output
+from headwise.cli._print import print_json, print_note, print_table
+from headwise.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from headwise.corpora import AnnotatedText
+
+Nulls = Annotated[
+    str | None,
+    typer.Option(
+        help="The nulls to test against, separated by commas: permuted, random, shuffled; or "
+        "none. Each takes an evaluation of its own.",
+        show_default="all that the model allows",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class CorpusFiles:
+    """The files with texts, by their format."""
+
+    text: Annotated[
+        Path | None, typer.Option(help="Plain UTF-8, one text per paragraph or line.")
+    ] = None
+    conllu: Annotated[Path | None, typer.Option(help="CoNLL-U, with dependency trees.")] = None
+    coref: Annotated[
+        Path | None,
+        typer.Option(help="Coreference: a GAP table (.tsv), or WinoBias with brackets."),
+    ] = None
+    spans: Annotated[Path | None, typer.Option(help="JSON lines with annotated spans.")] = None
+    aligned: Annotated[
+        tuple[Path, Path, Path] | None,
+        typer.Option(
+            metavar="TEXTS TRANSLATIONS LINKS",
+            help="Three parallel files of lines; links are pairs of word numbers from 0: 0-0 1-2.",
+        ),
+    ] = None
+
+    def read(self) -> list["str | AnnotatedText"]:
+        """The texts of all files."""
+        from headwise import corpora
+
+        read_coref = corpora.read_winobias
+        if self.coref is not None and self.coref.suffix == ".tsv":
+            read_coref = corpora.read_gap
+        parts: list[Sequence[str | AnnotatedText]] = [
+            [] if self.text is None else corpora.read_texts(self.text),
+            [] if self.conllu is None else corpora.read_conllu(self.conllu),
+            [] if self.coref is None else read_coref(self.coref),
+            [] if self.spans is None else corpora.read_jsonl(self.spans),
+            [] if self.aligned is None else corpora.read_aligned(*self.aligned),
+        ]
+        return [text for part in parts for text in part]
+
+
+def roles(
+    model: Model,
+    files: CorpusFiles,
+    shared: Shared,
+    out: TableFile = None,
+    nulls: Nulls = None,
+    as_json: Json = False,
+) -> None:
+    """Find what each head looks at, tested against baselines.
+
+    Roles are evaluated on held-out texts. Prints the roles. With -o, writes the table; with
+    --json, prints JSON.
+    """
+    if files == CorpusFiles():
+        raise ArgumentError(
+            "roles: no texts. Give --text, --conllu, --coref, --spans or --aligned, or several "
+            "of them."
+        )
+    if out is not None:
+        check_output(out, ".parquet", ".csv", ".json")
+    from headwise.cli import tasks
+
+    names = None if nulls is None else tuple(name.strip() for name in nulls.split(","))
+    names = () if names == ("none",) else names
+    result = tasks.find_model_roles(model, files.read(), shared, names)
+    for line in result.notes:
+        print_note(line)
+    if out is not None:
+        print_note(f"{result}: {result.save(out)}")
+    rows = result.found()
+    if as_json:
+        print_json(rows.to_dict("records"))
+    if out is None and not as_json:
+        print_note(str(result))
+        print_table(rows[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])

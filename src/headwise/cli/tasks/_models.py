@@ -1,0 +1,46 @@
+"""Models as the options of a command ask for them."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.cli._options import Shared
+from headwise.errors import ArgumentError
+from headwise.models import check_reads_text, load, load_tokenizer
+
+
+def open_model(name: str, shared: Shared, text_for: str | None = None) -> tuple[nn.Module, Any]:
+    """The model on the requested device, and its tokenizer.
+
+    Args:
+        text_for: The function for which the model must read text. Models that do not read text
+            have no tokenizer, or only one for their labels.
+    """
+    device = _device(shared.device or "cpu")
+    dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
+    model = load(name, device=device, dtype=dtype)
+    if text_for is not None:
+        check_reads_text(text_for, model)
+    return model, load_tokenizer(name)
+
+
+def count_parameters(model: nn.Module) -> float:
+    """The number of parameters of a model."""
+    return float(sum(weight.numel() for weight in model.parameters()))
+
+
+def _device(name: str) -> torch.device:
+    """The device, after a tensor was written to it and read back."""
+    try:
+        with warnings.catch_warnings():  # deprecated device names warn
+            warnings.simplefilter("ignore")
+            probe = torch.zeros(1, device=name)
+            probe.cpu()  # fails on the meta device
+            return probe.device
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ArgumentError(
+            f"--device: {name!r} cannot be used here ({reason}). Leave it out for the CPU."
+        ) from error

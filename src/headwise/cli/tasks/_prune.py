@@ -1,0 +1,159 @@
+"""A model without some heads: planned, cut, recovered, measured and saved."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.cli._options import Shared
+from headwise.cli._print import print_note
+from headwise.cli._progress_bar import progress_bar
+from headwise.cli.tasks._curves import curve_inputs, curves_of, removal_orders, write_curves
+from headwise.cli.tasks._models import count_parameters, open_model
+from headwise.cli.tasks._texts import Texts, note_split_texts, sentences_of
+from headwise.errors import ArgumentError
+from headwise.models import Format, as_format, batches, encode, example_input, save, source_files
+from headwise.recovery import recover
+from headwise.scoring import read_batches
+from headwise.surgery import Plan, costs, plan, prune, time_passes
+from headwise.tables import Scores
+
+_BATCH_SIZE = 16
+# The size of the input that passes are timed on.
+_TIMED_TEXTS, _TIMED_TOKENS = 8, 128
+
+
+@dataclass(frozen=True)
+class PruneOptions:
+    """What to remove, and what to do besides.
+
+    Attributes:
+        by: The file with the scores that decide which heads are removed.
+        beside: Files with scores by other methods, whose curves are drawn too.
+        recovery: The arguments of `recover`, which is called if there are steps.
+    """
+
+    by: Path
+    beside: Sequence[Path]
+    remove: float
+    uniform: bool
+    timed: bool
+    curve: bool
+    recovery: Mapping[str, Any]
+    format: Format
+
+
+def prune_model(
+    name: str, options: PruneOptions, texts: Texts, shared: Shared, out: Path, force: bool
+) -> dict[str, Any]:
+    """Note which heads are removed and what that saves, cut them, and write the smaller model.
+
+    Returns:
+        JSON content: the removed heads, the costs before and after by name, the elbow of each
+        curve, and the distance from the full model at each step of the recovery.
+    """
+    scores = Scores.load(options.by)
+    orders = removal_orders(scores, [Scores.load(path) for path in options.beside])
+    # An impossible plan is refused before the model is opened.
+    plan(scores, remove=options.remove, uniform=options.uniform)
+    full, tokenizer = open_model(name, shared)
+    source_files(name)
+    planned = _plan(name, full, scores, options)
+    _check_format(options.format, full, planned, folds=bool(texts))
+    all_costs: dict[str, tuple[float, ...]] = {
+        f"{cost} of heads": change for cost, change in planned.costs.items()
+    }
+    sentences = sentences_of(texts)
+    if sentences:
+        note_split_texts(sentences, full, tokenizer, shared)
+    reference = _encoded(sentences, full, tokenizer, shared) if sentences else None
+    inputs = curve_inputs(texts, scores.loss, full, tokenizer, shared) if options.curve else None
+    small = prune(full, planned, fold="mean" if reference else None, reference=reference or [])
+    distances = _recover(small, full, sentences, tokenizer, options.recovery, shared)
+    all_costs["parameters"] = count_parameters(full), count_parameters(small)
+    if options.timed:
+        all_costs |= _milliseconds(full, small)
+    curves = None if inputs is None else curves_of(full, orders, inputs, options.recovery)
+    save(small, out, format=options.format, tokenizer=tokenizer, source=name, force=force)
+    print_note("Loaded in a fresh process, the saved model gives the same outputs")
+    if options.format == "padded":
+        print_note("The saved model is as large and as slow as before: removed heads are zeros")
+    return {
+        "removed": [str(head) for head in planned.removed],
+        "why": planned.why,
+        "costs": all_costs,
+        "elbows": [] if curves is None else write_curves(curves, out),
+        "recovery": distances,
+    }
+
+
+def _plan(name: str, full: nn.Module, scores: Scores, options: PruneOptions) -> Plan:
+    """The plan for a model, with its costs; it is printed as notes."""
+    full_costs = costs(full)
+    if scores.model != full_costs.model:
+        raise ArgumentError(
+            f"prune: the scores in {options.by} are of the model {scores.model}, and {name} is "
+            f"{full_costs.model}. Score the heads of this model: headwise importance."
+        )
+    planned = plan(scores, remove=options.remove, uniform=options.uniform, costs=full_costs)
+    for line in str(planned).splitlines():
+        print_note(line)
+    return planned
+
+
+def _check_format(format: Format, model: nn.Module, planned: Plan, *, folds: bool) -> None:
+    """Refuse a format that the smaller model cannot have, before texts are read.
+
+    Raises:
+        UnsupportedError: the smaller model cannot be saved in this format.
+    """
+    as_format(format, model)
+    if format in ("stock", "padded"):
+        # The mean over any text gives the smaller model weights of the same shapes.
+        reference = [example_input(model)] if folds else None
+        as_format(
+            format, prune(model, planned, fold="mean" if folds else None, reference=reference)
+        )
+
+
+def _encoded(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> list[Any]:
+    pieces = encode(tokenizer, texts, model, shared.max_tokens)
+    device = next(model.parameters()).device
+    return [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
+
+
+def _recover(
+    small: nn.Module,
+    full: nn.Module,
+    texts: list[str],
+    tokenizer: Any,
+    recovery: Mapping[str, Any],
+    shared: Shared,
+) -> list[float]:
+    """Recover a smaller model; its distance from the full one at each step."""
+    if not recovery["steps"]:
+        return []
+    reference = read_batches(texts, full, tokenizer, shared.max_tokens)
+    with progress_bar("Recovering the smaller model") as on_progress:
+        distances = recover(small, full, reference, on_progress=on_progress, **recovery)
+    print_note(
+        f"Distance from the full model: {distances[0]:.3g} at the first step, "
+        f"{distances[-1]:.3g} at the last"
+    )
+    return [float(distance) for distance in distances]
+
+
+def _milliseconds(*models: nn.Module) -> dict[str, tuple[float, ...]]:
+    """The milliseconds of a pass over 8 texts of 128 tokens, or of the longest context below."""
+    config: Any = models[0].config
+    length = min(_TIMED_TOKENS, getattr(config, "max_position_embeddings", _TIMED_TOKENS))
+    device = next(models[0].parameters()).device
+    ids = torch.randint(config.vocab_size, (_TIMED_TEXTS, length), device=device)
+    times = time_passes(models, {"input_ids": ids})
+    return {
+        "milliseconds of attention blocks": tuple(1000 * sum(time.blocks) for time in times),
+        "milliseconds of a pass": tuple(1000 * time.whole for time in times),
+    }

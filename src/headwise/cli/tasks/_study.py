@@ -1,0 +1,92 @@
+"""The study of a model on the texts of a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.cli._options import Shared
+from headwise.cli._print import print_note
+from headwise.cli._progress_bar import progress_bar
+from headwise.cli.tasks._models import open_model
+from headwise.cli.tasks._roles import find_roles_of
+from headwise.cli.tasks._texts import note_split_texts, read_texts_and_targets
+from headwise.models import TOKEN_CLASSES, reads_two_texts, token_classes
+from headwise.report import About, Study, study
+from headwise.roles import Evidence, check_reads_one_text
+from headwise.watch import DEFAULT, Request
+
+
+@dataclass(frozen=True)
+class RequestedStatistics:
+    """The statistics that a command asks for by name; None is all that are cheap."""
+
+    names: list[str] | None = None
+    per_text: bool = False
+
+    def check(self) -> None:
+        """Refuse names that no model has, before a model is opened."""
+        if self.names is not None:
+            Request.of(self.names, classes=dict.fromkeys(TOKEN_CLASSES, ()))
+
+    def request(self, tokenizer: Any) -> Request | None:
+        """The request for a model's tokenizer, including the token classes of its vocabulary."""
+        if self == RequestedStatistics():
+            return None
+        classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
+        names = (*DEFAULT, *classes) if self.names is None else self.names
+        return Request.of(names, self.per_text, classes)
+
+
+def study_model(
+    name: str,
+    text: Path,
+    shared: Shared,
+    statistics: RequestedStatistics | None = None,
+    *,
+    target: Path | None = None,
+    roles: bool | None = False,
+) -> Study:
+    """Study a model on the texts of a file, with the roles of its heads if requested.
+
+    Args:
+        target: A second file with an encoder-decoder's target for each line of the first; None
+            takes each text as its own target.
+        roles: Whether to find roles; None finds them unless the model reads two texts.
+    """
+    # The texts first: reading them is fast, opening a model is not.
+    texts, targets = read_texts_and_targets(text, target, shared)
+    model, tokenizer = open_model(name, shared, text_for="study")
+    if reads_two_texts(model):
+        if roles is None:
+            print_note(
+                f"Roles are not looked for: {type(model).__name__} reads two texts, and a role "
+                f"is a relation within one text"
+            )
+    else:
+        note_split_texts(texts, model, tokenizer, shared)
+    roles = not reads_two_texts(model) if roles is None else roles
+    if roles:
+        check_reads_one_text("report", model)
+    with progress_bar(f"Studying {name}") as on_progress:
+        result = study(
+            model,
+            tokenizer,
+            texts,
+            targets=targets,
+            request=(statistics or RequestedStatistics()).request(tokenizer),
+            about=About(title=_title(name), source=text.name),
+            max_tokens=shared.max_tokens,
+            on_progress=on_progress,
+        )
+    if not roles:
+        return result
+    evidence = Evidence(seed=shared.seed or 0)
+    return result.with_roles(
+        find_roles_of(name, model, tokenizer, texts, evidence, shared.max_tokens)
+    )
+
+
+def _title(model: str) -> str:
+    """A hub name as it is; for a folder its last two names, as many are called `hf` or `model`."""
+    folder = Path(model)
+    return str(Path(*folder.resolve().parts[-2:])) if folder.is_dir() else model

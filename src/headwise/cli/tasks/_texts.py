@@ -1,0 +1,65 @@
+"""Texts and sentence pairs from files, drawn as the options of a command ask for it."""
+
+import random
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from headwise._display import counted
+from headwise.cli._options import Shared
+from headwise.cli._print import print_note
+from headwise.corpora import SentencePair, read_pairs, read_parallel, read_texts
+from headwise.models import encode
+
+Text = TypeVar("Text")
+Texts = list[str] | list[SentencePair]
+
+
+def draw_texts(texts: list[Text], shared: Shared) -> list[Text]:
+    """All texts, or --max-texts of them, in the order of the file."""
+    if shared.max_texts is None or shared.max_texts >= len(texts):
+        return texts
+    # Drawn at random: the beginning of a file is rarely like the rest of it.
+    drawn = random.Random(shared.seed or 0).sample(range(len(texts)), shared.max_texts)
+    return [texts[index] for index in sorted(drawn)]
+
+
+def read_drawn_texts(path: Path, shared: Shared) -> list[str]:
+    """The texts of a file, or --max-texts of them."""
+    return draw_texts(read_texts(path), shared)
+
+
+def read_texts_and_targets(
+    text: Path, target: Path | None, shared: Shared
+) -> tuple[list[str], list[str] | None]:
+    """The texts of a file and, line by line, their targets in another file, if there is one."""
+    if target is None:
+        return read_drawn_texts(text, shared), None
+    pairs = draw_texts(read_parallel(text, target), shared)
+    return [text for text, _ in pairs], [target for _, target in pairs]
+
+
+def read_texts_or_pairs(text: Path | None, pairs: Path | None, shared: Shared) -> Texts:
+    """The texts of one file or the sentence pairs of another; none without a file."""
+    if pairs is not None:
+        return draw_texts(read_pairs(pairs), shared)
+    return [] if text is None else read_drawn_texts(text, shared)
+
+
+def sentences_of(texts: Texts) -> list[str]:
+    """Texts as they are, and each distinct sentence of pairs once."""
+    plain = [text for text in texts if isinstance(text, str)]
+    pairs = [pair for pair in texts if isinstance(pair, SentencePair)]
+    return plain + list(dict.fromkeys(text for pair in pairs for text in (pair.one, pair.two)))
+
+
+def note_split_texts(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> None:
+    """Print a note if texts are too long for the model and are split into pieces."""
+    pieces = encode(tokenizer, texts, model, shared.max_tokens)
+    if len(pieces) > len(texts):
+        longest = max(map(len, pieces))
+        print_note(
+            f"Long texts are split: {counted(len(texts), 'text')} into "
+            f"{counted(len(pieces), 'piece')} of at most {longest} tokens"
+        )
