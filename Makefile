@@ -43,8 +43,8 @@ coverage: .venv/dev
 test-without-native: .venv/dev
 	HEADWISE_NATIVE=0 $(PYTEST) -m "not full" $(KERNELS)
 
-# The kernel's tests under the address and undefined-behaviour sanitizers: for the AVX2 build, and for
-# the best build on this processor, which may multiply bfloat16 in pairs.
+# The kernel's tests under the address and undefined-behaviour sanitizers: for the AVX2 build, and
+# for the best build on this processor, which may multiply bfloat16 in pairs.
 test-sanitized: .venv/dev $(NATIVE)
 	@mkdir -p build
 	@cmake -S . -B build/sanitized -D SANITIZE=ON >build/sanitized.log
@@ -98,7 +98,7 @@ clean:
 	@$(BIN)/pip install --quiet --editable .
 	@touch $@
 
-# Finding a name on the PATH is not enough: it may be a stub, too old, or without venv (bare Debian).
+# A name on the PATH is not enough: it may be a stub, too old, or lack venv (as on bare Debian).
 $(BIN)/pip:
 	@for python in $(PYTHONS); do \
 	    $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' \
