@@ -114,7 +114,7 @@ def test_progress_has_one_alias() -> None:
 def test_native_source_has_standard_types() -> None:
     old = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
-        for path in sorted((PACKAGE / "kernels" / "native" / "source").iterdir())
+        for path in sorted((PACKAGE / "kernels" / "native" / "source").rglob("*.*"))
         for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
         if OLD_TYPES_OF_NATIVE_SOURCE.search(line.partition("//")[0])
     ]
