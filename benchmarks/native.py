@@ -114,7 +114,7 @@ def rules(options: argparse.Namespace) -> Iterator[Row]:
             "torch": partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask),
             "native, with lse, entropy, maxima": _described(q, k, v, rule, RowRequest(heads=True)),
         }
-        case = {"table": f"Rules, {_told((B, H, T, D))}", "rule": name}
+        case = {"table": f"Rules, {_label((B, H, T, D))}", "rule": name}
         yield from rows_of(case, _time(works, options), "torch")
 
 
