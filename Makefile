@@ -1,24 +1,24 @@
-# What people who work on headwise type; CI types the same (.ci/run).
+# The commands for working on headwise; CI runs the same ones (.ci/run).
 #
 #   make report     train the Mini-GPT, study its heads, write report.html
-#   make test       lint, types, tests and the documents' code: under 10 minutes
-#   make test-full  all that, the long tests, and the native kernel under sanitizers
+#   make test       lint, types, tests and the code in the docs: under 10 minutes
+#   make test-full  all of that, the long tests, and the native kernel under sanitizers
 #   make setup native lint format bench docs coverage clean
 
-# Which Python builds the environment: the first of these that is new enough and can.
+# The first of these that is new enough and has venv creates the environment.
 PYTHONS = python3.13 python3.12 python3.11 python3
 
 BIN = .venv/bin
-# A worker per core, and in each worker one thread: more would only wait for one another.
+# One worker per core with one thread each; more threads would compete for the cores.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 8
 
-# Set here and not by `-c`, so that they hold for what pip installs to build us, too.
+# Variables instead of `-c`, so that the pins also apply to build dependencies.
 export PIP_CONSTRAINT = constraints.txt
 export PIP_BUILD_CONSTRAINT = constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/headwise/kernels/native/source/*/*)
-# What rests on the native kernel, or on its absence.
+# Tests that depend on the native kernel, or on its absence.
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
@@ -35,23 +35,23 @@ test: lint types
 test-full: test test-without-native test-sanitized
 	$(PYTEST) -m full
 
-# All of them, a good deal slower: which lines no test reaches.
+# All tests, much slower: reports the lines that no test reaches.
 coverage: .venv/dev
 	$(PYTEST) --cov
 
-# The same laws where nothing was built.
+# The same tests without the native kernel.
 test-without-native: .venv/dev
 	HEADWISE_NATIVE=0 $(PYTEST) -m "not full" $(KERNELS)
 
-# The kernel's laws, with every read and write of memory watched: on the build that most processors
-# run, and on the best one for this, which may multiply pairs of bfloat16 as no other does.
+# The kernel's tests under the address and undefined-behaviour sanitizers: for the AVX2 build, and
+# for the best build on this processor, which may multiply bfloat16 in pairs.
 test-sanitized: .venv/dev $(NATIVE)
 	@mkdir -p build
 	@cmake -S . -B build/sanitized -D SANITIZE=ON >build/sanitized.log
 	@cmake --build build/sanitized --parallel 2 >>build/sanitized.log
 	@best=$$($(BIN)/python -c "from headwise._library import library; print(library().name)"); \
 	for name in $$(printf "%s\n" avx2 $$best | sort -u); do \
-	    echo "The $$name build, watched"; \
+	    echo "The $$name build under sanitizers"; \
 	    LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 	        ASAN_OPTIONS=detect_leaks=0 HEADWISE_NATIVE=$(CURDIR)/build/sanitized/$$name.so \
 	        OMP_NUM_THREADS=1 $(BIN)/pytest -m "not full" -k "not pool and not without" \
@@ -59,7 +59,7 @@ test-sanitized: .venv/dev $(NATIVE)
 	        tests/laws/test_native_decoding.py tests/errors/test_native.py || exit 1; \
 	done
 
-# The native kernel alone, beside its sources; an installation builds it too, where it can.
+# Builds the native kernel alone, next to its sources; an installation also builds it if it can.
 native: $(NATIVE)
 	cmake -S . -B build/native
 	cmake --build build/native
@@ -87,7 +87,7 @@ docs: .venv/dev
 clean:
 	rm -rf .venv build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
-# Stamps: what was installed, and from which files. Who has the tools also has what a run needs.
+# Stamp files record the installation and its inputs. The dev installation includes the run one.
 .venv/dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip
 	@echo "Installing headwise and its tools into .venv (a few minutes the first time)"
 	@$(BIN)/pip install --quiet --editable '.[dev]'

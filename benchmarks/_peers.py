@@ -1,4 +1,4 @@
-"""Attention layers that people use, each as a function of its input alone."""
+"""Attention layers of other libraries, each as a function of its input alone."""
 
 import importlib.util
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Peer = tuple[nn.Module, Callable[[Tensor], Tensor]]
 
 
 class Fused(nn.Module):
-    """What one would write by hand: one matrix for Q, K and V, torch's attention, one matrix."""
+    """A handwritten layer: one matrix for Q, K and V, torch's attention, one output matrix."""
 
     def __init__(self, d_model: int, n_heads: int, causal: bool) -> None:
         super().__init__()
@@ -29,25 +29,25 @@ class Fused(nn.Module):
 
 
 def peers(d_model: int, n_heads: int, causal: bool, T: int) -> dict[str, Peer]:
-    """Everyone who can do it; `x-transformers` where it is installed."""
+    """All layers that support the case; `x-transformers` if it is installed."""
     fused = Fused(d_model, n_heads, causal)
     ours = MultiHeadAttention(d_model, n_heads)
-    found: dict[str, Peer] = {
+    layers: dict[str, Peer] = {
         "headwise": (ours, lambda x: ours(x, causal=causal)),
         "plain fused layer": (fused, fused),
     }
     if causal:
         rotated = MultiHeadAttention(d_model, n_heads, rope=RoPE(d_model // n_heads))
-        found["headwise, RoPE"] = (rotated, lambda x: rotated(x, causal=True))
-        found["Hugging Face Llama, sdpa"] = _llama(d_model, n_heads, "sdpa", T)
-        found["Hugging Face Llama, eager"] = _llama(d_model, n_heads, "eager", T)
+        layers["headwise, RoPE"] = (rotated, lambda x: rotated(x, causal=True))
+        layers["Hugging Face Llama, sdpa"] = _llama(d_model, n_heads, "sdpa", T)
+        layers["Hugging Face Llama, eager"] = _llama(d_model, n_heads, "eager", T)
     else:
-        found["headwise, per-head weights"] = (ours, lambda x: ours(x, need_weights=True)[0])
-        found["Hugging Face BERT, sdpa"] = _bert(d_model, n_heads)
-        found |= _torch(d_model, n_heads)
+        layers["headwise, per-head weights"] = (ours, lambda x: ours(x, need_weights=True)[0])
+        layers["Hugging Face BERT, sdpa"] = _bert(d_model, n_heads)
+        layers |= _torch(d_model, n_heads)
     if importlib.util.find_spec("x_transformers") is not None:
-        found["x-transformers, flash"] = _x_transformers(d_model, n_heads, causal)
-    return found
+        layers["x-transformers, flash"] = _x_transformers(d_model, n_heads, causal)
+    return layers
 
 
 def _torch(d_model: int, n_heads: int) -> dict[str, Peer]:
@@ -89,9 +89,9 @@ def _bert(d_model: int, n_heads: int) -> Peer:
         hidden_size=d_model, num_attention_heads=n_heads, attention_probs_dropout_prob=0.0
     )
     config._attn_implementation = "sdpa"
-    # Its output module also adds and normalises: here its matrix alone.
-    both = nn.ModuleList([BertSelfAttention(config), nn.Linear(d_model, d_model)])
-    return both, lambda x: both[1](both[0](x)[0])
+    # BERT's output module also adds the residual and normalises; only its matrix is timed.
+    modules = nn.ModuleList([BertSelfAttention(config), nn.Linear(d_model, d_model)])
+    return modules, lambda x: modules[1](modules[0](x)[0])
 
 
 def _x_transformers(d_model: int, n_heads: int, causal: bool) -> Peer:

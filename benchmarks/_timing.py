@@ -1,4 +1,4 @@
-"""Times of several works in one run: interleaved, so that a busy moment meets all of them."""
+"""Interleaved timing of several variants, so that a busy moment affects all of them."""
 
 import math
 import random
@@ -17,7 +17,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 @dataclass(frozen=True)
 class Ratio:
-    """The median of paired ratios, and an interval that holds it with 95 % certainty."""
+    """The median of paired ratios, and its 95 % confidence interval."""
 
     median: float
     low: float
@@ -29,7 +29,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds that each work took in each round."""
+    """The seconds of each variant in each round."""
 
     seconds: Mapping[str, Sequence[float]]
 
@@ -38,10 +38,10 @@ class Times:
         return 1000 * statistics.median(self.seconds[name])
 
     def ratio(self, name: str, base: str) -> Ratio:
-        """How long `name` takes where `base` takes 1, round by round."""
+        """The time of `name` divided by that of `base`, round by round."""
         pairs = zip(self.seconds[name], self.seconds[base], strict=True)
-        ratios = sorted(one / other for one, other in pairs)
-        # The median lies between these order statistics with 95 % certainty, whatever the noise.
+        ratios = sorted(seconds / base_seconds for seconds, base_seconds in pairs)
+        # The median lies between these order statistics with 95 % confidence, for any noise.
         n = len(ratios)
         reach = 0.98 * math.sqrt(n)
         low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach))
@@ -54,13 +54,14 @@ def interleaved(
     clock: str = "wall",
     inside: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
 ) -> Times:
-    """Time every work once in each round, in an order that is drawn anew.
+    """Time every variant once in each round, in random order.
 
-    What a work of `inside` is run in is entered anew, and its first run there is not timed.
+    A variant named in `inside` runs within its context, which is entered again in each round; its
+    first run there is not timed.
     """
     now = CLOCKS[clock]
     inside = inside or {}
-    for work in works.values():  # the first run also sets things up
+    for work in works.values():  # the first run includes the setup
         work()
     seconds: dict[str, list[float]] = {name: [] for name in works}
     order, rng = list(works), random.Random(0)
@@ -84,7 +85,7 @@ def _wait() -> None:
 
 
 def rounds_for(works: Mapping[str, Work], seconds: float, least: int = 5, most: int = 200) -> int:
-    """How many rounds fit into some seconds."""
+    """How many rounds fit into `seconds`."""
     started = time.perf_counter()
     for work in works.values():
         work()
@@ -93,9 +94,9 @@ def rounds_for(works: Mapping[str, Work], seconds: float, least: int = 5, most: 
 
 
 def kernels_of(work: Work) -> str:
-    """The attention kernels of torch that a work runs."""
-    with torch.profiler.profile() as watched:
+    """The attention kernels of torch that `work` calls."""
+    with torch.profiler.profile() as profile:
         work()
     start = "aten::_scaled_dot_product_"
-    found = {event.key for event in watched.key_averages() if event.key.startswith(start)}
-    return ", ".join(sorted(key.removeprefix(start) for key in found)) or "none of torch's"
+    kernels = {event.key for event in profile.key_averages() if event.key.startswith(start)}
+    return ", ".join(sorted(key.removeprefix(start) for key in kernels)) or "none of torch's"

@@ -1,12 +1,12 @@
-"""The kernel in Triton beside FlashAttention-2: heads alone, and with statistics.
+"""The Triton kernel compared with FlashAttention-2: output alone, and with statistics.
 
     python benchmarks/gpu.py --into docs/triton.md
 
-Every number of one table comes from one run, its works interleaved, by the wall clock and with the
-GPU waited for. Ratios are medians of ratios of the same round to torch's flash kernel on the same
-tensors, which gives the heads alone; with a 95 % interval for that median. The aim is 1.10.
+All numbers of a table come from one run with interleaved variants, by wall clock after the GPU has
+finished. Ratios compare with torch's flash kernel on the same tensors, which computes the output
+alone; they are medians of ratios of the same round, with a 95 % interval. The target is 1.10.
 
-Without a GPU, the script itself can be tried in Triton's interpreter:
+Without a GPU, the script can be tried in Triton's interpreter:
 
     TRITON_INTERPRET=1 python benchmarks/gpu.py --device cpu --sizes 1,1,32,16 --seconds 0
 """
@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from _telling import Row, aloud, machine, publish, rows_of
+from _report import Row, machine, print_rows, publish, rows_of
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -36,31 +36,33 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def main() -> None:
-    how = _arguments()
+    options = _arguments()
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    rows = aloud(forward(how))
-    publish(rows, machine(how), how.into)
+    rows = print_rows(forward(options))
+    publish(rows, machine(options), options.into)
 
 
-def forward(how: argparse.Namespace) -> Iterator[Row]:
-    """Heads, and more and more statistics of the same pass."""
-    for size in how.sizes:
+def forward(options: argparse.Namespace) -> Iterator[Row]:
+    """The output, with more and more statistics from the same pass."""
+    for size in options.sizes:
         for causal in (False, True):
-            told = " x ".join(map(str, size))
-            case = {"table": how.dtype, "texts, heads, tokens, width": told}
-            works = _works(size, causal, how)
-            times = interleaved(works, rounds_for(works, how.seconds, least=7), how.clock)
+            case = {
+                "table": options.dtype,
+                "texts, heads, tokens, width": " x ".join(map(str, size)),
+            }
+            works = _works(size, causal, options)
+            times = interleaved(works, rounds_for(works, options.seconds, least=7), options.clock)
             yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "flash")
 
 
-def _works(size: tuple[int, ...], causal: bool, how: argparse.Namespace) -> dict[str, Work]:
+def _works(size: tuple[int, ...], causal: bool, options: argparse.Namespace) -> dict[str, Work]:
     B, H, T, D = size
-    like = {"device": how.device, "dtype": DTYPES[how.dtype]}
-    q, k, v = (torch.randn(B, T, H, D, **like).transpose(1, 2) for _ in "qkv")
+    kind = {"device": options.device, "dtype": DTYPES[options.dtype]}
+    q, k, v = (torch.randn(B, T, H, D, **kind).transpose(1, 2) for _ in "qkv")
     rule = make_rule(head_dim=D, is_causal=causal).simplify(T, T)
-    classes = torch.eye(8)[torch.randint(8, (B, T))].to(how.device)
-    keys = _neighbors(B, T).to(how.device)
+    classes = torch.eye(8)[torch.randint(8, (B, T))].to(options.device)
+    keys = _neighbors(B, T).to(options.device)
     requests = {
         "with lse, entropy, maxima": RowRequest(heads=True),
         "and argmax": RowRequest(heads=True, argmax=True),
@@ -76,13 +78,13 @@ def _works(size: tuple[int, ...], causal: bool, how: argparse.Namespace) -> dict
         ),
     }
     return works | {
-        name: partial(row_statistics, q, k, v, rule, one, backend="triton")
-        for name, one in requests.items()
+        name: partial(row_statistics, q, k, v, rule, request, backend="triton")
+        for name, request in requests.items()
     }
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    # FlashAttention-2 has no float32: there, torch's kernel of little memory stands for it.
+    # FlashAttention-2 does not support float32; torch's memory-efficient kernel replaces it there.
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     with sdpa_kernel(kernels, set_priority=True):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -90,9 +92,11 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 def _neighbors(B: int, T: int) -> Tensor:
     """The first token, the query's own, the one before and the one after."""
-    at = torch.arange(T)
-    after = torch.where(at < T - 1, at + 1, -1)
-    return torch.stack([torch.zeros_like(at), at, at - 1, after], dim=-1).expand(B, T, 4)
+    positions = torch.arange(T)
+    after = torch.where(positions < T - 1, positions + 1, -1)
+    return torch.stack(
+        [torch.zeros_like(positions), positions, positions - 1, after], dim=-1
+    ).expand(B, T, 4)
 
 
 def _arguments() -> argparse.Namespace:
@@ -103,8 +107,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=size, nargs="*", default=SIZES, help="B,H,T,D")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each group of works")
-    parser.add_argument("--into", help="a page whose tables are replaced by these")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds per group of variants")
+    parser.add_argument("--into", help="a page whose tables are replaced")
     parser.set_defaults(clock="wall", threads=1)
     return parser.parse_args()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _telling import Row, aloud, machine, publish
+from _report import Row, machine, print_rows, publish
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor
 
@@ -30,7 +30,7 @@ def main() -> None:
     how = _arguments()
     torch.set_num_threads(how.threads)
     parts = native(how), decoding(how), blocks(how), packed(how), wide(how)
-    publish(aloud(chain(*parts)), f"{_cpu()}; {machine(how)}", how.into)
+    publish(print_rows(chain(*parts)), f"{_cpu()}; {machine(how)}", how.into)
 
 
 def native(how: argparse.Namespace) -> Iterator[Row]:

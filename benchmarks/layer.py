@@ -1,11 +1,11 @@
-"""The layer beside those that people use: times, decoding and memory, as Markdown and JSON.
+"""The layer compared with other libraries: time, decoding and memory, as Markdown and JSON.
 
     python benchmarks/layer.py --threads 1 --json layer.json
     python benchmarks/layer.py --read layer.json --into docs/speed.md
 
-Every number of one table comes from one run, its works interleaved. Ratios are medians of ratios
-of the same round, with a 95 % interval for that median; the best peer of a line is that of the
-least median. `x-transformers` takes part where it is installed (`pip install x-transformers`).
+All numbers of a table come from one run with interleaved variants. Ratios are medians of ratios of
+the same round, with a 95 % interval; the best peer of a line has the lowest median.
+`x-transformers` is included if it is installed (`pip install x-transformers`).
 """
 
 import argparse
@@ -23,12 +23,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from _peers import Peer, peers
-from _telling import Row, aloud, best_of, machine, peak_of, publish, rows_of
+from _report import Row, best_of, machine, peak_of, print_rows, publish, rows_of
 from _timing import Times, Work, interleaved, rounds_for
 
 from headwise.kernels import attend
 
-warnings.filterwarnings("ignore", category=DeprecationWarning)  # of a peer, at its import
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # raised by a peer on import
 
 SIZES = ((8, 128, 768, 12), (1, 2048, 768, 12), (1, 512, 768, 12))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -37,60 +37,64 @@ OURS, PLAIN = "headwise", "plain fused layer"
 
 
 def main() -> None:
-    how = _arguments()
-    torch.set_num_threads(how.threads)
-    if how.memory_of:
-        print(json.dumps(step_memory(how.memory_of, how)))
+    options = _arguments()
+    torch.set_num_threads(options.threads)
+    if options.memory_of:
+        print(json.dumps(step_memory(options.memory_of, options)))
         return
-    if how.read:
-        told = json.loads(Path(how.read).read_text())
-        rows, where = told["rows"], told["machine"]
+    if options.read:
+        saved = json.loads(Path(options.read).read_text())
+        rows, where = saved["rows"], saved["machine"]
     else:
-        rows, where = aloud(chain(layers(how), decoding(how), memory(how))), machine(how)
-    publish(sorted(rows, key=itemgetter("table")), where, how.into, file=how.json)
+        works = chain(forward_and_training(options), decoding(options), memory(options))
+        rows, where = print_rows(works), machine(options)
+    publish(sorted(rows, key=itemgetter("table")), where, options.into, file=options.json)
 
 
-def layers(how: argparse.Namespace) -> Iterator[Row]:
-    """Forward, and forward and backward, of every peer at every size."""
-    for B, T, d_model, n_heads in how.sizes:
+def forward_and_training(options: argparse.Namespace) -> Iterator[Row]:
+    """The forward pass, and forward with backward, of every peer at every size."""
+    for B, T, d_model, n_heads in options.sizes:
         for causal in (False, True):
-            for dtype in how.dtypes:
-                found = peers(d_model, n_heads, causal, T)
-                x = torch.randn(B, T, d_model, device=how.device, dtype=DTYPES[dtype])
-                for module, _ in found.values():
+            for dtype in options.dtypes:
+                layers = peers(d_model, n_heads, causal, T)
+                x = torch.randn(B, T, d_model, device=options.device, dtype=DTYPES[dtype])
+                for module, _ in layers.values():
                     module.to(x)
                 rule = "causal" if causal else "every key visible"
-                for step, works in (("Forward", _forward(found, x)), ("Training", _step(found, x))):
+                for step, works in (
+                    ("Forward", _forward(layers, x)),
+                    ("Training", _step(layers, x)),
+                ):
                     case = {"table": f"{step}, {rule}", "batch, tokens": f"{B}, {T}"}
                     case |= {"dtype": dtype}
-                    times = _time(works, how)
+                    times = _time(works, options)
                     yield from rows_of(case, times, PLAIN)
                     yield best_of(case, times, OURS)
 
 
-def _forward(found: Mapping[str, Peer], x: torch.Tensor) -> dict[str, Work]:
+def _forward(layers: Mapping[str, Peer], x: torch.Tensor) -> dict[str, Work]:
     def run(peer: Peer) -> None:
         peer[0].eval()
         with torch.inference_mode():
             peer[1](x)
 
-    return {name: partial(run, peer) for name, peer in found.items()}
+    return {name: partial(run, peer) for name, peer in layers.items()}
 
 
-def _step(found: Mapping[str, Peer], x: torch.Tensor) -> dict[str, Work]:
+def _step(layers: Mapping[str, Peer], x: torch.Tensor) -> dict[str, Work]:
     def run(peer: Peer) -> None:
         peer[0].train()
         peer[0].zero_grad()
         peer[1](x.detach().requires_grad_()).sum().backward()
 
-    return {name: partial(run, peer) for name, peer in found.items()}
+    return {name: partial(run, peer) for name, peer in layers.items()}
 
 
-def decoding(how: argparse.Namespace) -> Iterator[Row]:
-    """One query of 32 heads on the cached keys and values of 8, and a mere reading of those."""
-    for S in how.cached:
-        for dtype in how.dtypes:
-            kind = {"dtype": DTYPES[dtype], "device": how.device}
+def decoding(options: argparse.Namespace) -> Iterator[Row]:
+    """One query of 32 heads on cached keys and values of 8, compared with reading these alone."""
+    for S in options.cached:
+        for dtype in options.dtypes:
+            kind = {"dtype": DTYPES[dtype], "device": options.device}
             q = torch.randn(1, 32, 1, 128, **kind)
             k, v = (torch.randn(1, 8, S, 128, **kind) for _ in "kv")
             bits = [x.view(torch.int32) for x in (k, v)]
@@ -101,41 +105,41 @@ def decoding(how: argparse.Namespace) -> Iterator[Row]:
                 "reading keys and values": lambda bits=bits: [x.amax() for x in bits],
             }
             with torch.inference_mode():
-                times = _time(works, how)
+                times = _time(works, options)
             case = {"table": "Decoding", "cached": f"{S}", "dtype": dtype}
             yield from rows_of(case, times, "torch, enable_gqa")
 
 
-def memory(how: argparse.Namespace) -> Iterator[Row]:
-    """What a training step holds at its peak, each peer in a process of its own."""
-    B, T, d_model, n_heads = max(how.sizes, key=lambda size: size[1])
+def memory(options: argparse.Namespace) -> Iterator[Row]:
+    """Peak memory of a training step, each peer in a process of its own."""
+    B, T, d_model, n_heads = max(options.sizes, key=lambda size: size[1])
     names = list(peers(d_model, n_heads, True, T))
-    taken = {name: _in_process(name, how) for name in names}
+    taken = {name: _in_process(name, options) for name in names}
     for name, peak in taken.items():
         case = {"table": "Memory of a training step, causal", "batch, tokens": f"{B}, {T}"}
         ratio = "1" if name == PLAIN else f"{peak / max(1, taken[PLAIN]):.2f}"
         yield case | {"who": name, "took": f"{peak / 2**20:.1f} MiB", "ratio": ratio}
 
 
-def _in_process(name: str, how: argparse.Namespace) -> int:
+def _in_process(name: str, options: argparse.Namespace) -> int:
     command = [sys.executable, "-W", "ignore", __file__, "--memory-of", name]
-    command += ["--threads", str(how.threads), "--device", how.device]
-    command += ["--sizes", *(",".join(map(str, size)) for size in how.sizes)]
-    # Memory that is freed goes back at once, so that the peak is that of what is held.
+    command += ["--threads", str(options.threads), "--device", options.device]
+    command += ["--sizes", *(",".join(map(str, size)) for size in options.sizes)]
+    # Freed memory is returned at once, so that the peak counts only live memory.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def step_memory(name: str, how: argparse.Namespace) -> int:
-    """Bytes that a training step of a peer takes on top of what was there before."""
-    B, T, d_model, n_heads = max(how.sizes, key=lambda size: size[1])
-    found = peers(d_model, n_heads, True, T)
-    x = torch.randn(B, T, d_model, device=how.device)
-    found[name][0].to(x)
-    step = _step({name: found[name]}, x)[name]
-    step()  # gradients and workspaces are there from now on
-    if how.device == "cuda":
+def step_memory(name: str, options: argparse.Namespace) -> int:
+    """Peak memory of a peer's training step in bytes, on top of the memory in use before."""
+    B, T, d_model, n_heads = max(options.sizes, key=lambda size: size[1])
+    layers = peers(d_model, n_heads, True, T)
+    x = torch.randn(B, T, d_model, device=options.device)
+    layers[name][0].to(x)
+    step = _step({name: layers[name]}, x)[name]
+    step()  # allocates gradients and workspaces
+    if options.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step()
@@ -143,8 +147,8 @@ def step_memory(name: str, how: argparse.Namespace) -> int:
     return peak_of(step)
 
 
-def _time(works: Mapping[str, Work], how: argparse.Namespace) -> Times:
-    return interleaved(works, rounds_for(works, how.seconds), how.clock)
+def _time(works: Mapping[str, Work], options: argparse.Namespace) -> Times:
+    return interleaved(works, rounds_for(works, options.seconds), options.clock)
 
 
 def _arguments() -> argparse.Namespace:
@@ -157,11 +161,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each table")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds per table")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--json", help="where to write the rows too")
-    parser.add_argument("--read", help="print the tables of such a file; nothing is timed")
-    parser.add_argument("--into", help="a page whose tables are replaced by these")
+    parser.add_argument("--json", help="a file for the rows")
+    parser.add_argument("--read", help="print the tables of such a file without timing anything")
+    parser.add_argument("--into", help="a page whose tables are replaced")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser.parse_args()
 

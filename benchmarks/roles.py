@@ -1,12 +1,13 @@
-"""What the heads of two models do, and whether that holds on other texts and in other runs.
+"""The roles of heads in two models, and whether they hold on other texts and in other runs.
 
     python benchmarks/roles.py encoder MODEL --trees dev.conllu --coref gap.tsv --keep runs
     python benchmarks/roles.py lab --seeds 0 1 2 3 4 --keep runs
-    python benchmarks/roles.py tell --keep runs --into docs/roles.md
+    python benchmarks/roles.py publish --keep runs --into docs/roles.md
 
-`encoder` finds the roles of a model on texts with trees and on texts with mentions; on all of
-them, and on two halves that share none. `lab` trains a Mini-GPT for each seed and takes out its
-heads, too. Both keep the tables; what is kept already is not made again. `tell` writes the page.
+`encoder` finds the roles of a model on texts with parse trees and on texts with coreference: on all
+of them, and on two halves that share none. `lab` trains a Mini-GPT for each seed, finds its roles
+and ablates its heads. Both store tables, and existing ones are not computed again. `publish` writes
+the page.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from _telling import insert, table
+from _report import insert, table
 
 import headwise as hw
 from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
@@ -27,70 +28,76 @@ from headwise.report import roles_of_lab
 from headwise.roles import alignment
 
 WHOLE, HALVES = "encoder", ("encoder-A", "encoder-B")
-# What a head of the Mini-GPT may need for agreement and for translation, and for repetition.
-ASKED = ("next subject", "head → nsubj", "next translation", "translation", "induction")
+# Roles that agreement, translation and repetition of the Mini-GPT may depend on.
+ROLES = ("next subject", "head → nsubj", "next translation", "translation", "induction")
 PARTS = (", beside", ", apart")
 
 
-def find_in_encoder(how: argparse.Namespace) -> None:
-    """Roles on all the texts, and on each half of them."""
+def find_in_encoder(options: argparse.Namespace) -> None:
+    """Find roles on all texts, and on each half of them."""
     rng = np.random.default_rng(0)
     texts: list[AnnotatedText] = []
-    for read, most in zip((read_conllu(how.trees), read_gap(how.coref)), how.texts, strict=True):
+    for read, most in zip(
+        (read_conllu(options.trees), read_gap(options.coref)), options.texts, strict=True
+    ):
         distinct = list(dict.fromkeys(read))
         drawn = rng.permutation(len(distinct))[:most]
-        texts += [distinct[at] for at in drawn]
+        texts += [distinct[i] for i in drawn]
     order = rng.permutation(len(texts))
-    parts = {name: order[at::2] for at, name in enumerate(HALVES)}
-    model, tokenizer = hw.load(how.model), hw.load_tokenizer(how.model)
-    for name, places in {WHOLE: np.sort(order), **parts}.items():
-        path = how.keep / f"{name}.json"
+    parts = {name: order[start::2] for start, name in enumerate(HALVES)}
+    model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
+    for name, indices in {WHOLE: np.sort(order), **parts}.items():
+        path = options.keep / f"{name}.json"
         if not path.exists():
-            chosen = [texts[at] for at in places]
-            hw.find_roles(model, tokenizer, chosen, on_progress=tell).save(path)
+            chosen = [texts[i] for i in indices]
+            hw.find_roles(model, tokenizer, chosen, on_progress=print_progress).save(path)
 
 
-def find_in_lab(how: argparse.Namespace) -> None:
-    """Roles of a Mini-GPT of each seed, and what it loses without each head."""
-    for seed in how.seeds:
-        folder = how.keep / f"seed-{seed}"
+def find_in_lab(options: argparse.Namespace) -> None:
+    """Find the roles of a Mini-GPT of each seed, and its loss without each head."""
+    for seed in options.seeds:
+        folder = options.keep / f"seed-{seed}"
         if not (folder / "roles.json").exists():
-            trained = train(TrainSettings(seed=seed, steps=how.steps), folder)
+            trained = train(TrainSettings(seed=seed, steps=options.steps), folder)
             rng = np.random.default_rng([seed, 4])
-            drawn = [annotate(trained.settings.grammar().sentence(rng)) for _ in range(how.lines)]
+            drawn = [
+                annotate(trained.settings.grammar().sentence(rng)) for _ in range(options.lines)
+            ]
             aligned = alignment(trained.model, trained.tokenizer, drawn, seed=seed)
             aligned.to_json(folder / "alignment.json", orient="records")
-            judged = asdict(trained.evaluation)
-            (folder / "judged.json").write_text(json.dumps(judged), "utf-8")
-            # Last, so that a run that has it is whole.
-            roles_of_lab(trained, lines=how.lines, on_progress=tell).save(folder / "roles.json")
+            evaluation = asdict(trained.evaluation)
+            (folder / "judged.json").write_text(json.dumps(evaluation), "utf-8")
+            # Written last, so that its existence means that the run is complete.
+            roles_of_lab(trained, lines=options.lines, on_progress=print_progress).save(
+                folder / "roles.json"
+            )
 
 
-def tell(done: int, total: int) -> None:
+def print_progress(done: int, total: int) -> None:
     print(f"{done}/{total}", flush=True)
 
 
-def tell_all(how: argparse.Namespace) -> None:
-    """Write both parts of the page, as far as their tables are kept."""
-    told: list[str] = []
-    if (how.keep / f"{WHOLE}.json").exists():
-        whole, *halves = (hw.Roles.load(how.keep / f"{name}.json") for name in (WHOLE, *HALVES))
-        told += ["## MiniLM", *encoder_lines(whole, halves)]
-    kept = [path.parent for path in how.keep.glob("seed-*/roles.json")]
-    folders = sorted(kept, key=lambda path: int(path.name[5:]))
+def publish(options: argparse.Namespace) -> None:
+    """Write both parts of the page, as far as their tables exist."""
+    sections: list[str] = []
+    if (options.keep / f"{WHOLE}.json").exists():
+        whole, *halves = (hw.Roles.load(options.keep / f"{name}.json") for name in (WHOLE, *HALVES))
+        sections += ["## MiniLM", *encoder_lines(whole, halves)]
+    complete = [path.parent for path in options.keep.glob("seed-*/roles.json")]
+    folders = sorted(complete, key=lambda path: int(path.name[5:]))
     if folders:
         runs = {path.name[5:]: hw.Roles.load(path / "roles.json") for path in folders}
         judged = [json.loads((path / "judged.json").read_text("utf-8")) for path in folders]
         aligned = [pd.read_json(path / "alignment.json", orient="records") for path in folders]
-        told += [f"## Mini-GPT, {len(runs)} seeds", *lab_lines(runs, judged)]
-        told += ["The best aligner of each run:", alignment_table(list(runs), aligned)]
-    insert("\n\n".join(told), how.into)
+        sections += [f"## Mini-GPT, {len(runs)} seeds", *lab_lines(runs, judged)]
+        sections += ["The best aligner of each run:", alignment_table(list(runs), aligned)]
+    insert("\n\n".join(sections), options.into)
 
 
 def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
-    """The labels of an encoder, how stable they are, and the heads that have none."""
+    """The labels of an encoder, their stability, and the heads without a role."""
     found = whole.found().sort_values(["layer", "head", "lift"], ascending=[True, True, False])
-    labels = [labels_of(one) for one in halves]
+    half_labels = [labels_of(roles) for roles in halves]
     rows = [
         [
             row["name"],
@@ -102,15 +109,15 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
             f"{row['p_adj']:.2g}",
             f"{row['n']:,.0f} in {row['texts']:,.0f}",
             "".join(
-                half if (row["name"], row["role"]) in those else "–"
-                for half, those in zip("AB", labels, strict=True)
+                half if (row["name"], row["role"]) in labels else "–"
+                for half, labels in zip("AB", half_labels, strict=True)
             ),
         ]
         for row in found.to_dict("records")
     ]
     names = list(dict.fromkeys(whole.frame()["name"]))
     none = [name for name in names if name not in set(found["name"])]
-    titles = ["head", "role", "effect", "attention → by value", "strongest null", "lift", "p"]
+    titles = ["head", "role", "effect", "mass → value mass", "strongest null", "lift", "p"]
     titles += ["queries in texts", "halves"]
     return [
         f"{len(names)} heads: {len(names) - len(none)} have {len(found)} roles; "
@@ -122,31 +129,31 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
 
 
 def stability(whole: hw.Roles, halves: Sequence[hw.Roles]) -> str:
-    """How many labels of each role there are on all texts, on each half, and on both halves."""
-    sets = [labels_of(whole), *(labels_of(one) for one in halves)]
+    """The number of labels per role on all texts, on each half, and on both halves."""
+    sets = [labels_of(whole), *(labels_of(roles) for roles in halves)]
     in_both = sets[1] & sets[2]
-    roles = sorted({role for those in sets for _, role in those})
+    roles = sorted({role for labels in sets for _, role in labels})
     rows = [
-        [role, *(str(sum(one == role for _, one in those)) for those in (*sets, in_both))]
+        [role, *(str(sum(label == role for _, label in labels)) for labels in (*sets, in_both))]
         for role in roles
     ]
-    rows.append(["all", *(str(len(those)) for those in (*sets, in_both))])
-    told = table(["role", "all texts", "half A", "half B", "both halves"], rows, left=1)
+    rows.append(["all", *(str(len(labels)) for labels in (*sets, in_both))])
+    counts = table(["role", "all texts", "half A", "half B", "both halves"], rows, left=1)
     either = len(sets[1] | sets[2])
     return (
-        f"{len(in_both)} of the {either} labels that one half or the other gives are given by "
+        f"{len(in_both)} of the {either} labels found on either half are found on "
         f"both; Cohen's κ over all heads and roles is {kappa(*halves):.2f}. Of the "
         f"{len(sets[0])} labels on all texts {len(sets[0] & in_both)} are found on both halves, "
         f"{len(sets[0] & (sets[1] ^ sets[2]))} on one, {len(sets[0] - sets[1] - sets[2])} on "
-        f"neither.\n\n{told}"
+        f"neither.\n\n{counts}"
     )
 
 
-def kappa(one: hw.Roles, other: hw.Roles) -> float:
-    """Cohen's κ of two tables, over the questions that both could answer."""
-    key, (a, b) = ["name", "role"], (roles.frame() for roles in (one, other))
-    both = a[a["p_adj"].notna()].merge(b[b["p_adj"].notna()], on=key, suffixes=(".a", ".b"))
-    a, b = both["found.a"].astype(bool), both["found.b"].astype(bool)
+def kappa(first: hw.Roles, second: hw.Roles) -> float:
+    """Cohen's κ of two tables, over the pairs of head and role that both tested."""
+    key, (a, b) = ["name", "role"], (roles.frame() for roles in (first, second))
+    tested = a[a["p_adj"].notna()].merge(b[b["p_adj"].notna()], on=key, suffixes=(".a", ".b"))
+    a, b = tested["found.a"].astype(bool), tested["found.b"].astype(bool)
     by_chance = a.mean() * b.mean() + (~a).mean() * (~b).mean()
     return float(((a == b).mean() - by_chance) / (1 - by_chance))
 
@@ -157,25 +164,25 @@ def labels_of(roles: hw.Roles) -> set[tuple[str, str]]:
 
 
 def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
-    """Which heads agree and align in each run, and what each run loses without a head."""
+    """The heads with a role in each run, and the loss of each run without a head."""
     rows = [
         [
             seed,
-            *(f"{one['seen'][name]:.0%}" for name in ("conjugation", "translation")),
-            f"{one['copying']:.0%}",
+            *(f"{scores['seen'][name]:.0%}" for name in ("conjugation", "translation")),
+            f"{scores['copying']:.0%}",
         ]
-        for seed, one in zip(runs, judged, strict=True)
+        for seed, scores in zip(runs, judged, strict=True)
     ]
     return [
         table(["seed", "conjugation", "translation", "copying"], rows, left=0),
-        "Heads with a role; beside each, its score:",
+        "Heads with a role, each with its score:",
         table(["role", "seeds", *(f"seed {seed}" for seed in runs)], role_rows(runs), left=1),
-        "The head of each run that scores best on the relation on one half of the texts, label or "
-        "not; its score on the other with nothing between subject and verb · with an adverb "
-        "between them:",
+        "The head of each run with the best score for the relation on one half of the texts, with "
+        "or without a label; its score on the other half with nothing between subject and verb · "
+        "with an adverb between them:",
         table(["relation", *(f"seed {seed}" for seed in runs)], part_rows(runs), left=1),
-        "What each run loses without the one head that costs most, and its interval; of many heads "
-        "that is the one that looks worst on these texts:",
+        "The loss of each run without its most important head, with its interval; this head was "
+        "selected as the worst of many on these same texts:",
         table(["behaviour", *(f"seed {seed}" for seed in runs)], effect_rows(runs), left=1),
         "Heads that back each other up:",
         "\n".join(
@@ -187,15 +194,15 @@ def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
 
 def role_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
     rows = []
-    for role in ASKED:
+    for role in ROLES:
         cells = []
         for roles in runs.values():
             found = roles.found()
-            those = found[found["role"] == role]
+            labels = found[found["role"] == role]
             cells.append(
                 ", ".join(
                     f"{name} {effect:.2f}"
-                    for name, effect in zip(those["name"], those["effect"], strict=True)
+                    for name, effect in zip(labels["name"], labels["effect"], strict=True)
                 )
                 or "–"
             )
@@ -205,7 +212,7 @@ def role_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
 
 
 def part_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
-    """The head that is best on the one half of the texts, and what it scores on the other."""
+    """The best head on one half of the texts, and its score on the other half."""
     rows = []
     for role in ("next subject", "head → nsubj"):
         cells = []
@@ -233,7 +240,7 @@ def effect_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
 
 
 def alignment_table(seeds: Sequence[str], tables: Sequence[pd.DataFrame]) -> str:
-    """The head that aligns best on the one half of the texts, and what it scores on the other."""
+    """The best aligner on one half of the texts, and its score on the other half."""
     rows = []
     for query in ("identity", "prediction"):
         for seed, frame in zip(seeds, tables, strict=True):
@@ -241,15 +248,15 @@ def alignment_table(seeds: Sequence[str], tables: Sequence[pd.DataFrame]) -> str
             accuracy = f"{best['accuracy']:.2f} [{best['ci_low']:.2f}, {best['ci_high']:.2f}]"
             nulls = [f"{best[name]:.2f}" for name in ("chance", "offset", "diagonal")]
             rows.append([query, seed, best["name"], accuracy, f"{best['aer']:.2f}", *nulls])
-    titles = ["asks", "seed", "head", "accuracy", "AER", "chance", "best offset", "diagonal"]
+    titles = ["query", "seed", "head", "accuracy", "AER", "chance", "best offset", "diagonal"]
     return table(titles, rows, left=3)
 
 
 def groups(roles: hw.Roles) -> list[str]:
     return [
-        f"{', '.join(group.together.heads)} ({group.role}): without all of them "
-        f"{group.together.behaviour} loses {group.together.effect:+.2f} "
-        f"[{group.together.low:+.2f}, {group.together.high:+.2f}], without each alone "
+        f"{', '.join(group.together.heads)} ({group.role}): ablating all of them costs "
+        f"{group.together.behaviour} {group.together.effect:+.2f} "
+        f"[{group.together.low:+.2f}, {group.together.high:+.2f}], ablating each alone "
         f"{group.alone:+.2f} in sum"
         for group in roles.ablation_effects.groups
     ]
@@ -263,23 +270,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     encoder.add_argument("--trees", type=Path, required=True)
     encoder.add_argument("--coref", type=Path, required=True)
     encoder.add_argument(
-        "--texts", type=int, nargs=2, default=[400, 140], help="at most, of either file"
+        "--texts", type=int, nargs=2, default=[400, 140], help="the most texts of each file"
     )
     encoder.set_defaults(run=find_in_encoder)
     lab = parts.add_parser("lab")
     lab.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     lab.add_argument("--steps", type=int, default=TrainSettings.steps)
-    lab.add_argument("--lines", type=int, default=160, help="sentences to look at, and to try")
+    lab.add_argument("--lines", type=int, default=160, help="sentences for roles, and for ablation")
     lab.set_defaults(run=find_in_lab)
-    telling = parts.add_parser("tell")
-    telling.add_argument("--into", required=True)
-    telling.set_defaults(run=tell_all)
-    for part in (encoder, lab, telling):
-        part.add_argument("--keep", type=Path, required=True, help="where tables are kept")
-    how = parser.parse_args(arguments)
-    how.keep.mkdir(parents=True, exist_ok=True)
+    publishing = parts.add_parser("publish")
+    publishing.add_argument("--into", required=True)
+    publishing.set_defaults(run=publish)
+    for part in (encoder, lab, publishing):
+        part.add_argument("--keep", type=Path, required=True, help="a folder for the tables")
+    options = parser.parse_args(arguments)
+    options.keep.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
-    how.run(how)
+    options.run(options)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Train small models into entropy collapse, and see which alarm goes off first.
+"""Train small models into entropy collapse, and compare which alarm goes off first.
 
-Each seed trains two Mini-GPTs that differ in the learning rate alone. It is warmed up to 0.002,
-which is right for this model, or climbs to thirty times that. Two rules are on attention and two
-on the loss; none of them goes off at the right rate.
+Each seed trains two Mini-GPTs that differ only in the learning rate. It warms up to 0.002, which is
+right for this model, or climbs to thirty times that. Two rules apply to attention and two to the
+loss; none of them goes off at the right rate.
 
     python examples/entropy_collapse.py --seeds 0 1 2 3 4
 """
@@ -22,13 +22,13 @@ from headwise.lab import MiniGPT, TrainSettings, make_tokenizer
 from headwise.monitor import Above, Alarm, Below, HeadMonitor
 
 RIGHT_RATE, TOO_HIGH = 0.002, 0.06
-# 100 is where QK-clip steps in; a head of .1 nats hardly looks at more than one token.
+# QK-clip steps in at 100; a head with an entropy of .1 nats attends to hardly more than one token.
 RULES = (Above("max_logit", 100.0, patience=2), Below("entropy", 0.1, patience=2))
 
 
 @dataclass
 class Rise:
-    """Notes when a loss has risen from its lowest by so much, so many times in a row."""
+    """Records when a loss is `by` above its lowest value, `patience` times in a row."""
 
     by: float
     patience: int
@@ -40,7 +40,7 @@ class Rise:
     def follow(self, step: int, loss: float) -> None:
         if loss < self.lowest:
             self.lowest, self.lowest_at = loss, step
-        # Not `>`: a loss that is no number has risen, too.
+        # Not `>`: a NaN loss counts as risen.
         self.above = 0 if loss <= self.lowest + self.by else self.above + 1
         if self.alarm is None and self.above >= self.patience:
             self.alarm = step
@@ -48,31 +48,31 @@ class Rise:
 
 @dataclass
 class Run:
-    """What went off when, in steps."""
+    """The steps at which each rule went off."""
 
     seed: int
     rate: float
     first: dict[str, Alarm] = field(default_factory=dict)
-    # Batches are small: smoothed over about 50 of them, the loss of a good run rises by up to .15.
+    # Batches are small: smoothed over about 50 of them, the loss of a good run still rises by .15.
     training: Rise = field(default_factory=lambda: Rise(by=0.2, patience=1))
     validation: Rise = field(default_factory=lambda: Rise(by=0.1, patience=2))
     smooth: float = math.nan
-    last: float = math.nan  # on the lines that are held out
+    last: float = math.nan  # on the held-out lines
 
-    def hear(self, alarm: Alarm) -> None:
+    def record(self, alarm: Alarm) -> None:
         self.first.setdefault(str(alarm.rule), alarm)
 
     def follow(self, step: int, loss: float) -> None:
         self.smooth = loss if step == 1 else 0.98 * self.smooth + 0.02 * loss
         self.training.follow(step, self.smooth)
 
-    def judge(self, step: int, loss: float) -> None:
+    def evaluate(self, step: int, loss: float) -> None:
         self.last = loss
         self.validation.follow(step, loss)
 
 
 def train(settings: TrainSettings, every: int) -> Run:
-    """Train one model with a monitor on it."""
+    """Train one model with a monitor."""
     torch.manual_seed(settings.seed)
     grammar = settings.grammar()
     model = MiniGPT(settings.config(len(grammar.vocabulary)))
@@ -85,7 +85,7 @@ def train(settings: TrainSettings, every: int) -> Run:
         logits, targets = model(ids[:, :-1]), ids[:, 1:]
         return functional.cross_entropy(logits.mT, targets, ignore_index=padding)
 
-    with HeadMonitor(model, every, rules=RULES, on_alarm=run.hear) as monitor:
+    with HeadMonitor(model, every, rules=RULES, on_alarm=run.record) as monitor:
         for ids in batches(settings, grammar):
             optimizer.param_groups[0]["lr"] = settings.learning_rate_at(monitor.steps)
             loss = loss_of(ids)
@@ -97,12 +97,12 @@ def train(settings: TrainSettings, every: int) -> Run:
             run.follow(monitor.steps, loss.item())
             if monitor.steps % every == 0:
                 with torch.no_grad():
-                    run.judge(monitor.steps, loss_of(held_out).item())
+                    run.evaluate(monitor.steps, loss_of(held_out).item())
     return run
 
 
 def batches(settings: TrainSettings, grammar: Grammar) -> Iterator[Tensor]:
-    """A batch of lines for every step: `<bos>`, words, `<eos>`, padding on the right."""
+    """One batch of lines per step: `<bos>`, words, `<eos>`, padding on the right."""
     tokenizer = make_tokenizer(grammar.vocabulary)
     tokenizer.enable_padding(pad_id=grammar.vocabulary.index(PAD), pad_token=PAD)
     rng = np.random.default_rng(settings.seed)
@@ -117,12 +117,12 @@ def row(run: Run) -> str:
     steps = [None if alarm is None else alarm.step for alarm in alarms]
     steps += [run.training.alarm, run.validation.alarm]
     lowest = f"{run.validation.lowest:.2f} (step {run.validation.lowest_at})"
-    went = ["–" if step is None else str(step) for step in steps]
-    return f"| {' | '.join([str(run.seed), f'{run.rate:g}', *went, lowest, f'{run.last:.2f}'])} |"
+    shown = ["–" if step is None else str(step) for step in steps]
+    return f"| {' | '.join([str(run.seed), f'{run.rate:g}', *shown, lowest, f'{run.last:.2f}'])} |"
 
 
 def table(runs: Sequence[Run]) -> str:
-    """The runs as a Markdown table: when each rule first went off, and how the loss went."""
+    """The runs as a Markdown table: when each rule first went off, and the validation loss."""
     rules = " | ".join(map(str, RULES))
     last = "training loss | validation loss | lowest validation loss | last"
     return "\n".join([f"| seed | rate | {rules} | {last} |", "|--:" * 8 + "|", *map(row, runs)])

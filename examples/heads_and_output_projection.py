@@ -1,9 +1,9 @@
-"""What do several heads do for a model, and what does `W_O`? A small study to repeat at home.
+"""Do several heads help a model, and does `W_O`? A small study to repeat at home.
 
-It trains Mini-GPTs that differ in nothing but the number of heads and the output projection `W_O`
-of their attention layers: drawn at random as usual, begun as the identity, or left out. Width,
-layers and lines are the same, and for each seed even the other first weights are. Results are
-written after every run, and the same command goes on from there:
+It trains Mini-GPTs that differ only in the number of heads and in the output projection `W_O` of
+their attention layers: initialised at random as usual, initialised as the identity, or left out.
+Width, layers and lines are the same, and for each seed all other initial weights too. Results are
+written after every run, and the same command continues from there:
 
     python examples/heads_and_output_projection.py --out heads-study.json
 """
@@ -35,8 +35,8 @@ FORMS = ("drawn", "identity", "none")
 MEASURES = {"loss": "{:.3f}", "conjugation": "{:.0%}", "translation": "{:.0%}"}
 
 
-def train_and_judge(settings: TrainSettings, *, W_O: str, lines: int) -> Row:
-    """Train one model, and judge it on verbs beside pronouns that it never saw them with."""
+def train_and_evaluate(settings: TrainSettings, *, W_O: str, lines: int) -> Row:
+    """Train one model, and evaluate it on pairs of verb and pronoun that were held out."""
     started = process_time()
     grammar = settings.grammar()
     tokenizer = make_tokenizer(grammar.vocabulary)
@@ -63,20 +63,20 @@ def train_and_judge(settings: TrainSettings, *, W_O: str, lines: int) -> Row:
 
 
 def make_model(settings: TrainSettings, W_O: str) -> MiniGPT:
-    """A model whose other first weights depend on the seed alone, not on heads or `W_O`."""
+    """A model whose other initial weights depend on the seed alone, not on heads or `W_O`."""
     torch.manual_seed(settings.seed)
     model = MiniGPT(settings.config(len(settings.grammar().vocabulary)))
     for block in model.blocks:
         if W_O == "identity":
             nn.init.eye_(block.attention.out_proj.weight)
         elif W_O == "none":
-            # The heads stay side by side: each writes to features of its own.
+            # The heads are concatenated: each writes to features of its own.
             block.attention.out_proj = nn.Identity()
     return model
 
 
 def batches(settings: TrainSettings) -> Iterator[Tensor]:
-    """A batch of lines for every step, drawn by the seed alone."""
+    """One batch of lines per step, which depends on the seed alone."""
     grammar = settings.grammar()
     tokenizer = make_tokenizer(grammar.vocabulary)
     tokenizer.enable_padding(pad_id=grammar.vocabulary.index(PAD), pad_token=PAD)
@@ -87,37 +87,37 @@ def batches(settings: TrainSettings) -> Iterator[Tensor]:
 
 
 def run(options: argparse.Namespace) -> list[Row]:
-    """Every combination of heads, `W_O` and seed; those that are in the file are not run again."""
+    """Run every combination of heads, `W_O` and seed that is not in the file yet."""
     names = ("d_model", "n_layers", "steps", "batch_size", "learning_rate")
     # Sentences only: models of this size do not learn to copy random words.
     common = TrainSettings(repeat_share=0.0, **{name: getattr(options, name) for name in names})
-    asked = asdict(common) | {"lines_judged": options.lines}
-    del asked["seed"], asked["n_heads"]
-    rows = read(options.out, asked)
+    requested = asdict(common) | {"lines_judged": options.lines}
+    del requested["seed"], requested["n_heads"]
+    rows = read(options.out, requested)
     done = {tuple(row[name] for name in KEY) for row in rows}
-    # Seed by seed: whoever looks in early sees every model once.
+    # Seed by seed, so that early results already cover every kind of model.
     for seed, n_heads, W_O in itertools.product(options.seeds, options.heads, options.W_O):
         if (n_heads, W_O, seed) in done:
             continue
         settings = replace(common, seed=seed, n_heads=n_heads)
-        row = train_and_judge(settings, W_O=W_O, lines=options.lines)
+        row = train_and_evaluate(settings, W_O=W_O, lines=options.lines)
         rows.append(dict(zip(KEY, (n_heads, W_O, seed), strict=True)) | row)
-        write(options.out, asked, rows)
+        write(options.out, requested, rows)
     return rows
 
 
-def read(path: Path, asked: Row) -> list[Row]:
-    """The runs that a file holds, if they were made with these settings."""
+def read(path: Path, requested: Row) -> list[Row]:
+    """The runs in a file, if they were made with these settings."""
     if not path.exists():
         return []
-    held = json.loads(path.read_text("utf-8"))
-    if held["settings"] != asked:
-        raise SystemExit(f"{path} holds runs with {held['settings']}. Choose another file.")
-    return list(held["runs"])
+    saved = json.loads(path.read_text("utf-8"))
+    if saved["settings"] != requested:
+        raise SystemExit(f"{path} holds runs with {saved['settings']}. Choose another file.")
+    return list(saved["runs"])
 
 
-def write(path: Path, asked: Row, rows: Sequence[Row]) -> None:
-    """All runs so far, and what they were made with."""
+def write(path: Path, requested: Row, rows: Sequence[Row]) -> None:
+    """Write all runs so far, with their settings and the machine."""
     machine = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -126,21 +126,21 @@ def write(path: Path, asked: Row, rows: Sequence[Row]) -> None:
         "threads": torch.get_num_threads(),
     }
     with write_beside(path) as beside:
-        held = {"settings": asked, "machine": machine, "runs": rows}
-        beside.write_text(json.dumps(held, indent=1) + "\n", "utf-8")
+        saved = {"settings": requested, "machine": machine, "runs": rows}
+        beside.write_text(json.dumps(saved, indent=1) + "\n", "utf-8")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Every model: the mean over the seeds, and in brackets the lowest and the highest."""
+    """A row per kind of model: the mean over the seeds, with the lowest and highest in brackets."""
     lines = [
         "| heads | W_O | parameters | loss | conjugation | translation |",
         "|--:|:--|--:|--:|--:|--:|",
     ]
     for n_heads, W_O in sorted({(row["n_heads"], row["W_O"]) for row in rows}):
-        own = [row for row in rows if (row["n_heads"], row["W_O"]) == (n_heads, W_O)]
-        cells = [str(n_heads), W_O, f"{own[0]['parameters']:,}"]
+        group = [row for row in rows if (row["n_heads"], row["W_O"]) == (n_heads, W_O)]
+        cells = [str(n_heads), W_O, f"{group[0]['parameters']:,}"]
         for name, form in MEASURES.items():
-            values = [row[name] for row in own]
+            values = [row[name] for row in group]
             shown = map(form.format, (statistics.mean(values), min(values), max(values)))
             cells.append("{} ({}–{})".format(*shown))
         lines.append(f"| {' | '.join(cells)} |")
@@ -148,17 +148,20 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def compare(rows: Sequence[Row], by: str) -> str:
-    """What one choice changes between models alike in all else: the mean, and how often up."""
+    """The effect of one choice, all else equal: the mean change, and how often it is positive."""
     values = sorted({row[by] for row in rows})
-    rest = [name for name in KEY if name != by]
-    runs = {(row[by], *(row[name] for name in rest)): row for row in rows}
+    others = [name for name in KEY if name != by]
+    runs = {(row[by], *(row[name] for name in others)): row for row in rows}
     lines = [f"| {by} | loss | conjugation | translation |", "|:--|--:|--:|--:|"]
     for value in values[1:]:
-        pairs = [(runs[value, *key], runs[values[0], *key])
-                 for had, *key in runs if had == value and (values[0], *key) in runs]  # fmt: skip
+        pairs = [
+            (runs[choice, *key], runs[values[0], *key])
+            for choice, *key in runs
+            if choice == value and (values[0], *key) in runs
+        ]
         cells = [f"{value}, not {values[0]}"]
         for name in MEASURES:
-            changes = [one[name] - other[name] for one, other in pairs]
+            changes = [changed[name] - base[name] for changed, base in pairs]
             up = sum(change > 0 for change in changes)
             cells.append(f"{statistics.mean(changes):+.3f} ({up} of {len(changes)} up)")
         lines.append(f"| {' | '.join(cells)} |")
@@ -166,7 +169,7 @@ def compare(rows: Sequence[Row], by: str) -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of the study; left alone they give the published one."""
+    """The options of the study; the defaults give the published one."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("heads-study.json"))
     parser.add_argument("--heads", type=int, nargs="+", default=[1, 2, 4, 8])
@@ -177,12 +180,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--batch", type=int, default=16, dest="batch_size")
     parser.add_argument("--lr", type=float, default=6e-3, dest="learning_rate")
-    parser.add_argument("--lines", type=int, default=512, help="to judge each model on")
+    parser.add_argument("--lines", type=int, default=512, help="lines to evaluate each model on")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is missing, write it, print the tables."""
+    """Run the missing combinations, write them, and print the tables."""
     rows = run(parse(arguments))
     print(table(rows), compare(rows, "W_O"), compare(rows, "n_heads"), sep="\n\n")
 

@@ -1,4 +1,4 @@
-"""The page about roles: what its script makes of tables, and a page that has the same ones."""
+"""The page about roles has the tables that its script writes."""
 
 import importlib.util
 import json
@@ -29,26 +29,27 @@ def script():
     sys.path.remove(str(folder))
 
 
-def made(script, found: Sequence[int]) -> Roles:
-    """Roles as the script finds them, of which some heads have each."""
+def make_tables(script, heads: Sequence[int]) -> Roles:
+    """Roles as the script finds them; the numbered heads have each of them."""
     study = make_study(2, 2)
-    roles = [role + part for role in script.ASKED[:2] for part in ("", *script.PARTS)]
-    tables = [make_roles(study, found, role) for role in (*roles, *script.ASKED[2:])]
-    rows = pd.concat([one.frame() for one in tables], ignore_index=True)
-    return replace(tables[0], rows=rows)
+    names = [role + part for role in script.ROLES[:2] for part in ("", *script.PARTS)]
+    tables = [make_roles(study, heads, role) for role in (*names, *script.ROLES[2:])]
+    rows = pd.concat([roles.frame() for roles in tables], ignore_index=True)
+    meanings = {role: text for roles in tables for role, text in roles.meanings.items()}
+    return replace(tables[0], rows=rows, meanings=meanings)
 
 
 @pytest.fixture(scope="module")
-def told(script, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the script tells of tables that were kept."""
+def page_text(script, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page that the script writes from saved tables."""
     place = tmp_path_factory.mktemp("roles")
     page, run = place / "page.md", place / "seed-3"
     page.write_text("before\n<!-- measured -->\n<!-- end of what was measured -->\nafter", "utf-8")
-    made(script, (0, 1)).save(place / "encoder.json")
-    made(script, (0,)).save(place / "encoder-A.json")
-    made(script, (0, 2)).save(place / "encoder-B.json")
+    make_tables(script, (0, 1)).save(place / "encoder.json")
+    make_tables(script, (0,)).save(place / "encoder-A.json")
+    make_tables(script, (0, 2)).save(place / "encoder-B.json")
     run.mkdir()
-    made(script, ()).save(run / "roles.json")
+    make_tables(script, ()).save(run / "roles.json")
     seen = {"conjugation": 0.5, "translation": 0.25}
     (run / "judged.json").write_text(json.dumps({"seen": seen, "copying": 0.75}), "utf-8")
     numbers = ("accuracy", "ci_low", "ci_high", "aer", "chance", "offset", "diagonal")
@@ -57,7 +58,7 @@ def told(script, tmp_path_factory: pytest.TempPathFactory) -> str:
         for query in ("identity", "prediction")
     ]
     (run / "alignment.json").write_text(json.dumps(aligned), "utf-8")
-    script.main(["tell", "--into", str(page), "--keep", str(place)])
+    script.main(["publish", "--into", str(page), "--keep", str(place)])
     return page.read_text("utf-8")
 
 
@@ -67,22 +68,22 @@ def titles(text: str) -> set[str]:
     return {re.sub(r"( \| seed \d+)+$", "", row) for row in rows}
 
 
-def test_the_page_has_the_tables_of_the_script(told: str) -> None:
-    assert told.startswith("before\n")
-    assert told.endswith("\nafter")
-    assert len(titles(told)) == 7
-    assert titles(PAGE.read_text("utf-8")) == titles(told)
+def test_the_page_has_the_tables_of_the_script(page_text: str) -> None:
+    assert page_text.startswith("before\n")
+    assert page_text.endswith("\nafter")
+    assert len(titles(page_text)) == 7
+    assert titles(PAGE.read_text("utf-8")) == titles(page_text)
 
 
-def test_labels_and_their_stability_are_those_of_the_tables(script, told: str) -> None:
-    kinds = len(script.ASKED) + 4
-    assert f"4 heads: 2 have {2 * kinds} roles; 2 have none: L1.H0, L1.H1." in told
-    assert f"{kinds} of the {2 * kinds} labels that one half or the other gives" in told
-    assert f"{kinds} are found on both halves, 0 on one, {kinds} on neither" in told
+def test_labels_and_their_stability_are_those_of_the_tables(script, page_text: str) -> None:
+    kinds = len(script.ROLES) + 4
+    assert f"4 heads: 2 have {2 * kinds} roles; 2 have none: L1.H0, L1.H1." in page_text
+    assert f"{kinds} of the {2 * kinds} labels found on either half" in page_text
+    assert f"{kinds} are found on both halves, 0 on one, {kinds} on neither" in page_text
     # Of four heads one half names 1 and the other 2, both the first: (3/4 − 1/2) / (1 − 1/2).
-    assert "Cohen's κ over all heads and roles is 0.50" in told
-    assert "| induction | 0 of 1 | – |" in told
-    assert "- seed 3: L0.H0, L1.H1 (next subject): without all of them" in told
+    assert "Cohen's κ over all heads and roles is 0.50" in page_text
+    assert "| induction | 0 of 1 | – |" in page_text
+    assert "- seed 3: L0.H0, L1.H1 (next subject): ablating all of them" in page_text
 
 
 def test_the_page_names_every_head_once_as_having_roles_or_none() -> None:

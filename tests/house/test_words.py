@@ -1,8 +1,19 @@
-"""Words that have no place in a tracked file."""
+"""Words: what no tracked file holds, and and names and phrases replaced by standard terms.
 
+`docs/architecture.md` has the glossary: one standard term for each idea.
+"""
+
+import ast
 import re
+from collections import Counter
+from collections.abc import Iterator
 
-from house.source import tracked_texts
+from house.source import PACKAGE, ROOT, Source, sources, tracked_texts
+
+
+def _set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
 
 # Written in parts, so that this file does not hold what it looks for.
 FORBIDDEN = (
@@ -13,6 +24,38 @@ FORBIDDEN = (
     r"^(?:<{7}|>{7}) ",  # a conflict left over
 )
 
+# Parts of names that have a standard term: capture, ownership, scoring, progress, rotation, ...
+OLD_PARTS = _set("""
+    ask asked asks freedom gauge hear heard hearing hears laid lay leaving ledger listen looks
+    matter mine owning rival tell tells told turn turned turns unheard wanted
+""")
+OLD_NAMES = _set("held_still on_batch on_pass on_step on_text read_given tell_torch_layer")
+OLD_FILES = _set("""
+    _collect _describe _fewer _frame _guard _kept _leaving _look _moments _places _replay _seen
+    _shares _shown _slopes _still _words smaller
+""")
+OLD_TYPES_OF_NATIVE_SOURCE = re.compile(r"\b(?:Brain|Desk|Room|wild)\b")
+
+# Names that say nothing about the value they hold.
+GENERIC = _set("one at found given told asked here both some rest seen wanted mine")
+MOST_GENERIC = 0.03  # of all parameters and assigned names
+
+# The reference and the layer are the same thing, by definition and for use.
+SHARED_CLASSES = {"MultiHeadAttention"}
+
+# Personified tensors and riddles; a space stands for any gap, line breaks included.
+OLD_PHRASES = (
+    "whoever", "hears?", "(?:un)?heard", "(?:is|are|be|been) told", "told from", "by nobody but",
+    "nothing was chosen on", "no knowledge would", "was there to build", "a text a paragraph",
+    "shall have", "whose each", "of numbers nothing", "numbers? that (?:is|are) none",
+    "(?:gives?|leave behind)(?: [a-z]+){0,3} in the mean", "anew so often", "what was understood",
+    "what is asked for", "writes? the softmax out", "a little of all", "judged is",
+)  # fmt: skip
+OLD_PHRASE = re.compile(
+    rf"\b(?:{'|'.join(OLD_PHRASES)})\b".replace(" ", r"\s+(?:[#/]+\s+)?"), re.IGNORECASE
+)
+PROSE = ("src", "docs", "benchmarks", "examples", "Makefile", "pyproject.toml", ".ci")
+
 
 def test_no_tracked_file_holds_a_forbidden_word() -> None:
     found = [
@@ -22,3 +65,90 @@ def test_no_tracked_file_holds_a_forbidden_word() -> None:
         if any(re.search(pattern, line) for pattern in FORBIDDEN)
     ]
     assert not found, "\n".join(found)
+
+
+def test_files_and_folders_have_standard_names() -> None:
+    stems = {
+        path.relative_to(PACKAGE): part.removesuffix(".py")
+        for path in PACKAGE.rglob("*.py")
+        for part in path.relative_to(PACKAGE).parts
+        if part.removesuffix(".py") in OLD_FILES or not OLD_PARTS.isdisjoint(_parts(part))
+    }
+    assert not stems, "\n".join(f"{path}: {part}" for path, part in stems.items())
+
+
+def test_classes_functions_and_arguments_have_standard_names() -> None:
+    old = [
+        f"{source}:{line}: {name}"
+        for source in sources()
+        for line, name in _declared(source)
+        if name.strip("_") in OLD_NAMES or not OLD_PARTS.isdisjoint(_parts(name))
+    ]
+    assert not old, "\n".join(old)
+
+
+def test_no_class_name_stands_for_two_things() -> None:
+    classes = [
+        node.name
+        for source in sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    twice = {name: count for name, count in Counter(classes).items() if count > 1}
+    assert twice.keys() <= SHARED_CLASSES, twice
+
+
+def test_few_names_are_generic() -> None:
+    names = Counter(name for source in sources() for name in _bound(source))
+    generic = {name: names[name] for name in GENERIC if names[name]}
+    share = sum(generic.values()) / names.total()
+    assert share <= MOST_GENERIC, f"{share:.1%}: {generic}"
+
+
+def test_progress_has_one_alias() -> None:
+    callback = re.compile(r"Callable\[\[int, int\], None\]")
+    files = {str(source) for source in sources() if callback.search(source.path.read_text("utf-8"))}
+    assert files == {"_progress.py"}
+
+
+def test_native_source_has_standard_types() -> None:
+    old = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for path in sorted((PACKAGE / "kernels" / "native" / "source").rglob("*.*"))
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if OLD_TYPES_OF_NATIVE_SOURCE.search(line.partition("//")[0])
+    ]
+    assert not old, "\n".join(old)
+
+
+def test_prose_has_no_phrase_of_the_old_dialect() -> None:
+    old = [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {' '.join(match[0].split())}"
+        for path, text in tracked_texts().items()
+        if path.parts[0] in PROSE or path.suffix == ".md"
+        for match in OLD_PHRASE.finditer(text)
+    ]
+    assert not old, "\n".join(old)
+
+
+def _parts(name: str) -> list[str]:
+    """The words of a name in snake case or camel case."""
+    return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def _declared(source: Source) -> Iterator[tuple[int, str]]:
+    """The names of classes, functions and arguments, with their lines."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
+def _bound(source: Source) -> Iterator[str]:
+    """The names of parameters and of assignments."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id

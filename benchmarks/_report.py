@@ -1,4 +1,4 @@
-"""What benchmarks tell: rows, tables of them, on which machine, and peaks of memory."""
+"""Results of benchmarks: rows, Markdown tables, the machine, and peak memory."""
 
 import argparse
 import json
@@ -31,32 +31,32 @@ def rows_of(case: Row, times: Times, base: str) -> Iterator[Row]:
 def best_of(case: Row, times: Times, ours: str) -> Row:
     """A row for the ratio of `ours` to the peer whose median is the least, in the same rounds."""
     best = min((name for name in times.seconds if not name.startswith(ours)), key=times.median)
-    told = {"took": f"{times.median(best):.2f} ms", "rounds": len(times.seconds[best])}
+    peer = {"took": f"{times.median(best):.2f} ms", "rounds": len(times.seconds[best])}
     return (
-        case | told | {"who": f"{ours} / best peer", "ratio": f"{times.ratio(ours, best)}, {best}"}
+        case | peer | {"who": f"{ours} / best peer", "ratio": f"{times.ratio(ours, best)}, {best}"}
     )
 
 
-def aloud(rows: Iterable[Row]) -> list[Row]:
-    """The rows, told one by one as they are measured."""
-    told = []
+def print_rows(rows: Iterable[Row]) -> list[Row]:
+    """Collect the rows, printing each as soon as it is measured."""
+    printed = []
     for row in rows:
         print(*row.values(), sep="; ", file=sys.stderr, flush=True)
-        told.append(row)
-    return told
+        printed.append(row)
+    return printed
 
 
 def tables(rows: list[Row]) -> Iterator[str]:
-    """A table for each title: a line for each case, a column for each of those compared.
+    """A table for each title: a line per case, a column per variant.
 
-    The base is told by what it took, the others by their ratio to it.
+    The column of the base shows its time or size, the others their ratio to it.
     """
     for title in dict.fromkeys(row["table"] for row in rows):
         frame = pd.DataFrame([row for row in rows if row["table"] == title])
-        frame["told"] = frame["took"].where(frame["ratio"] == "1", frame["ratio"])
-        case = [name for name in frame if name not in ("table", "told", *MEASURED)]
+        frame["cell"] = frame["took"].where(frame["ratio"] == "1", frame["ratio"])
+        case = [name for name in frame if name not in ("table", "cell", *MEASURED)]
         lines = {
-            key: part.set_index("who")["told"] for key, part in frame.groupby(case, sort=False)
+            key: part.set_index("who")["cell"] for key, part in frame.groupby(case, sort=False)
         }
         wide = pd.DataFrame(lines).T.reindex(columns=frame["who"].unique()).fillna("")
         yield f"## {title}\n\n{_markdown(wide.rename_axis(case).reset_index())}"
@@ -68,14 +68,14 @@ def _markdown(frame: pd.DataFrame) -> str:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table of Markdown, its first columns to the left."""
-    marks = [":--" if at < left else "--:" for at in range(len(titles))]
+    """A Markdown table; its first `left` columns are aligned to the left."""
+    marks = [":--" if column < left else "--:" for column in range(len(titles))]
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
 
 
 def publish(rows: list[Row], where: str, page: str | None, file: str | None = None) -> None:
-    """Print the tables; put them into a page, and the rows into a file, where one is named."""
+    """Print the tables; write them into `page`, and the rows into `file`, if given."""
     text = "\n\n".join([f"{where}.", *tables(rows)])
     print(text)
     if file:
@@ -85,33 +85,33 @@ def publish(rows: list[Row], where: str, page: str | None, file: str | None = No
 
 
 def insert(text: str, page: str | Path, part: str = "") -> None:
-    """Put what was measured between the two marks of a page, or of a part of it."""
+    """Replace the text between the two marks of a page, or of a part of it."""
     begin = f"<!-- measured: {part} -->" if part else BEGIN
-    before, rest = Path(page).read_text("utf-8").split(begin)
-    _, after = rest.split(END, 1)
+    before, remainder = Path(page).read_text("utf-8").split(begin)
+    _, after = remainder.split(END, 1)
     Path(page).write_text(f"{before}{begin}\n\n{text}\n\n{END}{after}", "utf-8")
 
 
-def machine(how: argparse.Namespace) -> str:
-    q = torch.randn(1, 4, 256, 64, device=how.device)
+def machine(options: argparse.Namespace) -> str:
+    q = torch.randn(1, 4, 256, 64, device=options.device)
     causal = partial(attend, q, q, q, causal=True, backend="fused")
-    device = torch.cuda.get_device_name() if how.device == "cuda" else platform.processor()
+    device = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
     return (
-        f"torch {torch.__version__}, {how.threads} threads, {device or platform.machine()} "
-        f"({torch.backends.cpu.get_cpu_capability()}), {how.clock} clock; "
+        f"torch {torch.__version__}, {options.threads} threads, {device or platform.machine()} "
+        f"({torch.backends.cpu.get_cpu_capability()}), {options.clock} clock; "
         f"torch's kernel: {kernels_of(causal)}"
     )
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Bytes that a work takes at its peak on top of what was there before; Linux."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _of_process("VmRSS")
+    """Peak memory of `work` in bytes, on top of the memory in use before; Linux only."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = _process_memory("VmRSS")
     work()
-    return _of_process("VmHWM") - before
+    return _process_memory("VmHWM") - before
 
 
-def _of_process(what: str) -> int:
+def _process_memory(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith(what))
+    (line,) = (line for line in lines if line.startswith(field))
     return 1024 * int(line.split()[1])
