@@ -70,21 +70,19 @@ def attention(
         mask: True = may attend, or floats added to the logits (−inf or the dtype's most negative
             number: may not). `[T, S]`, or four axes with ones to broadcast.
         causal: Whether a query sees only its own position and earlier ones.
-        window: The numbers of keys visible before and after the query's own; None is no limit.
+        window: The keys visible before and after the query's own; None is no limit.
         scale: The factor on q·k. None is 1 / sqrt(D).
         bias: Added to the logits after the cap, in the same forms as a mask.
         softcap: Logits z become c · tanh(z / c), between −c and c.
         sinks: One more logit per head, in the softmax denominator only.
     Returns:
-        The heads; with `need_weights` or `need_lse` an `AttentionOutput`. Weights of a row sum
-        to 1 (less with a sink, 0 without keys).
+        The heads, or an `AttentionOutput`. A row's weights sum to 1 (less with a sink).
     Raises:
         ShapeError: sizes do not fit, H is no multiple of Hkv, or a mask does not broadcast.
         MaskError: a mask or bias is neither boolean nor float, or a float mask is all 0 and 1.
         ArgumentError: a scale not finite, a softcap not positive, or a negative side of the window.
     Source:
-        Vaswani et al. 2017, eq. 1 (arXiv:1706.03762). Groups: Ainslie et al. 2023, section 2.2
-        (arXiv:2305.13245).
+        Vaswani et al. 2017, eq. 1 (arXiv:1706.03762); Ainslie et al. 2023 (arXiv:2305.13245).
     """
     _check_sizes(q, k, v, sinks)
     _check_values(scale, softcap, window)
@@ -258,8 +256,7 @@ def _additive(argument: str, mask: np.ndarray | None, shape: tuple[int, ...]) ->
     if mask.dtype.kind not in "bf":
         advice = "Give booleans (True = may attend) or floats (added to the logits)."
         raise MaskError(f"{argument} of dtype {mask.dtype}. {advice}")
-    binary = mask.dtype.kind == "f" and np.array_equal(np.unique(mask), [0, 1])
-    if binary and argument.endswith("mask"):
+    if argument.endswith("mask") and mask.dtype.kind == "f" and {*mask.flat} == {0, 1}:
         advice = "Give mask.astype(bool) if 1 means may attend, or bias=mask to add the numbers."
         raise MaskError(f"{argument} of {mask.dtype}, {mask.shape}, holds only 0 and 1. {advice}")
     sizes = shape[-2:] if mask.ndim == 2 else shape

@@ -91,7 +91,7 @@ def test_a_layer_that_is_broken(tmp_path: Path) -> None:
             load(folder)
     path.write_text(about)
     weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"layer.*model\.safetensors is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"layer.*is no complete safetensors file"):
         load(folder)
 
 

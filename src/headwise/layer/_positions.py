@@ -186,9 +186,9 @@ class YaRN:
         ramp = ((pair - first) / max(last - first, 1e-3)).clamp(0, 1)
         return frequencies * (1 - ramp) + frequencies / self.factor * ramp
 
-    def _pair_of(self, turns: float, rope: RoPE) -> float:
-        """The (fractional) pair that completes this many turns within `trained_length`."""
-        longest = math.log(self.trained_length / (turns * 2 * math.pi))
+    def _pair_of(self, rotations: float, rope: RoPE) -> float:
+        """The (fractional) pair that completes this many rotations within `trained_length`."""
+        longest = math.log(self.trained_length / (rotations * 2 * math.pi))
         return rope.width * longest / (2 * math.log(rope.base))
 
 

@@ -103,7 +103,7 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
             f"among the keys are unknown. Leave the layer out with layers=."
         )
     query_index = torch.arange(total - T, total, device=call.k.device)
-    keys = _lay_out(real, _packed(call, text))
+    keys = _text_layout(real, _packed(call, text))
     end = _length(text, total, T)
     query_text = keys.text[:, query_index]
     return Positions(
@@ -147,14 +147,14 @@ def positions_across(call: AttentionCall, queries: Text, keys: Text) -> Position
         real = _fit(keys.real, B, S, call.k.device)
     mask = None if queries.real is None else queries.real[:, -T:]
     query_real = _fit(None if mask is None or mask.shape[1] < T else mask, B, T, call.q.device)
-    layout = _lay_out(query_real, None)
+    layout = _text_layout(query_real, None)
     return Positions(
         query_real=query_real,
         key_real=real,
         query_position=layout.position,
         query_text=layout.text,
         key_text=layout.text,
-        keys=_lay_out(real, None),
+        keys=_text_layout(real, None),
         n_texts=B,
         query_index=None,
         begin=0,
@@ -162,7 +162,7 @@ def positions_across(call: AttentionCall, queries: Text, keys: Text) -> Position
     )
 
 
-def _lay_out(real: Bool[Tensor, "B n"], packed: Int[Tensor, "B n"] | None) -> TextLayout:
+def _text_layout(real: Bool[Tensor, "B n"], packed: Int[Tensor, "B n"] | None) -> TextLayout:
     """The layout of one text per row, or of the texts that `packed` numbers in each row."""
     B, n = real.shape
     rows = torch.arange(B, device=real.device)

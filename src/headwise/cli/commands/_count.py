@@ -33,14 +33,12 @@ def _size(name: str, default: str | bool, description: str) -> typer.models.Opti
     return typer.Option(name, show_default=default, min=1, help=description)
 
 
+_KNOWN = "A known model such as bert-base, a config.json, or a folder with one."
+_Known = Annotated[str | None, typer.Argument(metavar="MODEL", help=_KNOWN)]
+
+
 def count(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="A known model such as bert-base, a config.json, or a folder with one.",
-        ),
-    ] = None,
+    model: _Known = None,
     d_model: Annotated[
         _Size, _size("--d-model", False, "Instead of MODEL: the width of a layer.")
     ] = None,

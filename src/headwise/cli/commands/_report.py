@@ -12,6 +12,16 @@ from headwise.errors import ArgumentError
 _LAB_FOLDER = Path("mini-gpt")
 
 
+_FindRoles = Annotated[
+    bool | None,
+    typer.Option(
+        "--roles/--no-roles",
+        help="Find the roles of the heads of MODEL, too.",
+        show_default="unless MODEL is an encoder-decoder",
+    ),
+]
+
+
 def report(
     model: Annotated[
         str | None,
@@ -31,14 +41,7 @@ def report(
             show_default=str(_LAB_FOLDER),
         ),
     ] = None,
-    roles: Annotated[
-        bool | None,
-        typer.Option(
-            "--roles/--no-roles",
-            help="Find the roles of the heads of MODEL, too.",
-            show_default="unless MODEL is an encoder-decoder",
-        ),
-    ] = None,
+    roles: _FindRoles = None,
     target: Target = None,
     *,
     shared: Shared,

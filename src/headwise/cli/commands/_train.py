@@ -57,11 +57,8 @@ def train(
     from headwise.cli import tasks
     from headwise.lab import sample
 
-    settings = {
-        name: value
-        for name, value in values.items()
-        if name in tasks.SETTINGS and value is not None
-    }
+    names = sorted(tasks.SETTINGS & values.keys())
+    settings = {name: values[name] for name in names if values[name] is not None}
     trained = tasks.train_mini_gpt(out, settings)
     sampled = None if prompt is None else sample(trained.model, trained.tokenizer, prompt)
     if as_json:

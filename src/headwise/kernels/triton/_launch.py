@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headwise.kernels.triton._describe import describe
+from headwise.kernels.triton._statistics import describe
 from headwise.kernels.triton._task import Fields, Task
 
 

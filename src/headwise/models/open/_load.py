@@ -1,7 +1,9 @@
 """Open a model by folder or hub name: safetensors and JSON only, never a pickle, no remote code."""
 
 import re
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +154,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
         # Open the revision that was checked, not one that was pushed since.
         pinned = {} if folder or checked is None else {"revision": checked.name}
         cls = cls or _model_class(str(source), **pinned)
-        with limit:
+        with limit, _progress_bar_in_terminals_only():
             model, report = cls.from_pretrained(
                 str(source),
                 trust_remote_code=False,
@@ -173,6 +175,21 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
         )
     read_original(getattr(model.config, ORIGINAL, None), str(source))
     return model
+
+
+@contextmanager
+def _progress_bar_in_terminals_only() -> Iterator[None]:
+    """Keep transformers' progress bar out of files and pipes."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _why_not(error: Exception, folder: Path | None) -> str:

@@ -131,7 +131,7 @@ class _Search:
         if any(known.site == site for known in self._attentions):
             raise UnsupportedError(
                 f"heads: {site.name} attends several times in one pass, so edits of its heads "
-                f"cannot be told apart. Watch this model without editing its heads."
+                f"are ambiguous. Watch this model without editing its heads."
             )
         nth = self._calls.get(id(call.module), 0)
         self._calls[id(call.module)] = nth + 1

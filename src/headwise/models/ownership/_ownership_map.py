@@ -117,11 +117,11 @@ def _run_attached(
     """The queries, keys, values and joined heads of each attention, with their gradients."""
     parts: dict[nn.Module, Parts] = {module: {} for module in first}
 
-    @torch.enable_grad()  # listeners work without
-    def hear(call: AttentionCall) -> None:
-        shown = {"q": call.q, "k": call.k, "v": call.v}
-        for name, x in shown.items():
-            # Attention that is written out shows its queries and keys to nobody: width 0.
+    @torch.enable_grad()  # callbacks run without gradients
+    def record(call: AttentionCall) -> None:
+        inputs = {"q": call.q, "k": call.k, "v": call.v}
+        for name, x in inputs.items():
+            # The queries and keys of attention implemented by hand are unknown: width 0.
             if call.module in parts and call.q.shape[-1] and x.requires_grad:
                 parts[call.module].setdefault(name, x.transpose(0, 1))
 
@@ -130,7 +130,7 @@ def _run_attached(
         parts[attention.module].setdefault("out", heads.movedim(-2, 0))
 
     notes = [(attention.output.module, partial(note, attention)) for attention in first.values()]
-    with hooked(before=notes), capture_calls(model, hear, keep_graph=True):
+    with hooked(before=notes), capture_calls(model, record, keep_graph=True):
         call_model(model, batch)
     return parts
 
