@@ -1,5 +1,6 @@
 """`headwise train`: train a Mini-GPT, evaluate it, and continue a prompt with it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,10 @@ def train(
     elif sampled is not None:
         print_result(sampled)
     else:
-        for name, fact in trained.facts().items():
-            number = f"{fact:.3f}" if isinstance(fact, float) else f"{fact}"
-            print_result(f"{name:<40} {number}")
+        _print_facts(trained.facts())
+
+
+def _print_facts(facts: Mapping[str, str | int | float]) -> None:
+    for name, fact in facts.items():
+        number = f"{fact:.3f}" if isinstance(fact, float) else f"{fact}"
+        print_result(f"{name:<40} {number}")
