@@ -38,7 +38,7 @@ OLD_TYPES_OF_NATIVE_SOURCE = re.compile(r"\b(?:Brain|Desk|Room|wild)\b")
 
 # Names that say nothing about the value they hold.
 GENERIC = _set("one at found given told asked here both some rest seen wanted mine")
-MOST_GENERIC = 0.03  # of all parameters and assigned names
+MOST_GENERIC = 0.01  # of all parameters and assigned names
 
 # The reference and the layer are the same thing, by definition and for use.
 SHARED_CLASSES = {"MultiHeadAttention"}

@@ -185,8 +185,8 @@ def test_a_string_is_neither_a_choice_nor_a_behaviour_nor_a_batch(model: nn.Modu
 
 def test_a_single_batch_of_a_behaviour_is_a_list_of_it(model: nn.Module) -> None:
     batch = {"input_ids": torch.tensor([[1, 2, 3]])}
-    (question,) = behaviour("mine", batch, lambda output, batch: output).questions
-    assert question.inputs == batch
+    (read,) = behaviour("mine", batch, lambda output, batch: output).batches
+    assert read.inputs == batch
 
 
 def test_pairs_keep_together() -> None:
