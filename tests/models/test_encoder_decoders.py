@@ -157,7 +157,7 @@ def test_without_targets_each_text_is_its_own() -> None:
     for statistic in own.table.statistics:
         np.testing.assert_array_equal(own.table.mean(statistic), named.table.mean(statistic))
     assert own.text["targets"] == "the texts themselves"
-    assert named.text["targets"] == "texts of their own"
+    assert named.text["targets"] == "separate texts"
     assert own.text["tokens of targets"] == own.text["tokens"] == sum(map(len, map(_ids, TEXTS)))
 
 
@@ -328,7 +328,7 @@ def test_the_report_and_the_table_of_pairs(place: Path, tmp_path: Path, target: 
     ("more", "said"),
     [
         (("--target", "fewer.txt"), r"texts.txt has 4 lines, and .*fewer.txt has 3"),
-        (("--target", "gap.txt"), r"gap.txt, line 2: it is empty"),
+        (("--target", "gap.txt"), r"gap.txt, line 2: the line is empty"),
         (("--target", "none.txt"), r"read_parallel: .*none.txt cannot be read"),
     ],
 )
