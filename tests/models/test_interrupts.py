@@ -24,6 +24,14 @@ IDS = torch.tensor([[1, 2, 3, 4]])
 X = torch.randn(1, 4, 12, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Python's own handler of SIGINT, which shells set to be ignored in background jobs."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Written(nn.Module):
     def __init__(self) -> None:
         super().__init__()
