@@ -119,7 +119,7 @@ def test_roles_and_studies_take_its_tokenizer(model: SentenceTransformer) -> Non
     roles = hw.find_roles(model, None, TEXTS * 3, evidence=evidence)
     study = hw.study(model, None, TEXTS)
     assert roles.model == study.table.model == hw.costs(model).model
-    assert study.text["longest text"] == 6  # its own limit, not that of the transformer
+    assert study.text["longest piece"] == 6  # its own limit, not that of the transformer
 
 
 @pytest.mark.usefixtures("_trusted")
