@@ -160,6 +160,7 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(path).read()
+    table.validate(full=True)  # texts are UTF-8, among others
     about = parse_json((table.schema.metadata or {}).get(_ATTRIBUTES, b"{}").decode())
     # pandas' own metadata about index and types is not needed, and could be damaged too.
     return table.to_pandas(ignore_metadata=True), _described(about)
@@ -192,6 +193,9 @@ def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 def _described(about: Any) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise ValueError(f"its metadata is {str(about)[:40]}, not an object")
+    versions = about.get("versions", {})
+    if not isinstance(versions, dict) or not all(isinstance(v, str) for v in versions.values()):
+        raise ValueError(f"its versions are {str(versions)[:40]}, not texts by name")
     return about
 
 
