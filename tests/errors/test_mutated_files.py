@@ -126,7 +126,7 @@ def doors(
 
 
 @pytest.mark.parametrize(
-    "n", [pytest.param(100, id="some"), pytest.param(3000, id="many", marks=pytest.mark.full)]
+    "n", [pytest.param(100, id="some"), pytest.param(1000, id="many", marks=pytest.mark.full)]
 )
 def test_a_broken_file_is_read_or_refused(doors: dict[str, Door], n: int) -> None:
     raw: dict[str, bytes] = {}

@@ -123,11 +123,12 @@ WORK = {"observe": _observe, "ablate": _ablate, "gates": _gates, "monitor": _mon
 
 
 def _cases() -> Iterator[Any]:
-    """Every kind of model in every block; the usual run has each of both once."""
+    """Every kind of model observed, and two of them in every block; the usual run has one case."""
     for name in MODELS:
         for work in WORK:
-            usual = work == "observe" or name == "torch"
-            yield pytest.param(name, work, marks=() if usual else pytest.mark.full)
+            if work == "observe" or name in ("interface", "torch"):
+                usual = (name, work) == ("ours", "observe")
+                yield pytest.param(name, work, marks=() if usual else pytest.mark.full)
 
 
 @pytest.mark.parametrize(("name", "work"), [*_cases()])
