@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 from jaxtyping import Float64, Int64
 
-from headwise.errors import ArgumentError, InputError
+from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import build_from, parse_json, write_beside
 from headwise.tables._heads import Head
 from headwise.tables._size_limits import check_table_size
@@ -53,11 +53,18 @@ def write_table_file(frame: pd.DataFrame, about: Mapping[str, Any], path: Path) 
                 written.to_csv(out, index=False)
         else:
             rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-            whole = json.dumps(
-                {**about, "heads": rows}, indent=1, allow_nan=False, default=_as_list
-            )
-            beside.write_text(whole + "\n", "utf-8")
+            beside.write_text(_dump({**about, "heads": rows}, path) + "\n", "utf-8")
     return path
+
+
+def _dump(content: dict[str, Any], path: Path) -> str:
+    try:
+        return json.dumps(content, indent=1, allow_nan=False, default=_as_list)
+    except ValueError as error:
+        raise OutputError(
+            f"table file: {path} cannot hold an infinite number, as the table does ({error}). "
+            f"Save it as .parquet or .csv."
+        ) from error
 
 
 def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
