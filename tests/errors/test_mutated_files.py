@@ -53,7 +53,8 @@ def _saved(folder: Path, ending: str) -> dict[str, Door]:
         try:
             table.save(folder / "again.json")
         except OutputError as error:  # JSON has no infinity; 1e999 in a file is one
-            assert "cannot hold an infinite number" in str(error)
+            if "cannot hold an infinite number" not in str(error):
+                raise
         if next(used) % 16 == 0:
             assert repr(table)
             assert table._repr_html_()
