@@ -14,8 +14,9 @@ import zoo
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise._evaluation import in_evaluation
 from headwise._interrupts import reversible
-from headwise.models import find_attentions, gate_heads, hooked, in_evaluation
+from headwise.models import find_attentions, gate_heads, hooked
 from headwise.monitor import HeadMonitor
 from interrupting import Interrupts
 from oracles import modules_of

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from headwise._size_limits import StoredSize, limit_model_size
-from headwise._tensors import read_tensors as read_tensors
-from headwise._tensors import write_tensors as write_tensors
+from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import build_from, read_object, write_beside
 from headwise.lab._model import MiniGPT, MiniGPTConfig

@@ -10,8 +10,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from headwise._tensors import read_tensors
 from headwise.errors import InputError
-from headwise.lab._checkpoint import check_weights, read_tensors
+from headwise.lab._checkpoint import check_weights
 from headwise.lab._model import MiniGPT
 
 # The optimizer state of AdamW for each weight.

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
+from headwise._tensors import write_tensors
 from headwise.corpora import PAD, Grammar
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
-from headwise.lab._checkpoint import write_tensors
 from headwise.lab._data import draw_batch, make_tokenizer, number_of
 from headwise.lab._evaluate import next_token_loss
 from headwise.lab._model import MiniGPT, MiniGPTConfig

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._evaluation import in_evaluation
 from headwise.corpora import AnnotatedText, Corpus
 from headwise.errors import InputError
-from headwise.models import batches, context_of, in_evaluation
+from headwise.models import batches, context_of
 from headwise.roles._evidence import best_of, halves
 from headwise.roles.evaluation import Units, check_reads_one_text
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize

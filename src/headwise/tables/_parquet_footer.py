@@ -7,6 +7,7 @@ Source:
     The Parquet format, `FileMetaData` in parquet.thrift; the Thrift compact protocol.
 """
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +33,17 @@ def column_chunks(path: Path) -> list[ColumnChunk]:
     Raises:
         ValueError: the file does not end in a footer that can be decoded.
     """
-    content = path.read_bytes()
-    size = int.from_bytes(content[-8:-4], "little")
-    if content[-4:] != _MAGIC or size > len(content) - 8:
-        raise ValueError("no footer")
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END) - 8
+        file.seek(max(0, end))
+        tail = file.read()
+        size = int.from_bytes(tail[:4], "little")
+        if tail[4:] != _MAGIC or size > end:
+            raise ValueError("no footer")
+        file.seek(end - size)
+        content = file.read(size)
     try:
-        footer = _Decoder(content[len(content) - 8 - size : -8]).struct(0)
+        footer = _Decoder(content).struct(0)
         return [_chunk(column[3]) for group in footer[4] for column in group[1]]
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"a damaged footer ({error})") from error

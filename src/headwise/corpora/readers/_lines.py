@@ -48,8 +48,6 @@ def _from_json(line: str, fault: Fault) -> AnnotatedText:
         raise fault(f"no JSON ({error}). Give one object per line.") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("text"), str):
         raise fault(f"{line[:40]!r} is no object with a text. Give one object per line.")
-    if any("\ud800" <= character <= "\udfff" for character in fields["text"]):
-        raise fault(f"the text {fields['text'][:40]!a} has half of a surrogate pair. Correct it.")
     unknown = sorted(fields.keys() - {"text", "tags", *_ITEMS})
     if unknown:
         raise fault(

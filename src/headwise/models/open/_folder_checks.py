@@ -43,7 +43,7 @@ def check_folder(folder: Path) -> StoredSize:
         SafetensorError: a file of weights is broken.
     """
     check_no_adapter(folder)
-    config = read_object(folder / CONFIG)
+    config = read_config(folder / CONFIG)
     check_kernels(config, folder / CONFIG)
     packed = any(key == "quantization_config" for key, _ in _entries(config))
     files = weight_files(folder, config)
@@ -64,7 +64,7 @@ def check_no_adapter(folder: Path) -> None:
     path = folder / ADAPTER
     if not path.exists():
         return
-    adapter = read_object(path)
+    adapter = read_config(path)
     base = adapter.get("base_model_name_or_path")
     raise InputError(
         f"load: {folder} holds {ADAPTER}, an adapter ({adapter.get('peft_type')!r}) of {base!r}, "
@@ -125,7 +125,7 @@ def names_in_index(index: Path) -> list[str]:
     Raises:
         InputError: there are none, or a file is not in safetensors or outside the folder.
     """
-    weight_map = read_object(index).get("weight_map")
+    weight_map = read_config(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"load: {index} has no weight_map. Copy or save the model again.")
     names = {name if isinstance(name, str) else repr(name) for name in weight_map.values()}
@@ -187,8 +187,11 @@ def _entries(config: Any) -> Iterator[tuple[str, Any]]:
             pending += content
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if unreadable, because transformers reports the problem."""
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if unreadable, because transformers reports the problem.
+
+    It is read as transformers reads it, which takes numbers and keys that our own files never hold.
+    """
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -205,7 +208,7 @@ def check_tokenizer_class(folder: Path) -> None:
     import transformers
 
     for path in (folder / "tokenizer_config.json", folder / CONFIG):
-        name = read_object(path).get("tokenizer_class")
+        name = read_config(path).get("tokenizer_class")
         cls = getattr(transformers, name, None) if isinstance(name, str) else None
         tokenizers = (transformers.PreTrainedTokenizerBase, transformers.AutoTokenizer)
         missing = type(cls).__name__ == "DummyObject"  # a package that it needs is not installed

@@ -12,7 +12,7 @@ from headwise.models.open._folder_checks import (
     check_no_adapter,
     named_weights,
     names_in_index,
-    read_object,
+    read_config,
 )
 
 
@@ -32,7 +32,7 @@ def fetch(name: str) -> Path | None:
     if adapter is not None:
         check_no_adapter(adapter.parent)
     config = Path(cached_file(name, CONFIG))
-    content = read_object(config)
+    content = read_config(config)
     check_kernels(content, config)
     named = named_weights(config.parent, content)
     weights = fetched(name, named or WEIGHTS)

@@ -1,6 +1,5 @@
 """Which weights belong to which head, and editing or removing heads."""
 
-from headwise._evaluation import in_evaluation
 from headwise.models.ownership._ablate import (
     Ablation,
     ablate,
@@ -58,7 +57,6 @@ __all__ = [
     "float_outputs",
     "gate_heads",
     "heads_of",
-    "in_evaluation",
     "is_linear",
     "is_transposed",
     "keep_heads",

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float64
 from torch import nn
 
+from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.models import (
     by_attention,
     find_attentions,
     heads_of,
-    in_evaluation,
     mean_heads,
     replace_heads,
 )

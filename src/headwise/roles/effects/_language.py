@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headwise._evaluation import in_evaluation
 from headwise.corpora import (
     AnnotatedText,
     Choice,
@@ -18,7 +19,7 @@ from headwise.corpora import (
     list_texts,
 )
 from headwise.errors import ArgumentError, InputError
-from headwise.models import batches, context_of, in_evaluation
+from headwise.models import batches, context_of
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, check_predicts, logits_of
 from headwise.roles.relations import INDUCTION, TokenText, probe, tokenize
 

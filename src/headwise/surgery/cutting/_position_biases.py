@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.models import Attention, call_model, hooked, in_evaluation
+from headwise._evaluation import in_evaluation
+from headwise.models import Attention, call_model, hooked
 from headwise.models.checkpoints import BiasHeads, returns_biases
 
 
