@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headwise.errors import InputError
 from headwise.tables import HeadTable, Scores
-from headwise.tables._size_limits import check_table_size
+from headwise.tables.file._size_limits import check_table_size
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def _json(path: Path) -> None:
         ("a.parquet", lambda path: _parquet(path, 2**26), r"67,108,864 rows of 1 columns"),
         ("b.parquet", lambda path: _parquet(path, 2**22, 9), r"4,194,304 rows of 9 columns, 37,"),
         ("c.parquet", _lists, r"1 rows of 1 columns, 16,777,216 values"),
-        ("d.parquet", _long_pages, r"268,\d+,\d+ uncompressed ones"),
-        ("g.parquet", _repeated_text, r"655,360,000 uncompressed ones"),
+        ("d.parquet", _long_pages, r"268,\d+,\d+ uncompressed bytes"),
+        ("g.parquet", _repeated_text, r"655,360,000 uncompressed bytes"),
         ("e.csv", _csv, r"9,000 rows of 9,000 columns, 81,000,000 values"),
         ("f.json", _json, r"9,000 rows of 9,000 columns, 81,000,000 values"),
     ],

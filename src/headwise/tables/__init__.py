@@ -1,10 +1,14 @@
 """Results of this library: one row per head, plain arrays, and the files that hold them."""
 
 from headwise.tables._bootstrap import bootstrap_means, ratio_interval
-from headwise.tables._chart import draw_curves
-from headwise.tables._curves import Curves, Elbow
-from headwise.tables._display import at_prompt, in_columns
-from headwise.tables._file import (
+from headwise.tables._columns import at_prompt, in_columns
+from headwise.tables._head_table import HeadTable
+from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
+from headwise.tables._scores import Scores, random_orders, removable
+from headwise.tables._statistics import STATISTICS
+from headwise.tables._totals import COLUMNS, TextSums, Totals
+from headwise.tables.curves import Curves, Elbow, draw_curves
+from headwise.tables.file import (
     check_ending,
     heads_of_rows,
     indices_of,
@@ -13,11 +17,6 @@ from headwise.tables._file import (
     texts_of,
     write_table_file,
 )
-from headwise.tables._head_table import HeadTable
-from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
-from headwise.tables._scores import Scores, random_orders, removable
-from headwise.tables._statistics import STATISTICS
-from headwise.tables._totals import COLUMNS, TextSums, Totals
 
 __all__ = [
     "COLUMNS",

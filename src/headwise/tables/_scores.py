@@ -17,15 +17,15 @@ from jaxtyping import Float64, Int64
 from headwise._display import counted
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import bootstrap_means, tails_of
-from headwise.tables._display import at_prompt
-from headwise.tables._file import (
+from headwise.tables._columns import at_prompt
+from headwise.tables._heads import Head, HeadLike, resolve_heads
+from headwise.tables.file import (
     heads_of_rows,
     indices_of,
     numbers_of,
     read_saved,
     write_table_file,
 )
-from headwise.tables._heads import Head, HeadLike, resolve_heads
 
 __all__ = ["Scores", "random_orders", "removable"]
 

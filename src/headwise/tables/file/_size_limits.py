@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headwise.errors import InputError
-from headwise.tables._parquet_footer import column_chunks
+from headwise.tables.file._parquet_footer import column_chunks
 
 # Equal values take almost no space: a file may hold this many values, and this many more per byte.
 _SPARE_VALUES, _VALUES_PER_BYTE = 2**22, 16
@@ -66,16 +66,6 @@ def _text_bytes(path: Path, name: str) -> int:
     return total
 
 
-def _check_bytes(path: Path, described: int) -> None:
-    size = path.stat().st_size
-    most = _SPARE_BYTES + _BYTES_PER_BYTE * size
-    if described > most:
-        raise InputError(
-            f"table file: {path} has {size:,} bytes and describes {described:,} uncompressed "
-            f"ones; up to {most:,} are read. Save it again."
-        )
-
-
 def _check_csv(path: Path) -> None:
     if _is_small(path, _BYTES_PER_ROW):
         return
@@ -102,10 +92,18 @@ def _is_small(path: Path, bytes_per_row: int) -> bool:
 
 
 def _check_values(path: Path, values: int, rows: int, columns: int) -> None:
+    described = f"{rows:,} rows of {columns:,} columns, {values:,} values in all"
+    _check(path, values, _SPARE_VALUES, _VALUES_PER_BYTE, described)
+
+
+def _check_bytes(path: Path, n_bytes: int) -> None:
+    _check(path, n_bytes, _SPARE_BYTES, _BYTES_PER_BYTE, f"{n_bytes:,} uncompressed bytes")
+
+
+def _check(path: Path, amount: int, spare: int, per_byte: int, described: str) -> None:
     size = path.stat().st_size
-    most = _SPARE_VALUES + _VALUES_PER_BYTE * size
-    if values > most:
+    if amount > (most := spare + per_byte * size):
         raise InputError(
-            f"table file: {path} has {size:,} bytes and describes {rows:,} rows of {columns:,} "
-            f"columns, {values:,} values in all; up to {most:,} are read. Save it again."
+            f"table file: {path} has {size:,} bytes and describes {described}; up to {most:,} "
+            f"are read. Save it again."
         )

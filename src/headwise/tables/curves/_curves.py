@@ -9,7 +9,7 @@ from jaxtyping import Float64, Int64
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import bootstrap_means, tails_of
-from headwise.tables._display import at_prompt
+from headwise.tables._columns import at_prompt
 
 __all__ = ["Curves", "Elbow"]
 

@@ -8,7 +8,7 @@ from math import ceil, floor, isfinite, log10
 import numpy as np
 from jaxtyping import Float64
 
-from headwise.tables._curves import Curves, Elbow
+from headwise.tables.curves._curves import Curves, Elbow
 
 __all__ = ["draw_curves"]
 
