@@ -45,18 +45,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class StudyData:
-    """The results of a study: all that the page shows.
-
-    Attributes:
-        title: The model's name.
-        model: Facts about the model, in the order in which they are printed.
-        text: Facts about the texts.
-        table: The statistics of every head.
-        meanings: Descriptions of the requested classes of tokens and gold relations, by name.
-        samples: A few short texts with every head's attention map.
-        training: Facts about the training run, for a Mini-GPT.
-        roles: What each head does, with its evidence; None if the study did not look for roles.
-    """
+    """The results of a study: all that the page shows. `Study` describes the fields."""
 
     title: str
     model: Mapping[str, str | int]
