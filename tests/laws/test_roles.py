@@ -298,6 +298,8 @@ def test_the_outcome_says_what_came_of_each_test(encoder):
     rows = encoder.frame()
     tested = rows["p_adj"].notna()
     assert (rows["found"] == (rows["outcome"] == "found")).all()
+    by_head = encoder.none_found_by_head()
+    assert by_head == {name: encoder.none_found(name) for name in dict.fromkeys(rows["name"])}
     assert set(rows["outcome"][tested]) == {"found", "not found"}
     assert rows["outcome"][~tested].str.startswith("not tested: ").all()
     assert not rows["found"][~tested].any()

@@ -1,6 +1,6 @@
 """The rows of the table of roles: the evidence of every test, and its outcome."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,16 +89,32 @@ def none_found(rows: pd.DataFrame) -> str:
 
     Roles for which no text has a query are not mentioned.
     """
-    by_role = rows.groupby("role", sort=False)
-    tested = by_role["p_adj"].count() > 0
-    texts = by_role["texts"].max()
-    short = int(((texts > 0) & ~tested).sum())
-    if not tested.any():
-        return untested(0 if texts.empty else int(texts.max()))
+    return _none_found(zip(rows["role"], rows["p_adj"].notna(), rows["texts"], strict=True))
+
+
+def none_found_by_head(rows: pd.DataFrame) -> dict[str, str]:
+    """`none_found` for each head, in one pass over the rows."""
+    by_head: dict[str, list[tuple[str, bool, float]]] = {}
+    columns = rows["name"], rows["role"], rows["p_adj"].notna(), rows["texts"]
+    for name, *row in zip(*columns, strict=True):
+        by_head.setdefault(name, []).append((row[0], row[1], row[2]))
+    return {name: _none_found(rows) for name, rows in by_head.items()}
+
+
+def _none_found(rows: Iterable[tuple[str, bool, float]]) -> str:
+    """Describe rows of role, whether it was tested, and held-out texts with a query for it."""
+    tested: dict[str, bool] = {}
+    texts: dict[str, int] = {}
+    for role, was_tested, count in rows:
+        tested[role] = tested.get(role, False) or was_tested
+        texts[role] = max(texts.get(role, 0), int(count))
+    if not any(tested.values()):
+        return untested(max(texts.values(), default=0))
+    short = [texts[role] for role in texts if texts[role] and not tested[role]]
     if not short:
         return "no role found"
-    missing = untested(int(texts[~tested].max())).replace(": ", ": at most ")
-    return f"no role found among {int(tested.sum())} tested; {short} {missing}"
+    missing = untested(max(short)).replace(": ", ": at most ")
+    return f"no role found among {sum(tested.values())} tested; {len(short)} {missing}"
 
 
 def shortfall(row: Mapping[Any, Any]) -> str:

@@ -13,7 +13,7 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._rows import NULLS, none_found, outcomes, shortfall
+from headwise.roles._rows import NULLS, none_found, none_found_by_head, outcomes, shortfall
 from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each
 from headwise.tables import (
     Head,
@@ -94,6 +94,10 @@ class Roles:
         if head is None:
             return none_found(self.rows)
         return none_found(self.rows[self.rows["name"] == str(self._head(head))])
+
+    def none_found_by_head(self) -> dict[str, str]:
+        """`none_found` of each head, by its name."""
+        return none_found_by_head(self.rows)
 
     def why(self, head: HeadLike) -> str:
         """The evidence for a head: its roles, the nulls they beat, and the roles just missed.

@@ -59,13 +59,13 @@ def roles_of_heads(study: StudyData) -> list[Payload] | None:
     """The roles and effects of each head; None if the study did not look for roles."""
     if study.roles is None:
         return None
-    roles, searched = study.roles, set(study.roles.rows["name"])
+    roles, none = study.roles, study.roles.none_found_by_head()
     rows: dict[str, list[Payload]] = {}
     for row in roles.found().to_dict("records"):
         rows.setdefault(row["name"], []).append(_row(roles, row))
     return [
         {
-            "none": _sentence(roles.none_found(name) if name in searched else _NOT_SEARCHED),
+            "none": _sentence(none.get(name, _NOT_SEARCHED)),
             "rows": rows.get(name, []),
             "lines": [visible(line) for line in roles.ablation_effects.lines(name)],
         }
