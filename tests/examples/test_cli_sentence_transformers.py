@@ -59,6 +59,7 @@ def test_prune_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
         assert (out / name).read_bytes() == (folder / name).read_bytes()
 
 
+@pytest.mark.full
 def test_group_keeps_them_too(tmp_path: Path) -> None:
     folder, out = _write(tmp_path, kv_heads=4), tmp_path / "grouped"
     done = headwise("group", folder, "--kv-heads", 2, "-o", out)

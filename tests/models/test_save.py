@@ -75,7 +75,7 @@ def test_generation_goes_on(tmp_path: Path) -> None:
     assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("fold", [None, "mean"])
+@pytest.mark.parametrize("fold", [None, pytest.param("mean", marks=pytest.mark.full)])
 def test_a_mini_gpt_comes_back_with_its_tokenizer(
     fold: Literal["mean"] | None, tmp_path: Path
 ) -> None:

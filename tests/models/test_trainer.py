@@ -46,7 +46,7 @@ def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **how: Any) ->
     return trainer
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_trainer_counts_the_steps(tmp_path: Path, checkpointing: bool) -> None:
     plain, model = _model(), _model()
     if checkpointing:
