@@ -25,7 +25,7 @@ def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "told"),
+    ("heads", "message"),
     [
         ((0, 4), r"no head \(0, 4\).*There are 4, from L0.H0 to L0.H3"),
         ("L1.H0", "no head L1.H0"),
@@ -36,8 +36,8 @@ def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
         ({0: 1}, r"\{0: 1\} names no heads"),
     ],
 )
-def test_a_head_that_is_not_there_or_named_twice(heads: Any, told: str) -> None:
-    with pytest.raises(HeadError, match=told):
+def test_a_head_that_is_not_there_or_named_twice(heads: Any, message: str) -> None:
+    with pytest.raises(HeadError, match=message):
         _refused(MultiHeadAttention(12, 4), heads)
 
 
@@ -53,10 +53,10 @@ def test_a_reference_that_nothing_would_be_taken_from() -> None:
 
 @pytest.mark.parametrize("reference", ["a text", ["a text"]])
 def test_a_reference_of_texts(reference: Any) -> None:
-    told = ": reference holds the text 'a text'"
-    with pytest.raises(ArgumentError, match=f"ablate{told}"):
+    message = ": reference holds the text 'a text'"
+    with pytest.raises(ArgumentError, match=f"ablate{message}"):
         _refused(MultiHeadAttention(12, 4), (0, 1), mode="mean", reference=reference)
-    with pytest.raises(ArgumentError, match=f"prune{told}"):
+    with pytest.raises(ArgumentError, match=f"prune{message}"):
         prune(MultiHeadAttention(12, 4), (0, 1), fold="mean", reference=reference)
 
 

@@ -26,11 +26,11 @@ DOORS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("given", ["bert-base", None])
-def test_what_is_no_model_is_refused(door: str, given: Any) -> None:
-    told = rf"{door}: the model is {given!r}\. Give a module; headwise\.load opens"
-    with pytest.raises(ArgumentError, match=told):
-        DOORS[door](given)
+@pytest.mark.parametrize("model", ["bert-base", None])
+def test_what_is_no_model_is_refused(door: str, model: Any) -> None:
+    message = rf"{door}: the model is {model!r}\. Give a module; headwise\.load opens"
+    with pytest.raises(ArgumentError, match=message):
+        DOORS[door](model)
 
 
 def test_what_is_no_model_is_named_shortly() -> None:

@@ -89,11 +89,11 @@ def test_a_loss_that_is_not_one_number_for_each_text(roles):
 
 
 def test_roles_of_another_model(roles):
-    other = PlantedGPT([("before", "even"), ("induction", "even")])
+    model = PlantedGPT([("before", "even"), ("induction", "even")])
     with pytest.raises(
         ArgumentError, match=rf"effects: these are roles of the model {roles.model}"
     ):
-        roles.effects(other, [agreement(other, TOKENIZER, [CHOICE])])
+        roles.effects(model, [agreement(model, TOKENIZER, [CHOICE])])
 
 
 def test_a_head_that_is_not_there(roles):

@@ -30,10 +30,10 @@ def file(folder: Path, held: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_files_that_cannot_be_read(tmp_path: Path, which: int):
+@pytest.mark.parametrize("position", [0, 1])
+def test_files_that_cannot_be_read(tmp_path: Path, position: int):
     def given(path: Path) -> list[Path | None]:
-        return [path, None] if which == 0 else [None, path]
+        return [path, None] if position == 0 else [None, path]
 
     missing = tmp_path / "missing.json"
     refused(f"{missing} cannot be read (No such file", *given(missing))

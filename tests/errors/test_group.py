@@ -111,8 +111,8 @@ class _Biased(transformers.LlamaForCausalLM):
     """Each of its heads looks back by another length."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
-        at = torch.arange(input_ids.shape[1])
-        back = (at[:, None] - at).float()  # T T
+        positions = torch.arange(input_ids.shape[1])
+        back = (positions[:, None] - positions).float()  # T T
         bias = torch.where(back < 0, -torch.inf, -back)
         slopes = torch.tensor([0.0, 0.5, 1.0, 2.0])[:, None, None]
         bias = torch.where(back < 0, bias, slopes * bias)[None]

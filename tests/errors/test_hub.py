@@ -22,17 +22,17 @@ ANSWER = SimpleNamespace(headers={}, request=None)
 def test_a_name_out_of_reach_is_refused_after_one_question(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    requests = []
 
     def ask(url: str, **_: object) -> None:
-        asked.append(url)
+        requests.append(url)
         raise error
 
     monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
     monkeypatch.setattr(hub, "get_hf_file_metadata", ask)
     with pytest.raises(InputError, match=message):
         load("bert-bose")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_a_busy_hub_is_left_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from headwise.layer import (
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("options", "error", "message"),
     [
         ({"v_head_dim": 0}, ArgumentError, "v_head_dim=0"),
         ({"rope": RoPE(4)}, ShapeError, "rope rotates 4 features.*head_dim=3"),
@@ -44,10 +44,10 @@ from headwise.layer import (
     ],
 )
 def test_a_part_made_for_another_layer_is_refused(
-    how: dict[str, Any], error: type[HeadwiseError], message: str
+    options: dict[str, Any], error: type[HeadwiseError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        MultiHeadAttention(12, 4, **how)
+        MultiHeadAttention(12, 4, **options)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_mixed_dtypes_and_devices_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"max_length": 0}, "max_length=0"),
         ({"window": -3}, "window=-3"),
@@ -117,9 +117,9 @@ def test_mixed_dtypes_and_devices_are_refused() -> None:
         ({"left_padding": [1.5]}, r"left_padding \[1.5\] are torch.float32"),
     ],
 )
-def test_an_impossible_cache_is_refused(how: dict[str, Any], message: str) -> None:
+def test_an_impossible_cache_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        KVCache(**how)
+        KVCache(**options)
 
 
 def _kv(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,8 +220,8 @@ def test_a_cache_is_for_what_the_layer_reads_itself() -> None:
         layer(x, cache="x")
 
 
-def _torch(**how: Any) -> nn.MultiheadAttention:
-    return nn.MultiheadAttention(12, 4, **how)
+def _torch(**options: Any) -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(12, 4, **options)
 
 
 @pytest.mark.parametrize(
@@ -270,9 +270,9 @@ def test_a_state_that_lacks_something_is_refused() -> None:
 
 def test_advice_never_leaves_a_bias_to_chance() -> None:
     inner = MultiHeadAttention(12, 4, bias="qkv")
-    for other in (MultiHeadAttention(12, 4, bias=True), MultiHeadAttention(12, 4)):
+    for ours in (MultiHeadAttention(12, 4, bias=True), MultiHeadAttention(12, 4)):
         with pytest.raises(ArgumentError, match=r"bias.*Make the layer with bias='qkv'\.$"):
-            other.load_state_dict(inner.state_dict())
+            ours.load_state_dict(inner.state_dict())
     with pytest.raises(ArgumentError, match=r"missing \['out_proj.bias'\].*bias='qkv'\.$"):
         MultiHeadAttention(12, 4, bias=True).load_state_dict(inner.state_dict())
 
@@ -304,7 +304,7 @@ def test_what_a_layer_of_torch_has_beyond_ours_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"n_kv_heads": 2}, "n_kv_heads=2"),
         ({"head_dim": 5}, "head_dim=5"),
@@ -322,14 +322,14 @@ def test_what_a_layer_of_torch_has_beyond_ours_is_refused() -> None:
     ],
 )
 def test_what_ours_has_beyond_the_layer_of_torch_is_refused(
-    how: dict[str, Any], message: str
+    options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        MultiHeadAttention(12, 4, **how).to_torch()
+        MultiHeadAttention(12, 4, **options).to_torch()
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"qk_norm": True}, "qk_norm"),
         ({"position_bias": ALiBi(4)}, "position_bias"),
@@ -338,7 +338,7 @@ def test_what_ours_has_beyond_the_layer_of_torch_is_refused(
     ],
 )
 def test_what_cannot_be_shared_out_over_devices_is_refused(
-    how: dict[str, Any], message: str
+    options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnsupportedError, match=f"tensor_parallel_plan.*{message}"):
-        MultiHeadAttention(12, 4, **how).tensor_parallel_plan()
+        MultiHeadAttention(12, 4, **options).tensor_parallel_plan()

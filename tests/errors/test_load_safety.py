@@ -49,7 +49,7 @@ def _shard(folder: Path, first: str, *, where: Path | None = None) -> None:
     (folder / "model.safetensors").unlink()
     save_file({n: weights[n] for n in names[:3]}, where or folder / first, {"format": "pt"})
     save_file({n: weights[n] for n in names[3:]}, folder / "b.safetensors", {"format": "pt"})
-    names_of = {n: first if at < 3 else "b.safetensors" for at, n in enumerate(names)}
+    names_of = {n: first if position < 3 else "b.safetensors" for position, n in enumerate(names)}
     index = {"metadata": {"total_size": 1}, "weight_map": names_of}
     (folder / INDEX).write_text(json.dumps(index))
 
@@ -67,8 +67,8 @@ def test_shards_in_the_folder_are_read(folder: Path) -> None:
     (folder / "sub").mkdir()
     _shard(folder, "sub/a.safetensors")
     after = load(folder)
-    for one, two in zip(before.parameters(), after.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for x, y in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.pt", "a.safetensors.bin", "a", "", 3, None])
@@ -84,12 +84,12 @@ def test_a_shard_that_is_no_safetensors_file(folder: Path, name: Any) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("how", ["up", "absolute", "round", "windows"])
-def test_a_shard_outside_the_folder(folder: Path, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("kind", ["up", "absolute", "round", "windows"])
+def test_a_shard_outside_the_folder(folder: Path, tmp_path: Path, kind: str) -> None:
     elsewhere = tmp_path / "other.safetensors"
     names = {"up": "../other.safetensors", "absolute": str(elsewhere)}
     names |= {"round": "../model/b.safetensors", "windows": r"C:\other.safetensors"}
-    _shard(folder, names[how], where=elsewhere)
+    _shard(folder, names[kind], where=elsewhere)
     _refused(folder, r"index\.json names '.*\.safetensors', which is not in that folder")
 
 
@@ -223,8 +223,8 @@ def cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """The folder as `mine/llama` in the cache of the hub."""
     commit, top = "0" * 39 + "1", tmp_path / "hub" / "models--mine--llama"
     snapshot = top / "snapshots" / commit
-    for made in (snapshot, top / "refs", top / "blobs"):
-        made.mkdir(parents=True)
+    for directory in (snapshot, top / "refs", top / "blobs"):
+        directory.mkdir(parents=True)
     (top / "refs" / "main").write_text(commit)
     for path in folder.iterdir():
         path.rename(top / "blobs" / path.name)

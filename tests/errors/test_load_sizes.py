@@ -199,14 +199,14 @@ def test_buffers_are_counted_in_bytes() -> None:
 
 
 def test_other_threads_are_not_limited() -> None:
-    made: list[nn.Module] = []
+    layers: list[nn.Module] = []
     with limit_model_size(StoredSize(1, 1), "here"):
         thread = threading.Thread(
-            target=lambda: made.append(nn.Linear(2**13, 2**13, device="meta"))
+            target=lambda: layers.append(nn.Linear(2**13, 2**13, device="meta"))
         )
         thread.start()
         thread.join()
-    assert len(made) == 1
+    assert len(layers) == 1
 
 
 def test_what_takes_the_place_of_a_weight_counts_once() -> None:

@@ -141,7 +141,7 @@ def test_a_broken_file_is_read_or_refused(doors: dict[str, Door], n: int) -> Non
         for content in mutations(whole, n, seed=sum(name.encode())):
             door.path.write_bytes(content)
             try:
-                found = door.read(door.path)
+                loaded = door.read(door.path)
             except HeadwiseError as error:
                 refused += 1
                 if door.path.name not in str(error) and door.path.parent.name not in str(error):
@@ -151,13 +151,13 @@ def test_a_broken_file_is_read_or_refused(doors: dict[str, Door], n: int) -> Non
                 raw.setdefault(f"{name}: {type(error).__name__}: {error}"[:200], content[:200])
                 continue
             try:
-                door.use(found)
+                door.use(loaded)
             except Exception as error:
                 raw.setdefault(
                     f"{name}, used: {type(error).__name__}: {error}"[:200], content[:200]
                 )
         door.path.write_bytes(whole)
-    assert not raw, "\n".join(f"{what}\n    {content!r}" for what, content in raw.items())
+    assert not raw, "\n".join(f"{message}\n    {content!r}" for message, content in raw.items())
     assert refused > len(doors) * n // 10
 
 

@@ -15,17 +15,17 @@ BATCH = {"input_ids": torch.tensor([[5, 9, 7], [4, 6, 3]])}
 
 
 def _refused(
-    kind: type[HeadwiseError], message: str, small: nn.Module, teacher: nn.Module, **how: Any
+    kind: type[HeadwiseError], message: str, small: nn.Module, teacher: nn.Module, **options: Any
 ) -> None:
     before = fingerprint(small), fingerprint(teacher)
-    batches = how.pop("batches", [BATCH])
+    batches = options.pop("batches", [BATCH])
     with pytest.raises(kind, match=message):
-        recover(small, teacher, batches, **how)
+        recover(small, teacher, batches, **options)
     assert (fingerprint(small), fingerprint(teacher)) == before
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"steps": 0}, "steps=0"),
         ({"rate": 0.0}, r"rate=0\.0"),
@@ -34,9 +34,9 @@ def _refused(
         ({"batches": ["a text"]}, "1 texts without a tokenizer"),
     ],
 )
-def test_what_asks_for_nothing(how: dict[str, Any], message: str) -> None:
+def test_what_asks_for_nothing(options: dict[str, Any], message: str) -> None:
     teacher = zoo.make("Bert")
-    _refused(ArgumentError, message, prune(teacher, "L0.H1"), teacher, **how)
+    _refused(ArgumentError, message, prune(teacher, "L0.H1"), teacher, **options)
 
 
 def test_the_full_model_itself() -> None:

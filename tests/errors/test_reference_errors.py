@@ -50,7 +50,7 @@ def test_sinks_must_be_one_for_each_head():
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("options", "said"),
     [
         ({"scale": float("inf")}, "scale=inf"),
         ({"scale": float("nan")}, "scale=nan"),
@@ -61,10 +61,10 @@ def test_sinks_must_be_one_for_each_head():
         ({"window": (None, -3)}, r"window=\(None, -3\)"),
     ],
 )
-def test_a_cap_or_window_that_cannot_be_is_named(how, said):
+def test_a_cap_or_window_that_cannot_be_is_named(options, said):
     q = zeros(1, 2, 5, 3)
     with pytest.raises(ArgumentError, match=said):
-        reference.attention(q, q, q, **how)
+        reference.attention(q, q, q, **options)
 
 
 @pytest.mark.parametrize("name", ["mask", "bias"])

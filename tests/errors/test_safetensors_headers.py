@@ -41,10 +41,10 @@ def test_what_we_write_with_such_a_header(length: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     for n in range(length):
         write_tensors({"w": torch.arange(3.0)}, path, {"about": "x" * n})
-        found = int.from_bytes(path.read_bytes()[:8], "little")
-        if found >= length:
+        size = int.from_bytes(path.read_bytes()[:8], "little")
+        if size >= length:
             break
-    assert found == length
+    assert size == length
     assert path.read_bytes().startswith(length.to_bytes(2, "little"))
     assert read_tensors(path)["w"].tolist() == [0, 1, 2]
 

@@ -53,17 +53,17 @@ def test_a_class_that_transformers_does_not_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("options", "message"),
     [
         ({"position_bias": ALiBi(4)}, "a layer with ALiBi"),
         ({"rope": RoPE(2, scaling=YaRN(2.0, 64))}, "a layer with RoPE"),
     ],
 )
 def test_a_layer_with_parts_that_are_not_written(
-    how: dict[str, Any], told: str, tmp_path: Path
+    options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match=told):
-        save(MultiHeadAttention(12, 4, **how), tmp_path / "layer")
+    with pytest.raises(UnsupportedError, match=message):
+        save(MultiHeadAttention(12, 4, **options), tmp_path / "layer")
 
 
 @pytest.mark.usefixtures("_trusted")
@@ -71,9 +71,9 @@ def test_a_layer_with_parts_that_are_not_written(
     ("known", "sizes"), [(MultiHeadAttention, (12, 4)), (MiniGPT, (MiniGPTConfig(13, 8, 12, 4),))]
 )
 def test_a_subclass_of_ours(tmp_path: Path, known: type[nn.Module], sizes: tuple[Any, ...]) -> None:
-    own = type("Mine", (known,), {})
+    subclass = type("Mine", (known,), {})
     with pytest.raises(UnsupportedError, match=f"Mine is a subclass of {known.__name__}, and load"):
-        save(own(*sizes), tmp_path / "mine")
+        save(subclass(*sizes), tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,13 +81,13 @@ def test_a_layer_that_is_broken(tmp_path: Path) -> None:
     folder = save(MultiHeadAttention(12, 4), tmp_path / "layer")
     path, weights = folder / "headwise.json", folder / "model.safetensors"
     about = path.read_text()
-    for spoiled, told in (
+    for spoiled, message in (
         (about.replace('"n_heads": 4', '"n_heads": 5'), "n_heads=5"),
         (about.replace('"kdim": 12', '"kdim": 7'), "k_proj.weight"),
         (about.replace('"n_heads": 4', '"heads": 4'), "argument 'heads'"),
     ):
         path.write_text(spoiled)
-        with pytest.raises(InputError, match=f"layer cannot be read.*{told}"):
+        with pytest.raises(InputError, match=f"layer cannot be read.*{message}"):
             load(folder)
     path.write_text(about)
     weights.write_bytes(weights.read_bytes()[:-9])
@@ -95,8 +95,8 @@ def test_a_layer_that_is_broken(tmp_path: Path) -> None:
         load(folder)
 
 
-def _cut(name: str, gone: Any, **how: Any) -> nn.Module:
-    return prune(zoo.make(name), gone, **how)
+def _cut(name: str, gone: Any, **options: Any) -> nn.Module:
+    return prune(zoo.make(name), gone, **options)
 
 
 def test_a_format_that_there_is_not(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gone", "how", "format", "told"),
+    ("name", "gone", "options", "format", "message"),
     [
         ("Llama", {0: [0, 1]}, {}, "stock", r"there are 2 in model\.layers\.0.*uniform=True"),
         ("Bert", {0: [1], 1: [2]}, {}, "stock", r"of 3 heads.*\(24, 18\) and would be \(24, 24\)"),
@@ -120,10 +120,10 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_form_that_a_model_does_not_have(
-    name: str, gone: Any, how: Any, format: Any, told: str, tmp_path: Path
+    name: str, gone: Any, options: Any, format: Any, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match=told):
-        save(_cut(name, gone, **how), tmp_path / "small", format=format)
+    with pytest.raises(UnsupportedError, match=message):
+        save(_cut(name, gone, **options), tmp_path / "small", format=format)
     assert not any(tmp_path.iterdir())
 
 
@@ -236,7 +236,7 @@ Spoil = Callable[[dict[str, Any]], object]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda x: x.update(architecture="os"), "names the class 'os'"),
         (lambda x: x.update(architecture="LlamaConfig"), "names the class 'LlamaConfig'"),
@@ -261,12 +261,12 @@ Spoil = Callable[[dict[str, Any]], object]
         (lambda x: x.update(format="other/1"), "has the format 'other/1'"),
     ],
 )
-def test_a_description_that_is_not_ours(saved: Path, spoil: Spoil, told: str) -> None:
+def test_a_description_that_is_not_ours(saved: Path, spoil: Spoil, message: str) -> None:
     path = saved / "headwise.json"
     content = json.loads(path.read_text())
     spoil(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         load(saved)
 
 

@@ -41,7 +41,7 @@ def test_attend_refuses_by_name(change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ({"top": True}, "does not compute top"),
         ({"key_norms": torch.ones(1, 2, 5)}, "does not compute key_norms"),
@@ -49,8 +49,8 @@ def test_attend_refuses_by_name(change: dict[str, Any], message: str) -> None:
         ({"classes": torch.ones(1, 5, 65)}, "up to 64 classes, not 65"),
     ],
 )
-def test_row_statistics_refuse_by_name(asked: dict[str, Any], message: str) -> None:
-    request = RowRequest(**asked)
+def test_row_statistics_refuse_by_name(options: dict[str, Any], message: str) -> None:
+    request = RowRequest(**options)
     with pytest.raises(ArgumentError, match=f"backend='triton' cannot.*{message}"):
         row_statistics(Q, Q, Q, make_rule(head_dim=4), request, backend="triton")
 
