@@ -39,5 +39,5 @@ def test_a_mask_of_zeros_and_ones_is_watched_as_added(kind: str) -> None:
             q, k = q.transpose(1, 2), k.transpose(1, 2)
     weights = (q @ k.mT / 2 + MASK).softmax(-1)
     expected = -(weights * weights.log()).sum(-1).mean((0, 2))
-    found = torch.tensor(watch.table().mean("entropy"), dtype=torch.float32)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    entropy = torch.tensor(watch.table().mean("entropy"), dtype=torch.float32)
+    torch.testing.assert_close(entropy, expected, rtol=1e-4, atol=1e-5)

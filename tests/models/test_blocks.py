@@ -149,11 +149,11 @@ def _watched(model: nn.Module, *inputs: Any) -> HeadTable:
     return watch.table()
 
 
-def _assert_alike(one: HeadTable, two: HeadTable, but: tuple[str, ...] = ()) -> None:
-    assert one.heads == two.heads
-    for name in set(one.statistics) - set(but):
-        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
-        np.testing.assert_allclose(one.mean(name), two.mean(name), rtol=1e-4, err_msg=name)
+def _assert_alike(first: HeadTable, second: HeadTable, but: tuple[str, ...] = ()) -> None:
+    assert first.heads == second.heads
+    for name in set(first.statistics) - set(but):
+        np.testing.assert_array_equal(first.count(name), second.count(name), err_msg=name)
+        np.testing.assert_allclose(first.mean(name), second.mean(name), rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -211,9 +211,9 @@ def test_cached_keys_are_the_texts_own(fused: bool, steps: list[int]) -> None:
     with torch.no_grad(), observe(model) as stepwise:
         for part in X.split(steps, dim=1):
             model(part)
-    one, two = stepwise.table(), whole.table()
-    assert {head.stack for head in one.heads} == {""}
-    _assert_alike(one, two)
+    actual, expected = stepwise.table(), whole.table()
+    assert {head.stack for head in actual.heads} == {""}
+    _assert_alike(actual, expected)
 
 
 class PerceiverLayer(nn.Module):

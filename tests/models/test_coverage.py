@@ -166,11 +166,11 @@ def test_means_over_all_queries_add_what_is_never_eligible() -> None:
             layer(ids)
         tables.append(watch.table())
         weights = torch.cat([watch.weights((0, head)) for head in range(3)]).double()
-    some, every = tables
+    eligible, every = tables
     assert every.count("rare").tolist() == [7.0] * 3
-    assert some.count("rare").tolist() == [3.0] * 3
+    assert eligible.count("rare").tolist() == [3.0] * 3
     np.testing.assert_allclose(every.mean("rare"), weights[:, :, 4].mean(1), atol=1e-6)
-    np.testing.assert_allclose(some.mean("rare"), weights[:, 4:, 4].mean(1), atol=1e-6)
+    np.testing.assert_allclose(eligible.mean("rare"), weights[:, 4:, 4].mean(1), atol=1e-6)
     np.testing.assert_allclose(every.mean("first"), weights[:, :, 0].mean(1), atol=1e-6)
     diagonal = weights.diagonal(dim1=1, dim2=2)
     np.testing.assert_allclose(every.mean("self"), diagonal.mean(1), atol=1e-6)
@@ -180,7 +180,7 @@ def test_means_over_all_queries_add_what_is_never_eligible() -> None:
     entropy = -torch.xlogy(weights, weights).sum(2).mean(1)
     np.testing.assert_allclose(every.mean("entropy"), entropy, atol=1e-5)
     assert every.count("top(rare)").tolist() == [7.0] * 3
-    np.testing.assert_allclose(every.mean("lse"), some.mean("lse"))
+    np.testing.assert_allclose(every.mean("lse"), eligible.mean("lse"))
 
 
 def test_tables_of_other_queries_do_not_add() -> None:

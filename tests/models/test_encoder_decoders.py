@@ -84,7 +84,7 @@ def _make(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _tokenizer(longest: int = 40) -> Any:
-    words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, "<unk>"))
+    words = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, "<unk>"))
     words.pre_tokenizer = Whitespace()
     words.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return transformers.PreTrainedTokenizerFast(
@@ -98,7 +98,7 @@ def _ids(text: str) -> list[int]:
 
 
 def _count(table: HeadTable, stack: str, name: str = "lse") -> int:
-    rows = [at for at, head in enumerate(table.heads) if head.stack == stack]
+    rows = [row for row, head in enumerate(table.heads) if head.stack == stack]
     counts = table.count(name)[rows]
     assert (counts == counts[0]).all()
     return int(counts[0])
@@ -144,8 +144,8 @@ def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
     assert {head.stack for head in table.heads} == set(STACKS)
     for statistic in alone.statistics:
         for of in ("mean", "count"):
-            both = [getattr(one, of)(statistic) for one in (table, alone)]
-            np.testing.assert_allclose(*both, atol=2e-5, rtol=2e-4, err_msg=statistic)
+            pair = [getattr(source, of)(statistic) for source in (table, alone)]
+            np.testing.assert_allclose(*pair, atol=2e-5, rtol=2e-4, err_msg=statistic)
     sources = sum(len(_ids(text)) for text in TEXTS)
     targets = sum(len(_ids(text)) for text in TARGETS)
     assert [_count(table, stack) for stack in STACKS] == [sources, targets, targets]
@@ -153,49 +153,51 @@ def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
 
 def test_without_targets_each_text_is_its_own() -> None:
     model, tokenizer = _make(MODELS["T5"]), _tokenizer()
-    own, named = (study(model, tokenizer, TEXTS, targets=one) for one in (None, TEXTS))
-    for statistic in own.table.statistics:
-        np.testing.assert_array_equal(own.table.mean(statistic), named.table.mean(statistic))
-    assert own.text["targets"] == "the texts themselves"
+    alone, named = (study(model, tokenizer, TEXTS, targets=targets) for targets in (None, TEXTS))
+    for statistic in alone.table.statistics:
+        np.testing.assert_array_equal(alone.table.mean(statistic), named.table.mean(statistic))
+    assert alone.text["targets"] == "the texts themselves"
     assert named.text["targets"] == "separate texts"
-    assert own.text["tokens of targets"] == own.text["tokens"] == sum(map(len, map(_ids, TEXTS)))
+    assert (
+        alone.text["tokens of targets"] == alone.text["tokens"] == sum(map(len, map(_ids, TEXTS)))
+    )
 
 
 def test_a_long_text_that_is_its_own_target_is_cut_like_any_other() -> None:
-    seen = study(_make(MODELS["T5"]), _tokenizer(), "a b c d e f g h i j", max_tokens=6)
-    assert (seen.text["texts"], seen.text["pieces of texts"]) == (1, 2)
-    assert seen.findings()[0].startswith("Not tested: 1 text, 5 needed")
+    result = study(_make(MODELS["T5"]), _tokenizer(), "a b c d e f g h i j", max_tokens=6)
+    assert (result.text["texts"], result.text["pieces of texts"]) == (1, 2)
+    assert result.findings()[0].startswith("Not tested: 1 text, 5 needed")
 
 
 def test_every_sort_of_map_has_its_own_tokens() -> None:
     model, tokenizer = _make(MODELS["BART"]), _tokenizer()
-    seen = study(model, tokenizer, TEXTS[:1], targets=TARGETS[:1])
-    (sample,) = seen.samples
+    result = study(model, tokenizer, TEXTS[:1], targets=TARGETS[:1])
+    (sample,) = result.samples
     source, target = ["a", "b", "c", "d", "</s>"], ["</s>", "c", "d"]
     assert (list(sample.tokens), list(sample.targets)) == (source, target)
     for head, weights in sample.weights.items():
         sides = [len(sample.side(side)) for side in sample.sides(head)]
         assert weights.shape == (sides[0], sides[1])
         np.testing.assert_allclose(weights.sum(1), 1, atol=1e-5)
-    (shown,) = payload(seen)["samples"]
+    (shown,) = payload(result)["samples"]
     assert all(data is not None for data in shown["maps"])
     views = {
-        head.stack: shown["views"][at]
-        for head, at in zip(seen.table.heads, shown["view"], strict=True)
+        head.stack: shown["views"][view]
+        for head, view in zip(result.table.heads, shown["view"], strict=True)
     }
-    assert {stack: (one["queries"], one["keys"]) for stack, one in views.items()} == {
+    assert {stack: (entry["queries"], entry["keys"]) for stack, entry in views.items()} == {
         "encoder": (source, source),
         "decoder": (target, target),
         "decoder.cross": (target, source),
     }
     assert views["decoder"]["cells"] == ["1..", "++.", "+++"]
     assert views["decoder.cross"]["cells"] == ["+" * 5] * 3
-    assert render(seen).count("decoder.cross.L0.H0")
+    assert render(result).count("decoder.cross.L0.H0")
 
 
 def test_classes_of_keys_are_those_of_the_text_that_is_looked_at() -> None:
-    seen = study(_make(MODELS["T5"]), _tokenizer(), ["a , b"], targets=["c d"])
-    table = seen.table
+    result = study(_make(MODELS["T5"]), _tokenizer(), ["a , b"], targets=["c d"])
+    table = result.table
     # The text ends with a special token; the decoder's own begins with one.
     assert [_count(table, stack, "special") for stack in STACKS] == [4, 2, 3]
     assert _count(table, "decoder.cross", "punctuation") == 3
@@ -358,6 +360,6 @@ def test_a_target_without_a_model() -> None:
 
 
 def test_a_study_of_pairs_says_what_it_is(place: Path) -> None:
-    seen: Study = study(_make(MODELS["T5"]), _tokenizer(), TEXTS, targets=TARGETS)
-    assert seen.roles is None
-    assert seen.text["texts"] == 4
+    result: Study = study(_make(MODELS["T5"]), _tokenizer(), TEXTS, targets=TARGETS)
+    assert result.roles is None
+    assert result.text["texts"] == 4

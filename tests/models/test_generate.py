@@ -24,11 +24,11 @@ NAMES += ("GPTNeoForCausalLM", "Gemma3", "GptOss", "Mistral", "OPT", "Qwen3")
 DYNAMIC = ("BloomForCausalLM", "Falcon", "GPTNeoForCausalLM", "GPTJForCausalLM")
 
 
-def _assert_alike(one: HeadTable, two: HeadTable) -> None:
-    assert one.heads == two.heads
-    for name in one.statistics:
-        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
-        np.testing.assert_allclose(one.mean(name), two.mean(name), atol=1e-4, err_msg=name)
+def _assert_alike(first: HeadTable, second: HeadTable) -> None:
+    assert first.heads == second.heads
+    for name in first.statistics:
+        np.testing.assert_array_equal(first.count(name), second.count(name), err_msg=name)
+        np.testing.assert_allclose(first.mean(name), second.mean(name), atol=1e-4, err_msg=name)
 
 
 def _prompt(model: nn.Module) -> dict[str, Tensor]:

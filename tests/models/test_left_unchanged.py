@@ -167,12 +167,12 @@ def test_a_model_is_given_back_as_it_was(verb: str, tmp_path: Path) -> None:
 )
 def test_so_it_is_after_an_exception(verb: str, passes: int, tmp_path: Path) -> None:
     model = _model(verb)
-    left = [passes]
+    remaining = [passes]
 
     def fail(module: nn.Module, args: Any) -> None:
-        if not left[0]:
+        if not remaining[0]:
             raise KeyboardInterrupt
-        left[0] -= 1
+        remaining[0] -= 1
 
     layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
     layers[1].mlp.register_forward_pre_hook(fail)

@@ -54,8 +54,10 @@ def test_statistics_are_those_of_the_original_heads() -> None:
     small, whole = _table(prune(model, {0: [0, 1]})), _table(model)
     for head, was in zip(small.heads, small.original, strict=True):
         if head.layer == 0:  # later layers read something else
-            mine, theirs = (t.mean("entropy")[t.row(h)] for t, h in ((small, head), (whole, was)))
-            assert mine == pytest.approx(theirs, rel=1e-5)
+            actual, expected = (
+                t.mean("entropy")[t.row(h)] for t, h in ((small, head), (whole, was))
+            )
+            assert actual == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.usefixtures("_trusted")
@@ -63,14 +65,14 @@ def test_statistics_are_those_of_the_original_heads() -> None:
 def test_every_format_records_them(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama"), GONE)
     folder = save(small, tmp_path / "small", format=format)
-    found = _original(load(folder)) if format != "remote-code" else None
+    original = _original(load(folder)) if format != "remote-code" else None
     config = json.loads((folder / "config.json").read_text("utf-8"))
     if format == "padded":
         assert config["original_heads"] == {"L0": [2, 3, None, None], "L1": [0, 1, None, None]}
-        assert found == [*LEFT[:2], "", "", *LEFT[2:], "", ""]
+        assert original == [*LEFT[:2], "", "", *LEFT[2:], "", ""]
     else:
         assert config["original_heads"] == {"L0": [2, 3], "L1": [0, 1]}
-        assert found in (LEFT, None)
+        assert original in (LEFT, None)
 
 
 @pytest.mark.usefixtures("_trusted")
@@ -86,23 +88,23 @@ def test_a_llama_written_as_a_mistral_records_them(tmp_path: Path) -> None:
         intermediate_size=16, max_position_embeddings=40,
     )  # fmt: skip
     small = prune(transformers.LlamaForCausalLM(config).eval(), {0: [1], 1: [2]})
-    found = load(save(small, tmp_path / "small", format="stock"))
-    assert type(found) is transformers.MistralForCausalLM
-    assert _original(found) == ["L0.H0", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H3"]
+    loaded = load(save(small, tmp_path / "small", format="stock"))
+    assert type(loaded) is transformers.MistralForCausalLM
+    assert _original(loaded) == ["L0.H0", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H3"]
 
 
 @pytest.mark.usefixtures("_trusted")
 def test_a_mini_gpt_records_them(tmp_path: Path) -> None:
     small = prune(MiniGPT(MiniGPTConfig(23, 8, 12, 4, n_layers=2)).eval(), {0: [1]})
-    found = load(save(small, tmp_path / "small"))
-    assert found.original_heads == {"L0": [0, 2, 3], "L1": [0, 1, 2, 3]}
+    loaded = load(save(small, tmp_path / "small"))
+    assert loaded.original_heads == {"L0": [0, 2, 3], "L1": [0, 1, 2, 3]}
 
 
 @pytest.mark.usefixtures("_trusted")
 def test_a_layer_records_them(tmp_path: Path) -> None:
     small = prune(prune(MultiHeadAttention(12, 4), [(0, 1)]), [(0, 0)])
-    found = load(save(small, tmp_path / "small"))
-    assert found.original_heads == {"L0": [2, 3]}
+    loaded = load(save(small, tmp_path / "small"))
+    assert loaded.original_heads == {"L0": [2, 3]}
 
 
 def test_heads_that_were_grouped_stand_in_another_order() -> None:
@@ -114,29 +116,29 @@ def test_heads_that_were_grouped_stand_in_another_order() -> None:
     model = transformers.LlamaForCausalLM(config).eval()
     attention = model.model.layers[0].self_attn
     with torch.no_grad():  # heads 0 and 5, 1 and 3, 2 and 4 share keys and values
-        for one, two in ((0, 5), (1, 3), (2, 4)):
+        for source, target in ((0, 5), (1, 3), (2, 4)):
             for part in (attention.k_proj, attention.v_proj):
-                part.weight[4 * two : 4 * two + 4] = part.weight[4 * one : 4 * one + 4]
+                part.weight[4 * target : 4 * target + 4] = part.weight[4 * source : 4 * source + 4]
     small = group_heads(model, 3)
     original = _original(small)
-    assert [{*original[at : at + 2]} for at in (0, 2, 4)] == [
+    assert [{*original[start : start + 2]} for start in (0, 2, 4)] == [
         {"L0.H0", "L0.H5"}, {"L0.H1", "L0.H3"}, {"L0.H2", "L0.H4"},
     ]  # fmt: skip
-    whole, mine = _table(model), _table(small)
-    for row, head in enumerate(mine.original):
-        assert mine.mean("entropy")[row] == pytest.approx(
+    whole, pruned_table = _table(model), _table(small)
+    for row, head in enumerate(pruned_table.original):
+        assert pruned_table.mean("entropy")[row] == pytest.approx(
             whole.mean("entropy")[whole.row(head)], rel=1e-4
         )
-    left = _original(prune(small, {0: [0, 1]}))
-    assert left == original[2:]
+    remaining = _original(prune(small, {0: [0, 1]}))
+    assert remaining == original[2:]
 
 
 @pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
 def test_tables_keep_them_in_files(ending: str, tmp_path: Path) -> None:
     table = _table(prune(zoo.make("Llama"), GONE))
-    found = HeadTable.load(table.save(tmp_path / f"table.{ending}"))
-    assert found.original == table.original
-    assert (found + table).frame()["original"].tolist() == LEFT
+    loaded = HeadTable.load(table.save(tmp_path / f"table.{ending}"))
+    assert loaded.original == table.original
+    assert (loaded + table).frame()["original"].tolist() == LEFT
 
 
 @pytest.mark.usefixtures("_trusted")

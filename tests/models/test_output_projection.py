@@ -19,14 +19,14 @@ IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 8, 10, 3]])
 def _heard(
     model: nn.Module, run: Callable[[], Any]
 ) -> list[tuple[AttentionCall, OutputProjection | None]]:
-    sites, found = Sites(model), []
+    sites, captured = Sites(model), []
 
     def hear(call: AttentionCall) -> None:
-        found.append((call, output_projection(model, sites.of(call, running))))
+        captured.append((call, output_projection(model, sites.of(call, running))))
 
     with torch.no_grad(), capture_calls(model, hear) as running:
         run()
-    return found
+    return captured
 
 
 def _mixed(call: AttentionCall, projection: OutputProjection) -> Tensor:
@@ -44,14 +44,14 @@ def test_it_gives_what_it_gave(name: str) -> None:
     for weight in model.parameters():  # biases that begin as zeros
         if weight.ndim == 1:
             weight.data.normal_(0.5)
-    given = []
+    outputs = []
     projections = [p for _, p in _heard(model, lambda: model(input_ids=IDS)) if p is not None]
     assert len(projections) == 2
     for module in {id(p.module): p.module for p in projections}.values():
-        module.register_forward_hook(lambda module, args, out: given.append(out))
-    heard = _heard(model, lambda: model(input_ids=IDS))
-    assert len(heard) == len(given) == 2
-    for (call, projection), out in zip(heard, given, strict=True):
+        module.register_forward_hook(lambda module, args, out: outputs.append(out))
+    captured = _heard(model, lambda: model(input_ids=IDS))
+    assert len(captured) == len(outputs) == 2
+    for (call, projection), out in zip(captured, outputs, strict=True):
         torch.testing.assert_close(_mixed(call, projection), out, rtol=1e-5, atol=1e-5)
 
 
@@ -90,8 +90,8 @@ def test_writing_into_it_writes_into_the_model() -> None:
 def test_an_adapter_is_no_linear_map_of_its_weight() -> None:
     model = zoo.make("Llama")
     adapted = get_peft_model(model, LoraConfig(target_modules=["o_proj"]))
-    found = _heard(adapted, lambda: adapted(input_ids=IDS))
-    assert [projection for _, projection in found] == [None, None]
+    captured = _heard(adapted, lambda: adapted(input_ids=IDS))
+    assert [projection for _, projection in captured] == [None, None]
 
 
 def test_a_layer_that_mixes_nothing_has_none() -> None:

@@ -32,7 +32,7 @@ def _watched(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Qwen3"])
 def test_packed_texts_give_the_table_of_texts_one_by_one(name: str) -> None:
     model = zoo.make(name).double()
-    flat = torch.tensor([[one for text in TEXTS for one in text]])
+    flat = torch.tensor([[token for text in TEXTS for token in text]])
     positions = torch.cat([torch.arange(len(text)) for text in TEXTS])[None]
     packed = _watched(model, [{"input_ids": flat, "position_ids": positions, "use_cache": False}])
     single = _watched(model, [{"input_ids": torch.tensor([text])} for text in TEXTS])

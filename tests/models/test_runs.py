@@ -26,7 +26,7 @@ class Tower(nn.Module):
 
     def forward(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(1, 2, 0, 3).unsqueeze(1)
-        parts = zip(*(one.split(list(sizes), dim=2) for one in (q, k, v)), strict=True)
+        parts = zip(*(tensor.split(list(sizes), dim=2) for tensor in (q, k, v)), strict=True)
         heads = [F.scaled_dot_product_attention(*part) for part in parts]
         return torch.cat(heads, 2)[0].transpose(0, 1).flatten(1)
 
@@ -60,10 +60,10 @@ def test_images_of_one_pass_are_texts_of_one_layer() -> None:
     ]
     assert together.heads == apart.heads
     for name in apart.statistics:
-        for one, other in zip(
+        for actual, expected in zip(
             together.per_text(name).parts, apart.per_text(name).parts, strict=True
         ):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 class Flat(nn.Module):
@@ -148,7 +148,7 @@ class Condensed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         whole = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
-        q, k, v = (one[:, :, ::step] for one, step in zip(whole, self._steps, strict=True))
+        q, k, v = (tensor[:, :, ::step] for tensor, step in zip(whole, self._steps, strict=True))
         return F.scaled_dot_product_attention(q, k, v)
 
 
@@ -210,9 +210,9 @@ def test_what_keys_received_grows_with_the_text_also_where_a_cache_forgets(name:
 
 def test_generating_adds_no_texts() -> None:
     model, ids = zoo.make("Mistral"), torch.tensor([[5, 9, 7, 3, 1], [3, 4, 6, 8, 2]])
-    how = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
     with observe(model, Request(per_text=True)) as watch:
-        model.generate(ids, **how)
+        model.generate(ids, **options)
     assert watch.table().per_text("lse").count[:, 0].tolist() == [9, 9]
 
 

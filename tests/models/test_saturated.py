@@ -77,9 +77,9 @@ class Attention(nn.Module):
     def in_one_product(self, scores: Tensor, allowed: Tensor) -> Tensor:
         mask = (1.0 - allowed.to(scores.dtype)) * self.constant
         rows = scores.flatten(0, 1)
-        one = torch.eye(T, dtype=scores.dtype).expand(len(rows), T, T)
+        identity = torch.eye(T, dtype=scores.dtype).expand(len(rows), T, T)
         mask = mask.expand(scores.shape).flatten(0, 1)
-        return torch.baddbmm(mask, rows, one).unflatten(0, scores.shape[:2])
+        return torch.baddbmm(mask, rows, identity).unflatten(0, scores.shape[:2])
 
     def with_bias(self, scores: Tensor, allowed: Tensor) -> Tensor:
         bias = torch.linspace(-8, 8, HEADS * T * T).view(1, HEADS, T, T).to(scores.dtype)
@@ -108,8 +108,8 @@ WAYS = (
 def _texts(side: str) -> tuple[Tensor, Tensor, Tensor]:
     """Vectors, what each query may attend to (causal, and itself), and what is no padding."""
     x = torch.randn(B, T, 20, generator=torch.Generator().manual_seed(1)) * 2
-    at, lengths = torch.arange(T), torch.tensor(LENGTHS)[:, None]
-    real = at < lengths if side == "right" else at >= T - lengths
+    positions, lengths = torch.arange(T), torch.tensor(LENGTHS)[:, None]
+    real = positions < lengths if side == "right" else positions >= T - lengths
     allowed = torch.ones(T, T, dtype=torch.bool).tril() & real[:, None, None, :]
     return x, allowed, real
 
@@ -118,19 +118,19 @@ def _rows(logits: Tensor, allowed: Tensor, real: Tensor) -> Iterator[dict[str, n
     """Of each counted query the statistics of each head, from the materialised weights."""
     logits = logits.double()
     leaks = logits - logits.amax(-1, keepdim=True) > NONE
-    seen = allowed.expand(logits.shape) | (leaks & allowed.any(-1, keepdim=True))
-    weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+    visible = allowed.expand(logits.shape) | (leaks & allowed.any(-1, keepdim=True))
+    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
     for text, query in real.nonzero().tolist():
         first = int(real[text].int().argmax())
-        row, mine = weights[text, :, query].numpy(), seen[text, :, query].numpy()
-        several = mine.sum(-1) > 1
+        row, visible_row = weights[text, :, query].numpy(), visible[text, :, query].numpy()
+        several = visible_row.sum(-1) > 1
         logs = np.log(np.where(row > 0, row, 1.0))
         keys = {"first": first, "self": query, "previous": query - 1}
         yield {
             "entropy": np.where(several, -(row * logs).sum(-1), np.nan),
             "max_weight": np.where(several, row.max(-1), np.nan),
             **{
-                name: np.where(several & mine[:, key] & (key >= first), row[:, key], np.nan)
+                name: np.where(several & visible_row[:, key] & (key >= first), row[:, key], np.nan)
                 for name, key in keys.items()
             },
         }

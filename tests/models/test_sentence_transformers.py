@@ -46,9 +46,9 @@ def test_watching_changes_no_bit_and_tables_are_those_of_the_transformer(
     with hw.observe(model) as watch:
         assert np.array_equal(model.encode(TEXTS), before)
     inner, tokens = hw.load(folders / "bert"), model.preprocess(TEXTS)
-    with hw.observe(inner) as other, torch.no_grad():
+    with hw.observe(inner) as on_inner, torch.no_grad():
         inner(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
-    table, theirs = watch.table(), other.table()
+    table, theirs = watch.table(), on_inner.table()
     assert table.heads == theirs.heads
     np.testing.assert_allclose(table.mean("entropy"), theirs.mean("entropy"), rtol=1e-5)
     assert len((table + theirs).heads) == 8  # so they are tables of one model
@@ -59,18 +59,18 @@ def test_scores_are_of_its_own_embedding(model: SentenceTransformer) -> None:
     scores = hw.importance(model, texts, method="zero-ablation")
     assert scores.loss == "embedding"
     full = torch.tensor(model.encode(texts))
-    for head, found in zip(scores.heads, scores.importance, strict=True):
+    for head, score in zip(scores.heads, scores.importance, strict=True):
         with hw.ablate(model, head):
             without = torch.tensor(model.encode(texts))
-        assert found == pytest.approx(1 - (full * without).sum(1).mean().item(), abs=1e-6)
+        assert score == pytest.approx(1 - (full * without).sum(1).mean().item(), abs=1e-6)
     assert scores.model == hw.costs(model).model
 
 
 def test_batches_as_it_makes_them(model: SentenceTransformer) -> None:
     batch = model.preprocess(TEXTS[1:])
     assert batch["modality"] == "text"
-    ready, made = (hw.importance(model, given).importance for given in (batch, TEXTS[1:]))
-    np.testing.assert_allclose(ready, made, rtol=1e-4, atol=1e-7)
+    ready, tokenized = (hw.importance(model, inputs).importance for inputs in (batch, TEXTS[1:]))
+    np.testing.assert_allclose(ready, tokenized, rtol=1e-4, atol=1e-7)
     small = hw.prune(model, GONE, fold="mean", reference=[batch])
     with hw.ablate(model, GONE, "mean", [batch]):
         expected = model.encode(TEXTS)
@@ -86,7 +86,7 @@ def test_pruned_it_encodes_what_it_does_without_these_heads(model: SentenceTrans
     assert np.abs(small.encode(TEXTS) - before).max() > 1e-3
     assert np.array_equal(model.encode(TEXTS), before)
     assert small.prompts == model.prompts
-    count = [sum(x.numel() for x in one.parameters()) for one in (small, model)]
+    count = [sum(x.numel() for x in module.parameters()) for module in (small, model)]
     assert count[0] < count[1]
 
 
@@ -126,12 +126,12 @@ def test_roles_and_studies_take_its_tokenizer(model: SentenceTransformer) -> Non
 def test_saved_padded_it_encodes_the_same(model: SentenceTransformer, tmp_path: Path) -> None:
     small = hw.prune(model, GONE)
     folder = hw.save(small, tmp_path / "small", format="padded")
-    found = open_sentence_model(folder)
-    np.testing.assert_allclose(found.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
-    assert found.max_seq_length == 6
-    assert found.prompts == small.prompts
-    assert [type(module) for module in found] == [type(module) for module in small]
-    assert found.encode(TEXTS).shape == (4, 12)
+    loaded = open_sentence_model(folder)
+    np.testing.assert_allclose(loaded.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
+    assert loaded.max_seq_length == 6
+    assert loaded.prompts == small.prompts
+    assert [type(module) for module in loaded] == [type(module) for module in small]
+    assert loaded.encode(TEXTS).shape == (4, 12)
     batch = example_input(hw.load(folder))
     with torch.no_grad():
         expected = small[0].model(**batch)[0]
@@ -141,9 +141,9 @@ def test_saved_padded_it_encodes_the_same(model: SentenceTransformer, tmp_path: 
 @pytest.mark.usefixtures("_trusted")
 def test_saved_stock_it_encodes_the_same(folders: Path, tmp_path: Path) -> None:
     small = hw.prune(open_sentence_model(folders / "llama"), {0: [0, 1], 1: [1, 2]})
-    found = open_sentence_model(hw.save(small, tmp_path / "small", format="stock"))
-    np.testing.assert_allclose(found.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
-    assert found[0].model.config.num_attention_heads == 2
+    loaded = open_sentence_model(hw.save(small, tmp_path / "small", format="stock"))
+    np.testing.assert_allclose(loaded.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
+    assert loaded[0].model.config.num_attention_heads == 2
 
 
 @pytest.mark.usefixtures("_trusted")

@@ -21,9 +21,9 @@ PADDING = torch.arange(7) >= torch.tensor(LENGTHS)[:, None]  # True = padding
 class Plain(nn.Module):
     """Attention as most people write it."""
 
-    def __init__(self, groups: int = 1, **how: Any) -> None:
+    def __init__(self, groups: int = 1, **options: Any) -> None:
         super().__init__()
-        self.groups, self.how = groups, how
+        self.groups, self.how = groups, options
         self.qkv = nn.Linear(12, 12 + 2 * 12 // groups)
         self.proj = nn.Linear(12, 12)
 
@@ -52,7 +52,7 @@ ADDITIVE = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize(
-    ("how", "ours"),
+    ("options", "ours"),
     [
         ({}, {}),
         ({"is_causal": True}, {"causal": True}),
@@ -62,8 +62,8 @@ ADDITIVE = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(1))
     ],
     ids=["full", "causal", "boolean", "additive", "grouped"],
 )
-def test_the_fused_function_is_heard(how: dict[str, Any], ours: dict[str, Any]) -> None:
-    plain = Plain(**how)
+def test_the_fused_function_is_heard(options: dict[str, Any], ours: dict[str, Any]) -> None:
+    plain = Plain(**options)
     layer = _as_ours(plain)
     before = modules_of(plain)
     with torch.no_grad(), observe(plain) as watch, observe(layer) as known:
@@ -74,8 +74,8 @@ def test_the_fused_function_is_heard(how: dict[str, Any], ours: dict[str, Any]) 
     assert [site.kernel for site in watch.sites()] == ["scaled_dot_product_attention"]
     for statistic in watch.table().statistics:
         for column in ("mean", "count", "maximum", "even"):
-            theirs, mine = (getattr(w.table(), column)(statistic) for w in (watch, known))
-            np.testing.assert_allclose(theirs, mine, rtol=1e-5, atol=1e-6, err_msg=statistic)
+            actual, expected = (getattr(w.table(), column)(statistic) for w in (watch, known))
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=statistic)
 
 
 def test_a_model_of_several_plain_layers_has_as_many() -> None:
@@ -92,11 +92,11 @@ def test_a_model_of_several_plain_layers_has_as_many() -> None:
 def test_torchs_layer_is_heard(batch_first: bool, need_weights: bool, training: bool) -> None:
     layer = nn.MultiheadAttention(12, 4, batch_first=batch_first).train(training)
     x = X if batch_first else X.transpose(0, 1)
-    how = {"key_padding_mask": PADDING, "attn_mask": torch.ones(7, 7).triu(1).bool()}
-    plain, weights = layer(x, x, x, **how, average_attn_weights=False)
+    options = {"key_padding_mask": PADDING, "attn_mask": torch.ones(7, 7).triu(1).bool()}
+    plain, weights = layer(x, x, x, **options, average_attn_weights=False)
     with observe(layer) as watch:
-        answer = layer(x, x, x, **how, need_weights=need_weights)[0]
-    assert torch.equal(answer, layer(x, x, x, **how, need_weights=need_weights)[0])
+        answer = layer(x, x, x, **options, need_weights=need_weights)[0]
+    assert torch.equal(answer, layer(x, x, x, **options, need_weights=need_weights)[0])
     table = watch.table()
     maps = [
         weights[text, :, :length, :length].detach().numpy() for text, length in enumerate(LENGTHS)

@@ -77,9 +77,9 @@ def _assert_learns_alike(model: nn.Module, loss: Callable[[], Tensor], tokens: i
         watched = _gradients(model, loss)
         again = _gradients(model, loss)
     assert len(plain) > 5
-    for one, two, three in zip(plain, watched, again, strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, three)
+    for x, y, three in zip(plain, watched, again, strict=True):
+        assert torch.equal(x, y)
+        assert torch.equal(x, three)
     assert (watch.table().count("lse") == 2 * tokens).all()
     return watch.table()
 

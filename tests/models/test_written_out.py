@@ -51,9 +51,9 @@ class CausalSelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, **how: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(D_MODEL), CausalSelfAttention(**how)
+        self.ln_1, self.attn = nn.LayerNorm(D_MODEL), CausalSelfAttention(**options)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.attn(self.ln_1(x))
@@ -98,7 +98,7 @@ def test_gradients_and_dropout_are_untouched() -> None:
     plain = gradients()
     with observe(model) as watch:
         watched = gradients()
-    assert all(torch.equal(one, two) for one, two in zip(plain, watched, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(plain, watched, strict=True))
     # What was dropped is no statistic: those are of the weights before it.
     np.testing.assert_allclose(
         watch.table().mean("max_weight")[:HEADS],

@@ -27,10 +27,10 @@ class InFloat64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float and args[0].is_floating_point():
             return args[0].double()
-        args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
         kwargs = {
-            name: torch.float64 if one is torch.float32 else one
-            for name, one in (kwargs or {}).items()
+            name: torch.float64 if value is torch.float32 else value
+            for name, value in (kwargs or {}).items()
         }
         return func(*args, **kwargs)
 
