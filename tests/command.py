@@ -21,7 +21,7 @@ class Done:
 def headwise(*arguments: object, encoding: str = "utf-8") -> Done:
     """Run `headwise` with these arguments, as if in a pipe of this encoding."""
     out, err = (TextIOWrapper(BytesIO(), encoding, write_through=True) for _ in range(2))
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as exit_info:
         main([str(argument) for argument in arguments])
     printed = [stream.buffer.getvalue().decode(encoding) for stream in (out, err)]
-    return Done(int(left.value.code or 0), *printed)
+    return Done(int(exit_info.value.code or 0), *printed)

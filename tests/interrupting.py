@@ -30,8 +30,8 @@ class Interrupts:
         lines: How many line events were counted.
     """
 
-    def __init__(self, at: int | None, times: int = 1, files: tuple[str, ...] = ("",)) -> None:
-        self._at, self._times, self._files = at, times, files
+    def __init__(self, line: int | None, times: int = 1, files: tuple[str, ...] = ("",)) -> None:
+        self._at, self._times, self._files = line, times, files
         self._seen: Counter[tuple[CodeType, int]] = Counter()
         self.lines = 0
         self.where = ""
@@ -77,10 +77,10 @@ def _leaves_with(code: CodeType, offset: int) -> bool:
 
 @cache
 def _exits(code: CodeType) -> frozenset[int]:
-    steps = [one for one in dis.get_instructions(code) if one.opname != "NOP"]
+    steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
     return frozenset(
-        one.offset
-        for one, *others in zip(steps, steps[1:], steps[2:], steps[3:], strict=False)
-        if all(two.opname == "LOAD_CONST" and two.argval is None for two in (one, *others[:2]))
-        or (one.opname == "SWAP" and all(two.argval is None for two in others))
+        step.offset
+        for step, *following in zip(steps, steps[1:], steps[2:], steps[3:], strict=False)
+        if all(two.opname == "LOAD_CONST" and two.argval is None for two in (step, *following[:2]))
+        or (step.opname == "SWAP" and all(two.argval is None for two in following))
     )

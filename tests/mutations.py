@@ -79,10 +79,10 @@ def _in_json(content: bytes, rng: random.Random) -> bytes | None:
     except ValueError:
         pass
     lines = content.split(b"\n")
-    at = 0 if lines[0].startswith(b"# {") else rng.randrange(len(lines))
-    prefix = b"# " if lines[at].startswith(b"# ") else b""
+    row = 0 if lines[0].startswith(b"# {") else rng.randrange(len(lines))
+    prefix = b"# " if lines[row].startswith(b"# ") else b""
     try:
-        lines[at] = prefix + _dumped(_changed(json.loads(lines[at].removeprefix(prefix)), rng))
+        lines[row] = prefix + _dumped(_changed(json.loads(lines[row].removeprefix(prefix)), rng))
     except ValueError:
         return None
     return b"\n".join(lines)
@@ -97,12 +97,12 @@ def _changed(value: Any, rng: random.Random) -> Any:
     if not isinstance(value, dict | list) or not value or rng.random() < 0.15:
         return rng.choice((rng.choice(VALUES), [value], {"x": value}))
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-    key, how = rng.choice(keys), rng.random()
-    if how < 0.15:
+    key, draw = rng.choice(keys), rng.random()
+    if draw < 0.15:
         del value[key]
-    elif how < 0.25 and isinstance(value, list):
+    elif draw < 0.25 and isinstance(value, list):
         value.append(value[key])
-    elif how < 0.25:
+    elif draw < 0.25:
         value[rng.choice(("x", "", f"{key} "))] = value[key]
     else:
         value[key] = _changed(value[key], rng)

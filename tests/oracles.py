@@ -13,9 +13,9 @@ def padded(texts: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]
     ids = torch.full((len(texts), longest), 1)
     mask = torch.zeros_like(ids)
     for row, text in enumerate(texts):
-        at = slice(0, len(text)) if side == "right" else slice(longest - len(text), longest)
-        ids[row, at] = torch.tensor(text)
-        mask[row, at] = 1
+        span = slice(0, len(text)) if side == "right" else slice(longest - len(text), longest)
+        ids[row, span] = torch.tensor(text)
+        mask[row, span] = 1
     batch = {"input_ids": ids, "attention_mask": mask}
     if side == "left":  # learned positions must be told where the text begins
         batch["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -40,8 +40,8 @@ def means(
         _, T, _ = weights.shape
         for query in range(T):
             row = weights[:, query]
-            seen = (weights[:, query] > 0).any(0)
-            if seen.sum() < 2:
+            visible = (weights[:, query] > 0).any(0)
+            if visible.sum() < 2:
                 continue  # its weight is 1 by necessity
             logs = np.log(np.where(row > 0, row, 1.0))
             add("entropy", -(row * logs).sum(-1))
@@ -49,13 +49,15 @@ def means(
             add("distance", (row * np.abs(np.arange(T) - query)).sum(-1))
             keys = {"first": 0, "self": query, "previous": query - 1, "next": query + 1}
             for name, key in keys.items():
-                if 0 <= key < T and seen[key]:
+                if 0 <= key < T and visible[key]:
                     add(name, row[:, key])
             for name, triples in (pairs or {}).items():
-                mine = [key for text, asked, key in triples if (text, asked) == (number, query)]
-                mine = [key for key in mine if seen[key]]
-                if mine:
-                    add(name, row[:, mine].sum(-1))
+                key_positions = [
+                    key for text, position, key in triples if (text, position) == (number, query)
+                ]
+                key_positions = [key for key in key_positions if visible[key]]
+                if key_positions:
+                    add(name, row[:, key_positions].sum(-1))
     return {name: np.mean(values, axis=0) for name, values in rows.items()}
 
 

@@ -11,7 +11,7 @@ from headwise.corpora import EOS, SPECIALS, AnnotatedText, Arc
 from headwise.lab import make_tokenizer
 from headwise.layer import MultiHeadAttention
 
-WORDS = tuple(f"w{at}" for at in range(40))
+WORDS = tuple(f"w{n}" for n in range(40))
 TOKENIZER = make_tokenizer([*SPECIALS, ",", ".", *WORDS])
 IDS = TOKENIZER.get_vocab()
 CONTEXT = 48
@@ -119,16 +119,16 @@ class Planted(nn.Module):
             return q, k
         # No weight that was learned is exactly 0, nor would it be if it changed its place.
         q, k = NOISE * torch.randn(2, self.width, self.width, generator=rng)
-        token, place, one, before = self.blocks.values()
+        token, place, constant, before = self.blocks.values()
         V = len(IDS)
         if name.startswith("offset"):
             by = int(name.split()[1])
             q[place, place] = SHARP * torch.diag(torch.ones(CONTEXT - abs(by)), by)
             k[place, place] = torch.eye(CONTEXT)
         elif name == "first":
-            q[one, one], k[place.start, one] = SHARP, 1.0
+            q[constant, constant], k[place.start, constant] = SHARP, 1.0
         elif name == "separator":
-            q[one, one], k[IDS[EOS], one] = SHARP, 1.0
+            q[constant, constant], k[IDS[EOS], constant] = SHARP, 1.0
         elif name == "same":
             q[token, token], k[token, token] = SHARP * torch.eye(V), torch.eye(V)
             q[place, place], k[place, place] = -SHARP * torch.eye(CONTEXT), torch.eye(CONTEXT)
@@ -138,12 +138,12 @@ class Planted(nn.Module):
             for person, channel in ((0, token.start), (1, token.start + 1)):
                 q[IDS[VERBS[person]], channel] = 2 * SHARP
                 k[IDS[SUBJECTS[person]], channel] = 1.0
-                q[IDS[VERBS[person]], one] = SHARP  # of those the latest
-            k[place, one] = torch.arange(float(CONTEXT))[:, None] / CONTEXT
+                q[IDS[VERBS[person]], constant] = SHARP  # of those the latest
+            k[place, constant] = torch.arange(float(CONTEXT))[:, None] / CONTEXT
         elif name == "rare":
-            q[one, one] = 4.0
-            for rank, at in enumerate(self.order):
-                k[at, one] = float(rank)
+            q[constant, constant] = 4.0
+            for rank, token_id in enumerate(self.order):
+                k[token_id, constant] = float(rank)
         else:
             assert name == "any", name
             q, k = 0.4 * torch.randn(2, self.width, self.width, generator=rng)
@@ -175,9 +175,9 @@ def by_frequency(texts: Sequence[str]) -> list[int]:
     """The tokens of texts, the most frequent first."""
     counts: dict[int, int] = {}
     for text in texts:
-        for one in TOKENIZER.encode(text).ids:
-            counts[one] = counts.get(one, 0) + 1
-    return sorted(counts, key=lambda one: -counts[one])
+        for token in TOKENIZER.encode(text).ids:
+            counts[token] = counts.get(token, 0) + 1
+    return sorted(counts, key=lambda token: -counts[token])
 
 
 NAMES: Mapping[str, str | None] = {

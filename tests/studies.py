@@ -55,11 +55,11 @@ def make_study(
     styles[0] = shares.index("previous")
     totals = {
         name: make_totals(
-            np.where(styles == at, rng.beta(8, 2, len(rows)), rng.beta(1, 12, len(rows))),
+            np.where(styles == index, rng.beta(8, 2, len(rows)), rng.beta(1, 12, len(rows))),
             0.09,
-            seed=at,
+            seed=index,
         )
-        for at, name in enumerate(shares)
+        for index, name in enumerate(shares)
     }
     width = rng.uniform(0.3, 2.6, len(rows))
     none = np.nan
@@ -105,10 +105,10 @@ def make_sample(
     size = len(tokens)
     rng = np.random.default_rng(size)
     query, key = np.indices((size, size))
-    wanted = [key == 0, key == query, key == query - 1, (key * 7 + query * 3) % 5 == 0]
+    patterns = [key == 0, key == query, key == query - 1, (key * 7 + query * 3) % 5 == 0]
     weights = {}
     for head, style in zip(heads, styles, strict=True):
-        logits = rng.normal(0, 1, (size, size)) + 4 * wanted[min(style, len(wanted) - 1)]
+        logits = rng.normal(0, 1, (size, size)) + 4 * patterns[min(style, len(patterns) - 1)]
         if causal:
             logits[key > query] = -np.inf
         odds = np.exp(logits - logits.max(1, keepdims=True))
@@ -116,11 +116,13 @@ def make_sample(
     return Sample(tuple(tokens), weights)
 
 
-def make_roles(study: Study, found: Sequence[int] = (0,), text: str = "previous token") -> Roles:
+def make_roles(
+    study: Study, with_role: Sequence[int] = (0,), text: str = "previous token"
+) -> Roles:
     """Roles of a study's heads: those numbered here look at the token before."""
     heads = study.table.heads
     places = np.arange(len(heads))
-    has = np.isin(places, found)
+    has = np.isin(places, with_role)
     effect = np.where(has, 0.875, 0.125)
     columns = {
         "name": [str(head) for head in heads],

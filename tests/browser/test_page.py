@@ -36,15 +36,15 @@ Open = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
+    executable = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if executable is None:
         reason = f"no Chromium on the PATH (looked for {', '.join(NAMES)})"
         # Where everything must be tested, a skip would pass unseen.
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
+        browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
         yield browser
         browser.close()
 
@@ -53,7 +53,7 @@ def browser() -> Iterator[Browser]:
 def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     """Opens the page of a study; at the end, nothing went wrong there and nothing was fetched."""
     wrong: list[str] = []
-    asked: list[str] = []
+    requested: list[str] = []
     contexts = []
     path = tmp_path / "report.html"
 
@@ -64,7 +64,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         page.set_default_timeout(10_000)
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         page.goto(study.report(path).as_uri())
         return page
 
@@ -72,13 +72,13 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert wrong == []
-    assert set(asked) == {path.as_uri()}
+    assert set(requested) == {path.as_uri()}
 
 
 def column(page: Page, title: str) -> list[str]:
     """The cells of a column of the table of heads."""
-    at = page.locator("#table thead tr:last-child th").all_inner_texts()
-    index = next(i for i, text in enumerate(at) if text.rstrip(" ↑↓") == title)
+    titles = page.locator("#table thead tr:last-child th").all_inner_texts()
+    index = next(i for i, text in enumerate(titles) if text.rstrip(" ↑↓") == title)
     return page.locator(f"#table tbody tr > :nth-child({index + 1})").all_inner_texts()
 
 
@@ -191,7 +191,7 @@ def test_what_does_not_apply_sorts_last_both_ways(open_page: Open) -> None:
 
 def test_a_head_shows_its_roles_or_that_it_has_none(open_page: Open) -> None:
     study = make_study(2, 3)
-    page = open_page(study.with_roles(make_roles(study, found=(0, 4))))
+    page = open_page(study.with_roles(make_roles(study, with_role=(0, 4))))
     page.select_option("#head", label="L1.H1")
     expect(page.locator("#head-roles li")).to_contain_text("previous token (a token → the token")
     expect(page.locator("#head-roles li")).to_contain_text("0.875 [0.812, 0.938] against 0.250 of")
@@ -205,7 +205,7 @@ def test_a_head_shows_its_roles_or_that_it_has_none(open_page: Open) -> None:
 
 def test_a_head_that_was_not_tested_says_what_is_missing(open_page: Open) -> None:
     study = make_study(2, 3)
-    roles = make_roles(study, found=())
+    roles = make_roles(study, with_role=())
     page = open_page(
         study.with_roles(replace(roles, rows=roles.rows.assign(p_adj=np.nan, texts=1.0)))
     )

@@ -20,5 +20,5 @@ def test_shared_heads_are_heads(world: int, tmp_path: Path) -> None:
         )
         for rank in range(world)
     ]
-    told = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(told)
+    messages = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(messages)

@@ -19,5 +19,5 @@ def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    messages = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(messages)

@@ -44,9 +44,9 @@ def test_a_trained_folder_is_taken_as_it_is(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     done = headwise("train", "--out", folder, "--json")
     assert done.err == f"The Mini-GPT in {folder} is already trained\n"
-    told = json.loads(done.out)
-    assert (told["folder"], told["steps"], told["sample"]) == (str(folder), 3, None)
-    assert 0 <= told["held-out translation"] <= 1
+    summary = json.loads(done.out)
+    assert (summary["folder"], summary["steps"], summary["sample"]) == (str(folder), 3, None)
+    assert 0 <= summary["held-out translation"] <= 1
     assert (folder / "model.safetensors").read_bytes() == before
 
 
@@ -108,16 +108,16 @@ def test_without_a_place_the_rows_are_printed(folder: Path, text: Path) -> None:
     done = headwise("observe", folder, "--text", text)
     header, *lines = done.out.splitlines()
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
-    at = header.split().index("entropy")
-    assert [line.split()[1 + at] for line in lines] == [f"{row['entropy']:.3g}" for row in rows]
+    column = header.split().index("entropy")
+    assert [line.split()[1 + column] for line in lines] == [f"{row['entropy']:.3g}" for row in rows]
     assert "sink" not in header  # which this model does not have
 
 
 def test_statistics_are_asked_for_by_name(folder: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "table.csv"
-    asked = "entropy, participation,top(first)"
+    statistics = "entropy, participation,top(first)"
     done = headwise(
-        "observe", folder, "--text", text, "--statistics", asked, "--per-text", "-o", out
+        "observe", folder, "--text", text, "--statistics", statistics, "--per-text", "-o", out
     )
     assert done.code == 0
     table = HeadTable.load(out)
@@ -132,8 +132,8 @@ def test_what_a_table_names_can_be_asked_for(folder: Path, text: Path, tmp_path:
     everything = json.loads(headwise(*arguments).out)
     names = [name for name in everything[0] if name not in ("name", "stack", "layer", "head")]
     assert "punctuation" in names
-    asked = json.loads(headwise(*arguments, "--statistics", ",".join(names)).out)
-    assert asked == everything
+    requested = json.loads(headwise(*arguments, "--statistics", ",".join(names)).out)
+    assert requested == everything
     assert json.loads(headwise(*arguments, "--per-text").out) == everything
     top = json.loads(headwise(*arguments, "--statistics", "top(punctuation)").out)
     assert top[0]["punctuation"] == everything[0]["punctuation"]
@@ -167,14 +167,14 @@ def test_a_terminal_gets_a_bar(folder: Path, text: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-@pytest.mark.parametrize("what", ["short", "/a/very/long/path" * 20 + "/end"])
+@pytest.mark.parametrize("label", ["short", "/a/very/long/path" * 20 + "/end"])
 def test_a_bar_is_seen_beside_any_name(
-    monkeypatch: pytest.MonkeyPatch, width: int, what: str
+    monkeypatch: pytest.MonkeyPatch, width: int, label: str
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
     printed = io.StringIO()
-    with redirect_stderr(printed), progress_bar(f"Studying {what}") as on_progress:
+    with redirect_stderr(printed), progress_bar(f"Studying {label}") as on_progress:
         for done in range(1, 4):
             on_progress(done, 3)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.getvalue())
@@ -183,25 +183,25 @@ def test_a_bar_is_seen_beside_any_name(
     assert "3/3" in lines[-1]
     assert max(map(len, lines)) <= width
     assert lines[-1].startswith("Studying" if width > 40 else "Stud")
-    if width == 80 and what != "short":
+    if width == 80 and label != "short":
         assert "/end " in lines[-1]
 
 
 def test_split_texts_are_noted(folder: Path, text: Path) -> None:
     done = headwise("observe", folder, "--text", text, "--max-tokens", 2, "--json")
     assert done.code == 0
-    found = re.search(
+    match = re.search(
         r"^Long texts are split: 3 texts into (\d+) pieces of at most 2 tokens$", done.err, re.M
     )
-    assert found
-    assert int(found[1]) > 3
+    assert match
+    assert int(match[1]) > 3
     whole = headwise("observe", folder, "--text", text, "--json")
     assert "Long texts are split" not in whole.err
 
 
 def test_the_worked_example_as_json() -> None:
-    told = json.loads(headwise("explain", "--json").out)
-    assert told["heads"][0] == [0.62, 0.19, 0.085, 0.21]
+    result = json.loads(headwise("explain", "--json").out)
+    assert result["heads"][0] == [0.62, 0.19, 0.085, 0.21]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])

@@ -90,8 +90,8 @@ def test_pairs_are_read_as_sentences(folder: Path, tmp_path: Path) -> None:
     text.write_text("I work , you work\nhe works\nthey work\n", "utf-8")
     same = headwise("importance", folder, "--text", text, "--json", "--rounds", 2)
     assert json.loads(same.out) == rows
-    one = headwise("importance", folder, "--text", text, "--json", "--max-texts", 1)
-    assert all(row["ci_low"] is None for row in json.loads(one.out))
+    capped = headwise("importance", folder, "--text", text, "--json", "--max-texts", 1)
+    assert all(row["ci_low"] is None for row in json.loads(capped.out))
 
 
 def test_an_interrupted_ablation_goes_on(

@@ -66,14 +66,14 @@ def test_nulls_are_left_out_and_aligned_texts_are_read(place: Path) -> None:
 def test_without_a_place_the_roles_are_printed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = make_roles(make_study(), found=(0, 3))
-    monkeypatch.setattr("headwise.cli.tasks.find_model_roles", lambda *_: found)
+    roles = make_roles(make_study(), with_role=(0, 3))
+    monkeypatch.setattr("headwise.cli.tasks.find_model_roles", lambda *_: roles)
     done = headwise("roles", place / "model", "--text", place / "texts.txt")
     assert done.code == 0
-    assert f"{found}\n" in done.err
+    assert f"{roles}\n" in done.err
     header, *rows = done.out.splitlines()
     assert header.split() == ["role", "effect", "baseline", "null", "lift", "p_adj"]
-    assert [row.split()[0] for row in rows] == found.found()["name"].tolist()
+    assert [row.split()[0] for row in rows] == roles.found()["name"].tolist()
 
 
 def test_where_no_head_has_a_role_nothing_else_is_printed(place: Path) -> None:

@@ -24,9 +24,9 @@ LEFT = ("pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "openvino/openvin
         "README.md", "model.safetensors.index.json", "modeling_own.py", "notes.txt")  # fmt: skip
 
 
-def _write(place: Path, **how: Any) -> Path:
+def _write(place: Path, **options: Any) -> Path:
     folder = place / "model"
-    write_sentence_model(folder, **how)
+    write_sentence_model(folder, **options)
     for name in (*LEFT, "LICENSE"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name, "utf-8")
@@ -43,8 +43,8 @@ def test_prune_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
     scores = tmp_path / "scores.parquet"
     done = headwise("importance", folder, "--text", tmp_path / "some.txt", "-o", scores)
     assert done.code == 0, done.err
-    how = ("--remove", 0.4, "--format", "padded", "--json")
-    done = headwise("prune", folder, "--by", scores, "-o", out, *how)
+    options = ("--remove", 0.4, "--format", "padded", "--json")
+    done = headwise("prune", folder, "--by", scores, "-o", out, *options)
     assert done.code == 0, done.err
     removed = json.loads(done.out)["removed"]
     full, small = open_sentence_model(folder), open_sentence_model(out)
@@ -118,13 +118,13 @@ def _spoil(folder: Path, **changes: str) -> None:
 
 def test_modules_that_are_not_copied(tmp_path: Path) -> None:
     folder = _write(tmp_path)
-    for changes, told in (
+    for changes, message in (
         ({"path": "../elsewhere"}, r"names the folder '\.\./elsewhere'"),
         ({"path": "/etc"}, "names the folder '/etc'"),
         ({"path": "2_Dense", "type": "own.Dense"}, r"names the module 'own\.Dense'"),
     ):
         _spoil(folder, **changes)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             source_files(folder)
     _spoil(folder, type="sentence_transformers.models.Dense")
     weights = folder / "2_Dense" / "model.safetensors"

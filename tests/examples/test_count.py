@@ -96,10 +96,10 @@ def test_a_layer_is_counted_without_a_model():
 def test_every_option_says_what_python_can():
     options = {"d-model": 10, "heads": 6, "kv-heads": 2, "head-dim": 7, "biases": "QV", "layers": 3,
                "tokens": 5, "keys": 17, "cached": 11, "dtype": "float32"}  # fmt: skip
-    given = [word for name, value in options.items() for word in (f"--{name}", value)]
+    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
     sizes = layer_sizes(10, 6, 2, head_dim=7, biases="QV")
     counted = count(ModelSizes("", sizes, 3), 5, 17, cached=11, dtype="float32")
-    assert json.loads(headwise("count", *given, "--json").out) == counted
+    assert json.loads(headwise("count", *arguments, "--json").out) == counted
 
 
 def test_json_is_what_python_counts():

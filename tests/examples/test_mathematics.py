@@ -79,12 +79,12 @@ def test_without_W_O_no_head_reaches_another(run: Attended, data: st.DataObject)
     H, _, D = run.heads.shape
     torch.testing.assert_close(run.out, run.heads.transpose(0, 1).flatten(1))
     head = data.draw(st.integers(0, H - 1))
-    own = torch.arange(H).repeat_interleave(D) == head
+    of_head = torch.arange(H).repeat_interleave(D) == head
     with torch.no_grad():
         for module in (run.layer.q_proj, run.layer.k_proj, run.layer.v_proj):
-            module.weight[own] += 1
+            module.weight[of_head] += 1
     moved = (run.layer(run.x[None])[0] != run.out).any(dim=0)
-    assert torch.equal(moved, own)
+    assert torch.equal(moved, of_head)
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 6])

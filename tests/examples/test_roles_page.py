@@ -50,8 +50,8 @@ def page_text(script, tmp_path_factory: pytest.TempPathFactory) -> str:
     make_tables(script, (0, 2)).save(place / "encoder-B.json")
     run.mkdir()
     make_tables(script, ()).save(run / "roles.json")
-    seen = {"conjugation": 0.5, "translation": 0.25}
-    (run / "judged.json").write_text(json.dumps({"seen": seen, "copying": 0.75}), "utf-8")
+    accuracy = {"conjugation": 0.5, "translation": 0.25}
+    (run / "judged.json").write_text(json.dumps({"seen": accuracy, "copying": 0.75}), "utf-8")
     numbers = ("accuracy", "ci_low", "ci_high", "aer", "chance", "offset", "diagonal")
     aligned = [
         {"name": "L0.H0", "query": query, "chosen_half": 1.0, **dict.fromkeys(numbers, 0.5)}
@@ -88,10 +88,10 @@ def test_labels_and_their_stability_are_those_of_the_tables(script, page_text: s
 
 def test_the_page_names_every_head_once_as_having_roles_or_none() -> None:
     page = PAGE.read_text("utf-8")
-    found = re.search(r"(\d+) heads: (\d+) have (\d+) roles; (\d+) have none: (.*)\.", page)
-    assert found is not None
-    heads, having, roles, none = map(int, found.groups()[:4])
+    match = re.search(r"(\d+) heads: (\d+) have (\d+) roles; (\d+) have none: (.*)\.", page)
+    assert match is not None
+    heads, having, roles, none = map(int, match.groups()[:4])
     named = re.findall(r"^\| (L\d+\.H\d+) \| ", page, re.MULTILINE)
-    without = re.findall(r"L\d+\.H\d+", found[5])
+    without = re.findall(r"L\d+\.H\d+", match[5])
     assert (heads, len(named), len(set(named)), len(without)) == (72, roles, having, none)
     assert set(named).isdisjoint(without)

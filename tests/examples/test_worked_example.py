@@ -44,8 +44,10 @@ def test_the_identity_keeps_the_heads_apart():
 
 def test_the_mixing_matrix_gives_sum_and_difference():
     example = worked_example()
-    one, two = np.array(HEADS)
-    np.testing.assert_allclose(example.out_mixed, [*(one + two), *(one - two)], atol=1e-15)
+    first, second = np.array(HEADS)
+    np.testing.assert_allclose(
+        example.out_mixed, [*(first + second), *(first - second)], atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 5])

@@ -34,10 +34,10 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["auto", "fused", "rows"])
 @given(problem=problems(extras=False), grad=st.booleans())
 def test_every_backend_equals_the_definition(backend: str, problem: Problem, grad: bool) -> None:
-    how = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in problem.how.items()}
+    options = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in problem.how.items()}
     q, k, v = (x.cuda().requires_grad_(grad) for x in problem.qkv)
-    ours = attend(q, k, v, **how, backend=backend, need_weights=True, need_lse=True)
-    plain = attend(q, k, v, **how, backend=backend)
+    ours = attend(q, k, v, **options, backend=backend, need_weights=True, need_lse=True)
+    plain = attend(q, k, v, **options, backend=backend)
     theirs = reference.attention(
         *(x.detach().numpy() for x in problem.qkv),
         **problem.numpy(),
@@ -45,9 +45,9 @@ def test_every_backend_equals_the_definition(backend: str, problem: Problem, gra
         need_lse=True,
     )
     assert torch.equal(ours.heads, plain)
-    for found, expected in ((ours.heads, theirs.out), (ours.weights, theirs.weights),
+    for actual, expected in ((ours.heads, theirs.out), (ours.weights, theirs.weights),
                             (ours.lse, theirs.lse)):  # fmt: skip
-        np.testing.assert_allclose(found.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(actual.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 @each_half
@@ -71,9 +71,9 @@ def test_what_is_hidden_reaches_nothing(backend: str) -> None:
     expected = attend(q, k, v, causal=True, backend=backend)[:, :, :-1]
     with torch.no_grad():
         k[:, :, -1], v[:, :, -1] = torch.nan, torch.inf
-    found = attend(q, k, v, causal=True, backend=backend)[:, :, :-1]
-    torch.testing.assert_close(found, expected)
-    for gradient in torch.autograd.grad(found.sum(), (q, k, v)):
+    output = attend(q, k, v, causal=True, backend=backend)[:, :, :-1]
+    torch.testing.assert_close(output, expected)
+    for gradient in torch.autograd.grad(output.sum(), (q, k, v)):
         assert gradient[:, :, :-1].isfinite().all()
 
 

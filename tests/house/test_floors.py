@@ -43,8 +43,10 @@ def test_imports_point_down(source: Source) -> None:
         part = _part(name)
         if part is None or part == source.part:
             continue
-        here, there = FLOOR[source.part], FLOOR[part]
-        assert there < here, f"{source}:{line} imports {name}: floor {there} from floor {here}"
+        floor, imported = FLOOR[source.part], FLOOR[part]
+        assert imported < floor, (
+            f"{source}:{line} imports {name}: floor {imported} from floor {floor}"
+        )
 
 
 @each_source
@@ -161,8 +163,8 @@ def _owner(name: str) -> Path | None:
 
 def _part(name: str) -> str | None:
     """The part of the package that an import leads to; None leads out of it."""
-    head, *rest = name.split(".")
+    head, *parts = name.split(".")
     if head != "headwise":
         return None
     # `from headwise import __version__` and the like lead to the front door.
-    return rest[0] if rest and rest[0] in FLOOR else "__init__"
+    return parts[0] if parts and parts[0] in FLOOR else "__init__"

@@ -45,8 +45,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_a_folder_lists_what_it_gives(folder: str) -> None:
     module = importlib.import_module(f"headwise.{folder}")
     assert sorted(set(module.__all__)) == sorted(module.__all__)
-    given = {name: getattr(module, name) for name in module.__all__}
-    for name, thing in given.items():  # a constant has its comment where it is made
+    exported = {name: getattr(module, name) for name in module.__all__}
+    for name, thing in exported.items():  # a constant has its comment where it is made
         documented = (thing.__doc__ or "").strip()
         assert documented or not (inspect.isclass(thing) or inspect.isroutine(thing)), name
 

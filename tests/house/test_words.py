@@ -58,13 +58,13 @@ PROSE = ("src", "docs", "benchmarks", "examples", "Makefile", "pyproject.toml", 
 
 
 def test_no_tracked_file_holds_a_forbidden_word() -> None:
-    found = [
+    lines = [
         f"{path}:{number}: {line.strip()[:80]}"
         for path, text in tracked_texts().items()
         for number, line in enumerate(text.splitlines(), 1)
         if any(re.search(pattern, line) for pattern in FORBIDDEN)
     ]
-    assert not found, "\n".join(found)
+    assert not lines, "\n".join(lines)
 
 
 def test_files_and_folders_have_standard_names() -> None:

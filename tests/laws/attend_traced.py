@@ -87,10 +87,10 @@ def test_it_exports(rule: str, strict: bool) -> None:
 @rules
 def test_it_differentiates_as_a_function(rule: str) -> None:
     q, k, v = _inputs()
-    found = torch.func.grad(lambda q: _Module(rule)(q, k, v).square().sum())(q)
+    actual = torch.func.grad(lambda q: _Module(rule)(q, k, v).square().sum())(q)
     q.requires_grad_()
     (expected,) = torch.autograd.grad(_Module(rule)(q, k, v).square().sum(), q)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @rules
@@ -98,7 +98,7 @@ def test_it_differentiates_as_a_function(rule: str) -> None:
 def test_it_maps_over_one_more_axis(rule: str) -> None:
     inputs = [torch.stack([x, -x]) for x in _inputs()]
     mapped = torch.func.vmap(_Module(rule))(*inputs)
-    expected = torch.stack([_Module(rule)(*(x[at] for x in inputs)) for at in (0, 1)])
+    expected = torch.stack([_Module(rule)(*(x[index] for x in inputs)) for index in (0, 1)])
     torch.testing.assert_close(mapped, expected)
 
 
@@ -158,9 +158,9 @@ def test_it_is_exported_where_it_is_asked_for_by_name(rule: str, strict: bool) -
 
 
 @native
-@pytest.mark.parametrize("how", [{}, {"window": (3, 0)}, {"softcap": 2.0}])
-def test_exported_with_open_sizes_it_takes_any(how: dict[str, Any]) -> None:
-    model = _Module("causal", backend="native", **how)
+@pytest.mark.parametrize("options", [{}, {"window": (3, 0)}, {"softcap": 2.0}])
+def test_exported_with_open_sizes_it_takes_any(options: dict[str, Any]) -> None:
+    model = _Module("causal", backend="native", **options)
     texts, length = torch.export.Dim("B"), torch.export.Dim("T", min=5)
     open_sizes = ({0: texts, 2: length},) * 3
     exported = torch.export.export(model, _inputs(), dynamic_shapes=open_sizes)
@@ -213,5 +213,5 @@ def test_compiled_too_a_bias_by_distance_is_a_table() -> None:
 def test_torch_jit_writes_the_native_kernel_down() -> None:
     model, inputs = _Module("plain", backend="native"), _inputs()
     traced = torch.jit.trace(model, inputs, check_trace=False)
-    others = _inputs()
-    torch.testing.assert_close(traced(*others), model(*others))
+    fresh = _inputs()
+    torch.testing.assert_close(traced(*fresh), model(*fresh))

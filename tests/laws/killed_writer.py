@@ -97,8 +97,8 @@ def main(kind: str, exchange: str, place: Path) -> int:
         # A write to another target in the same place sweeps, and puts back what stood there.
         assert in_child(lambda: write_file_of_another(place)) == 0
         assert read(place) in (str(OLD), str(NEW)), (step, "after the sweep", read(place))
-        left = {path.name for path in place.iterdir()} - {name, "another.json"}
-        assert not left, (step, left)
+        leftover = {path.name for path in place.iterdir()} - {name, "another.json"}
+        assert not leftover, (step, leftover)
         if status == 0:
             assert read(place) == str(NEW)
             return step

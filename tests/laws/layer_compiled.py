@@ -60,8 +60,8 @@ def test_compiled_without_a_break_it_gives_the_same(kind: str, call: str) -> Non
     model = Called(kind, call)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x = torch.randn(B, T, D_MODEL, requires_grad=True)
-    for found, expected in zip(_all_of(compiled, x), _all_of(model, x), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(_all_of(compiled, x), _all_of(model, x), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def _all_of(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -88,8 +88,8 @@ def test_decoding_is_compiled_without_a_break() -> None:
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x, cache = torch.randn(B, T, D_MODEL), KVCache(max_length=T)
     layer(x[:, :4], cache=cache, causal=True)
-    found = [compiled(token, cache=cache) for token in x[:, 4:].split(1, dim=1)]
-    torch.testing.assert_close(torch.cat(found, dim=1), layer(x, causal=True)[:, 4:])
+    outputs = [compiled(token, cache=cache) for token in x[:, 4:].split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(outputs, dim=1), layer(x, causal=True)[:, 4:])
 
 
 @each_case
@@ -120,8 +120,8 @@ class _Told(nn.Module):
         self.layer = MultiHeadAttention(D_MODEL, 4)
         self.make = {"padding": masks.padding, "documents": masks.documents}[kind]
 
-    def forward(self, x: Tensor, told: Tensor) -> Tensor:
-        return self.layer(x, mask=self.make(told) & masks.causal())
+    def forward(self, x: Tensor, content: Tensor) -> Tensor:
+        return self.layer(x, mask=self.make(content) & masks.causal())
 
 
 @pytest.mark.parametrize("kind", ["padding", "documents"])
@@ -146,5 +146,5 @@ def test_onnx_gives_the_same(kind: str) -> None:
     onnx = ReferenceEvaluator(
         torch.onnx.export(model, (x,), dynamo=True, verbose=False).model_proto
     )
-    (found,) = onnx.run(None, {onnx.input_names[0]: x.numpy()})
-    torch.testing.assert_close(torch.as_tensor(found), model(x).detach())
+    (output,) = onnx.run(None, {onnx.input_names[0]: x.numpy()})
+    torch.testing.assert_close(torch.as_tensor(output), model(x).detach())

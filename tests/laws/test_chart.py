@@ -80,20 +80,20 @@ def test_the_elbow_is_a_dot_on_its_curve_and_has_a_row_with_its_interval() -> No
     assert [row.attrib["d"] for row in rows] == [
         f"M64.0 {y} v8 m0 -4 H292.0 m0 -4 v8" for y in (460.0, 478.0)
     ]
-    told = [text.text for text in root.iter(f"{SVG}text")]
-    assert told[-2:] == ["one: 2 (0 to 2)", "random, 3 orders: 2 (0 to 2)"]
-    assert "0.5 more" in told
+    labels = [text.text for text in root.iter(f"{SVG}text")]
+    assert labels[-2:] == ["one: 2 (0 to 2)", "random, 3 orders: 2 (0 to 2)"]
+    assert "0.5 more" in labels
     [bar] = [path for path in root.iter(f"{SVG}path") if "stroke-dasharray" in path.attrib]
     assert bar.attrib["d"] == "M64 198.0 H520"
     assert float(root.attrib["viewBox"].split()[3]) > 482
 
 
 def test_curves_that_go_on_from_others_are_dashed_in_their_color() -> None:
-    one = Curves(np.array([0, 2]), 8, {name: np.ones((1, 2, 2)) for name in ("a", "a, b", "z")})
-    two = Curves(
+    first = Curves(np.array([0, 2]), 8, {name: np.ones((1, 2, 2)) for name in ("a", "a, b", "z")})
+    second = Curves(
         np.array([0, 2]), 8, {f"{name}, later": np.ones((1, 2, 2)) for name in ("a, b", "y")}
     )
-    root = ElementTree.fromstring(draw_curves(one, two))
+    root = ElementTree.fromstring(draw_curves(first, second))
     looks = {
         text.text: (path.attrib["stroke"], "stroke-dasharray" in path.attrib)
         for path, text in zip(
@@ -110,8 +110,8 @@ def test_curves_that_go_on_from_others_are_dashed_in_their_color() -> None:
 
 @given(low=st.floats(0, 1e3), span=st.floats(1e-6, 1e6))
 def test_marks_are_a_handful_of_round_numbers_around_what_is_drawn(low: float, span: float) -> None:
-    wanted = np.array([[[low], [low + span]]])
-    root = ElementTree.fromstring(draw_curves(Curves(np.array([0, 4]), 8, {"one": wanted})))
+    losses = np.array([[[low], [low + span]]])
+    root = ElementTree.fromstring(draw_curves(Curves(np.array([0, 4]), 8, {"one": losses})))
     beside = [text for text in root.iter(f"{SVG}text") if text.attrib.get("text-anchor") == "end"]
     assert 2 <= len(beside) <= 8
     # Whole heads only, each with its share of all.
@@ -144,9 +144,9 @@ def test_what_is_allowed_lies_within_the_picture() -> None:
 
 
 def test_curves_of_their_own_points_are_drawn_together() -> None:
-    one = Curves(np.array([0, 2, 8]), 8, {"one": np.ones((1, 3, 2))})
-    two = Curves(np.array([0, 4]), 8, {"two": np.ones((1, 2, 2))})
-    root = ElementTree.fromstring(draw_curves(one, two))
+    first = Curves(np.array([0, 2, 8]), 8, {"one": np.ones((1, 3, 2))})
+    second = Curves(np.array([0, 4]), 8, {"two": np.ones((1, 2, 2))})
+    root = ElementTree.fromstring(draw_curves(first, second))
     ends = [
         path.attrib["d"].split()[-2] for path in root.iter(f"{SVG}path") if " L" in path.attrib["d"]
     ]

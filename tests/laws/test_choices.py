@@ -16,22 +16,22 @@ def drawn(n: int = 300) -> list:
 @pytest.mark.parametrize("apart", [False, True])
 def test_the_right_word_is_the_one_in_the_line_and_the_wrong_one_another_form(apart: bool) -> None:
     lines = drawn()
-    found = choices(lines, apart)
+    result = choices(lines, apart)
     texts = [str(line) for line in lines]
-    assert 200 < len(found) <= len(lines)
-    for one in found:
-        assert any(text.startswith(f"{one.before} {one.right}") for text in texts)
-        assert one.right != one.wrong in GRAMMAR.vocabulary
+    assert 200 < len(result) <= len(lines)
+    for choice in result:
+        assert any(text.startswith(f"{choice.before} {choice.right}") for text in texts)
+        assert choice.right != choice.wrong in GRAMMAR.vocabulary
         # The wrong form would be right beside another subject, so it is a form of the same verb.
-        words = (*one.before.split(), one.right)
+        words = (*choice.before.split(), choice.right)
         subject = dict(relations(words)["subject"])[len(words) - 1]
         assert (len(words) - 1 - subject > 1) == apart
-    assert {"=" in one.before.split() for one in found} == {False, True}
+    assert {"=" in choice.before.split() for choice in result} == {False, True}
 
 
 def test_the_first_verb_of_a_line_is_not_asked_for() -> None:
-    for one in choices(drawn(), apart=False):
-        assert relations(one.before.split())["subject"]
+    for choice in choices(drawn(), apart=False):
+        assert relations(choice.before.split())["subject"]
 
 
 def test_a_repeated_sequence_has_no_choice() -> None:

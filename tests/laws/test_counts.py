@@ -26,10 +26,10 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
     """Arguments that `layer_sizes` and `MultiHeadAttention` share."""
     n_kv_heads, group, head_dim = (draw(sizes) for _ in range(3))
     n_heads = n_kv_heads * group
-    given = {"d_model": n_heads * draw(sizes), "n_heads": n_heads, "n_kv_heads": n_kv_heads}
+    chosen = {"d_model": n_heads * draw(sizes), "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     extras = {name: draw(sizes) for name in ("v_head_dim", "kdim", "vdim")}
     extras["head_dim"] = head_dim
-    return given | {name: extras[name] for name in draw(st.sets(st.sampled_from([*extras])))}
+    return chosen | {name: extras[name] for name in draw(st.sets(st.sampled_from([*extras])))}
 
 
 def held(module: nn.Module) -> int:
@@ -44,9 +44,9 @@ def test_each_role_holds_what_is_counted(arguments: dict[str, Any], bias: bool, 
     sizes = layer_sizes(**arguments, biases="QKVO" if bias else "", out_proj=out_proj)
     layer = MultiHeadAttention(**arguments, bias=bias, out_proj=out_proj)
     modules = {"Q": layer.q_proj, "K": layer.k_proj, "V": layer.v_proj, "O": layer.out_proj}
-    there = {role: held(module) for role, module in modules.items() if role != "O" or out_proj}
-    assert sizes.parameters() == there
-    assert sum(there.values()) == held(layer)
+    actual = {role: held(module) for role, module in modules.items() if role != "O" or out_proj}
+    assert sizes.parameters() == actual
+    assert sum(actual.values()) == held(layer)
 
 
 @given(layers(), st.integers(1, 7), st.integers(1, 7))
@@ -95,13 +95,13 @@ def test_a_single_head_without_projection_holds_three_matrices(d: int):
 @given(layers(), st.integers(1, 9), st.integers(1, 9))
 def test_decoding_step_by_step_makes_each_key_once(arguments: dict[str, Any], T: int, more: int):
     sizes = layer_sizes(**arguments)
-    first, rest = sizes.multiply_adds(T), sizes.multiply_adds(more, cached=T)
+    first, later = sizes.multiply_adds(T), sizes.multiply_adds(more, cached=T)
     whole = sizes.multiply_adds(T + more)
     for role in "QKVO":
-        assert first[role] + rest[role] == whole[role]
+        assert first[role] + later[role] == whole[role]
     # Only what a causal mask hides is saved: the first queries never met the later keys.
     hidden = T * more
-    saved = {name: whole[name] - first[name] - rest[name] for name in ("logits", "mix")}
+    saved = {name: whole[name] - first[name] - later[name] for name in ("logits", "mix")}
     assert saved == {
         "logits": sizes.n_heads * hidden * sizes.head_dim,
         "mix": sizes.n_heads * hidden * sizes.v_head_dim,
@@ -157,8 +157,8 @@ def test_each_role_of_a_tiny_model_holds_what_is_counted(family: str, tmp_path: 
     read, model = read_config(tmp_path), built(config)
     counted = read.layer.parameters()
     for roles, pattern in ROLES[family].items():
-        there = sum(w.numel() for name, w in model.named_parameters() if re.search(pattern, name))
-        assert there == read.n_layers * sum(counted[role] for role in roles), roles
+        actual = sum(w.numel() for name, w in model.named_parameters() if re.search(pattern, name))
+        assert actual == read.n_layers * sum(counted[role] for role in roles), roles
     assert read.parameters() == sum(weight.numel() for _, weight in projections(model))
 
 
@@ -190,9 +190,9 @@ def test_the_layers_of_every_known_family_hold_what_is_counted(
         del held[switch]
         path.write_text(json.dumps(held), "utf-8")
         config = AutoConfig.from_pretrained(tmp_path)
-    there = sum(weight.numel() for _, weight in projections(built(config)))
-    assert there > 0
-    assert read_config(tmp_path).parameters() == there
+    actual = sum(weight.numel() for _, weight in projections(built(config)))
+    assert actual > 0
+    assert read_config(tmp_path).parameters() == actual
 
 
 OPTIONAL = ("num_key_value_heads", "num_kv_heads", "head_dim", "multi_query")
@@ -208,8 +208,8 @@ def test_a_file_that_leaves_sizes_out_means_those_of_its_family(family: str, tmp
     held = {name: x for name, x in config.to_dict().items() if name not in OPTIONAL}
     (tmp_path / "config.json").write_text(json.dumps(held), "utf-8")
     model = built(AutoConfig.from_pretrained(tmp_path))
-    there = sum(weight.numel() for _, weight in projections(model))
-    assert read_config(tmp_path).parameters() == there
+    actual = sum(weight.numel() for _, weight in projections(model))
+    assert read_config(tmp_path).parameters() == actual
 
 
 @pytest.mark.parametrize("family", ["falcon", "gpt_bigcode"])
@@ -217,8 +217,8 @@ def test_a_file_that_leaves_sizes_out_means_those_of_its_family(family: str, tmp
 def test_one_key_head_for_all_is_read_from_the_file(family: str, shared: bool, tmp_path: Path):
     config = AutoConfig.for_model(family, multi_query=shared, num_hidden_layers=2)
     config.save_pretrained(tmp_path)
-    there = sum(weight.numel() for _, weight in projections(built(config)))
-    assert read_config(tmp_path).parameters() == there
+    actual = sum(weight.numel() for _, weight in projections(built(config)))
+    assert read_config(tmp_path).parameters() == actual
 
 
 def test_our_own_checkpoints_are_counted(tmp_path: Path):

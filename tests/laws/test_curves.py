@@ -44,13 +44,13 @@ def test_a_point_is_the_loss_with_those_heads_ablated(mean: bool) -> None:
     )
     assert curves.removed.tolist() == [0, 1, 4]  # of 8 heads, a layer keeps one
     loss = embedding()
-    how = ("mean", [reference]) if mean else ("zero", None)
+    options = ("mean", [reference]) if mean else ("zero", None)
     with torch.no_grad():
         full = loss.of(model(**batch), batch)
         for order, values in zip(orders, curves.per_text["random"], strict=True):
             for number, losses in zip(curves.removed, values, strict=True):
                 removed = removable(order)[:number]
-                with ablate(model, removed, *how):
+                with ablate(model, removed, *options):
                     expected = loss.per_text(model(**batch), batch, full).numpy()
                 np.testing.assert_allclose(losses, expected, atol=1e-6)
 
@@ -93,9 +93,9 @@ def test_the_elbow_of_a_small_case() -> None:
     assert curves.elbow("one", 0.6) == Elbow(2, 0.0, 2.0, 5)  # 0.25 and 0.75 of the two at 2 heads
     assert curves.elbow("one", 9.0) == Elbow(5, 5.0, 5.0, 5)
     assert curves.elbow("random", 1.6) == Elbow(3, 0.0, 5.0, 5)
-    one = Curves(np.array([0, 1]), 4, {"one": np.zeros((1, 2, 1))}).elbow("one", 0.1)
-    assert one.heads == 1
-    assert np.isnan([one.low, one.high]).all()
+    elbow = Curves(np.array([0, 1]), 4, {"one": np.zeros((1, 2, 1))}).elbow("one", 0.1)
+    assert elbow.heads == 1
+    assert np.isnan([elbow.low, elbow.high]).all()
 
 
 def test_the_interval_of_the_elbow_covers_as_often_as_it_says() -> None:
@@ -148,7 +148,7 @@ def test_cut_models_are_measured_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "labels", "score"),
+    ("options", "labels", "score"),
     [
         ({"num_labels": 3}, [2, 0, 1], "accuracy"),
         ({"num_labels": 1}, [0.5, 2.0, -1.0], "spearman"),
@@ -156,9 +156,9 @@ def test_cut_models_are_measured_as_they_are() -> None:
          [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], "accuracy"),
     ],
 )  # fmt: skip
-def test_labels_give_the_task_score(how: Any, labels: Any, score: str) -> None:
+def test_labels_give_the_task_score(options: Any, labels: Any, score: str) -> None:
     config = zoo.make("Bert").config
-    config = type(config)(**{**config.to_dict(), "id2label": None, "label2id": None} | how)
+    config = type(config)(**{**config.to_dict(), "id2label": None, "label2id": None} | options)
     model = transformers.BertForSequenceClassification(config).eval()
     batch = padded(TEXTS, "right") | {"labels": torch.tensor(labels)}
     batch.pop("position_ids", None)
@@ -167,9 +167,9 @@ def test_labels_give_the_task_score(how: Any, labels: Any, score: str) -> None:
     for point, number in enumerate(curves.removed):
         with torch.no_grad(), ablate(model, removable(HEADS)[:number]):
             logits = model(**batch).logits
-        if how["num_labels"] == 3:
+        if options["num_labels"] == 3:
             expected = (logits.argmax(1) == batch["labels"]).float().mean()
-        elif how["num_labels"] == 2:
+        elif options["num_labels"] == 2:
             expected = ((logits > 0) == batch["labels"].bool()).float().mean()
         else:
             expected = spearmanr(logits[:, 0], labels).statistic
@@ -186,8 +186,10 @@ def test_pairs_give_the_correlation_of_their_cosines() -> None:
     tokenizer.pre_tokenizer = Whitespace()
     texts = ["a b c", "d", "e f g h", "b", "i j", "c c a b", "g", "a"]
     pairs = [
-        SentencePair(one, two, similarity)
-        for one, two, similarity in zip(texts, texts[::-1], [3.0, 1.0, 0.5, 2.0] * 2, strict=True)
+        SentencePair(first, second, similarity)
+        for first, second, similarity in zip(
+            texts, texts[::-1], [3.0, 1.0, 0.5, 2.0] * 2, strict=True
+        )
     ][:5]
     model = zoo.make("Bert")
     batches, loss = paired(pairs, model, tokenizer)
@@ -206,9 +208,9 @@ def test_pairs_give_the_correlation_of_their_cosines() -> None:
 
 def test_the_frame_has_the_elbow_with_an_allowance() -> None:
     frame = _curves().frame(allowed=0.6)
-    one = frame[frame["order"] == "one"]
-    assert one["elbow"].tolist() == [2, 2, 2]
-    assert one[["elbow.low", "elbow.high"]].drop_duplicates().to_numpy().tolist() == [[0.0, 2.0]]
+    rows = frame[frame["order"] == "one"]
+    assert rows["elbow"].tolist() == [2, 2, 2]
+    assert rows[["elbow.low", "elbow.high"]].drop_duplicates().to_numpy().tolist() == [[0.0, 2.0]]
 
 
 def test_the_frame_has_a_row_for_each_point() -> None:
@@ -218,5 +220,5 @@ def test_the_frame_has_a_row_for_each_point() -> None:
     band = frame[frame["order"] == "random"]
     assert band["low"].tolist() == [0.0, 0.5, 1.5]
     assert band["high"].tolist() == [0.0, 1.5, 4.5]
-    one = frame[frame["order"] == "one"]
-    assert ((one["low"] <= one["loss"]) & (one["loss"] <= one["high"])).all()
+    rows = frame[frame["order"] == "one"]
+    assert ((rows["low"] <= rows["loss"]) & (rows["loss"] <= rows["high"])).all()

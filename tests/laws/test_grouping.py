@@ -133,10 +133,10 @@ def test_clusters_are_all_heads_in_equal_groups(n_groups: int, size: int, seed: 
     assert {len(group) for group in groups} == {size}
     # No two heads would do better in each other's place.
     inside = _inside(apart, groups)
-    for one, two in ((i, j) for i in range(n) for j in range(i)):
-        swap = {one: two, two: one}
-        other = [[swap.get(head, head) for head in group] for group in groups]
-        assert inside <= _inside(apart, other) + 1e-9
+    for first, second in ((i, j) for i in range(n) for j in range(i)):
+        swap = {first: second, second: first}
+        swapped = [[swap.get(head, head) for head in group] for group in groups]
+        assert inside <= _inside(apart, swapped) + 1e-9
 
 
 def _inside(apart: np.ndarray, groups: list[list[int]]) -> float:
@@ -162,8 +162,8 @@ def test_positions_bind_pairs(pairing: Literal["half", "interleaved"], width: in
     rope = RoPE(width, pairing=pairing) if width else None
     keys, values = _free(MultiHeadAttention(16, 2, head_dim=8, bias=True, rope=rope).double())
     half = width // 2
-    wanted = [(i, i + half) if pairing == "half" else (2 * i, 2 * i + 1) for i in range(half)]
-    assert [*map(tuple, keys.pairs.tolist())] == wanted
+    expected = [(i, i + half) if pairing == "half" else (2 * i, 2 * i + 1) for i in range(half)]
+    assert [*map(tuple, keys.pairs.tolist())] == expected
     assert keys.free.tolist() == [*range(width, 8)]
     assert values.free.tolist() == [*range(8)]
 

@@ -22,24 +22,24 @@ dtypes = pytest.mark.parametrize(
 def spoilt(draw: st.DrawFn, *, extras: bool) -> tuple[Problem, Problem, torch.Tensor]:
     """A masked problem, the same with a few wild numbers in it, and the rows that these reach."""
     problem = draw(problems(extras=extras))
-    how = {"causal": True} | problem.how
+    options = {"causal": True} | problem.how
     wild = [x.clone() for x in problem.qkv]
     for x in wild:
         for _ in range(draw(st.integers(0, 2))):
-            at = tuple(draw(st.integers(0, size - 1)) for size in x.shape)
-            x[at] = draw(st.sampled_from(WILD))
+            index = tuple(draw(st.integers(0, size - 1)) for size in x.shape)
+            x[index] = draw(st.sampled_from(WILD))
     q_bad, k_bad, v_bad = (~x.isfinite().all(-1) for x in wild)
     groups = wild[0].shape[1] // wild[1].shape[1]
-    seen = attend(*problem.qkv, **how, need_weights=True).weights > 0
+    visible = attend(*problem.qkv, **options, need_weights=True).weights > 0
     bad = (k_bad | v_bad).repeat_interleave(groups, 1)[:, :, None] | q_bad[..., None]
-    calm = Problem(*(torch.where(x.isfinite(), x, 0.0) for x in wild), how)
-    assume(not seen.all())
-    return calm, Problem(*wild, how), (seen & bad).any(-1)
+    calm = Problem(*(torch.where(x.isfinite(), x, 0.0) for x in wild), options)
+    assume(not visible.all())
+    return calm, Problem(*wild, options), (visible & bad).any(-1)
 
 
-def _in(dtype: torch.dtype, how: dict[str, Any]) -> dict[str, Any]:
+def _in(dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
     """Arguments with their floats in another type."""
-    return {n: how[n].to(dtype) if n in ("bias", "sinks") else how[n] for n in how}
+    return {n: options[n].to(dtype) if n in ("bias", "sinks") else options[n] for n in options}
 
 
 def _with_gradients(
@@ -68,8 +68,8 @@ def test_what_is_hidden_reaches_nothing_whatever_it_holds(
         assert torch.equal(ours, torch.where(x.isfinite(), theirs, 0.0))
     with torch.no_grad():  # where heads are looked at, not inputs
         heads, expected = (
-            attend(*(x.to(dtype) for x in one.qkv), **_in(dtype, one.how), backend=backend)
-            for one in (wild, calm)
+            attend(*(x.to(dtype) for x in problem.qkv), **_in(dtype, problem.how), backend=backend)
+            for problem in (wild, calm)
         )
     assert torch.equal(heads[~reached], expected[~reached])
 
@@ -102,35 +102,39 @@ def test_hidden_numbers_far_off_move_nothing(
     T: int, backend: str, form: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    how, at = _in(dtype, _forms(T)[form]), T - 5
+    options, position = _in(dtype, _forms(T)[form]), T - 5
     calm = [torch.randn(1, 2, T, 8) for _ in range(3)]
     calm[0][:, :, :-1].abs_()  # so that it is not the last row which tells of a positive key
     calm[0][:, :, -1].abs_().neg_()
-    seen = attend(*calm, **_in(torch.float32, how), need_weights=True).weights[0] > 0
-    rows = ~seen[:, :, at].any(0)
+    visible = attend(*calm, **_in(torch.float32, options), need_weights=True).weights[0] > 0
+    rows = ~visible[:, :, position].any(0)
     assert rows.any()
-    rows[at] = False
+    rows[position] = False
     for x in calm:
-        x[:, :, at, 0] = 0.0
-    expected = _found(calm, how, dtype, rows, backend)
+        x[:, :, position, 0] = 0.0
+    expected = _found(calm, options, dtype, rows, backend)
     for part, number in [(1, torch.inf), (1, 3e38), (1, -3e38), (2, 3e38), (0, -3e38)]:
         far = [x.clone() for x in calm]
-        far[part][0, 0, at, 0] = number
-        for ours, theirs in zip(_found(far, how, dtype, rows, backend), expected, strict=True):
+        far[part][0, 0, position, 0] = number
+        for ours, theirs in zip(_found(far, options, dtype, rows, backend), expected, strict=True):
             assert torch.equal(ours, theirs)
             assert ours.isfinite().all()
 
 
 def _found(
-    qkv: list[torch.Tensor], how: dict[str, Any], dtype: torch.dtype, rows: torch.Tensor, by: str
+    qkv: list[torch.Tensor],
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    rows: torch.Tensor,
+    by: str,
 ) -> list[torch.Tensor]:
     """Heads of some rows, and the gradients that they give."""
     most = torch.finfo(dtype).max
     q, k, v = (torch.where(x.abs() == 3e38, most * x.sign(), x.double()).to(dtype) for x in qkv)
     with torch.no_grad():
-        heads = attend(q, k, v, **how, backend=by)[:, :, rows]
+        heads = attend(q, k, v, **options, backend=by)[:, :, rows]
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    learned = attend(*inputs, **how, backend=by)[:, :, rows]
+    learned = attend(*inputs, **options, backend=by)[:, :, rows]
     return [heads, learned.detach(), *torch.autograd.grad(learned.square().sum(), inputs)]
 
 
@@ -165,15 +169,15 @@ def test_a_text_of_nothing_but_padding_may_hold_anything(backend: str) -> None:
     for x in (q, k, v):
         x[1] = torch.nan
         x.requires_grad_()
-    found = attend(
+    output = attend(
         q, k, v, mask=masks.padding([5, 0]) & masks.causal(), backend=backend,
         need_weights=True, need_lse=True,
     )  # fmt: skip
-    assert not found.heads[1].any()
-    assert not found.weights[1].any()
-    assert (found.lse[1] == -torch.inf).all()
-    assert found.lse[0].isfinite().all()
-    found.heads.sum().backward()
+    assert not output.heads[1].any()
+    assert not output.weights[1].any()
+    assert (output.lse[1] == -torch.inf).all()
+    assert output.lse[0].isfinite().all()
+    output.heads.sum().backward()
     for x in (q, k, v):
         assert x.grad[0].isfinite().all()
         assert not x.grad[1].any()

@@ -44,8 +44,8 @@ def test_a_sweep_leaves_what_a_living_process_writes(tmp_path: Path) -> None:
     ):
         file.write_text("one")
         (folder / "content").write_text("mine")
-        with write_beside(tmp_path / "other.json") as other:
-            other.write_text("other")
+        with write_beside(tmp_path / "other.json") as open_file:
+            open_file.write_text("other")
         _scratch.sweep(tmp_path)
         assert file.read_text() == "one"
         assert (folder / "content").read_text() == "mine"

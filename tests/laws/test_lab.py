@@ -55,23 +55,23 @@ def some_tokens(seed, B=2, T=11):
     return torch.randint(4, len(GRAMMAR.vocabulary), (B, T), generator=generator)
 
 
-def assert_same_weights(one, two):
-    one, two = one.state_dict(), two.state_dict()
-    assert one.keys() == two.keys()
-    for name in one:
-        assert torch.equal(one[name], two[name]), name
+def assert_same_weights(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
 
 
 # The model.
 
 
 @given(seeds, st.integers(1, 10))
-def test_the_future_never_moves_the_past(seed, at):
+def test_the_future_never_moves_the_past(seed, position):
     model, ids = small_model(seed), some_tokens(seed)
     changed = ids.clone()
-    changed[:, at:] = some_tokens(seed + 1)[:, at:]
-    torch.testing.assert_close(model(ids)[:, :at], model(changed)[:, :at])
-    torch.testing.assert_close(model(ids)[:, :at], model(ids[:, :at]))
+    changed[:, position:] = some_tokens(seed + 1)[:, position:]
+    torch.testing.assert_close(model(ids)[:, :position], model(changed)[:, :position])
+    torch.testing.assert_close(model(ids)[:, :position], model(ids[:, :position]))
 
 
 @given(seeds, st.integers(0, 7), st.sampled_from(["left", "right"]))
@@ -106,8 +106,8 @@ def test_every_parameter_takes_part():
 
 @given(seeds)
 def test_words_come_back_from_their_tokens(seed):
-    words = [GRAMMAR.vocabulary[4 + (seed * 31 + at) % (len(GRAMMAR.vocabulary) - 4)]
-             for at in range(13)]  # fmt: skip
+    words = [GRAMMAR.vocabulary[4 + (seed * 31 + index) % (len(GRAMMAR.vocabulary) - 4)]
+             for index in range(13)]  # fmt: skip
     encoding = TOKENIZER.encode(" ".join(words))
     assert encoding.tokens == [BOS, *words]
     assert TOKENIZER.decode(encoding.ids) == " ".join(words)
@@ -139,16 +139,16 @@ def test_a_row_is_a_line_between_its_ends_and_padding_behind(seed):
 def test_the_same_settings_give_the_same_weights_and_leave_the_callers_numbers(tmp_path):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    one = train(SMALL, tmp_path / "one")
+    run = train(SMALL, tmp_path / "one")
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    assert_same_weights(one.model, train(SMALL, tmp_path / "two").model)
+    assert_same_weights(run.model, train(SMALL, tmp_path / "two").model)
 
 
 def test_another_seed_gives_other_weights(tmp_path):
-    one = train(SMALL, tmp_path / "one")
+    run = train(SMALL, tmp_path / "one")
     two = train(dataclasses.replace(SMALL, seed=1), tmp_path / "two")
-    assert not torch.equal(one.model.head.weight, two.model.head.weight)
+    assert not torch.equal(run.model.head.weight, two.model.head.weight)
 
 
 @pytest.mark.parametrize("last", [1, 3, 6, 7])
@@ -160,8 +160,8 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, last):
     resumed = train(SMALL, tmp_path / "cut", on_progress=lambda step, *_: steps.append(step))
     assert steps == list(range({1: 0, 3: 2, 6: 6, 7: 7}[last] + 1, 8))
     assert_same_weights(whole.model, resumed.model)
-    told = [run.facts() | {"seconds": 0} for run in (whole, resumed)]
-    assert told[0] == told[1]
+    facts = [run.facts() | {"seconds": 0} for run in (whole, resumed)]
+    assert facts[0] == facts[1]
 
 
 def test_an_interruption_while_writing_leaves_the_checkpoint_before(tmp_path, monkeypatch):
@@ -186,17 +186,17 @@ def test_an_interruption_while_writing_leaves_the_checkpoint_before(tmp_path, mo
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
-    one = train(SMALL, tmp_path)
+    run = train(SMALL, tmp_path)
     two = train(SMALL, tmp_path, on_progress=interrupt_after(1))
-    assert_same_weights(one.model, two.model)
-    assert one.facts() == two.facts()
+    assert_same_weights(run.model, two.model)
+    assert run.facts() == two.facts()
 
 
 def test_progress_counts_every_step(tmp_path):
-    told = []
-    train(SMALL, tmp_path, on_progress=lambda *what: told.append(what))
-    assert [(step, total) for step, total, _ in told] == [(step, 7) for step in range(1, 8)]
-    assert all(4 < loss < 9 for *_, loss in told)
+    calls = []
+    train(SMALL, tmp_path, on_progress=lambda *arguments: calls.append(arguments))
+    assert [(step, total) for step, total, _ in calls] == [(step, 7) for step in range(1, 8)]
+    assert all(4 < loss < 9 for *_, loss in calls)
 
 
 def test_training_lowers_the_loss_and_learns_the_line(tmp_path):

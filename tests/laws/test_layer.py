@@ -66,16 +66,16 @@ def calls(draw: st.DrawFn) -> Call:
     layer = MultiHeadAttention(d_model, H, n_kv_heads, **draw(options(H)), **widths)
     shapes = ((B, T, d_model), (B, S, kdim), (B, S, vdim))[:n_inputs]
     inputs = tuple(torch.randn(*s, generator=rng, dtype=torch.float64) for s in shapes)
-    how: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if draw(st.booleans()):
         shape = draw(st.sampled_from([(T, S), (B, 1, 1, S), (B, 1, T, S), (B, H, T, S)]))
-        seen = torch.rand(*shape, generator=rng) < draw(st.sampled_from([0.2, 0.8]))
+        visible = torch.rand(*shape, generator=rng) < draw(st.sampled_from([0.2, 0.8]))
         additive = torch.randn(*shape, generator=rng, dtype=torch.float64)
-        additive = additive.masked_fill(~seen, -torch.inf)
-        how["mask"] = draw(st.sampled_from([seen, additive]))
+        additive = additive.masked_fill(~visible, -torch.inf)
+        arguments["mask"] = draw(st.sampled_from([visible, additive]))
     if draw(st.booleans()):
-        how["causal"] = True
-    return Call(layer.double(), inputs, how)
+        arguments["causal"] = True
+    return Call(layer.double(), inputs, arguments)
 
 
 @given(call=calls())
@@ -98,14 +98,14 @@ def test_log_sum_exps_come_along_and_change_nothing(
 ) -> None:
     with torch.set_grad_enabled(grad):
         plain = call.layer(*call.inputs, **call.how)
-        told = call.layer(*call.inputs, **call.how, need_weights=need_weights, need_lse=True)
-    assert torch.equal(plain, told.out)
+        output = call.layer(*call.inputs, **call.how, need_weights=need_weights, need_lse=True)
+    assert torch.equal(plain, output.out)
     lse, weights = by_definition_with_lse(call.layer, *call.inputs, **call.how)
-    close(told.lse, lse)
+    close(output.lse, lse)
     if need_weights:
-        close(told.weights, weights)
+        close(output.weights, weights)
     else:
-        assert told.weights is None
+        assert output.weights is None
 
 
 @given(call=calls())
@@ -189,9 +189,9 @@ def test_a_remade_layer_gives_the_same_bits(remade: Any) -> None:
     layer = MultiHeadAttention(D_MODEL, 4, 2, kdim=KDIM, vdim=VDIM, bias=True)
     inputs = torch.randn(B, T, D_MODEL), torch.randn(B, S, KDIM), torch.randn(B, S, VDIM)
     before = layer(*inputs)
-    other = remade(layer)
-    assert torch.equal(before, other(*inputs))
-    torch.nn.init.zeros_(other.out_proj.weight)
+    copied = remade(layer)
+    assert torch.equal(before, copied(*inputs))
+    torch.nn.init.zeros_(copied.out_proj.weight)
     assert torch.equal(before, layer(*inputs))  # nothing is shared
 
 
@@ -201,8 +201,8 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
     inputs = [x, *layer.parameters()]
     plain = torch.autograd.grad(layer(x, causal=True).square().sum(), inputs)
     again = checkpoint(layer, x, causal=True, use_reentrant=False)
-    for one, two in zip(plain, torch.autograd.grad(again.square().sum(), inputs), strict=True):
-        assert torch.equal(one, two)
+    for before, after in zip(plain, torch.autograd.grad(again.square().sum(), inputs), strict=True):
+        assert torch.equal(before, after)
 
 
 @given(call=calls())
@@ -213,12 +213,12 @@ def test_gradients_are_those_of_small_steps(call: Call) -> None:
 
 def test_the_projections_are_called_as_modules() -> None:
     layer = MultiHeadAttention(D_MODEL, 3)
-    seen = []
+    called = []
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         hook = layer.get_submodule(name).register_forward_hook
-        hook(lambda *_, name=name: seen.append(name))
+        hook(lambda *_, name=name: called.append(name))
     layer(torch.randn(B, T, D_MODEL))
-    assert seen == ["q_proj", "k_proj", "v_proj", "out_proj"]
+    assert called == ["q_proj", "k_proj", "v_proj", "out_proj"]
 
 
 @pytest.mark.parametrize("sinks", [0.5, torch.linspace(-1, 1, 4)], ids=["one", "each"])
@@ -226,19 +226,19 @@ def test_the_projections_are_called_as_modules() -> None:
 def test_constant_sinks_survive_the_meta_device(sinks: Any, assign: bool) -> None:
     layer = MultiHeadAttention(12, 4, sinks=sinks)
     with torch.device("meta"):
-        other = MultiHeadAttention(12, 4, sinks=sinks)
-    other = other if assign else other.to_empty(device="cpu")
-    other.load_state_dict(layer.state_dict(), assign=assign)
+        loaded = MultiHeadAttention(12, 4, sinks=sinks)
+    loaded = loaded if assign else loaded.to_empty(device="cpu")
+    loaded.load_state_dict(layer.state_dict(), assign=assign)
     x = torch.randn(2, 3, 12)
-    assert torch.equal(other(x), layer(x))
-    assert not torch.equal(other(x), MultiHeadAttention(12, 4).requires_grad_(False)(x))
+    assert torch.equal(loaded(x), layer(x))
+    assert not torch.equal(loaded(x), MultiHeadAttention(12, 4).requires_grad_(False)(x))
 
 
 def test_a_layer_tells_what_it_is() -> None:
     layer = MultiHeadAttention(
         D_MODEL, 4, 2, rope=RoPE(2), softcap=3.0, window=(4, 0), position_bias=T5Bias(4)
     )
-    told = repr(layer)
-    assert "d_model=12, n_heads=4, n_kv_heads=2, head_dim=3, v_head_dim=3, rope=RoPE(" in told
-    assert "HeadAttention(dropout=0.0, softcap=3.0, window=(4, 0))" in told
-    assert "max_distance=128, bidirectional=True" in told
+    text = repr(layer)
+    assert "d_model=12, n_heads=4, n_kv_heads=2, head_dim=3, v_head_dim=3, rope=RoPE(" in text
+    assert "HeadAttention(dropout=0.0, softcap=3.0, window=(4, 0))" in text
+    assert "max_distance=128, bidirectional=True" in text

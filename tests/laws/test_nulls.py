@@ -32,18 +32,18 @@ def models():
 @pytest.mark.parametrize("make", [permuted, initialised])
 @pytest.mark.parametrize("model", models(), ids=["made from its config", "with reset_parameters"])
 def test_a_null_model_forgets_what_was_learned_and_leaves_the_model_alone(make, model):
-    before = {name: one.clone() for name, one in model.state_dict().items()}
+    before = {name: x.clone() for name, x in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    one, same, other = make(model, 0), make(model, 0), make(model, 1)
+    changed, same, reseeded = make(model, 0), make(model, 0), make(model, 1)
     assert torch.equal(torch.random.get_rng_state(), state)
-    for name, matrix in one.named_parameters():
+    for name, matrix in changed.named_parameters():
         assert torch.equal(matrix, same.get_parameter(name))
         if matrix.ndim > 1:
             assert not torch.equal(matrix, before[name])
-            assert not torch.equal(matrix, other.get_parameter(name))
+            assert not torch.equal(matrix, reseeded.get_parameter(name))
         if make is permuted and matrix.ndim > 1:
             assert torch.equal(matrix.flatten().sort()[0], before[name].flatten().sort()[0])
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
 def test_a_model_with_weights_of_its_own_does_not_tell_how_they_began():
@@ -53,7 +53,7 @@ def test_a_model_with_weights_of_its_own_does_not_tell_how_they_began():
 TEXT = Item(
     ids=tuple(range(100, 110)),
     units={
-        "token": [(at,) for at in range(1, 9)],
+        "token": [(token,) for token in range(1, 9)],
         "word": [(1,), (2, 3), (3, 4), (), (5,), (6,), (7, 8)],
         "mention": [(1,), (5, 6)],
     },
@@ -69,9 +69,9 @@ def test_shuffled_words_keep_their_pieces_and_take_their_pairs_along(seed):
     assert sorted(item.ids) == list(TEXT.ids)
     for grid in ("word", "mention"):
         for old, new in zip(TEXT.units[grid], item.units[grid], strict=True):
-            assert [TEXT.ids[at] for at in old] == [item.ids[at] for at in new]
+            assert [TEXT.ids[index] for index in old] == [item.ids[index] for index in new]
             assert list(new) == list(range(new[0], new[0] + len(new))) if new else not old
-    ids = [tuple(item.ids[at] for at in pair) for pair in item.pairs["of tokens"]]
+    ids = [tuple(item.ids[index] for index in pair) for pair in item.pairs["of tokens"]]
     assert ids == [(101, 105), (105, 100)]
     assert item.pairs["of words"] == TEXT.pairs["of words"]
 
@@ -94,15 +94,15 @@ def test_a_null_head_is_one_that_sees_as_much():
     rng = np.random.default_rng(0)
     count = np.stack([np.full((20, 2), 3.0), np.full((20, 2), 30.0)] * 2, axis=-1)  # M R N
     value = count * np.array([0.2, 0.6, 0.4, 0.5]) * rng.choice([0.99, 1.01], (20, 2, 1))
-    heads = tuple(Head("", 0, at) for at in range(4))
+    heads = tuple(Head("", 0, number) for number in range(4))
     best = null_head_baseline(
         RoleScores(heads, True, value, count, value),
         Split(np.arange(20), np.arange(20) < 10),
     )
     np.testing.assert_allclose(best.rates.mean(0), [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
     np.testing.assert_allclose(best.selection_rate, [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
-    other = replace(best, selection_rate=best.selection_rate - 0.1, rates=best.rates * 0)
-    np.testing.assert_array_equal(Baseline.strongest([other, best]).rates, best.rates)
+    weaker = replace(best, selection_rate=best.selection_rate - 0.1, rates=best.rates * 0)
+    np.testing.assert_array_equal(Baseline.strongest([weaker, best]).rates, best.rates)
 
 
 def test_more_null_models_only_raise_the_bar():

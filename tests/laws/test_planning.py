@@ -50,15 +50,15 @@ def test_a_share_is_kept_and_groups_stay_equal(
     total, step = len(scores.heads), size * (layers if uniform else 1)
     if remove * total < step - 1e-9 or remove * total > (groups - 1) * layers * size:
         return  # refused, as tests/errors show
-    found = plan(scores, remove=remove, uniform=uniform)
-    assert remove * total - step < len(found.removed) <= remove * total + 1e-9
-    for layer in found.layers:
+    chosen = plan(scores, remove=remove, uniform=uniform)
+    assert remove * total - step < len(chosen.removed) <= remove * total + 1e-9
+    for layer in chosen.layers:
         assert layer.keep
         for start in range(0, groups * size, size):
             group = set(range(start, start + size))
             assert group & set(layer.keep) in (set(), group)
-    assert found.uniform or not uniform
-    assert found.model == "abc"
+    assert chosen.uniform or not uniform
+    assert chosen.model == "abc"
 
 
 @given(seed=seeds, remove=st.floats(0.1, 0.6), rounds=st.booleans())
@@ -83,14 +83,16 @@ def test_one_group_in_all_loses_single_heads() -> None:
 
 def test_named_heads_go_whatever_their_scores() -> None:
     scores = _scores(0, layers=2, groups=3, size=1)
-    found = plan(scores, heads={0: [1], 1: [0, 2]})
-    assert [str(head) for head in found.removed] == ["L0.H1", "L1.H0", "L1.H2"]
+    chosen = plan(scores, heads={0: [1], 1: [0, 2]})
+    assert [str(head) for head in chosen.removed] == ["L0.H1", "L1.H0", "L1.H2"]
 
 
 def _costs(scores: Scores) -> Costs:
     shared = np.full(len(scores.heads), 10.0)
-    own = np.arange(1.0, len(scores.heads) + 1)
-    return Costs(scores.heads, scores.kv_heads, {"parameters": own}, {"parameters": shared}, "abc")
+    parameters = np.arange(1.0, len(scores.heads) + 1)
+    return Costs(
+        scores.heads, scores.kv_heads, {"parameters": parameters}, {"parameters": shared}, "abc"
+    )
 
 
 @given(seed=seeds, share=st.floats(0.45, 0.95))
@@ -98,23 +100,23 @@ def test_a_budget_is_kept_with_as_few_heads_as_the_order_allows(seed: int, share
     scores = _scores(seed, layers=2, groups=4, size=2)
     counted = _costs(scores)
     most = share * counted.after([], "parameters")
-    found = plan(scores, budget={"parameters": most}, costs=counted)
-    assert counted.after(found.removed, "parameters") <= most
-    fewer = len(found.removed) - 2
+    chosen = plan(scores, budget={"parameters": most}, costs=counted)
+    assert counted.after(chosen.removed, "parameters") <= most
+    fewer = len(chosen.removed) - 2
     if fewer:
         smaller = plan(scores, remove=(fewer + 0.5) / len(scores.heads))
-        assert set(smaller.removed) < set(found.removed)
+        assert set(smaller.removed) < set(chosen.removed)
         assert counted.after(smaller.removed, "parameters") > most
 
 
 def test_a_plan_with_costs_tells_what_it_saves(tmp_path: Path) -> None:
     scores = _scores(1, layers=2, groups=4, size=2)
     counted = _costs(scores)
-    found = plan(scores, remove=0.5, costs=counted)
-    before, after = counted.after([], "parameters"), counted.after(found.removed, "parameters")
-    assert found.costs == {"parameters": (before, after)}
-    assert f"parameters of heads: {before:g} before, {after:g} after (-" in str(found)
-    assert Plan.load(found.save(tmp_path / "plan.json")) == found
+    chosen = plan(scores, remove=0.5, costs=counted)
+    before, after = counted.after([], "parameters"), counted.after(chosen.removed, "parameters")
+    assert chosen.costs == {"parameters": (before, after)}
+    assert f"parameters of heads: {before:g} before, {after:g} after (-" in str(chosen)
+    assert Plan.load(chosen.save(tmp_path / "plan.json")) == chosen
     assert plan(scores, remove=0.5).costs == {}
 
 
@@ -122,13 +124,13 @@ def test_costs_are_the_same_after_they_were_written(tmp_path: Path) -> None:
     heads = (Head("encoder", 0, 0), Head("encoder", 0, 1))
     each = {"parameters": np.array([2.0, 3.0])}
     seconds = {("encoder", 0): np.array([0.1, 0.2, 0.4])}
-    one = Costs(heads, np.array([0, 0]), each, {"parameters": np.zeros(2)}, "abc", seconds)
-    two = Costs.load(one.save(tmp_path / "costs.json"))
-    assert (two.heads, two.model, two.names) == (heads, "abc", one.names)
+    saved = Costs(heads, np.array([0, 0]), each, {"parameters": np.zeros(2)}, "abc", seconds)
+    loaded = Costs.load(saved.save(tmp_path / "costs.json"))
+    assert (loaded.heads, loaded.model, loaded.names) == (heads, "abc", saved.names)
     for gone in ((), heads[:1]):
-        for name in one.names:
-            assert two.after(gone, name) == one.after(gone, name)
-    np.testing.assert_array_equal(two.kv_heads, one.kv_heads)
+        for name in saved.names:
+            assert loaded.after(gone, name) == saved.after(gone, name)
+    np.testing.assert_array_equal(loaded.kv_heads, saved.kv_heads)
 
 
 def test_an_encoder_keeps_no_cache_and_that_of_a_decoder_is_told_without_asking_for_it() -> None:
@@ -146,7 +148,7 @@ def test_layers_of_torch_cost_what_pruning_saves() -> None:
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     counted, gone = costs(model), [Head("", 0, 1), Head("", 1, 2)]
     before, after = (
-        sum(x.numel() for x in one.parameters()) for one in (model, prune(model, gone))
+        sum(x.numel() for x in module.parameters()) for module in (model, prune(model, gone))
     )
     assert counted.names == ("parameters", "multiply_adds")
     saved = counted.after((), "parameters") - counted.after(gone, "parameters")
@@ -169,15 +171,15 @@ def test_what_a_plan_saves_is_what_pruning_saves(name: str) -> None:
     batch = padded([[5, 9, 7, 3, 11, 8, 4], [4, 6]], "right")
     batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
     counted = costs(model)
-    found = plan(importance(model, [batch]), remove=0.5)
-    small = prune(model, found)
+    chosen = plan(importance(model, [batch]), remove=0.5)
+    small = prune(model, chosen)
     saved = {
-        name: counted.after([], name) - counted.after(found.removed, name)
+        name: counted.after([], name) - counted.after(chosen.removed, name)
         for name in ("parameters", "cache_bytes")
     }
-    before, after = (sum(x.numel() for x in one.parameters()) for one in (model, small))
+    before, after = (sum(x.numel() for x in module.parameters()) for module in (model, small))
     assert saved["parameters"] == before - after
-    before, after = (_cached(one, batch) for one in (model, small))
+    before, after = (_cached(module, batch) for module in (model, small))
     assert saved["cache_bytes"] == before - after
 
 
@@ -205,9 +207,9 @@ def test_time_is_measured_at_some_numbers_of_heads_and_known_for_all(
     assert [*counted.seconds[("", 1)]] == [3.5, 3.5, 6, 8.5, 11]
     assert counted.after([], "seconds") == 22
     scores = importance(model, [batch])
-    found = plan(scores, budget={"seconds": 17.5}, costs=counted)
-    assert len(found.removed) == 2
-    assert counted.after(found.removed, "seconds") == 17
+    chosen = plan(scores, budget={"seconds": 17.5}, costs=counted)
+    assert len(chosen.removed) == 2
+    assert counted.after(chosen.removed, "seconds") == 17
 
 
 def test_passes_are_timed_in_turn_and_nothing_is_left_behind() -> None:
@@ -217,15 +219,15 @@ def test_passes_are_timed_in_turn_and_nothing_is_left_behind() -> None:
     times = time_passes([model, small], {"input_ids": torch.arange(14).view(2, 7)}, passes=3)
     assert modules_of(model) == before
     assert model.training
-    assert [len(one.blocks) for one in times] == [2, 2]
-    assert all(time > 0 for one in times for time in (one.whole, *one.blocks))
+    assert [len(timing.blocks) for timing in times] == [2, 2]
+    assert all(time > 0 for timing in times for time in (timing.whole, *timing.blocks))
 
 
 def test_the_clock_that_is_given_tells_the_time() -> None:
     model = zoo.make("Bert")
-    seen = iter(range(1000))
+    ticks = iter(range(1000))
     [times] = time_passes(
-        [model], {"input_ids": torch.arange(5)[None]}, 3, lambda: 2.0 * next(seen)
+        [model], {"input_ids": torch.arange(5)[None]}, 3, lambda: 2.0 * next(ticks)
     )
     # It is looked at before and after, and by no one in between.
     assert times.whole == 2.0
@@ -243,9 +245,9 @@ def test_a_cache_of_latents_is_no_head_s_own() -> None:
 
 def _cached(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> int:
     """Bytes of the keys and values of one token."""
-    heard: list[int] = []
-    with torch.no_grad(), capture_calls(model, lambda call: heard.extend(
+    sizes: list[int] = []
+    with torch.no_grad(), capture_calls(model, lambda call: sizes.extend(
         x.shape[1] * x.shape[3] * x.element_size() for x in (call.k, call.v)
     )):  # fmt: skip
         model(**batch)
-    return sum(heard)
+    return sum(sizes)

@@ -34,13 +34,13 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-def full(q: np.ndarray, k: np.ndarray, v: np.ndarray, **how: object) -> AttentionOutput:
-    return reference.attention(q, k, v, need_weights=True, need_lse=True, **how)
+def full(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: object) -> AttentionOutput:
+    return reference.attention(q, k, v, need_weights=True, need_lse=True, **options)
 
 
-def assert_same(one: AttentionOutput, two: AttentionOutput) -> None:
-    for left, right in zip(one, two, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+def assert_same(first: AttentionOutput, second: AttentionOutput) -> None:
+    for actual, expected in zip(first, second, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_three_nested_loops_say_the_same():
@@ -100,8 +100,10 @@ def test_weights_are_what_the_logits_and_lse_say(problem: Problem):
     q, k, v, visible = problem
     _, weights, lse = full(q, k, v, mask=visible, scale=0.8)
     logits = 0.8 * q @ k.repeat(q.shape[1] // k.shape[1], axis=1).swapaxes(-1, -2)
-    rows, at = visible.any(axis=-1), visible
-    expected = np.where(at, np.exp(np.where(at, logits, 0) - np.where(rows, lse, 0)[..., None]), 0)
+    rows, allowed = visible.any(axis=-1), visible
+    expected = np.where(
+        allowed, np.exp(np.where(allowed, logits, 0) - np.where(rows, lse, 0)[..., None]), 0
+    )
     np.testing.assert_allclose(weights, expected, rtol=1e-11, atol=1e-13)
 
 
@@ -118,12 +120,12 @@ def test_additive_masks_equal_boolean_ones(problem: Problem, kind: type, endless
 def test_a_float_mask_and_a_bias_are_added_to_the_logits(problem: Problem, random):
     q, k, v, visible = problem
     bias = np.array([random.uniform(-2, 2) for _ in range(visible.size)]).reshape(visible.shape)
-    both = full(q, k, v, mask=visible, bias=bias)
-    assert_same(both, full(q, k, v, mask=np.where(visible, bias, -np.inf)))
+    combined = full(q, k, v, mask=visible, bias=bias)
+    assert_same(combined, full(q, k, v, mask=np.where(visible, bias, -np.inf)))
     groups = q.shape[1] // k.shape[1]
     logits = q @ k.repeat(groups, axis=1).swapaxes(-1, -2) / math.sqrt(q.shape[-1]) + bias
     exps = np.exp(np.where(visible, logits, -np.inf)).sum(axis=-1)
-    np.testing.assert_allclose(np.exp(both.lse), exps, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(combined.lse), exps, rtol=1e-12)
 
 
 def test_a_mask_and_a_bias_of_few_digits_are_added_in_full():

@@ -32,7 +32,7 @@ HOSTILE = (
     "line\nbreak\x00",
     "\ud800",
 )
-RELATIONS = {f"relation {at}": f"a word → the word number {at}" for at in range(12)}
+RELATIONS = {f"relation {n}": f"a word → the word number {n}" for n in range(12)}
 
 
 class Page(HTMLParser):
@@ -82,7 +82,7 @@ def study_of(means: list[float], texts: int = 40, noise: float = 0.02, even: flo
 def test_page_of_a_large_model_stays_below_3_megabytes(causal: bool) -> None:
     words = " ".join(["word"] * 24)
     study = make_study(32, 32, relations=RELATIONS, sentences=[words] * 7, causal=causal)
-    study = study.with_roles(make_roles(study, found=range(1024)))
+    study = study.with_roles(make_roles(study, with_role=range(1024)))
     data = payload(study)
     assert len(render(study).encode()) < 3_000_000
     assert len(data["samples"]) >= 1
@@ -95,8 +95,8 @@ def test_page_asks_for_nothing_from_anywhere() -> None:
     assert page.attributes("src") == set()
     assert {link for link in page.attributes("href") if not (link or "").startswith("#")} == set()
     assert not {"link", "iframe", "img", "object", "embed", "base"} & page.inside.keys()
-    found = re.findall(r"https?:|url\(|@import|import\(|fetch\(|XMLHttp|WebSocket|Beacon", html)
-    assert found == []
+    requests = re.findall(r"https?:|url\(|@import|import\(|fetch\(|XMLHttp|WebSocket|Beacon", html)
+    assert requests == []
 
 
 def test_policy_lets_in_exactly_the_style_and_script_of_the_page() -> None:
@@ -161,9 +161,9 @@ def test_maps_decode_to_half_a_step(size: int, causal: bool, style: int) -> None
     heads = make_heads(2, 3)
     sample = make_sample(["w"] * size, heads, np.full(len(heads), style), causal)
     data = payload(replace(make_study(2, 3), samples=(sample,)))["samples"][0]
-    for at, head in enumerate(heads):
-        read = decode(data["views"][0]["cells"], data["peaks"][at], data["maps"][at])
-        step = data["peaks"][at] / 255
+    for index, head in enumerate(heads):
+        read = decode(data["views"][0]["cells"], data["peaks"][index], data["maps"][index])
+        step = data["peaks"][index] / 255
         np.testing.assert_allclose(read, sample.weights[head], atol=step / 2 + 1e-6, rtol=0)
 
 
@@ -205,35 +205,35 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
 
 def test_roles_stand_with_their_evidence() -> None:
     study = make_study(2, 3)
-    study = study.with_roles(make_roles(study, found=(0, 4)))
+    study = study.with_roles(make_roles(study, with_role=(0, 4)))
     page = Page(render(study))
     cells = [text.strip() for text in page.inside["td"]]
-    for told in ("0.875 [0.812, 0.938]", "0.83", "0.00025", "1,234 in 56 texts"):
-        assert told in cells
+    for content in ("0.875 [0.812, 0.938]", "0.83", "0.00025", "1,234 in 56 texts"):
+        assert content in cells
     assert "0.250 of previous token" in page.inside["bdi"]
     assert "previous token +0.500 [+0.375, +0.625]" in page.inside["bdi"]  # without the head
     assert "–" in cells  # the other was not tried
     assert any("back each other up" in line for line in page.inside["p"])
     data = payload(study)["roles"]
-    assert [len(one["rows"]) for one in data] == [1, 0, 0, 0, 1, 0]
-    assert [bool(one["lines"]) for one in data] == [True, False, False, False, False, True]
+    assert [len(role["rows"]) for role in data] == [1, 0, 0, 0, 1, 0]
+    assert [bool(role["lines"]) for role in data] == [True, False, False, False, False, True]
 
 
 def test_no_role_found_is_said() -> None:
     study = make_study(2, 3)
-    page = Page(render(study.with_roles(make_roles(study, found=()))))
+    page = Page(render(study.with_roles(make_roles(study, with_role=()))))
     assert "No role found." in page.inside["p"]
     assert "Roles and their evidence" in page.inside["h2"]
 
 
 def test_what_was_not_tested_is_not_told_as_without_a_role() -> None:
     study = make_study(2, 3)
-    roles = make_roles(study, found=())
+    roles = make_roles(study, with_role=())
     untested = replace(roles, rows=roles.rows.assign(p_adj=np.nan, texts=1.0))
     page = Page(render(study.with_roles(untested)))
     said = "Not tested: 1 held-out text, 30 needed."
     assert said in page.inside["p"]
-    assert {one["none"] for one in payload(study.with_roles(untested))["roles"]} == {said}
+    assert {role["none"] for role in payload(study.with_roles(untested))["roles"]} == {said}
     assert "No role found" not in render(study.with_roles(untested))
 
 
@@ -336,7 +336,7 @@ def test_at_most_three_findings_the_largest_lift_first() -> None:
 def test_an_asked_for_relation_is_told_with_its_meaning() -> None:
     study = study_of([0.1, 0.9])
     totals = {"subject": study.table.totals["previous"]}
-    told = replace(
+    with_finding = replace(
         study, table=replace(study.table, totals=totals), meanings={"subject": "a verb → its own"}
     )
-    assert "on “subject” (a verb → its own); even attention" in told.findings()[0]
+    assert "on “subject” (a verb → its own); even attention" in with_finding.findings()[0]

@@ -96,8 +96,8 @@ def test_a_head_that_agrees_is_found_and_not_for_the_nearest_subject_or_any_of_t
 
 def test_a_head_that_goes_by_words_alone_has_no_role_of_structure():
     def same_person(text):
-        ones = [at for at, one in enumerate(text.ids) if one == IDS[SUBJECTS[0]]]
-        return [(at, other) for at in ones for other in ones if at != other]
+        ones = [position for position, token in enumerate(text.ids) if token == IDS[SUBJECTS[0]]]
+        return [(position, target) for position in ones for target in ones if position != target]
 
     model = Planted([("same", "any")], causal=False)
     roles = find_roles(model, TOKENIZER, clauses(70), relations={"same person": same_person})
@@ -110,9 +110,13 @@ def test_a_head_that_goes_by_words_alone_has_no_role_of_structure():
 def test_a_model_that_knows_one_period_has_no_induction():
     model = Planted([("offset -9",)], causal=True)
     rng = np.random.default_rng(0)
-    ids = [int(one) for one in np.tile(rng.choice(np.arange(6, 46), 10, replace=False), 4)]
-    pairs = [(at, key + 1) for at in range(40) for key in range(at % 10, at, 10)]
-    one_period = Item(tuple(ids), {"token": [(at,) for at in range(40)]}, {INDUCTION.name: pairs})
+    ids = [int(token) for token in np.tile(rng.choice(np.arange(6, 46), 10, replace=False), 4)]
+    pairs = [
+        (position, key + 1) for position in range(40) for key in range(position % 10, position, 10)
+    ]
+    one_period = Item(
+        tuple(ids), {"token": [(position,) for position in range(40)]}, {INDUCTION.name: pairs}
+    )
     scores = Evaluator([one_period], PROBED).evaluate(model)
     column = PROBED.index(INDUCTION)
     assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # taken in by it
@@ -131,8 +135,8 @@ def test_random_models_have_no_roles():
     grammar, rng = Grammar(), np.random.default_rng(0)
     corpus = [annotate(grammar.sentence(rng)) for _ in range(80)]
     false = [
-        bool(found(find_roles(*random_model(at), corpus, evidence=Evidence(seed=at))))
-        for at in range(20)
+        bool(found(find_roles(*random_model(seed), corpus, evidence=Evidence(seed=seed))))
+        for seed in range(20)
     ]
     assert sum(false) <= 1  # 5 % of 20
 
@@ -140,15 +144,15 @@ def test_random_models_have_no_roles():
 class Nearest(torch.nn.Module):
     """A head that looks at the latest of some tokens, itself included."""
 
-    def __init__(self, vocabulary, those):
+    def __init__(self, vocabulary, targets):
         super().__init__()
         self.config = SimpleNamespace(context=64)
         self.wanted = torch.nn.Parameter(torch.zeros(vocabulary, 1))
-        self.wanted.data[those] = 1.0
+        self.wanted.data[targets] = 1.0
 
     def forward(self, input_ids, attention_mask):
-        wanted = self.wanted[input_ids][:, None]
-        keys = wanted * (SHARP + SHARP * torch.arange(input_ids.shape[1])[:, None])
+        is_target = self.wanted[input_ids][:, None]
+        keys = is_target * (SHARP + SHARP * torch.arange(input_ids.shape[1])[:, None])
         mask = attention_mask.bool()[:, None, None] & torch.ones(len(input_ids[0]), 1).bool()
         mask = mask & torch.ones(mask.shape[-1], mask.shape[-1]).bool().tril()
         return torch.nn.functional.scaled_dot_product_attention(
@@ -161,7 +165,7 @@ def test_a_head_that_looks_at_the_nearest_pronoun_looks_for_no_subject():
     corpus = [annotate(grammar.sentence(rng)) for _ in range(100)]
     tokenizer = make_tokenizer(grammar.vocabulary)
     ids = tokenizer.get_vocab()
-    pronouns = [ids[one] for one in (*PRONOUNS, *PRONOUNS.values())]
+    pronouns = [ids[word] for word in (*PRONOUNS, *PRONOUNS.values())]
     roles = find_roles(Nearest(len(ids), pronouns), tokenizer, corpus)
     row = roles.frame().set_index("role").loc["next subject"]
     assert (row["effect"], row["null"]) == (1.0, "nearest PRON to the left or itself")
@@ -172,7 +176,7 @@ VERDICT = {"low": 0.0, "high": 1.0, "null": 0, "n": 99.0, "texts": 40.0, "p": 0.
 
 
 @pytest.mark.parametrize(
-    ("points", "baseline", "other", "effect", "has"),
+    ("points", "baseline", "second_half", "effect", "has"),
     [
         (0.0, 0.10, 0.50, 0.50, True),
         (0.0, 0.10, 0.30, 0.50, False),  # chosen on neither half but this
@@ -182,23 +186,23 @@ VERDICT = {"low": 0.0, "high": 1.0, "null": 0, "n": 99.0, "texts": 40.0, "p": 0.
     ],
 )
 def test_a_head_is_chosen_on_one_half_and_must_do_it_on_the_other(
-    points, baseline, other, effect, has
+    points, baseline, second_half, effect, has
 ):
     role = replace(PROBED[0], points=points)
-    at = {name: np.array([one]) for name, one in VERDICT.items()}
+    scores = {name: np.array([value]) for name, value in VERDICT.items()}
     verdict = Verdict(
         effect=np.array([effect]),
         rates=np.full((len(NULLS), 1), baseline),
         baseline=np.array([baseline]),
         lift=np.array([(effect - baseline) / (1 - baseline)]),
-        **at,
+        **scores,
     )
     family = Family(
         *np.ones((2, 1, 1)),
         {},
         roles=(role,),
         null_names={name: [name] for name in NULLS},
-        measures={"chosen_half": np.array([other]), "mass": np.ones(1), "value": np.ones(1)},
+        measures={"chosen_half": np.array([second_half]), "mass": np.ones(1), "value": np.ones(1)},
     )
     assert role_rows([Head("", 0, 0)], family, verdict)["found"].tolist() == [has]
 
@@ -241,8 +245,8 @@ def test_relations_drawn_at_random_are_no_roles(encoder):
     def at_random(seed):
         def pairs(text):
             rng = np.random.default_rng([seed, *text.ids])
-            inside = [at for at, special in enumerate(text.special) if not special]
-            return [(at, int(rng.choice(inside))) for at in inside]
+            inside = [position for position, special in enumerate(text.special) if not special]
+            return [(position, int(rng.choice(inside))) for position in inside]
 
         return pairs
 
@@ -254,7 +258,7 @@ def test_relations_drawn_at_random_are_no_roles(encoder):
 
 def test_a_relation_of_the_user_is_a_role():
     def two_before(text):
-        return [(at, at - 2) for at in range(3, len(text.ids) - 1)]
+        return [(position, position - 2) for position in range(3, len(text.ids) - 1)]
 
     model = Planted([("offset -2", "even")], causal=True)
     roles = find_roles(model, TOKENIZER, TEXTS, relations={"two before": two_before})
@@ -285,13 +289,13 @@ def test_a_single_text_tests_nothing_and_is_not_told_as_without_a_role():
     model = Planted([("offset -1",)], causal=True)
     few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for sequences
     roles = find_roles(model, TOKENIZER, few)
-    told = "not tested: 1 held-out text, 30 needed"
+    message = "not tested: 1 held-out text, 30 needed"
     outcomes = set(roles.frame()["outcome"])
-    assert outcomes == {told, "not tested: no held-out text has a query for it"}
-    assert roles.none_found() == roles.none_found("L0.H0") == told
-    assert f"\n  {told}\n" in roles.why("L0.H0")
+    assert outcomes == {message, "not tested: no held-out text has a query for it"}
+    assert roles.none_found() == roles.none_found("L0.H0") == message
+    assert f"\n  {message}\n" in roles.why("L0.H0")
     assert "no role found" not in roles.why("L0.H0")
-    assert str(roles) == f"0 heads have 0 roles: {told}"
+    assert str(roles) == f"0 heads have 0 roles: {message}"
 
 
 def test_the_outcome_says_what_came_of_each_test(encoder):
@@ -343,7 +347,7 @@ def test_the_same_seed_finds_the_same():
 
 def test_long_texts_are_cut_and_count_once():
     # A planted model knows 48 places.
-    joined = [" ".join(TEXTS[at : at + 4]) for at in range(0, 88, 4)]
+    joined = [" ".join(TEXTS[start : start + 4]) for start in range(0, 88, 4)]
     model = Planted([("offset -1",)], causal=True)
     roles = find_roles(model, TOKENIZER, joined, max_tokens=48)
     row = roles.frame().set_index("role").loc["previous token"]
@@ -353,8 +357,8 @@ def test_long_texts_are_cut_and_count_once():
 
 def test_nothing_is_left_behind_on_the_model():
     model = Planted([("offset -1",)], causal=True).train()
-    before = {name: one.clone() for name, one in model.state_dict().items()}
+    before = {name: x.clone() for name, x in model.state_dict().items()}
     find_roles(model, TOKENIZER, TEXTS[:8])
     assert model.training
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert not model._forward_hooks

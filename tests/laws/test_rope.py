@@ -46,9 +46,9 @@ def test_turning_is_a_product_of_complex_numbers(rope: RoPE) -> None:
 @given(rope=ropes)
 def test_each_text_may_have_positions_of_its_own(rope: RoPE) -> None:
     x = torch.randn(2, 3, 2, 11, dtype=torch.float64)
-    both = rope.rotate(x, torch.tensor([[0, 1], [5, 6]]))
-    torch.testing.assert_close(both[:1], rope.rotate(x[:1], _at(0, 1)))
-    torch.testing.assert_close(both[1:], rope.rotate(x[1:], _at(5, 6)))
+    output = rope.rotate(x, torch.tensor([[0, 1], [5, 6]]))
+    torch.testing.assert_close(output[:1], rope.rotate(x[:1], _at(0, 1)))
+    torch.testing.assert_close(output[1:], rope.rotate(x[1:], _at(5, 6)))
 
 
 @given(rope=ropes, shift=st.integers(-50, 1000))
@@ -100,18 +100,20 @@ def test_half_precision_does_not_garble_far_positions() -> None:
 def test_half_precision_turns_as_well_as_a_plain_implementation(
     dtype: torch.dtype, pairing: str
 ) -> None:
-    rope, at = RoPE(64, pairing=pairing), torch.arange(500)[None]
+    rope, positions = RoPE(64, pairing=pairing), torch.arange(500)[None]
     x = torch.randn(1, 2, 500, 64, dtype=torch.float64).to(dtype)
-    exact = rope.rotate(x.double(), at)
+    exact = rope.rotate(x.double(), positions)
     angles = torch.arange(500)[:, None] * rope.frequencies()
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     if pairing == "half":
-        one, two = x.chunk(2, -1)
-        plain = torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+        first, second = x.chunk(2, -1)
+        plain = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     else:
-        one, two = x[..., 0::2], x[..., 1::2]
-        plain = torch.stack((one * cos - two * sin, two * cos + one * sin), -1).flatten(-2)
-    error = (rope.rotate(x, at).double() - exact).abs()
+        first, second = x[..., 0::2], x[..., 1::2]
+        plain = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(
+            -2
+        )
+    error = (rope.rotate(x, positions).double() - exact).abs()
     worst = (plain.double() - exact).abs()
     assert error.max() <= 2 * worst.max()
     assert error.mean() <= worst.mean()
@@ -122,8 +124,10 @@ def test_half_precision_turns_as_well_as_a_plain_implementation(
 def test_a_bias_along_diagonals_is_the_bias_of_every_pair(
     part: ALiBi | T5Bias, T: int, S: int
 ) -> None:
-    at = torch.arange(S - T, S)[None], torch.arange(S)[None]
-    quick, plain = (PositionedBias(part, *at, torch.float64, steps) for steps in (True, False))
+    positions = torch.arange(S - T, S)[None], torch.arange(S)[None]
+    quick, plain = (
+        PositionedBias(part, *positions, torch.float64, steps) for steps in (True, False)
+    )
     tiles = [Tile.whole(T, S)]
     if T > 2 and S > 3:
         tiles.append(Tile(T, S, range(1, T - 1), range(2, S), tiles[0].device))
@@ -156,5 +160,5 @@ def test_t5_buckets_are_those_of_the_paper(bidirectional: bool) -> None:
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_bias_is_looked_up_by_bucket(bidirectional: bool) -> None:
     part = T5Bias(3, 8, 16, bidirectional=bidirectional).double()
-    found = part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64)
-    close(found, position_bias(part, 5, 7))
+    bias = part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64)
+    close(bias, position_bias(part, 5, 7))

@@ -58,15 +58,15 @@ def _check(problem: Problem, scale: float, backend: str, dtype: torch.dtype) -> 
     scaled = _scaled(problem, scale, dtype)
     wide = torch.promote_types(dtype, torch.float32)
     inputs = [x.to(dtype).detach().clone().requires_grad_() for x in scaled.qkv]
-    found = attend(*inputs, **scaled.how, need_lse=True, need_weights=True, backend=backend)
+    output = attend(*inputs, **scaled.how, need_lse=True, need_weights=True, backend=backend)
     theirs, close = _reference(scaled), CLOSE[dtype]
-    np.testing.assert_allclose(found.heads.detach().double(), theirs.out, rtol=0, atol=close)
-    np.testing.assert_allclose(found.weights.detach().double(), theirs.weights, rtol=0, atol=close)
+    np.testing.assert_allclose(output.heads.detach().double(), theirs.out, rtol=0, atol=close)
+    np.testing.assert_allclose(output.weights.detach().double(), theirs.weights, rtol=0, atol=close)
     lse = torch.tensor(theirs.lse).to(wide)
-    torch.testing.assert_close(found.lse.detach(), lse, rtol=close, atol=close)
+    torch.testing.assert_close(output.lse.detach(), lse, rtol=close, atol=close)
     plain = attend(*(x.detach() for x in inputs), **scaled.how, backend=backend)
     np.testing.assert_allclose(plain.double(), theirs.out, rtol=0, atol=close)
-    grads = torch.autograd.grad(found.heads.double().square().sum(), inputs)
+    grads = torch.autograd.grad(output.heads.double().square().sum(), inputs)
     for ours, exact in zip(grads, _gradients(scaled), strict=True):
         most = close * max(1.0, abs(scale)) * 20 if scale in ORDINARY else close * 20
         assert (ours.double() - exact).abs().max() <= most * max(1.0, exact.abs().max().item())
@@ -94,8 +94,8 @@ def _gradients(problem: Problem) -> tuple[Tensor, ...]:
 
 
 def _rule(problem: Problem) -> AttentionRule:
-    how = {NAMES.get(name, name): x for name, x in problem.how.items()}
-    return make_rule(head_dim=problem.q.shape[-1], **how)
+    options = {NAMES.get(name, name): x for name, x in problem.how.items()}
+    return make_rule(head_dim=problem.q.shape[-1], **options)
 
 
 @pytest.mark.parametrize("backend", ["auto", "fused", "rows", pytest.param("native", marks=NATIVE)])
@@ -147,17 +147,17 @@ def test_statistics_are_those_of_the_weights_at_every_scale(
     scaled = _scaled(problem, scale, dtype)
     assume(scale in ORDINARY or _is_decided(scaled))
     rule, request = _rule(scaled), RowRequest(participation=True, argmax=True, heads=True)
-    found = row_statistics(*(x.to(dtype) for x in scaled.qkv), rule, request, backend=backend)
+    result = row_statistics(*(x.to(dtype) for x in scaled.qkv), rule, request, backend=backend)
     theirs, close = _reference(scaled), CLOSE[torch.promote_types(dtype, torch.float32)]
     p = torch.tensor(theirs.weights)
     entropy = -(p * p.clamp(min=1e-300).log()).sum(-1)
-    torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=close)
-    torch.testing.assert_close(found.max_weight.double(), p.amax(-1), rtol=0, atol=close)
+    torch.testing.assert_close(result.entropy.double(), entropy, rtol=0, atol=close)
+    torch.testing.assert_close(result.max_weight.double(), p.amax(-1), rtol=0, atol=close)
     torch.testing.assert_close(
-        found.lse, torch.tensor(theirs.lse).to(found.lse.dtype), rtol=close, atol=close
+        result.lse, torch.tensor(theirs.lse).to(result.lse.dtype), rtol=close, atol=close
     )
-    np.testing.assert_allclose(found.heads.double(), theirs.out, rtol=0, atol=CLOSE[dtype])
-    assert found.lse.dtype == torch.promote_types(dtype, torch.float32)
+    np.testing.assert_allclose(result.heads.double(), theirs.out, rtol=0, atol=CLOSE[dtype])
+    assert result.lse.dtype == torch.promote_types(dtype, torch.float32)
 
 
 def test_a_huge_scale_says_why_it_is_computed_so() -> None:

@@ -95,7 +95,7 @@ def test_every_head_comes_first_equally_often() -> None:
 def test_layers_are_made_alike_when_asked(any_scores: Scores) -> None:
     alike = any_scores.per_layer()
     for layer in {head.layer for head in any_scores.heads}:
-        rows = [at for at, head in enumerate(any_scores.heads) if head.layer == layer]
+        rows = [row for row, head in enumerate(any_scores.heads) if head.layer == layer]
         assert np.linalg.norm(alike.importance[rows]) == pytest.approx(1.0)
         ratio = alike.per_text[:, rows] / any_scores.per_text[:, rows]
         np.testing.assert_allclose(ratio, ratio[0, 0])

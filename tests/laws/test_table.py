@@ -11,19 +11,19 @@ from headwise.tables import COLUMNS, Head, HeadTable, Totals
 from strategies import tables
 
 
-def _assert_same(one: HeadTable, two: HeadTable, **tolerance: float) -> None:
-    assert one.heads == two.heads
-    assert one.statistics == two.statistics
-    assert (one.model, one.versions) == (two.model, two.versions)
-    np.testing.assert_array_equal(one.kv_heads, two.kv_heads)
-    for name in one.statistics:
+def _assert_same(first: HeadTable, second: HeadTable, **tolerance: float) -> None:
+    assert first.heads == second.heads
+    assert first.statistics == second.statistics
+    assert (first.model, first.versions) == (second.model, second.versions)
+    np.testing.assert_array_equal(first.kv_heads, second.kv_heads)
+    for name in first.statistics:
         for part in COLUMNS:
-            mine, theirs = (getattr(t.totals[name], part) for t in (one, two))
-            np.testing.assert_allclose(mine, theirs, **tolerance)
-        mine, theirs = (t.totals[name].per_text for t in (one, two))
-        assert (mine is None) == (theirs is None)
-        if mine is not None and theirs is not None:
-            for ours, known in zip(mine.parts, theirs.parts, strict=True):
+            actual, expected = (getattr(t.totals[name], part) for t in (first, second))
+            np.testing.assert_allclose(actual, expected, **tolerance)
+        actual, expected = (t.totals[name].per_text for t in (first, second))
+        assert (actual is None) == (expected is None)
+        if actual is not None and expected is not None:
+            for ours, known in zip(actual.parts, expected.parts, strict=True):
                 np.testing.assert_allclose(_sorted(ours), _sorted(known), **tolerance)
 
 
@@ -97,8 +97,8 @@ def test_an_interval_lies_among_the_means_of_texts(table: HeadTable) -> None:
         np.testing.assert_array_equal(np.isnan(low), ~several)
         np.testing.assert_array_equal(np.isnan(high), ~several)
         for head in np.flatnonzero(several):
-            seen = kept.count[:, head] > 0
-            means = kept.total[seen, head] / kept.count[seen, head]
+            with_rows = kept.count[:, head] > 0
+            means = kept.total[with_rows, head] / kept.count[with_rows, head]
             assert means.min() - 1e-9 <= low[head] <= high[head] <= means.max() + 1e-9
 
 
@@ -107,8 +107,8 @@ def test_an_interval_is_as_wide_as_the_texts_differ() -> None:
     counts = np.full((400, 1), 10.0)
     means = rng.standard_normal((400, 1))
     # Rows of one text are copies of each other: they tell no more than one row would.
-    one = Totals.of_texts(means * counts, counts, np.array([9.0]), keep=True)
-    table = HeadTable((Head("", 5, 3),), np.array([1]), {"lse": one})
+    totals = Totals.of_texts(means * counts, counts, np.array([9.0]), keep=True)
+    table = HeadTable((Head("", 5, 3),), np.array([1]), {"lse": totals})
     low, high = table.interval("lse", level=0.9)
     assert low < means.mean() < high
     expected = 2 * 1.645 * means.std(ddof=1) / 20
@@ -126,16 +126,16 @@ def test_nothing_seen_is_nan_never_zero() -> None:
 
 
 def test_the_frame_is_tidy() -> None:
-    one = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([2.0]))
-    table = HeadTable((Head("decoder.cross", 5, 3),), np.array([1]), {"entropy": one})
+    totals = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([2.0]))
+    table = HeadTable((Head("decoder.cross", 5, 3),), np.array([1]), {"entropy": totals})
     frame = table.frame()
     assert list(frame.columns) == ["name", "stack", "layer", "head", "entropy"]
     assert frame.iloc[0].tolist() == ["decoder.cross.L5.H3", "decoder.cross", 5, 3, 1.5]
 
 
 def test_saving_to_a_file_that_exists_keeps_it_when_saving_fails(tmp_path: Path) -> None:
-    one = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([np.inf]))
-    table = HeadTable((Head("", 5, 3),), np.array([1]), {"entropy": one})
+    totals = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([np.inf]))
+    table = HeadTable((Head("", 5, 3),), np.array([1]), {"entropy": totals})
     path = tmp_path / "table.json"
     path.write_text("precious")
     with pytest.raises(OutputError, match="infinite number"):

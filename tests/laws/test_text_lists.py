@@ -44,14 +44,14 @@ def model() -> nn.Module:
 
 
 def _study(model: nn.Module, texts: Any) -> Any:
-    seen = study(model, TOKENIZER, texts)
-    counts = [seen.table.count(name).tolist() for name in seen.table.statistics]
-    return seen.text, counts, [sample.tokens for sample in seen.samples]
+    result = study(model, TOKENIZER, texts)
+    counts = [result.table.count(name).tolist() for name in result.table.statistics]
+    return result.text, counts, [sample.tokens for sample in result.samples]
 
 
 def _roles(model: nn.Module, texts: Any) -> Any:
-    found = find_roles(model, TOKENIZER, texts, evidence=Evidence(nulls=()))
-    return found.notes, found.rows["n"].tolist()
+    roles = find_roles(model, TOKENIZER, texts, evidence=Evidence(nulls=()))
+    return roles.notes, roles.rows["n"].tolist()
 
 
 def _importance(model: nn.Module, texts: Any) -> Any:
@@ -69,8 +69,8 @@ def _recover(model: nn.Module, texts: Any) -> Any:
 
 
 def _repetition(model: nn.Module, texts: Any) -> Any:
-    asked = repetition(model, TOKENIZER, texts, sequences=3).batches
-    return [one.inputs["input_ids"].tolist() for one in asked]
+    batches = repetition(model, TOKENIZER, texts, sequences=3).batches
+    return [batch.inputs["input_ids"].tolist() for batch in batches]
 
 
 def _encode(model: nn.Module, texts: Any) -> Any:
@@ -109,14 +109,14 @@ def test_a_string_is_one_text(model: nn.Module, door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    "made",
+    "as_iterable",
     [tuple, iter, np.array, pd.Series, lambda texts: [*texts, "", " \n"]],
     ids=["tuple", "generator", "array", "series", "with empty texts"],
 )
 def test_any_iterable_is_the_list_of_its_texts(
-    model: nn.Module, door: str, made: Callable[[list[str]], Iterable[str]]
+    model: nn.Module, door: str, as_iterable: Callable[[list[str]], Iterable[str]]
 ) -> None:
-    assert DOORS[door](model, made(TEXTS)) == DOORS[door](model, TEXTS)
+    assert DOORS[door](model, as_iterable(TEXTS)) == DOORS[door](model, TEXTS)
 
 
 @pytest.mark.parametrize("door", REFUSING)

@@ -37,11 +37,11 @@ def _run(*command: str) -> list[tuple[str, np.ndarray]]:
     """The numbers that a driver prints, by what they are of."""
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    found: list[tuple[str, np.ndarray]] = []
+    results: list[tuple[str, np.ndarray]] = []
     for block in re.findall(r"((?:^(\w+) .*\n)(?:^\2 .*\n)*)", done.stdout, re.MULTILINE):
         lines, name = block
-        found.append((name, np.array(lines.replace(name, "").split(), dtype=float)))
-    return found
+        results.append((name, np.array(lines.replace(name, "").split(), dtype=float)))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -54,19 +54,19 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_arm_gives_the_same_numbers(plain: str, tmp_path: Path) -> None:
     libraries = f"/usr/{CROSS.removesuffix('-g++')}"
     emulated = ["qemu-aarch64", "-L", libraries, _build(tmp_path / "driver", CROSS)]
-    here, there = _run(plain), _run(*emulated)
-    assert [name for name, _ in here] == [name for name, _ in there]
+    on_host, on_arm = _run(plain), _run(*emulated)
+    assert [name for name, _ in on_host] == [name for name, _ in on_arm]
     # Shares are of sums that nearly vanish; half precision is rounded at its last place.
     close = {"class": 1e-4, "brain": 2.0**-7, "half": 2.0**-10}
-    for (name, mine), (_, theirs) in zip(here, there, strict=True):
-        np.testing.assert_allclose(theirs, mine, rtol=close.get(name, 1e-5), atol=1e-5)
+    for (name, expected), (_, actual) in zip(on_host, on_arm, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=close.get(name, 1e-5), atol=1e-5)
 
 
 @_needs("g++", "valgrind")
 def test_no_byte_is_read_before_it_was_written(plain: str) -> None:
     watched = _run("valgrind", "--quiet", "--error-exitcode=9", plain)
-    for (name, mine), (_, theirs) in zip(_run(plain), watched, strict=True):
-        np.testing.assert_array_equal(theirs, mine, err_msg=name)
+    for (name, expected), (_, actual) in zip(_run(plain), watched, strict=True):
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
 
 
 @_needs("g++", "cmake")
@@ -78,10 +78,10 @@ def test_what_a_compiler_is_too_old_for_is_left_out(tmp_path: Path) -> None:
     command = ["cmake", "-S", str(HERE.parents[1]), "-B", str(tmp_path / "build")]
     command.append(f"-DCMAKE_CXX_COMPILER={old}")
     subprocess.run(command, check=True, capture_output=True)
-    made = subprocess.run(
+    listing = subprocess.run(
         ["cmake", "--build", str(tmp_path / "build"), "--target", "help"],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
-    assert "avx2" in made
-    assert "avx512\n" in made
-    assert "avx512bf16" not in made
+    assert "avx2" in listing
+    assert "avx512\n" in listing
+    assert "avx512bf16" not in listing
