@@ -96,7 +96,7 @@ def test_page_opens_with_the_first_finding(open_page: Open) -> None:
     expect(page.locator("#head-title")).to_have_text(study.findings()[1].split()[0])
 
 
-def test_a_head_is_picked_by_pointer(open_page: Open) -> None:
+def test_a_head_is_selected_by_pointer(open_page: Open) -> None:
     study = make_study(3, 4, relations=RELATIONS)
     page = open_page(study)
     page.locator("#heatmap tbody tr").nth(1).locator("td").nth(3).click()
@@ -108,7 +108,7 @@ def test_a_head_is_picked_by_pointer(open_page: Open) -> None:
     expect(numbers).to_contain_text(f"{study.table.count('previous')[row]:,.0f}")
 
 
-def test_a_head_is_picked_by_keyboard(open_page: Open) -> None:
+def test_a_head_is_selected_by_keyboard(open_page: Open) -> None:
     page = open_page(make_study(3, 4))
     first = page.locator("#heatmap td[tabindex='0']")
     first.focus()
@@ -139,7 +139,7 @@ def _lacking(study: Study, statistic: str, heads: int) -> Study:
     return replace(study, table=table)
 
 
-def test_what_does_not_apply_is_hatched_and_never_zero(open_page: Open) -> None:
+def test_cells_that_do_not_apply_are_hatched_and_never_zero(open_page: Open) -> None:
     page = open_page(_lacking(make_study(2, 3), "previous", 2))
     page.select_option("#statistic", label="previous")
     assert page.locator("#heatmap td.hatched").all_inner_texts() == ["", ""]
@@ -147,7 +147,7 @@ def test_what_does_not_apply_is_hatched_and_never_zero(open_page: Open) -> None:
     assert column(page, "previous")[:2] == ["–", "–"]
 
 
-def test_what_applies_to_no_head_is_left_out_and_said(open_page: Open) -> None:
+def test_statistics_that_apply_to_no_head_are_omitted_with_a_note(open_page: Open) -> None:
     page = open_page(make_study(2, 3))  # causal: nobody sees the next token
     assert "next" not in page.locator("#statistic option").all_inner_texts()
     expect(page.locator("#unknown")).to_contain_text("apply to no head of this model: next")
@@ -173,7 +173,7 @@ def test_the_table_sorts_down_and_up_by_numbers(open_page: Open) -> None:
     assert page.locator("#table [aria-sort]:not([aria-sort=none])").count() == 1
 
 
-def test_heads_sort_as_the_model_has_them(open_page: Open) -> None:
+def test_heads_sort_in_model_order(open_page: Open) -> None:
     study = make_study(2, 12)
     page = open_page(study)
     names = [str(head) for head in study.table.heads]
@@ -182,7 +182,7 @@ def test_heads_sort_as_the_model_has_them(open_page: Open) -> None:
     assert column(page, "Head") == names[::-1]
 
 
-def test_what_does_not_apply_sorts_last_both_ways(open_page: Open) -> None:
+def test_cells_that_do_not_apply_sort_last_both_ways(open_page: Open) -> None:
     page = open_page(_lacking(make_study(1, 3), "entropy", 1))
     for _ in range(2):
         page.get_by_role("button", name="entropy").click()
@@ -203,7 +203,7 @@ def test_a_head_shows_its_roles_or_that_it_has_none(open_page: Open) -> None:
     expect(page.locator("#head-roles")).to_contain_text("back each other up")
 
 
-def test_a_head_that_was_not_tested_says_what_is_missing(open_page: Open) -> None:
+def test_a_head_that_was_not_tested_shows_what_is_missing(open_page: Open) -> None:
     study = make_study(2, 3)
     roles = make_roles(study, with_role=())
     page = open_page(
@@ -272,7 +272,7 @@ def test_nothing_overflows_on_a_phone(open_page: Open, heads: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_dark_is_dark_and_light_is_light(open_page: Open) -> None:
+def test_the_page_follows_the_color_scheme(open_page: Open) -> None:
     study = make_study()
     script = """() => {
       const canvas = document.createElement("canvas").getContext("2d");
@@ -302,7 +302,7 @@ def test_hostile_text_is_shown_and_runs_nothing(open_page: Open) -> None:
     assert page.locator("img").count() == 0
 
 
-def test_the_policy_stops_what_is_not_ours(browser: Browser, tmp_path: Path) -> None:
+def test_the_policy_blocks_inline_scripts(browser: Browser, tmp_path: Path) -> None:
     page = browser.new_page()
     page.goto(make_study().report(tmp_path / "page.html").as_uri())
     ran = page.evaluate("""() => {

@@ -17,7 +17,7 @@ monitored = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(monitored)
 
 
-def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
+def test_two_ranks_report_the_statistics_of_one_process(tmp_path: Path) -> None:
     store = tmp_path / "store"
     ranks = [
         subprocess.Popen(

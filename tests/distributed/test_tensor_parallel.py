@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).with_name("tensor_parallel.py")
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_shared_heads_are_heads(world: int, tmp_path: Path) -> None:
+def test_sharded_heads_give_the_same_output(world: int, tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), str(rank), str(world), str(tmp_path / "store")],

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.full  # each process imports everything anew
 SCRIPT = Path(__file__).with_name("watch_ddp.py")
 
 
-def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
+def test_two_processes_observe_the_same_table_as_one(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), str(rank), "2", str(tmp_path / "store")],

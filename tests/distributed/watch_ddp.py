@@ -26,7 +26,7 @@ def llama() -> nn.Module:
     )  # fmt: skip
 
 
-class Written(nn.Module):
+class EmbeddedHandwrittenAttention(nn.Module):
     """Attention that is written out, so that it is heard through the function mode."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ def gathered(table: HeadTable, world: int) -> HeadTable:
 def main(rank: int, world: int, store: str) -> None:
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
     rows = slice(2 * rank, 2 * rank + 2)
-    for make in (llama, Written):
+    for make in (llama, EmbeddedHandwrittenAttention):
         model = DistributedDataParallel(make())
         plain = step(model, rows)
         with observe(model) as watch:

@@ -21,7 +21,7 @@ from headwise.errors import InputError
         (("--text", "a", "--json", "--loss", "magic"), "'magic'"),
     ],
 )
-def test_what_is_asked_for_in_vain(
+def test_impossible_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -80,7 +80,7 @@ def test_text_that_is_not_json(tmp_path: Path, text: str, said: str):
         ({**GOOD, "tokens": "a b b"}, "the query 'b' occurs 2 times among the tokens. Give its"),
     ],
 )
-def test_weights_of_another_form(tmp_path: Path, held: object, said: str):
+def test_weights_of_another_shape(tmp_path: Path, held: object, said: str):
     refused(said, file(tmp_path, held))
 
 
@@ -103,7 +103,7 @@ def test_weights_of_another_form(tmp_path: Path, held: object, said: str):
         (1, "head 2: 1. Give a list of numbers"),
     ],
 )
-def test_weights_that_are_none(tmp_path: Path, head: object, said: str):
+def test_weights_that_are_no_numbers(tmp_path: Path, head: object, said: str):
     refused(said, file(tmp_path, {**GOOD, "heads": [{"a": 1}, head]}))
 
 
@@ -133,7 +133,7 @@ def test_a_word_that_occurs_twice_cannot_be_named(tmp_path: Path):
         ({**ROWS, "b": [float("nan"), 1]}, "head 1, 'b': nan among the numbers"),
     ],
 )
-def test_values_that_are_none(tmp_path: Path, values: object, said: str):
+def test_values_that_are_no_numbers(tmp_path: Path, values: object, said: str):
     weights = tmp_path / "weights.json"
     weights.write_text(json.dumps(GOOD), "utf-8")
     refused(said, weights, file(tmp_path, values))

@@ -19,7 +19,7 @@ ANSWER = SimpleNamespace(headers={}, request=None)
         (RepositoryNotFoundError("404 no such thing", response=ANSWER), "bert-bose.*404 no"),
     ],
 )
-def test_a_name_out_of_reach_is_refused_after_one_question(
+def test_an_unreachable_name_is_refused_after_one_request(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = []
@@ -46,7 +46,7 @@ def test_a_busy_hub_is_left_to_its_client(monkeypatch: pytest.MonkeyPatch) -> No
         load("bert-bose")
 
 
-def test_offline_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_no_request_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "is_offline_mode", lambda: True)
     monkeypatch.setattr(hub, "get_hf_file_metadata", pytest.fail)
     with pytest.raises(InputError, match="bert-bose is neither"):

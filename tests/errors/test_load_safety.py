@@ -101,7 +101,7 @@ def test_an_index_without_names(folder: Path, index: Any) -> None:
     _refused(folder, r"index\.json has no weight_map")
 
 
-def test_an_index_that_is_not_read_is_not_judged(folder: Path) -> None:
+def test_an_unused_index_is_not_checked(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "../pytorch_model.bin"}}))
     assert load(folder) is not None
 
@@ -114,20 +114,20 @@ def test_an_index_that_is_not_read_is_not_judged(folder: Path) -> None:
         (["a"], r"names \['a'\], which is no \.safetensors"),
     ],
 )
-def test_weights_that_the_configuration_names(folder: Path, name: Any, says: str) -> None:
+def test_weight_files_named_by_the_configuration(folder: Path, name: Any, says: str) -> None:
     (folder / "adapter_model.bin").write_bytes(pickle.dumps(Trap(folder / "mark")))
     _config(folder, transformers_weights=name)
     _refused(folder, rf"config\.json {says}")
     assert not (folder / "mark").exists()
 
 
-def test_weights_under_a_name_of_the_configuration_are_read(folder: Path) -> None:
+def test_weight_files_named_by_the_configuration_are_read(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "mine.safetensors")
     _config(folder, transformers_weights="mine.safetensors")
     assert load(folder) is not None
 
 
-def test_a_broken_file_that_is_not_read_is_not_judged(folder: Path) -> None:
+def test_an_unused_broken_file_is_not_checked(folder: Path) -> None:
     (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     assert load(folder) is not None
 
@@ -155,21 +155,19 @@ def test_kernels_of_the_hub(
     _refused(folder, rf"config\.json has {key}='{name}', a kernel whose code")
 
 
-def test_experts_computed_by_the_hub(folder: Path) -> None:
+def test_expert_kernels_of_the_hub(folder: Path) -> None:
     _config(folder, experts_implementation="mine/kernel")
     _refused(folder, r"has experts_implementation='mine/kernel', a kernel whose code")
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa", None])
-def test_attention_of_transformers_itself_is_allowed(folder: Path, name: str | None) -> None:
+def test_attention_of_transformers_is_allowed(folder: Path, name: str | None) -> None:
     _config(folder, attn_implementation=name)
     model: Any = load(folder)
     assert model.config._attn_implementation == (name or "sdpa")
 
 
-def test_flash_attention_where_it_would_come_from_the_hub(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.models.open._folder_checks.find_spec", lambda name: name)
     _config(folder, attn_implementation="flash_attention_2")
     _refused(folder, r"attn_implementation='flash_attention_2', a kernel whose code")
@@ -193,7 +191,7 @@ def test_code_beside_the_weights_is_not_run(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["AutoModel", "LlamaForCausalLM", "RagRetriever", "pipeline"])
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
-def test_a_tokenizer_class_that_is_none(folder: Path, name: str, file: str) -> None:
+def test_an_unknown_tokenizer_class(folder: Path, name: str, file: str) -> None:
     path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": name}))
     with pytest.raises(InputError, match=rf"{file} has tokenizer_class='{name}', which is no tok"):

@@ -109,7 +109,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_number_in_a_configuration_takes_memory(
+def test_no_number_in_a_configuration_allocates_memory(
     whole: dict[str, Path], data: st.DataObject
 ) -> None:
     path = whole[data.draw(st.sampled_from(sorted(whole)))]
@@ -184,7 +184,7 @@ def test_a_fresh_process_takes_little_memory(name: str, tmp_path: Path) -> None:
 # The limit itself.
 
 
-def test_the_limit_leaves_no_hook_behind() -> None:
+def test_the_limit_leaves_no_hook() -> None:
     stored = StoredSize(1, 1)
     with pytest.raises(InputError, match="of here describes"), limit_model_size(stored, "here"):
         nn.Linear(2**13, 2**13, device="meta")
@@ -209,7 +209,7 @@ def test_other_threads_are_not_limited() -> None:
     assert len(layers) == 1
 
 
-def test_what_takes_the_place_of_a_weight_counts_once() -> None:
+def test_a_replaced_weight_counts_once() -> None:
     layer = nn.Linear(2**11, 2**11, device="meta")
     with limit_model_size(StoredSize(1, 1), "here"):
         for _ in range(9):

@@ -65,9 +65,7 @@ def _costs(model: str = "abc") -> Costs:
         ({"heads": "L0.H1", "uniform": True}, ArgumentError, "uniform=True, .* leave 3, 4 in the"),
     ],
 )
-def test_what_cannot_be_planned(
-    options: dict[str, Any], kind: type[HeadwiseError], message: str
-) -> None:
+def test_impossible_plans(options: dict[str, Any], kind: type[HeadwiseError], message: str) -> None:
     with pytest.raises(kind, match=message):
         plan(SCORES, **options)
 
@@ -77,7 +75,7 @@ def test_heads_without_scores_are_not_planned() -> None:
         plan({"L0.H1": 0.3}, remove=0.3)  # type: ignore[arg-type]
 
 
-def test_a_layer_that_is_told_of_twice() -> None:
+def test_a_layer_named_twice() -> None:
     with pytest.raises(HeadError, match="layer 3 of encoder is listed twice"):
         Plan((LayerPlan("encoder", 3, 4, (1,)), LayerPlan("encoder", 3, 4, (2,))))
 

@@ -82,7 +82,7 @@ def row(number, form, head="0", relation="root", misc="_"):
         ([row("1", "a"), row("2", "b", "1", "_")], 2, r"'b' has no relation"),
     ],
 )
-def test_conllu_that_is_none(tmp_path, lines, line, message):
+def test_text_that_is_no_conllu(tmp_path, lines, line, message):
     refuses(read_conllu, write(tmp_path, "\n".join(lines)), line, message)
 
 
@@ -112,7 +112,7 @@ def gap(pronoun="she", offset="17", truth="TRUE"):
         (gap(truth="maybe"), 2, r"A-coref is 'maybe'"),
     ],
 )
-def test_gap_that_is_none(tmp_path, text, line, message):
+def test_text_that_is_no_gap(tmp_path, text, line, message):
     refuses(read_gap, write(tmp_path, text), line, message)
 
 
@@ -127,7 +127,7 @@ def test_gap_that_is_none(tmp_path, text, line, message):
         ("[Ann] met [ ]", r"mention \[9, 9\) in a text of 9 characters"),
     ],
 )
-def test_winobias_that_is_none(tmp_path, sentence, message):
+def test_text_that_is_no_winobias(tmp_path, sentence, message):
     refuses(read_winobias, write(tmp_path, f"[Ann] likes [her] hat.\n{sentence}\n"), 2, message)
 
 
@@ -151,7 +151,7 @@ def test_winobias_that_is_none(tmp_path, sentence, message):
         ('{"text": "a", "words": [[0, 1]], "links": [[0, 1]]}', r"link \(0, 1\) between 1 words"),
     ],
 )
-def test_json_that_does_not_fit(tmp_path, line, message):
+def test_json_of_another_form(tmp_path, line, message):
     refuses(read_jsonl, write(tmp_path, '{"text": "a"}\n' + line), 2, message)
 
 

@@ -61,7 +61,7 @@ def test_sinks_must_be_one_for_each_head():
         ({"window": (None, -3)}, r"window=\(None, -3\)"),
     ],
 )
-def test_a_cap_or_window_that_cannot_be_is_named(options, said):
+def test_an_impossible_cap_or_window_is_named(options, said):
     q = zeros(1, 2, 5, 3)
     with pytest.raises(ArgumentError, match=said):
         reference.attention(q, q, q, **options)
@@ -93,7 +93,7 @@ def test_the_printed_formula_refuses_the_same_masks():
 
 
 @pytest.mark.parametrize(("d_model", "n_heads"), [(8, 3), (8, 0), (8, -2), (0, 2), (4, 8)])
-def test_a_width_that_does_not_divide_is_told_with_both_values(d_model, n_heads):
+def test_a_width_that_does_not_divide_is_named_with_both_values(d_model, n_heads):
     with pytest.raises(ShapeError, match=f"d_model {d_model} .* n_heads {n_heads}. Make d_model"):
         MultiHeadAttention(d_model, n_heads)
 

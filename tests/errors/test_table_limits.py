@@ -70,7 +70,7 @@ def _json(path: Path) -> None:
         ("f.json", _json, r"9,000 rows of 9,000 columns, 81,000,000 values"),
     ],
 )
-def test_more_than_the_file_can_hold(
+def test_a_table_larger_than_its_file_allows(
     name: str, write: Callable[[Path], None], says: str, tmp_path: Path
 ) -> None:
     write(tmp_path / name)
@@ -97,7 +97,7 @@ def test_a_table_of_any_shape_is_read(
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
 @pytest.mark.parametrize("content", [b"", b"[" * 9000, b"\xff" * 9000, b"PAR1" * 4000])
-def test_what_cannot_be_parsed_is_left_to_the_reader(
+def test_headers_that_cannot_be_parsed_are_left_to_the_reader(
     content: bytes, ending: str, tmp_path: Path
 ) -> None:
     path = tmp_path / f"t{ending}"

@@ -62,12 +62,12 @@ def test_tensors_that_are_not_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch, in vmap
-def test_tensors_that_are_mapped_over() -> None:
+def test_tensors_under_vmap() -> None:
     with pytest.raises(ArgumentError, match="some are mapped over, or traced"):
         torch.func.vmap(lambda q: attend(q, Q, Q, backend="triton"))(Q[None])
 
 
-def test_where_there_is_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.kernels.triton._compute.is_installed", lambda: False)
     with pytest.raises(ArgumentError, match=r"not installed.*headwise\[triton\]"):
         attend(Q, Q, Q, backend="triton")

@@ -32,7 +32,7 @@ def _group(place: Path, out: str, *more: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("method", ["fit", pytest.param("mean", marks=pytest.mark.full)])
-def test_the_grouped_model_is_the_library_s(place: Path, method: str) -> None:
+def test_the_command_groups_like_the_library(place: Path, method: str) -> None:
     (place / method).mkdir()
     (place / method / "old").write_text("old")
     code, out, err = _group(place, method, "--method", method, "--force")
@@ -55,7 +55,7 @@ def test_the_grouped_model_is_the_library_s(place: Path, method: str) -> None:
 
 
 @pytest.mark.full
-def test_a_text_says_what_is_to_be_kept(place: Path) -> None:
+def test_a_text_is_the_reference_for_grouping(place: Path) -> None:
     code, out, err = _group(place, "fitted", "--text", place / "some.txt", "--json")
     assert code == 0, err
     result = json.loads(out)
@@ -81,7 +81,7 @@ def test_a_text_says_what_is_to_be_kept(place: Path) -> None:
         (("--force", "--method", "mean", "--text", "SOME"), "for method='mean'"),
     ],
 )
-def test_what_is_refused_leaves_what_was_there(
+def test_a_refused_command_leaves_the_folder_unchanged(
     place: Path, more: tuple[object, ...], message: str
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)

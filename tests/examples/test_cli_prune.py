@@ -38,7 +38,7 @@ def _prune(place: Path, out: str, *more: object) -> tuple[int, str, str]:
     return done.code, done.out, done.err
 
 
-def test_the_smaller_model_is_the_library_s(place: Path) -> None:
+def test_the_command_prunes_like_the_library(place: Path) -> None:
     code, out, err = _prune(place, "plain", "--time")
     assert code == 0, err
     scores = hw.Scores.load(place / "scores.parquet")
@@ -63,7 +63,7 @@ def test_the_smaller_model_is_the_library_s(place: Path) -> None:
     assert f"The smaller model is in {place / 'plain'}" in out
 
 
-def test_on_a_text_the_means_stay_and_curves_are_drawn(place: Path) -> None:
+def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
     code, out, err = _prune(place, "folded", "--text", place / "some.txt", "--curve", "--json")
     assert code == 0, err
     result = json.loads(out)
@@ -97,7 +97,7 @@ def test_on_a_text_the_means_stay_and_curves_are_drawn(place: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_is_left_recovers(place: Path) -> None:
+def test_the_pruned_model_recovers(place: Path) -> None:
     more = ("--text", place / "some.txt", "--recover", 5, "--rate", 3e-4, "--curve")
     code, out, err = _prune(place, "recovered", *more)
     assert code == 0, err
@@ -122,7 +122,7 @@ def test_what_is_left_recovers(place: Path) -> None:
 
 
 @pytest.mark.full
-def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None:
+def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     words = [line.split() for line in TEXT.splitlines()]
     rows = [f"{' '.join(first)},{' '.join(second)},{similarity}" for similarity, (first, second) in
             enumerate(zip(words * 2, words[1:] + words[::-1], strict=False))]  # fmt: skip
@@ -149,7 +149,7 @@ def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None
 
 @pytest.mark.full
 @pytest.mark.parametrize(("format", "heads"), [("stock", (4, 2)), ("padded", (6, 3))])
-def test_plain_transformers_opens_it_when_asked(
+def test_plain_transformers_opens_the_stock_and_padded_formats(
     place: Path, format: str, heads: tuple[int, int]
 ) -> None:
     code, _, err = _prune(place, format, "--uniform", "--format", format)
@@ -181,7 +181,7 @@ def test_plain_transformers_opens_it_when_asked(
         (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
     ],
 )
-def test_what_is_refused_leaves_what_was_there(
+def test_a_refused_command_leaves_the_folder_unchanged(
     place: Path, more: tuple[object, ...], message: str
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)
@@ -194,7 +194,7 @@ def test_what_is_refused_leaves_what_was_there(
     assert (place / "taken" / "mine").read_text() == "mine"
 
 
-def test_what_cannot_be_written_is_said_before_it_is_trained(place: Path) -> None:
+def test_an_impossible_format_is_refused_before_training(place: Path) -> None:
     more = ("--text", place / "some.txt", "--recover", 3, "--format", "stock")
     code, _, err = _prune(place, "never", *more)
     assert code == 2
@@ -203,7 +203,7 @@ def test_what_cannot_be_written_is_said_before_it_is_trained(place: Path) -> Non
 
 
 @pytest.mark.full
-def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
+def test_orders_of_other_methods_are_drawn_as_well(place: Path) -> None:
     model = hw.load(place / "model")
     lines, tokenizer = TEXT.splitlines(), hw.load_tokenizer(place / "model")
     scores = hw.importance(model, lines, "gradient", tokenizer=tokenizer, rounds=3)

@@ -59,7 +59,7 @@ def test_prune_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
         assert (out / name).read_bytes() == (folder / name).read_bytes()
 
 
-def test_group_keeps_them_too(tmp_path: Path) -> None:
+def test_group_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
     folder, out = _write(tmp_path, kv_heads=4), tmp_path / "grouped"
     done = headwise("group", folder, "--kv-heads", 2, "-o", out)
     assert done.code == 0, done.err
@@ -70,7 +70,7 @@ def test_group_keeps_them_too(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("format", ["headwise", "remote-code"])
-def test_other_formats_keep_them(format: Any, tmp_path: Path) -> None:
+def test_other_formats_keep_pooling_normalisation_and_length(format: Any, tmp_path: Path) -> None:
     folder = _write(tmp_path)
     small = hw.prune(hw.load(folder), {0: [1]})
     out = hw.save(small, tmp_path / "small", format=format, source=folder)
@@ -78,7 +78,7 @@ def test_other_formats_keep_them(format: Any, tmp_path: Path) -> None:
     assert not _files(out) & set(LEFT)
 
 
-def test_without_their_package_files_are_kept_and_not_compared(
+def test_without_sentence_transformers_files_are_kept_and_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = _write(tmp_path)
@@ -90,7 +90,7 @@ def test_without_their_package_files_are_kept_and_not_compared(
     assert _files(out) == KEPT | {"config.json", "model.safetensors"}
 
 
-def test_what_the_hub_s_client_keeps_is_links(tmp_path: Path) -> None:
+def test_files_of_the_hub_cache_are_links(tmp_path: Path) -> None:
     folder = _write(tmp_path)
     snapshot = tmp_path / "models--a--b" / "snapshots" / "0f"
     snapshot.mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_what_the_hub_s_client_keeps_is_links(tmp_path: Path) -> None:
     assert set(source_files(snapshot)) == KEPT
 
 
-def test_a_link_that_leads_out(tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder(tmp_path: Path) -> None:
     folder = _write(tmp_path)
     (tmp_path / "secret.json").write_text("{}", "utf-8")
     (folder / "added_tokens.json").symlink_to(tmp_path / "secret.json")
@@ -116,7 +116,7 @@ def _spoil(folder: Path, **changes: str) -> None:
     (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
 
 
-def test_modules_that_are_not_copied(tmp_path: Path) -> None:
+def test_unknown_modules_are_refused(tmp_path: Path) -> None:
     folder = _write(tmp_path)
     for changes, message in (
         ({"path": "../elsewhere"}, r"names the folder '\.\./elsewhere'"),
@@ -140,13 +140,13 @@ def test_modules_that_cannot_be_read(content: str, tmp_path: Path) -> None:
         source_files(tmp_path)
 
 
-def test_a_source_that_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="source='no/model' is neither a folder nor a reachable"):
         source_files("no/model")
 
 
-def test_what_cannot_be_kept_is_said_before_the_work(tmp_path: Path) -> None:
+def test_files_that_cannot_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
     folder = _write(tmp_path, kv_heads=4)
     _spoil(folder, type="own.Dense")
     done = headwise("group", folder, "--kv-heads", 2, "-o", tmp_path / "grouped")

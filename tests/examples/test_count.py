@@ -93,7 +93,7 @@ def test_a_layer_is_counted_without_a_model():
     assert " x 1" not in out
 
 
-def test_every_option_says_what_python_can():
+def test_every_option_equals_its_python_argument():
     options = {"d-model": 10, "heads": 6, "kv-heads": 2, "head-dim": 7, "biases": "QV", "layers": 3,
                "tokens": 5, "keys": 17, "cached": 11, "dtype": "float32"}  # fmt: skip
     arguments = [word for name, value in options.items() for word in (f"--{name}", value)]

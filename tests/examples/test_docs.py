@@ -29,7 +29,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_the_code_of_a_document_is_true(document: Path) -> None:
+def test_the_code_of_a_document_runs(document: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for code, printed, where in _blocks(document):
         if ">>>" in code:
@@ -47,7 +47,7 @@ def test_the_readme_shows_code() -> None:
 
 
 @pytest.mark.parametrize("source", WITH_EXAMPLES, ids=str)
-def test_the_examples_of_a_file_are_true(source: Source) -> None:
+def test_the_doctests_of_a_file_pass(source: Source) -> None:
     path = source.path.relative_to(PACKAGE.parent).with_suffix("")
     module = importlib.import_module(".".join(path.parts).removesuffix(".__init__"))
     tests = [test for test in doctest.DocTestFinder().find(module) if test.examples]

@@ -55,7 +55,7 @@ def test_runs_with_other_settings_are_not_mixed(tmp_path: Path):
         study.main(["--out", str(out), *TINY, "--lr", "0.1"])
 
 
-def test_models_of_a_seed_begin_alike():
+def test_models_of_a_seed_start_alike():
     models = {
         (n_heads, W_O): study.make_model(TrainSettings(d_model=6, n_heads=n_heads), W_O).eval()
         for n_heads in (1, 2, 3)
@@ -95,7 +95,7 @@ def test_tables_show_means_ranges_and_paired_changes():
     assert "| 2, not 1 | +7.500 (1 of 1 up) |" in study.compare(rows, "n_heads")
 
 
-def test_the_page_shows_what_was_found():
+def test_the_page_shows_the_results():
     held, page = json.loads(RUNS.read_text("utf-8")), PAGE.read_text("utf-8")
     rows = held["runs"]
     assert len(rows) == 4 * 3 * 3
@@ -104,7 +104,7 @@ def test_the_page_shows_what_was_found():
     assert f"torch {held['machine']['torch']}" in page
 
 
-def test_the_page_was_made_with_the_settings_of_the_script(tmp_path: Path):
+def test_the_page_uses_the_settings_of_the_script(tmp_path: Path):
     settings = json.loads(RUNS.read_text("utf-8"))["settings"]
     options = study.parse([])
     for name in ("d_model", "n_layers", "steps", "batch_size", "learning_rate"):

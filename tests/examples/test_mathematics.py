@@ -53,7 +53,7 @@ def in_hull(point: np.ndarray, corners: np.ndarray) -> bool:
 
 
 @given(attended())
-def test_a_head_lies_in_the_hull_of_its_values(run: Attended):
+def test_a_head_lies_in_the_convex_hull_of_its_values(run: Attended):
     for values, heads in zip(run.values.detach().numpy(), run.heads.detach().numpy(), strict=True):
         assert all(in_hull(head, values) for head in heads)
         longest = values[np.linalg.norm(values, axis=1).argmax()]
@@ -61,7 +61,7 @@ def test_a_head_lies_in_the_hull_of_its_values(run: Attended):
 
 
 @given(attended())
-def test_the_form_of_a_head_is_as_narrow_as_the_head(run: Attended):
+def test_the_rank_of_a_bilinear_form_is_at_most_the_head_width(run: Attended):
     H, _, D = run.heads.shape
     W_Q, W_K = (
         module.weight.T.reshape(-1, H, D).transpose(0, 1)
@@ -89,7 +89,7 @@ def test_without_W_O_no_head_reaches_another(run: Attended, data: st.DataObject)
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("T", [1, 7, 24])
-def test_costs_know_no_heads(n_heads: int, T: int):
+def test_costs_do_not_depend_on_the_number_of_heads(n_heads: int, T: int):
     d = 12
     work = layer_sizes(d, n_heads).multiply_adds(T)
     assert sum(work[role] for role in "QKVO") == 4 * T * d**2

@@ -10,7 +10,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 @pytest.mark.parametrize("options", [{}, {"rope": RoPE(8)}, {"position_bias": ALiBi(4)}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_without_a_break_it_gives_the_same(options: dict, dtype: torch.dtype) -> None:
+def test_a_layer_compiled_without_graph_breaks_gives_the_same_output(
+    options: dict, dtype: torch.dtype
+) -> None:
     torch.compiler.reset()
     layer = MultiHeadAttention(32, 4, 2, **options).to("cuda", dtype)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

@@ -78,7 +78,7 @@ def test_what_is_hidden_reaches_nothing(backend: str) -> None:
 
 
 @each_kind
-def test_a_layer_gives_what_it_gives_on_a_cpu_and_reads_in_pieces(kind: str) -> None:
+def test_a_layer_agrees_with_the_cpu_and_decodes_in_pieces(kind: str) -> None:
     layer = MultiHeadAttention(32, 4, 2, **KINDS[kind]).double().requires_grad_(False)
     x = torch.randn(2, 13, 32, dtype=torch.float64)
     expected = layer(x, causal=True)
@@ -98,7 +98,7 @@ def test_watched_outputs_are_the_same_bits(kind: str) -> None:
     assert watch.table().heads
 
 
-def test_compiled_it_gives_the_same() -> None:
+def test_a_compiled_layer_gives_the_same_output() -> None:
     plain = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
     laws = str(Path(__file__).with_name("attention_cuda_compiled.py"))
     done = subprocess.run(

@@ -22,7 +22,7 @@ HALVES = (torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("D", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (300, 0)}], ids=str)
-def test_it_says_what_plain_pytorch_says(options: dict, dtype: torch.dtype, D: int) -> None:
+def test_the_kernel_agrees_with_plain_pytorch(options: dict, dtype: torch.dtype, D: int) -> None:
     T, S = 997, 1511
     q = torch.randn(2, 8, T, D, device="cuda", dtype=dtype)
     k, v = (torch.randn(2, 2, S, D, device="cuda", dtype=dtype) for _ in "kv")

@@ -38,7 +38,7 @@ def test_every_part_has_a_floor(source: Source) -> None:
 
 
 @each_source
-def test_imports_point_down(source: Source) -> None:
+def test_imports_point_to_lower_floors(source: Source) -> None:
     for line, name in source.imports():
         part = _part(name)
         if part is None or part == source.part:

@@ -27,7 +27,7 @@ def rows(texts, layers=HEADS, causal=True):
     return alignment(Planted(layers, causal), TOKENIZER, texts).set_index(["query", "name"])
 
 
-def test_each_convention_has_the_head_that_answers_it():
+def test_each_convention_finds_its_head():
     scores = rows(linked(60, STRAIGHT))
     accuracy = scores["accuracy"]
     assert accuracy["identity", "L0.H0"] == pytest.approx(1.0)
@@ -38,7 +38,7 @@ def test_each_convention_has_the_head_that_answers_it():
     assert scores.loc[("identity", "L0.H0"), "aer"] == pytest.approx(0.0)
 
 
-def test_ties_score_chance_and_rules_what_they_name():
+def test_ties_score_chance_and_heuristics_their_accuracy():
     scores = rows(linked(60, STRAIGHT))
     even = scores.loc[("identity", "L0.H3")]
     assert even["accuracy"] == pytest.approx(0.25)
@@ -48,20 +48,20 @@ def test_ties_score_chance_and_rules_what_they_name():
     assert (even["n"], even["texts"]) == (4 * even["texts"], 30)
 
 
-def test_an_offset_is_no_rule_for_turned_words():
+def test_an_offset_does_not_predict_reversed_words():
     scores = rows(linked(60, ((4, 3), (5, 2), (6, 1), (7, 0))))
     assert scores["diagonal"].iloc[0] == 0.0
     assert scores["offset"].iloc[0] == 0.25
 
 
-def test_the_error_rate_counts_links_that_were_not_found():
+def test_the_error_rate_counts_missed_links():
     # One word, two sources: one link is found of two, and one was drawn: 1 − 2·1/(1 + 2).
     scores = rows(linked(60, ((4, 0), (4, 1))))
     assert scores.loc[("identity", "L0.H0"), "accuracy"] == pytest.approx(1.0)
     assert scores.loc[("identity", "L0.H0"), "aer"] == pytest.approx(1 / 3)
 
 
-def test_an_encoder_aligns_too_and_texts_of_any_length_stay_apart():
+def test_an_encoder_aligns_texts_of_different_lengths():
     grammar, rng = Grammar(), np.random.default_rng(0)
     texts = [annotate(grammar.sentence(rng)) for _ in range(40)]
     # Foreign words are unknown to the tokenizer; where they stand is enough.

@@ -58,7 +58,7 @@ def _read(
 
 
 @given(scheme=schemes, kind=kinds, sizes=pieces)
-def test_reading_in_pieces_is_reading_at_once(scheme: str, kind: str, sizes: list[int]) -> None:
+def test_decoding_in_pieces_equals_one_pass(scheme: str, kind: str, sizes: list[int]) -> None:
     layer, x = _layer(scheme), _texts(sum(sizes))
     cache = KINDS[kind]()
     output = _read(layer, x, cache, sizes)
@@ -72,7 +72,7 @@ def test_reading_in_pieces_is_reading_at_once(scheme: str, kind: str, sizes: lis
     sizes=pieces,
     padding=st.lists(st.integers(0, 6), min_size=B, max_size=B),
 )
-def test_each_text_is_read_as_if_it_were_alone(
+def test_each_text_of_a_batch_equals_the_text_alone(
     scheme: str, kind: str, sizes: list[int], padding: list[int]
 ) -> None:
     layer, x = _layer(scheme), _texts(sum(sizes))
@@ -93,7 +93,7 @@ def test_each_text_is_read_as_if_it_were_alone(
     n_sinks=st.integers(0, 3),
     padding=st.none() | st.lists(st.integers(0, 6), min_size=B, max_size=B),
 )
-def test_forgetting_is_one_pass_under_a_window_with_sinks(
+def test_a_rolling_cache_equals_one_pass_with_a_window_and_sinks(
     scheme: str, sizes: list[int], window: int, n_sinks: int, padding: list[int] | None
 ) -> None:
     layer, x = _layer(scheme), _texts(sum(sizes))
@@ -111,7 +111,7 @@ def test_forgetting_is_one_pass_under_a_window_with_sinks(
 
 
 @given(scheme=schemes, kind=kinds, keep=st.lists(st.integers(0, T), min_size=B, max_size=B))
-def test_what_was_cropped_is_as_if_never_read(scheme: str, kind: str, keep: list[int]) -> None:
+def test_cropped_tokens_have_no_effect(scheme: str, kind: str, keep: list[int]) -> None:
     layer, x, more = _layer(scheme), _texts(T), _texts(4)
     cache = KINDS[kind]()
     layer(x, cache=cache, causal=True)
@@ -125,7 +125,7 @@ def test_what_was_cropped_is_as_if_never_read(scheme: str, kind: str, keep: list
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_rounds_of_drafts_take_no_more_slots_than_tokens(kind: str) -> None:
+def test_speculative_rounds_use_no_more_slots_than_tokens(kind: str) -> None:
     layer, x = _layer("rope"), _texts(45)
     cache = KINDS[kind]()
     layer(x[:, :5], cache=cache, causal=True)
@@ -177,7 +177,7 @@ def _fails(failure: str, layer: MultiHeadAttention) -> dict[str, Any]:
 @pytest.mark.parametrize("failure", ["mask", "hook"])
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("kind", [*sorted(KINDS), "window"])
-def test_a_call_that_failed_was_never_made(kind: str, begun: bool, failure: str) -> None:
+def test_a_failed_call_leaves_the_cache_unchanged(kind: str, begun: bool, failure: str) -> None:
     layer, x = _layer("rope"), _texts(9)
     broken = copy.deepcopy(layer)
     arguments = _fails(failure, broken)
@@ -205,7 +205,7 @@ def test_cropping_by_one_number_copies_nothing(kind: str) -> None:
 
 
 @given(scheme=schemes, kind=kinds, order=st.lists(st.integers(0, B - 1), min_size=1, max_size=5))
-def test_reordered_texts_go_on_from_their_own_past(
+def test_reordered_texts_continue_from_their_own_past(
     scheme: str, kind: str, order: list[int]
 ) -> None:
     layer, x = _layer(scheme), _texts(5)
@@ -219,7 +219,7 @@ def test_reordered_texts_go_on_from_their_own_past(
         torch.testing.assert_close(output[row : row + 1], layer(alone, causal=True)[:, -2:])
 
 
-def test_a_forgetful_cache_can_be_reordered() -> None:
+def test_a_rolling_cache_can_be_reordered() -> None:
     layer, x = _layer("rope"), _texts(T)
     first, second = (KVCache(window=3, n_sinks=1, left_padding=[0, 4, 11]) for _ in range(2))
     layer(x, cache=first, causal=True)
@@ -232,7 +232,7 @@ def test_a_forgetful_cache_can_be_reordered() -> None:
 
 
 @pytest.mark.parametrize("padding", [None, [0, 2, 1]])
-def test_a_mask_of_any_kind_joins_what_the_cache_says(padding: list[int] | None) -> None:
+def test_a_mask_of_any_kind_combines_with_the_cache(padding: list[int] | None) -> None:
     layer, x = _layer("alibi"), _texts(6)
     visible = torch.rand(6, 6) < 0.7
     bias = torch.randn(6, 6, dtype=torch.float64).masked_fill(~visible, -torch.inf)
@@ -252,7 +252,7 @@ def test_a_mask_of_any_kind_joins_what_the_cache_says(padding: list[int] | None)
 
 
 @given(scheme=schemes, kind=kinds)
-def test_weights_are_the_last_rows_of_one_pass(scheme: str, kind: str) -> None:
+def test_weights_equal_the_last_rows_of_one_pass(scheme: str, kind: str) -> None:
     layer, x = _layer(scheme), _texts(T)
     cache = KINDS[kind]()
     layer(x[:, :-2], cache=cache, causal=True)
@@ -265,7 +265,7 @@ def test_weights_are_the_last_rows_of_one_pass(scheme: str, kind: str) -> None:
     "modes", [(torch.inference_mode, torch.no_grad), (torch.no_grad, torch.inference_mode)]
 )
 @pytest.mark.parametrize("kind", [*sorted(KINDS), "window"])
-def test_what_is_read_without_gradients_may_be_read_in_either_mode(
+def test_no_grad_and_inference_mode_can_alternate(
     kind: str, modes: tuple[Callable[[], Any], ...]
 ) -> None:
     layer, x = _layer("rope"), _texts(T)
@@ -278,7 +278,7 @@ def test_what_is_read_without_gradients_may_be_read_in_either_mode(
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_copied_cache_goes_its_own_way(kind: str) -> None:
+def test_a_copied_cache_is_independent(kind: str) -> None:
     layer, x = _layer("rope"), _texts(T)
     cache = KINDS[kind]()
     layer(x[:, :4], cache=cache, causal=True)
@@ -288,7 +288,7 @@ def test_a_copied_cache_goes_its_own_way(kind: str) -> None:
     torch.testing.assert_close(output, layer(x, causal=True)[:, 4:])
 
 
-def test_gradients_go_through_a_cache_that_grows() -> None:
+def test_gradients_flow_through_a_growing_cache() -> None:
     layer = _layer("rope").requires_grad_()
     x = _texts(T).requires_grad_()
     inputs = [x, *layer.parameters()]

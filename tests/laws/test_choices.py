@@ -14,7 +14,7 @@ def drawn(n: int = 300) -> list:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_the_right_word_is_the_one_in_the_line_and_the_wrong_one_another_form(apart: bool) -> None:
+def test_the_right_word_is_in_the_line_and_the_wrong_word_is_another_form(apart: bool) -> None:
     lines = drawn()
     result = choices(lines, apart)
     texts = [str(line) for line in lines]
@@ -29,7 +29,7 @@ def test_the_right_word_is_the_one_in_the_line_and_the_wrong_one_another_form(ap
     assert {"=" in choice.before.split() for choice in result} == {False, True}
 
 
-def test_the_first_verb_of_a_line_is_not_asked_for() -> None:
+def test_the_first_verb_of_a_line_is_never_tested() -> None:
     for choice in choices(drawn(), apart=False):
         assert relations(choice.before.split())["subject"]
 
@@ -38,7 +38,7 @@ def test_a_repeated_sequence_has_no_choice() -> None:
     assert choices([GRAMMAR.repeat(np.random.default_rng(0))], apart=False) == []
 
 
-def test_the_seed_decides_which_verb_is_asked_for() -> None:
+def test_the_seed_decides_which_verb_is_tested() -> None:
     lines = drawn(40)
     assert choices(lines, False, seed=1) == choices(lines, False, seed=1)
     assert choices(lines, False, seed=1) != choices(lines, False, seed=2)

@@ -71,7 +71,7 @@ def test_a_sentence_without_heads_has_no_tree(tmp_path):
     assert (text.text, text.arcs, text.tags) == ("A b", (), ())
 
 
-def test_gap_mentions_are_where_they_are_said_to_be(tmp_path):
+def test_gap_mentions_lie_at_their_offsets(tmp_path):
     header = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
     row = "1\tAnn met Bea when she sang.\tshe\t17\tAnn\t0\tTRUE\tBea\t8\tFALSE\thttp://x"
     (text,) = read_gap(written(tmp_path, f"{header}\n{row}\n"))
@@ -141,7 +141,7 @@ def test_json_lines_keep_everything(tmp_path_factory, seed):
 
 
 @given(st.lists(st.integers(-1, 6), min_size=1, max_size=7))
-def test_arcs_are_taken_exactly_when_they_run_in_no_circle(heads):
+def test_arcs_are_accepted_exactly_when_they_have_no_cycle(heads):
     n = len(heads)
     spans = tuple(pairwise(range(n + 1)))
     arcs = tuple(Arc(index, head % n, "dep") for index, head in enumerate(heads) if head >= 0)

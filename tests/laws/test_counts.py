@@ -40,7 +40,9 @@ def held(module: nn.Module) -> int:
 
 
 @given(layers(), st.booleans(), st.booleans())
-def test_each_role_holds_what_is_counted(arguments: dict[str, Any], bias: bool, out_proj: bool):
+def test_each_projection_has_the_counted_parameters(
+    arguments: dict[str, Any], bias: bool, out_proj: bool
+):
     sizes = layer_sizes(**arguments, biases="QKVO" if bias else "", out_proj=out_proj)
     layer = MultiHeadAttention(**arguments, bias=bias, out_proj=out_proj)
     modules = {"Q": layer.q_proj, "K": layer.k_proj, "V": layer.v_proj, "O": layer.out_proj}
@@ -50,7 +52,7 @@ def test_each_role_holds_what_is_counted(arguments: dict[str, Any], bias: bool, 
 
 
 @given(layers(), st.integers(1, 7), st.integers(1, 7))
-def test_each_role_does_the_multiplications_that_are_counted(
+def test_each_projection_does_the_counted_multiplications(
     arguments: dict[str, Any], T: int, S: int
 ):
     layer = MultiHeadAttention(**arguments)
@@ -93,7 +95,7 @@ def test_a_single_head_without_projection_holds_three_matrices(d: int):
 
 
 @given(layers(), st.integers(1, 9), st.integers(1, 9))
-def test_decoding_step_by_step_makes_each_key_once(arguments: dict[str, Any], T: int, more: int):
+def test_decoding_computes_each_key_once(arguments: dict[str, Any], T: int, more: int):
     sizes = layer_sizes(**arguments)
     first, later = sizes.multiply_adds(T), sizes.multiply_adds(more, cached=T)
     whole = sizes.multiply_adds(T + more)
@@ -151,7 +153,7 @@ def projections(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_each_role_of_a_tiny_model_holds_what_is_counted(family: str, tmp_path: Path):
+def test_each_projection_of_a_tiny_model_has_the_counted_parameters(family: str, tmp_path: Path):
     config = AutoConfig.for_model(family, **TINY[family])
     config.save_pretrained(tmp_path)
     read, model = read_config(tmp_path), built(config)
@@ -177,7 +179,7 @@ def shortened(family: str) -> PretrainedConfig:
 
 @pytest.mark.parametrize("on", [None, True, False], ids=["default", "on", "off"])
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
-def test_the_layers_of_every_known_family_hold_what_is_counted(
+def test_the_layers_of_every_known_family_have_the_counted_parameters(
     family: str, on: bool | None, tmp_path: Path
 ):
     config, switch = shortened(family), FAMILIES[family].switch
@@ -199,7 +201,7 @@ OPTIONAL = ("num_key_value_heads", "num_kv_heads", "head_dim", "multi_query")
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
-def test_a_file_that_leaves_sizes_out_means_those_of_its_family(family: str, tmp_path: Path):
+def test_missing_sizes_default_to_those_of_the_family(family: str, tmp_path: Path):
     config = shortened(family)
     # 160 heads can share the keys and values of as many heads as any family has by itself.
     config.hidden_size, config.num_attention_heads = 1280, 160

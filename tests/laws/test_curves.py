@@ -73,7 +73,7 @@ def _curves() -> Curves:
     )
 
 
-def test_removable_is_the_last_point_below_the_allowance() -> None:
+def test_removable_heads_end_at_the_last_point_below_the_allowance() -> None:
     curves = _curves()
     assert curves.removable("one", 0.6) == 2
     assert curves.removable("one", 0.5) == 0  # exactly at it is not below
@@ -82,7 +82,7 @@ def test_removable_is_the_last_point_below_the_allowance() -> None:
     np.testing.assert_allclose(curves.mean("random"), [[0.0, 0.5, 1.5], [0.0, 1.5, 4.5]])
 
 
-def test_a_curve_that_returns_counts_up_to_where_it_left() -> None:
+def test_a_curve_that_recovers_counts_up_to_its_first_crossing() -> None:
     values = np.array([[[0.0], [1.0], [0.1]]])
     assert Curves(np.array([0, 1, 2]), 4, {"one": values}).removable("one", 0.5) == 0
 
@@ -112,7 +112,7 @@ def test_the_interval_of_the_elbow_covers_as_often_as_it_says() -> None:
     assert covered >= 180
 
 
-def test_what_is_allowed_is_a_share_of_what_there_is_to_lose() -> None:
+def test_the_allowance_is_a_share_of_the_loss_of_the_whole_model() -> None:
     values = np.array([[[2.0, 4.0], [5.0, 6.0]]])
     assert Curves(np.array([0, 1]), 4, {"one": values}).allowance() == pytest.approx(0.03)
     embedding_curves = Curves(np.array([0, 1]), 4, {"one": values}, compares=True)
@@ -129,7 +129,7 @@ def test_random_orders_are_added() -> None:
     np.testing.assert_array_equal(curves.per_text["random"], explicit.per_text["drawn"])
 
 
-def test_cut_models_are_measured_as_they_are() -> None:
+def test_pruned_models_are_measured_themselves() -> None:
     model, batch = zoo.make("Llama"), padded(TEXTS, "right")
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     order = [Head("", *pair) for pair in [(0, 0), (1, 2), (0, 1), (1, 3)]]  # whole groups first

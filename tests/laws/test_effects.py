@@ -52,7 +52,7 @@ def effects(roles: Roles) -> pd.DataFrame:
     return roles.ablation_effects.frame().set_index("name")
 
 
-def test_the_heads_that_repetition_needs_are_told_from_those_it_does_not(roles: Roles) -> None:
+def test_ablation_separates_heads_that_repetition_needs_from_others(roles: Roles) -> None:
     frame = effects(roles)
     guess = np.log(len(IDS))  # nothing known of the next token
     assert frame.loc[["L0.H0", "L1.H0"], "effect"].between(0.8 * guess, 1.5 * guess).all()
@@ -72,7 +72,7 @@ def test_effects_stand_beside_the_roles_that_the_behaviour_names(roles: Roles) -
     assert ends.iloc[0] < costs["L1.H0", "induction"] < ends.iloc[1]
 
 
-def test_attending_is_not_doing(two: Roles) -> None:
+def test_a_head_with_a_role_may_have_no_effect(two: Roles) -> None:
     assert "induction" in two.of("L1.H2")  # it looks where it should
     assert abs(effects(two).loc["L1.H2", "effect"]) < 1e-6  # and nobody hears of it
 
@@ -87,7 +87,7 @@ def test_two_copies_of_a_head_back_each_other_up(two: Roles) -> None:
     assert "back each other up" not in two.why("L1.H2")
 
 
-def test_an_effect_is_what_ablate_with_the_mean_of_these_texts_costs(
+def test_an_effect_equals_mean_ablation_over_the_same_texts(
     model: PlantedGPT, roles: Roles
 ) -> None:
     task = repetition(model, TOKENIZER, TEXTS, sequences=40)
@@ -118,7 +118,7 @@ def after_earlier(n: int) -> list[Choice]:
     return [Choice(" ".join([*five, five[2]]), five[3], wrong) for *five, wrong in drawn]
 
 
-def test_a_choice_is_lost_without_the_head_that_makes_it(model: PlantedGPT, roles: Roles) -> None:
+def test_ablating_the_deciding_head_loses_the_choice(model: PlantedGPT, roles: Roles) -> None:
     chosen = agreement(model, TOKENIZER, after_earlier(40))
     alone = roles.effects(model, [chosen], heads=ALL).ablation_effects.alone
     by_head = {effect.heads[0]: effect.effect for effect in alone}
@@ -127,7 +127,7 @@ def test_a_choice_is_lost_without_the_head_that_makes_it(model: PlantedGPT, role
     assert abs(by_head["L1.H1"]) < 1e-6
 
 
-def test_translation_asks_for_linked_words_alone(model: PlantedGPT) -> None:
+def test_translation_tests_linked_words_only(model: PlantedGPT) -> None:
     words = [(0, 2), (3, 5), (6, 8), (9, 11), (12, 14)]
     # The word after the second w1 is foretold; the last one is not linked.
     text = AnnotatedText("w1 w2 w3 w1 w2", tuple(words), links=((4, 1),))
@@ -139,7 +139,7 @@ def test_translation_asks_for_linked_words_alone(model: PlantedGPT) -> None:
     assert batch.loss(model(**batch.inputs)).item() > 1.0
 
 
-def test_a_behaviour_of_ones_own(model: PlantedGPT, roles: Roles) -> None:
+def test_a_custom_behaviour(model: PlantedGPT, roles: Roles) -> None:
     ids = torch.tensor([[8, 9, 10, 8], [20, 21, 22, 21]])
 
     def unlikely(output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -156,21 +156,21 @@ def test_a_behaviour_of_ones_own(model: PlantedGPT, roles: Roles) -> None:
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
-def test_what_was_saved_loads_equal(two: Roles, tmp_path, ending: str) -> None:
+def test_a_saved_file_loads_equal(two: Roles, tmp_path, ending: str) -> None:
     loaded = Roles.load(two.save(tmp_path / f"roles{ending}"))
     pd.testing.assert_frame_equal(loaded.frame(), two.frame())
     assert loaded.ablation_effects.to_json() == two.ablation_effects.to_json()
     assert loaded.why("L1.H0") == two.why("L1.H0")
 
 
-def test_trying_again_replaces_what_was_tried(model: PlantedGPT, roles: Roles) -> None:
+def test_measuring_again_replaces_earlier_effects(model: PlantedGPT, roles: Roles) -> None:
     again = roles.effects(model, [repetition(model, TOKENIZER, TEXTS)], heads=ALL)
     pd.testing.assert_frame_equal(again.frame(), roles.frame())
     replaced = roles.effects(model, [agreement(model, TOKENIZER, after_earlier(40))])
     assert "without.repetition" not in replaced.frame()
 
 
-def test_nothing_is_left_behind_on_the_model(roles: Roles) -> None:
+def test_the_model_is_unchanged(roles: Roles) -> None:
     model = PlantedGPT(ONE).train()
     before = {name: x.clone() for name, x in model.state_dict().items()}
     roles.effects(model, [repetition(model, TOKENIZER, TEXTS, sequences=5)], heads=[(1, 0)])
@@ -179,6 +179,6 @@ def test_nothing_is_left_behind_on_the_model(roles: Roles) -> None:
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 
 
-def test_heads_with_a_role_are_tried_unless_others_are_named(two: Roles) -> None:
+def test_heads_with_a_role_are_ablated_by_default(two: Roles) -> None:
     assert set(effects(two).index) == set(two.found()["name"])
     assert Head.parse("L0.H0") in {Head.parse(name) for name in effects(two).index}

@@ -30,7 +30,7 @@ def null_data(rng, texts=40, questions=60):
     return (length * (0.5 * shared + noise)).astype(np.float32)
 
 
-def test_any_false_discovery_is_as_rare_as_promised():
+def test_false_discoveries_are_as_rare_as_promised():
     repeats = 400
     rng = np.random.default_rng(3)
     discoveries = 0
@@ -49,7 +49,7 @@ def test_a_gain_below_zero_is_never_a_discovery():
     assert max_t([gains], flips=499)[0].min() > 0.5
 
 
-def test_p_is_the_share_of_all_sign_flips_that_reach_as_far():
+def test_p_is_the_share_of_sign_flips_with_as_large_a_gain():
     gains = np.random.default_rng(5).normal(0.6, 1.0, (9, 3)).astype(np.float32)
     signs = np.array(list(product((-1, 1), repeat=9)))
     t = (signs @ gains) / np.sqrt((gains**2).sum(0))
@@ -69,13 +69,13 @@ def test_columns_of_zeros_and_equal_columns():
     assert max_t([np.zeros((40, 3), np.float32)], flips=99)[0].tolist() == [1.0] * 3
 
 
-def test_without_questions_there_are_no_answers():
+def test_no_hypotheses_have_no_p():
     p = max_t([np.zeros((40, 0), np.float32), np.ones((35, 1), np.float32)], flips=99)
     assert [len(values) for values in p] == [0, 1]
 
 
 @given(seeds)
-def test_relabelling_questions_relabels_their_p(seed):
+def test_reordering_hypotheses_reorders_their_p(seed):
     rng = np.random.default_rng(seed)
     gains = null_data(rng, texts=33, questions=9) + 2.0
     order = rng.permutation(9)
@@ -91,7 +91,7 @@ def drawn_scores(rng, texts, rate):
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.6])
-def test_the_interval_covers_the_truth_about_as_often_as_it_says(rate):
+def test_the_interval_covers_the_truth_at_its_level(rate):
     rng = np.random.default_rng(11)
     drawn = [drawn_scores(rng, 60, rate) for _ in range(500)]
     value = np.concatenate([scores for scores, _ in drawn], axis=1)
@@ -103,7 +103,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says(rate):
     assert 0.91 <= covered <= 0.98
 
 
-def test_an_interval_takes_two_texts():
+def test_an_interval_needs_two_texts():
     value = np.array([[1.0, 1.0], [2.0, 0.0]], np.float32)
     count = np.array([[2.0, 2.0], [2.0, 0.0]], np.float32)
     low, high = ratio_interval(value, count)
@@ -135,14 +135,14 @@ def test_a_case_worked_out_by_hand():
         (FEWEST_TEXTS, (FEWEST_INSTANCES - 1) / FEWEST_TEXTS, False),
     ],
 )
-def test_too_little_to_judge(texts, each, judged):
+def test_few_texts_are_not_tested(texts, each, judged):
     count = np.full((texts, 1), each, np.float32)
     (verdict,) = judge([Family(count.copy(), count, {"chance": count / 10})], flips=99)
     assert verdict.effect[0] == pytest.approx(1.0)
     assert np.isnan(verdict.p[0]) != judged
 
 
-def test_a_question_that_was_never_asked_is_nan_and_not_zero():
+def test_a_hypothesis_without_queries_is_nan_and_not_zero():
     nothing = np.zeros((40, 1), np.float32)
     (verdict,) = judge([Family(nothing, nothing, {"chance": nothing})], flips=9)
     said = [verdict.effect, verdict.low, verdict.high, verdict.baseline, verdict.lift, verdict.p]
@@ -164,16 +164,16 @@ def test_the_order_of_texts_does_not_matter(seed):
 
 
 @given(st.integers(0, 200), seeds)
-def test_halves_are_halves(texts, seed):
+def test_the_halves_are_disjoint_and_complete(texts, seed):
     assert halves(texts, seed).sum() == texts // 2
 
 
-def test_lift_leaves_out_what_leaves_nothing_open():
+def test_lift_is_nan_where_chance_is_one():
     lifts = lift(np.array([0.5, 1.0, 0.1]), np.array([0.5, 1.0, 0.2]))
     np.testing.assert_allclose(lifts, [0.0, np.nan, -0.125])
 
 
-def test_the_best_rule_is_the_one_with_the_best_ratio_of_sums():
+def test_the_best_heuristic_has_the_best_ratio_of_sums():
     value = np.array([[[1.0, 0.0]], [[0.0, 3.0]]])  # 2 texts, 1 role, 2 rules
     assert best_of(value, np.array([[1.0], [9.0]])).tolist() == [1]
     assert best_of(np.zeros((2, 1, 2)), np.zeros((2, 1))).tolist() == [0]  # nothing to choose by

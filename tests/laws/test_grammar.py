@@ -66,7 +66,7 @@ def test_every_sentence_parses_and_its_second_half_translates_the_first(seed, he
 
 
 @given(seeds)
-def test_what_is_held_out_never_occurs_unless_it_is_asked_for(seed):
+def test_held_out_combinations_occur_only_on_request(seed):
     line, held_out_line = sentence(seed), sentence(seed, held_out=True)
     english, _ = halves(line)
     assert not {(line.verb, clause[0]) for clause in english} & GRAMMAR.held_out
@@ -76,7 +76,7 @@ def test_what_is_held_out_never_occurs_unless_it_is_asked_for(seed):
     assert sum(cell in GRAMMAR.held_out for cell in clauses) == 1
 
 
-def test_over_many_draws_every_other_cell_occurs_and_no_held_out_one():
+def test_over_many_draws_every_form_occurs_except_held_out_ones():
     rng = np.random.default_rng(0)
     lines = [GRAMMAR.line(rng) for _ in range(4000)]
     met = {(line.verb, clause[0]) for line in lines if line.verb for clause in halves(line)[0]}
@@ -93,7 +93,7 @@ def test_one_sister_of_each_pair_is_held_out_for_every_verb(seed):
         assert len(pronouns) == 2
 
 
-def test_the_seed_decides_what_is_held_out():
+def test_the_seed_decides_the_held_out_combinations():
     assert Grammar(3).held_out == Grammar(3).held_out
     assert Grammar(3).held_out != Grammar(5).held_out
 
@@ -119,7 +119,7 @@ def test_the_vocabulary_starts_with_the_special_tokens_and_has_every_word_once()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_shares_are_kept(share):
+def test_shares_of_line_kinds_are_kept(share):
     rng = np.random.default_rng(0)
     grammar = Grammar(repeat_share=share)
     lines = [grammar.line(rng) for _ in range(600)]
@@ -256,7 +256,7 @@ def test_relations_of_a_written_out_repetition():
     assert all(relation_pairs[name] == [] for name in grammatical)
 
 
-def test_a_wrong_translation_is_none():
+def test_a_wrong_translation_is_no_relation():
     relation_pairs = relations(words_of("I eat , he eats = yo como , ella vivía"))
     assert relation_pairs["verb translation"] == [(7, 1)]
     assert relation_pairs["pronoun translation"] == [(6, 0)]
@@ -264,7 +264,7 @@ def test_a_wrong_translation_is_none():
 
 
 @given(seeds, st.integers(0, 40))
-def test_relations_hold_in_every_beginning_of_a_line(seed, length):
+def test_relations_hold_in_every_prefix_of_a_line(seed, length):
     words = [BOS, *sentence(seed).words, EOS]
     whole, part = relations(words), relations(words[:length])
     for name, pairs in part.items():
@@ -274,7 +274,7 @@ def test_relations_hold_in_every_beginning_of_a_line(seed, length):
 
 
 @given(seeds)
-def test_relations_point_at_what_they_say(seed):
+def test_relations_point_at_the_described_words(seed):
     words = (BOS, *sentence(seed).words, EOS, PAD)
     relation_pairs = relations(words)
     equals = words.index("=")
@@ -302,7 +302,7 @@ def test_relations_point_at_what_they_say(seed):
 
 
 @given(seeds)
-def test_in_a_repetition_what_follows_the_earlier_copy_comes_next(seed):
+def test_the_word_after_the_earlier_copy_comes_next(seed):
     words = (BOS, *repeat(seed).words)
     relation_pairs = relations(words)
     assert relation_pairs["earlier copy"]
@@ -334,7 +334,7 @@ def test_every_relation_has_a_sentence_and_no_key_after_its_query(seed, held_out
         assert all(0 <= key <= query < len(words) - 2 for query, key in pairs)
 
 
-def test_padding_takes_part_in_nothing_on_either_side():
+def test_padding_on_either_side_is_in_no_relation():
     words = words_of("<bos> I work , he works")
     shifted = relations([PAD, PAD, *words, PAD])
     for name, pairs in relations(words).items():

@@ -56,7 +56,7 @@ def _with_gradients(
 @pytest.mark.parametrize("backend", ["fused", "rows"])
 @settings(max_examples=25)
 @given(data=st.data())
-def test_what_is_hidden_reaches_nothing_whatever_it_holds(
+def test_hidden_keys_change_nothing_whatever_they_hold(
     backend: str, dtype: torch.dtype, data: st.DataObject
 ) -> None:
     calm, wild, reached = data.draw(spoilt(extras=backend == "rows"))
@@ -98,7 +98,7 @@ FORMS = [*_forms(8)]
 @pytest.mark.parametrize(
     ("T", "backend"), [(24, "fused"), (300, "fused"), (24, "rows")]
 )  # whole, in blocks of rows, in cells
-def test_hidden_numbers_far_off_move_nothing(
+def test_huge_hidden_numbers_change_nothing(
     T: int, backend: str, form: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -140,7 +140,7 @@ def _found(
 
 @pytest.mark.parametrize("number", [3e38, -3e38])
 @pytest.mark.parametrize(("T", "alibi"), [(30, True), (300, False)])
-def test_a_later_token_whose_logits_overflow_moves_nothing(
+def test_a_later_token_whose_logits_overflow_changes_nothing(
     T: int, alibi: bool, number: float
 ) -> None:
     torch.manual_seed(0)
@@ -155,7 +155,7 @@ def test_a_later_token_whose_logits_overflow_moves_nothing(
         assert projection.weight.grad.isfinite().all()
 
 
-def test_a_learned_bias_gets_no_gradient_from_what_is_hidden() -> None:
+def test_a_learned_bias_gets_no_gradient_from_hidden_pairs() -> None:
     q, k, v = (torch.randn(1, 2, 9, 3) for _ in range(3))
     v[:, :, -1] = torch.finfo(torch.float32).max
     bias = torch.zeros(9, 9, requires_grad=True)
@@ -164,7 +164,7 @@ def test_a_learned_bias_gets_no_gradient_from_what_is_hidden() -> None:
 
 
 @pytest.mark.parametrize("backend", ["fused", "rows"])
-def test_a_text_of_nothing_but_padding_may_hold_anything(backend: str) -> None:
+def test_a_text_of_padding_alone_may_hold_anything(backend: str) -> None:
     q, k, v = (torch.randn(2, 2, 5, 3) for _ in range(3))
     for x in (q, k, v):
         x[1] = torch.nan

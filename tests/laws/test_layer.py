@@ -87,13 +87,13 @@ def test_a_layer_equals_the_definition(call: Call) -> None:
 
 
 @given(call=calls())
-def test_asking_for_weights_does_not_change_a_bit(call: Call) -> None:
+def test_requesting_weights_does_not_change_a_bit(call: Call) -> None:
     plain = call.layer(*call.inputs, **call.how)
     assert torch.equal(plain, call.layer(*call.inputs, **call.how, need_weights=True).out)
 
 
 @given(call=calls(), need_weights=st.booleans(), grad=st.booleans())
-def test_log_sum_exps_come_along_and_change_nothing(
+def test_requesting_log_sum_exps_changes_nothing(
     call: Call, need_weights: bool, grad: bool
 ) -> None:
     with torch.set_grad_enabled(grad):
@@ -109,7 +109,7 @@ def test_log_sum_exps_come_along_and_change_nothing(
 
 
 @given(call=calls())
-def test_weights_are_of_each_head(call: Call) -> None:
+def test_weights_have_a_row_for_each_head(call: Call) -> None:
     _, weights = call.layer(*call.inputs, **call.how, need_weights=True)
     query, key = call.inputs[0], call.inputs[:2][-1]
     assert weights.shape == (len(query), call.layer.n_heads, query.shape[1], key.shape[1])
@@ -133,7 +133,7 @@ def test_weights_are_of_each_head(call: Call) -> None:
     ],
     ids=["causal", "window", "not", "padding", "documents", "blocked"],
 )
-def test_a_lazy_mask_is_the_mask_it_stands_for(mask: masks.Mask, visible: Tensor) -> None:
+def test_a_lazy_mask_equals_its_dense_mask(mask: masks.Mask, visible: Tensor) -> None:
     layer = MultiHeadAttention(D_MODEL, 3).double()
     x = torch.randn(B, T, D_MODEL, dtype=torch.float64)
     close(layer(x, mask=mask), by_definition(layer, x, mask=visible)[0])
@@ -155,7 +155,7 @@ def test_a_query_without_keys_adds_zeros_before_the_output_projection(bias: bool
     assert not x.grad[1].any()
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     layer = MultiHeadAttention(D_MODEL, 3, dropout=0.5)
     x = torch.randn(B, T, D_MODEL)
     trained = layer(x)
@@ -185,7 +185,7 @@ def _reloaded(layer: MultiHeadAttention) -> MultiHeadAttention:
 
 
 @pytest.mark.parametrize("remade", [_copied, _pickled, _reloaded])
-def test_a_remade_layer_gives_the_same_bits(remade: Any) -> None:
+def test_a_copied_layer_gives_the_same_bits(remade: Any) -> None:
     layer = MultiHeadAttention(D_MODEL, 4, 2, kdim=KDIM, vdim=VDIM, bias=True)
     inputs = torch.randn(B, T, D_MODEL), torch.randn(B, S, KDIM), torch.randn(B, S, VDIM)
     before = layer(*inputs)
@@ -206,7 +206,7 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
 
 
 @given(call=calls())
-def test_gradients_are_those_of_small_steps(call: Call) -> None:
+def test_gradients_equal_finite_differences(call: Call) -> None:
     inputs = [x.clone().requires_grad_() for x in call.inputs]
     assert torch.autograd.gradcheck(lambda *x: call.layer(*x, **call.how), inputs, fast_mode=True)
 
@@ -234,7 +234,7 @@ def test_constant_sinks_survive_the_meta_device(sinks: Any, assign: bool) -> Non
     assert not torch.equal(loaded(x), MultiHeadAttention(12, 4).requires_grad_(False)(x))
 
 
-def test_a_layer_tells_what_it_is() -> None:
+def test_the_repr_of_a_layer_lists_its_arguments() -> None:
     layer = MultiHeadAttention(
         D_MODEL, 4, 2, rope=RoPE(2), softcap=3.0, window=(4, 0), position_bias=T5Bias(4)
     )

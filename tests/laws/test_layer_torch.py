@@ -51,7 +51,7 @@ def _run(
 
 
 @given(config=options)
-def test_a_layer_made_from_torch_gives_the_same(config: dict[str, Any]) -> None:
+def test_a_layer_converted_from_torch_gives_the_same_output(config: dict[str, Any]) -> None:
     theirs = _theirs(**config)
     inputs = _inputs(theirs)
     out, weights = _run(theirs, inputs)
@@ -61,7 +61,7 @@ def test_a_layer_made_from_torch_gives_the_same(config: dict[str, Any]) -> None:
 
 
 @given(config=options)
-def test_there_and_back_no_bit_is_lost(config: dict[str, Any]) -> None:
+def test_converting_to_torch_and_back_loses_no_bit(config: dict[str, Any]) -> None:
     theirs = _theirs(**config)
     back = MultiHeadAttention.from_torch(theirs).to_torch()
     assert back.batch_first
@@ -72,7 +72,7 @@ def test_there_and_back_no_bit_is_lost(config: dict[str, Any]) -> None:
     torch.testing.assert_close(_run(back, inputs)[0], _run(theirs, inputs)[0])
 
 
-def test_their_masks_are_ours_turned_round() -> None:
+def test_masks_of_torch_are_the_inverse_of_ours() -> None:
     theirs = _theirs(num_heads=3)
     inputs = _inputs(theirs)
     blocked = torch.rand(T, S) < 0.3
@@ -82,7 +82,7 @@ def test_their_masks_are_ours_turned_round() -> None:
     torch.testing.assert_close(MultiHeadAttention.from_torch(theirs)(*inputs, mask=visible), out)
 
 
-def test_dtype_mode_and_dropout_come_along() -> None:
+def test_dtype_mode_and_dropout_are_converted() -> None:
     theirs = nn.MultiheadAttention(D_MODEL, 3, dropout=0.25, dtype=torch.bfloat16).eval()
     ours = MultiHeadAttention.from_torch(theirs)
     assert (ours.attention.dropout, ours.training) == (0.25, False)
@@ -92,7 +92,7 @@ def test_dtype_mode_and_dropout_come_along() -> None:
 
 
 @given(config=options, frozen=st.sets(st.integers(0, 5)))
-def test_what_is_not_trained_stays_so(config: dict[str, Any], frozen: set[int]) -> None:
+def test_frozen_parameters_stay_frozen(config: dict[str, Any], frozen: set[int]) -> None:
     theirs = _theirs(**config)
     for index, parameter in enumerate(theirs.parameters()):
         parameter.requires_grad_(index not in frozen)
@@ -108,7 +108,7 @@ def test_what_is_not_trained_stays_so(config: dict[str, Any], frozen: set[int]) 
 
 
 @pytest.mark.parametrize("config", [{}, {"kdim": 11, "vdim": 13}], ids=["packed", "unpacked"])
-def test_a_larger_model_reads_their_names_too(config: dict[str, int]) -> None:
+def test_a_larger_model_loads_a_state_with_torch_names(config: dict[str, int]) -> None:
     theirs = nn.ModuleDict({"a": nn.ModuleDict({"attention": _theirs(num_heads=3, **config)})})
     ours = MultiHeadAttention(D_MODEL, 3, bias=True, **config).double()
     model = nn.ModuleDict({"a": nn.ModuleDict({"attention": ours})})
@@ -117,7 +117,7 @@ def test_a_larger_model_reads_their_names_too(config: dict[str, int]) -> None:
     torch.testing.assert_close(ours(*inputs), _run(theirs["a"]["attention"], inputs)[0])
 
 
-def test_packed_tensors_are_cut_by_the_sizes_of_grouped_heads() -> None:
+def test_packed_tensors_are_split_by_the_sizes_of_grouped_heads() -> None:
     packed = torch.randn(12 + 3 + 2, D_MODEL)
     layer = MultiHeadAttention(D_MODEL, 4, 1, v_head_dim=2)
     layer.load_state_dict({"in_proj_weight": packed, "out_proj.weight": torch.ones(D_MODEL, 8)})
@@ -125,7 +125,7 @@ def test_packed_tensors_are_cut_by_the_sizes_of_grouped_heads() -> None:
     assert torch.equal(weights, packed)
 
 
-def test_a_partial_state_is_taken_when_asked_for() -> None:
+def test_a_partial_state_loads_with_strict_false() -> None:
     layer = MultiHeadAttention(D_MODEL, 3)
     keys = layer.load_state_dict({"q_proj_weight": torch.ones(12, 12)}, strict=False)
     assert layer.q_proj.weight.detach().eq(1).all()
@@ -152,7 +152,7 @@ def test_a_subclass_makes_layers_of_its_own_class(config: dict[str, Any]) -> Non
     assert torch.equal(layer(*inputs), base(*inputs))
 
 
-def test_a_subclass_stays_one_when_heads_are_cut_out() -> None:
+def test_pruning_keeps_the_subclass() -> None:
     layer = _Named(D_MODEL, 4, name="kept")
     layer.q_proj.eval()
     small = hw.prune(layer, [(0, 1)])

@@ -50,7 +50,7 @@ def test_half_precision_is_as_good_as_a_plain_implementation(half: torch.dtype) 
 
 @each_kind
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_what_comes_in_comes_out_and_learns(kind: str, dtype: torch.dtype) -> None:
+def test_dtype_is_kept_and_gradients_are_finite(kind: str, dtype: torch.dtype) -> None:
     layer, x = _layer(kind).to(dtype), torch.randn(B, T, D_MODEL, dtype=dtype)
     out, weights = layer(x, causal=True, need_weights=True)
     assert out.dtype == dtype
@@ -63,7 +63,9 @@ def test_what_comes_in_comes_out_and_learns(kind: str, dtype: torch.dtype) -> No
 
 @each_kind
 @each_half
-def test_autocast_computes_in_half_and_learns_in_full(kind: str, half: torch.dtype) -> None:
+def test_autocast_computes_in_half_precision_with_float32_gradients(
+    kind: str, half: torch.dtype
+) -> None:
     layer, x = _layer(kind), torch.randn(B, T, D_MODEL)
     with torch.autocast("cpu", half):
         output = layer(x, causal=True)
@@ -76,7 +78,7 @@ def test_autocast_computes_in_half_and_learns_in_full(kind: str, half: torch.dty
 
 
 @each_kind
-def test_sizes_alone_are_enough_to_know_what_comes_out(kind: str) -> None:
+def test_meta_tensors_give_the_output_shapes(kind: str) -> None:
     layer, x = _layer(kind).to("meta"), torch.randn(B, T, D_MODEL, device="meta")
     with torch.no_grad():
         cached = layer(x, causal=True, cache=KVCache())
@@ -87,7 +89,7 @@ def test_sizes_alone_are_enough_to_know_what_comes_out(kind: str) -> None:
 
 
 @each_kind
-def test_a_batch_of_calls_is_each_call(kind: str) -> None:
+def test_vmap_over_inputs_equals_single_calls(kind: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(3, B, T, D_MODEL, dtype=torch.float64)
     mapped = vmap(lambda text: layer(text, causal=True))(x)
     torch.testing.assert_close(mapped, torch.stack([layer(text, causal=True) for text in x]))
@@ -95,7 +97,7 @@ def test_a_batch_of_calls_is_each_call(kind: str) -> None:
 
 @each_kind
 @pytest.mark.parametrize("name", ["q_proj.weight", "k_proj.weight", "v_proj.weight"])
-def test_layers_that_differ_in_one_part_are_each_layer(kind: str, name: str) -> None:
+def test_vmap_over_parameters_equals_single_layers(kind: str, name: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(B, T, D_MODEL, dtype=torch.float64)
     stack = torch.randn(3, *layer.get_parameter(name).shape, dtype=torch.float64)
 
@@ -109,7 +111,7 @@ def test_layers_that_differ_in_one_part_are_each_layer(kind: str, name: str) -> 
 @pytest.mark.parametrize("extras", [{}, {"need_lse": True}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("name", ["q", "k", "v", "mask", "bias", "sinks"])
 @pytest.mark.parametrize("T", [T, 256])  # the longer one is for the native kernel
-def test_attend_maps_over_each_of_its_tensors(name: str, extras: dict[str, Any], T: int) -> None:
+def test_vmap_works_over_each_tensor_of_attend(name: str, extras: dict[str, Any], T: int) -> None:
     inputs = {part: torch.randn(B, 4, T, 32) for part in "qkv"}
     inputs |= {"mask": torch.randn(B, 1, T, T) > -1, "bias": torch.randn(4, T, T)[None]}
     inputs |= {"sinks": torch.randn(4)} if name == "sinks" else {}
@@ -126,7 +128,7 @@ def test_attend_maps_over_each_of_its_tensors(name: str, extras: dict[str, Any],
 
 @each_kind
 @pytest.mark.parametrize("training", [False, True])
-def test_a_layer_of_fake_tensors_tells_its_shape(kind: str, training: bool) -> None:
+def test_fake_tensors_give_the_output_shapes(kind: str, training: bool) -> None:
     with FakeTensorMode(), torch.set_grad_enabled(training):
         out, weights = _layer(kind)(torch.randn(B, 300, D_MODEL), causal=True, need_weights=True)
         assert _layer(kind)(torch.randn(B, 300, D_MODEL), causal=True).shape == out.shape
@@ -134,7 +136,7 @@ def test_a_layer_of_fake_tensors_tells_its_shape(kind: str, training: bool) -> N
 
 
 @pytest.mark.parametrize("kind", ["plain", "rope", "normed"])
-def test_gradients_of_each_text(kind: str) -> None:
+def test_gradients_per_text_equal_single_gradients(kind: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(B, T, D_MODEL, dtype=torch.float64)
     parameters = dict(layer.named_parameters())
 
@@ -148,7 +150,7 @@ def test_gradients_of_each_text(kind: str) -> None:
             torch.testing.assert_close(gradients[name][row], expected)
 
 
-def test_the_whole_jacobian() -> None:
+def test_the_jacobian_equals_that_of_autograd() -> None:
     layer, x = _layer("rope").double(), torch.randn(1, 3, D_MODEL, dtype=torch.float64)
     actual = jacrev(lambda text: layer(text, causal=True))(x)
     expected = torch.autograd.functional.jacobian(lambda text: layer(text, causal=True), x)

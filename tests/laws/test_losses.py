@@ -83,7 +83,9 @@ def test_the_masked_loss_counts_masked_tokens() -> None:
         ({"num_labels": 2, "problem_type": "multi_label_classification"}, [[1.0, 0.0]] * 3),
     ],
 )
-def test_a_label_loss_is_that_of_the_models_head(more: dict[str, Any], labels: list[Any]) -> None:
+def test_a_label_loss_equals_that_of_the_models_head(
+    more: dict[str, Any], labels: list[Any]
+) -> None:
     model = _bert("SequenceClassification", **more)
     batch = padded(TEXTS, "right") | {"labels": torch.tensor(labels)}
     np.testing.assert_allclose(_ours(model, batch, "label"), _each_alone(model, labels), rtol=1e-5)

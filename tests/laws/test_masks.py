@@ -45,7 +45,7 @@ def _full(mask: Mask) -> torch.Tensor:
 
 
 @given(first=_some(), second=_some())
-def test_combining_rules_is_combining_tensors(first: Mask, second: Mask) -> None:
+def test_combining_masks_equals_combining_tensors(first: Mask, second: Mask) -> None:
     assert torch.equal(_full(first & second), _full(first) & _full(second))
     assert torch.equal(_full(first | second), _full(first) | _full(second))
     assert torch.equal(_full(~first), ~_full(first))
@@ -53,7 +53,7 @@ def test_combining_rules_is_combining_tensors(first: Mask, second: Mask) -> None
 
 
 @given(first=_some(), second=_some(), rows=st.tuples(st.integers(0, T), st.integers(0, T)))
-def test_outside_its_extent_a_rule_sees_nothing(first: Mask, second: Mask, rows: tuple) -> None:
+def test_a_mask_hides_everything_outside_its_extent(first: Mask, second: Mask, rows: tuple) -> None:
     block = range(*sorted(rows))
     for mask in (first, second, first & second, first | second, ~first, first & ~second):
         extent = mask.extent(block, T, S)
@@ -66,7 +66,7 @@ def test_outside_its_extent_a_rule_sees_nothing(first: Mask, second: Mask, rows:
 
 
 @given(mask=_some(), rows=st.tuples(st.integers(0, T), st.integers(0, T)))
-def test_a_tile_is_a_part_of_the_whole(mask: Mask, rows: tuple) -> None:
+def test_a_tile_is_a_slice_of_the_dense_mask(mask: Mask, rows: tuple) -> None:
     block = range(*sorted(rows))
     tile = Tile(T, S, block, range(2, 6), torch.device("cpu"))
     whole = _full(mask)[:, :, block.start : block.stop, 2:6]
@@ -74,7 +74,7 @@ def test_a_tile_is_a_part_of_the_whole(mask: Mask, rows: tuple) -> None:
 
 
 @given(first=_some(), second=_some())
-def test_what_a_simpler_rule_leaves_out_hides_nothing(first: Mask, second: Mask) -> None:
+def test_simplifying_a_mask_drops_only_rules_that_hide_nothing(first: Mask, second: Mask) -> None:
     for mask in (first, first & second, first | second):
         simple = mask.simplify(T, S)
         assert torch.equal(
@@ -83,7 +83,9 @@ def test_what_a_simpler_rule_leaves_out_hides_nothing(first: Mask, second: Mask)
 
 
 @given(first=_some(), second=_some(), seed=st.integers(0, 2**31))
-def test_a_rule_reaches_what_one_of_its_keys_marks(first: Mask, second: Mask, seed: int) -> None:
+def test_reaches_finds_the_queries_that_see_a_marked_key(
+    first: Mask, second: Mask, seed: int
+) -> None:
     marked = torch.rand(2, 3, S, generator=torch.Generator().manual_seed(seed)) < 0.3
     for mask in (first, second, first & second, ~first):
         expected = (_full(mask) & marked[:, :, None]).any(-1)
@@ -121,7 +123,7 @@ def test_a_flex_mask_counts_queries_from_the_first() -> None:
 
 
 @given(visible=st.lists(st.booleans(), min_size=T * S, max_size=T * S))
-def test_a_mask_of_zeros_and_ones_says_the_same_in_every_dtype(visible: list[bool]) -> None:
+def test_a_mask_of_zeros_and_ones_means_the_same_in_every_dtype(visible: list[bool]) -> None:
     booleans = torch.tensor(visible).view(T, S)
     for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64):
         mask = masks.from_binary(booleans.to(dtype))

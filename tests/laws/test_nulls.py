@@ -31,7 +31,7 @@ def models():
 
 @pytest.mark.parametrize("make", [permuted, initialised])
 @pytest.mark.parametrize("model", models(), ids=["made from its config", "with reset_parameters"])
-def test_a_null_model_forgets_what_was_learned_and_leaves_the_model_alone(make, model):
+def test_a_null_model_loses_what_was_learned_and_the_model_is_unchanged(make, model):
     before = {name: x.clone() for name, x in model.state_dict().items()}
     state = torch.random.get_rng_state()
     changed, same, reseeded = make(model, 0), make(model, 0), make(model, 1)
@@ -46,7 +46,7 @@ def test_a_null_model_forgets_what_was_learned_and_leaves_the_model_alone(make, 
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_a_model_with_weights_of_its_own_does_not_tell_how_they_began():
+def test_a_model_without_initialisation_has_no_untrained_null():
     assert initialised(Planted([("first",)], causal=True)) is None
 
 
@@ -63,7 +63,7 @@ ROLES = [Role("of tokens", "", lambda text: ()), Role("of words", "", lambda tex
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_shuffled_words_keep_their_pieces_and_take_their_pairs_along(seed):
+def test_shuffled_words_keep_their_tokens_and_their_pairs(seed):
     (item,) = shuffled([TEXT], ROLES, seed)
     assert (item.ids[0], item.ids[9]) == (100, 109)
     assert sorted(item.ids) == list(TEXT.ids)
@@ -76,7 +76,7 @@ def test_shuffled_words_keep_their_pieces_and_take_their_pairs_along(seed):
     assert item.pairs["of words"] == TEXT.pairs["of words"]
 
 
-def test_every_null_says_what_it_costs():
+def test_every_null_states_its_cost():
     model = Planted([("offset -1",)], causal=True)
     relations = {"own": lambda text: [(2, 1)]}
     for evidence, tells in (
@@ -89,7 +89,7 @@ def test_every_null_says_what_it_costs():
         assert re.search(tells, note), note
 
 
-def test_a_null_head_is_one_that_sees_as_much():
+def test_a_null_head_sees_as_many_keys():
     """Of two heads one sees a window: it is asked less, and chance is on its side."""
     rng = np.random.default_rng(0)
     count = np.stack([np.full((20, 2), 3.0), np.full((20, 2), 30.0)] * 2, axis=-1)  # M R N
@@ -105,7 +105,7 @@ def test_a_null_head_is_one_that_sees_as_much():
     np.testing.assert_array_equal(Baseline.strongest([weaker, best]).rates, best.rates)
 
 
-def test_more_null_models_only_raise_the_bar():
+def test_more_null_models_only_raise_the_baseline():
     model = MiniGPT(CONFIG)
     few, many = (
         find_roles(model, TOKENIZER, lines(12), evidence=Evidence(("permuted", "random"), models=m))

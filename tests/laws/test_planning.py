@@ -43,7 +43,7 @@ def _scores(seed: int, layers: int, groups: int, size: int, rounds: bool = False
     remove=st.floats(0.05, 0.95),
     uniform=st.booleans(),
 )
-def test_a_share_is_kept_and_groups_stay_equal(
+def test_a_plan_removes_the_requested_share_and_keeps_groups_equal(
     seed: int, layers: int, groups: int, size: int, remove: float, uniform: bool
 ) -> None:
     scores = _scores(seed, layers, groups, size)
@@ -62,26 +62,26 @@ def test_a_share_is_kept_and_groups_stay_equal(
 
 
 @given(seed=seeds, remove=st.floats(0.1, 0.6), rounds=st.booleans())
-def test_without_groups_the_order_decides(seed: int, remove: float, rounds: bool) -> None:
+def test_without_groups_heads_go_in_order(seed: int, remove: float, rounds: bool) -> None:
     scores = _scores(seed, layers=3, groups=5, size=1, rounds=rounds)
     gone = plan(scores, remove=remove).removed
     assert set(gone) == set(removable(scores.order())[: len(gone)])
 
 
-def test_a_group_matters_as_much_as_its_heads_do_together() -> None:
+def test_the_importance_of_a_group_is_the_sum_of_its_heads() -> None:
     heads = tuple(Head("", 0, head) for head in range(6))
     values = np.array([[0.0, 9.0, 3.0, 3.0, 5.0, 5.0]])
     scores = Scores(heads, np.array([0, 0, 1, 1, 2, 2]), values)
     assert plan(scores, remove=0.34).removed == (heads[2], heads[3])
 
 
-def test_one_group_in_all_loses_single_heads() -> None:
+def test_a_single_group_loses_single_heads() -> None:
     heads = tuple(Head("", 0, head) for head in range(4))
     scores = Scores(heads, np.zeros(4, np.int64), np.array([[3.0, 1.0, 2.0, 4.0]]))
     assert plan(scores, remove=0.5).removed == (heads[1], heads[2])
 
 
-def test_named_heads_go_whatever_their_scores() -> None:
+def test_named_heads_are_removed_whatever_their_scores() -> None:
     scores = _scores(0, layers=2, groups=3, size=1)
     chosen = plan(scores, heads={0: [1], 1: [0, 2]})
     assert [str(head) for head in chosen.removed] == ["L0.H1", "L1.H0", "L1.H2"]
@@ -109,7 +109,7 @@ def test_a_budget_is_kept_with_as_few_heads_as_the_order_allows(seed: int, share
         assert counted.after(smaller.removed, "parameters") > most
 
 
-def test_a_plan_with_costs_tells_what_it_saves(tmp_path: Path) -> None:
+def test_a_plan_with_costs_reports_what_it_saves(tmp_path: Path) -> None:
     scores = _scores(1, layers=2, groups=4, size=2)
     counted = _costs(scores)
     chosen = plan(scores, remove=0.5, costs=counted)
@@ -120,7 +120,7 @@ def test_a_plan_with_costs_tells_what_it_saves(tmp_path: Path) -> None:
     assert plan(scores, remove=0.5).costs == {}
 
 
-def test_costs_are_the_same_after_they_were_written(tmp_path: Path) -> None:
+def test_costs_are_equal_after_saving_and_loading(tmp_path: Path) -> None:
     heads = (Head("encoder", 0, 0), Head("encoder", 0, 1))
     each = {"parameters": np.array([2.0, 3.0])}
     seconds = {("encoder", 0): np.array([0.1, 0.2, 0.4])}
@@ -133,7 +133,7 @@ def test_costs_are_the_same_after_they_were_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(loaded.kv_heads, saved.kv_heads)
 
 
-def test_an_encoder_keeps_no_cache_and_that_of_a_decoder_is_told_without_asking_for_it() -> None:
+def test_an_encoder_has_no_cache_cost_and_a_decoder_has_one() -> None:
     assert costs(zoo.make("Bert")).names == ("parameters", "multiply_adds")
     config = transformers.T5Config(
         vocab_size=23, d_model=24, d_kv=6, d_ff=32, num_layers=1, num_heads=4,
@@ -143,7 +143,7 @@ def test_an_encoder_keeps_no_cache_and_that_of_a_decoder_is_told_without_asking_
     assert counted.after((), "cache_bytes") == 2 * 4 * 12 * 4  # two attentions of the decoder
 
 
-def test_layers_of_torch_cost_what_pruning_saves() -> None:
+def test_costs_of_torch_layers_are_what_pruning_saves() -> None:
     layer = torch.nn.TransformerEncoderLayer(12, 4, batch_first=True)
     model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     counted, gone = costs(model), [Head("", 0, 1), Head("", 1, 2)]
@@ -155,7 +155,7 @@ def test_layers_of_torch_cost_what_pruning_saves() -> None:
     assert saved == before - after
 
 
-def test_what_is_shared_costs_as_long_as_one_head_reads_it() -> None:
+def test_shared_weights_cost_as_long_as_one_head_reads_them() -> None:
     heads = tuple(Head("", 0, head) for head in range(4))
     each, none = np.ones(4), np.zeros(4)
     counted = Costs(heads, np.array([0, 0, 1, 1]), {"bytes": none}, {"bytes": 8 * each})
@@ -166,7 +166,7 @@ def test_what_is_shared_costs_as_long_as_one_head_reads_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "Phi3", "GptOss", "FalconMultiQuery"])
-def test_what_a_plan_saves_is_what_pruning_saves(name: str) -> None:
+def test_a_plan_predicts_what_pruning_saves(name: str) -> None:
     model = zoo.make(name)
     batch = padded([[5, 9, 7, 3, 11, 8, 4], [4, 6]], "right")
     batch = {key: batch[key] for key in ("input_ids", "attention_mask")}
@@ -184,7 +184,7 @@ def test_what_a_plan_saves_is_what_pruning_saves(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Bert", "GPT2", "Llama", "Phi3"])
-def test_work_is_what_the_sizes_say_it_is(name: str) -> None:
+def test_operations_follow_from_the_sizes(name: str) -> None:
     model = zoo.make(name)
     kv_heads = getattr(model.config, "num_key_value_heads", None)
     work = layer_sizes(24, 4, kv_heads).multiply_adds(7)
@@ -193,7 +193,7 @@ def test_work_is_what_the_sizes_say_it_is(name: str) -> None:
     assert counted.after(counted.heads[:2], "multiply_adds") == 1.5 * sum(work.values())
 
 
-def test_time_is_measured_at_some_numbers_of_heads_and_known_for_all(
+def test_time_is_measured_at_some_head_counts_and_interpolated_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def as_many_as_heads(models: list[torch.nn.Module], batch: object) -> list[PassTimes]:
@@ -212,7 +212,7 @@ def test_time_is_measured_at_some_numbers_of_heads_and_known_for_all(
     assert counted.after(chosen.removed, "seconds") == 17
 
 
-def test_passes_are_timed_in_turn_and_nothing_is_left_behind() -> None:
+def test_passes_are_timed_alternately_and_leave_the_models_unchanged() -> None:
     model = zoo.make("Albert").train()  # one module is called twice
     small = prune(model, [(0, 1), (1, 1)])
     before = modules_of(model)
@@ -223,7 +223,7 @@ def test_passes_are_timed_in_turn_and_nothing_is_left_behind() -> None:
     assert all(time > 0 for timing in times for time in (timing.whole, *timing.blocks))
 
 
-def test_the_clock_that_is_given_tells_the_time() -> None:
+def test_the_given_clock_measures_the_time() -> None:
     model = zoo.make("Bert")
     ticks = iter(range(1000))
     [times] = time_passes(
@@ -236,7 +236,7 @@ def test_the_clock_that_is_given_tells_the_time() -> None:
     )
 
 
-def test_a_cache_of_latents_is_no_head_s_own() -> None:
+def test_a_cache_of_latents_belongs_to_no_single_head() -> None:
     counted = costs(zoo.make("DeepseekV3"))
     assert counted.names == ("parameters", "multiply_adds")
     with pytest.raises(ArgumentError, match=r"'cache_bytes' is none of .*latents that all"):

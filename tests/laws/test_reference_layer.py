@@ -25,7 +25,7 @@ def test_matrices_follow_the_recipe():
         np.testing.assert_array_equal(matrix, drawn)
 
 
-def test_the_seed_is_zero_unless_said_and_heads_do_not_change_the_matrices():
+def test_the_seed_defaults_to_zero_and_heads_do_not_change_the_matrices():
     first, second = MultiHeadAttention(6, 3), MultiHeadAttention(6, 2, seed=0)
     np.testing.assert_array_equal(first.W_o, second.W_o)
     np.testing.assert_array_equal(single_head(6).W_o, second.W_o)

@@ -62,7 +62,7 @@ def test_every_word_gets_the_tokens_that_spell_it(tokenizer):
     )
 
 
-def test_truncation_and_padding_of_a_tokenizer_are_left_out_and_left_alone():
+def test_truncation_and_padding_of_a_tokenizer_are_not_used_and_not_changed():
     tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=30)
@@ -87,7 +87,7 @@ def test_cut_texts_lose_no_word(limit, seed):
     assert tokenized.cut_at_sentences + tokenized.cut_within == (len(tokenized.pieces) > 1)
 
 
-def test_sentences_end_where_they_end():
+def test_texts_are_cut_at_the_ends_of_sentences():
     text = AnnotatedText('He said "go." Then w1 w2. And w3?\nw4 w5')
     tokenized = tokenize(TOKENIZER, [text], 5)  # the last two sentences fit together
     starts = [piece.spans[1][0] for piece in tokenized.pieces]
@@ -129,7 +129,7 @@ def drawn_units(rng, S):
 
 
 @given(seeds)
-def test_words_and_mentions_are_those_of_every_token_taken_one_by_one(seed):
+def test_words_and_mentions_equal_sums_over_single_tokens(seed):
     rng = np.random.default_rng(seed)
     sizes = rng.integers(2, 12, 3).tolist()
     S = max(sizes)
@@ -168,7 +168,7 @@ TOP, MASS = (Role("r", "", lambda text: (), score=score) for score in ("top", "m
 
 
 @given(seeds, st.booleans())
-def test_scores_are_those_of_the_definition(seed, causal):
+def test_scores_equal_the_definition(seed, causal):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 8))
     visible = torch.ones(n, n, dtype=torch.bool)
@@ -224,7 +224,7 @@ def test_exactly_even_attention_scores_chance():
     )
 
 
-def test_nobody_is_a_candidate_for_oneself_among_words():
+def test_a_word_is_no_candidate_for_itself():
     visible = torch.ones(3, 3, dtype=torch.bool)
     weights = torch.tensor([[0.8, 0.15, 0.05]] * 3)
     assert scored(weights, visible, replace(TOP, grid="word"), [(0, 1), (1, 1)])[:2] == [1.0, 1.0]
@@ -239,7 +239,7 @@ def test_the_mass_of_a_word_is_the_mean_over_its_pieces_of_the_sum_over_the_keys
     assert value == pytest.approx((0.7 + 0.3) / 2)
 
 
-def test_evenness_is_the_share_of_the_entropy_that_even_attention_has():
+def test_evenness_is_the_entropy_over_that_of_even_attention():
     heads = [("even", "offset -1", "first")]
     item = Item(
         (6, 7, 8, 9),
@@ -253,7 +253,7 @@ def test_evenness_is_the_share_of_the_entropy_that_even_attention_has():
     np.testing.assert_allclose(scores.value[0, 0], [3, 0, 0], atol=1e-4)
 
 
-def test_rules_are_offsets_and_nearest_words_of_a_class():
+def test_heuristics_are_offsets_and_nearest_words_of_a_class():
     text = AnnotatedText("a b c d", ((0, 1), (2, 3), (4, 5), (6, 7)), ("N", "V", "V", "N"))
     names = heuristic_names("word", ["N", "V"])
     assert len(names) == len(OFFSETS) + 4
@@ -278,7 +278,7 @@ def test_rules_are_offsets_and_nearest_words_of_a_class():
     assert rates([(0, 3)])["nearest N to the right"] == 1
 
 
-def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
+def test_heuristics_of_classes_hold_for_tokens_and_may_choose_the_query():
     names = heuristic_names("token", ["N", "V"])
     assert len(names) == len(OFFSETS) + 6
     words = [(0,), (1, 2), (3,), (4,)]  # N V N V
@@ -301,7 +301,7 @@ def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
     assert heuristic_names("mention", ["N"]) == heuristic_names("token", [])
 
 
-def test_gold_roles_are_those_of_the_tree_and_both_ways():
+def test_gold_roles_follow_the_tree_in_both_directions():
     text = AnnotatedText(
         "Ann saw her",
         ((0, 3), (4, 7), (8, 11)),
@@ -329,7 +329,7 @@ def test_gold_roles_are_those_of_the_tree_and_both_ways():
     }
 
 
-def test_agreement_is_asked_with_something_between_and_without():
+def test_agreement_is_tested_with_and_without_a_noun_between():
     text = AnnotatedText(
         "unbelievers rarely agree ; you agree ; agree they",
         ((0, 11), (12, 18), (19, 24), (25, 26), (27, 30), (31, 36), (37, 38), (39, 44), (45, 49)),
@@ -384,13 +384,13 @@ def test_repeated_sequences_repeat_and_their_controls_do_not(seed):
     assert len(periods) > 1
 
 
-def test_a_corpus_of_few_words_has_no_probe():
+def test_a_corpus_of_few_words_has_no_repeated_sequences():
     pieces = tokenize(TOKENIZER, [AnnotatedText("w1 w2 w1")], 40).pieces
     assert probe(pieces, 40, 5) == ([], [])
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_what_is_visible_is_what_the_mask_says(causal):
+def test_eligible_keys_are_those_that_the_mask_shows(causal):
     model = Planted([("even",)], causal=causal)
     ids, mask = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64)
     mask[1, 3:] = 0
@@ -402,7 +402,7 @@ def test_what_is_visible_is_what_the_mask_says(causal):
         assert torch.equal(watch.weights("L0.H0") > 0, expected)
 
 
-def test_tokens_that_stand_for_the_unknown_are_counted():
+def test_unknown_tokens_are_counted():
     text = AnnotatedText("road ሰላም road ሰላም")
     for tokenizer in (MINILM, MINILM.backend_tokenizer):
         assert tokenize(tokenizer, [text], 20).unknown == 0.5

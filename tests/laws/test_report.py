@@ -89,7 +89,7 @@ def test_page_of_a_large_model_stays_below_3_megabytes(causal: bool) -> None:
     assert len(data["samples"]) + data["left_out"] == 7
 
 
-def test_page_asks_for_nothing_from_anywhere() -> None:
+def test_the_page_makes_no_requests() -> None:
     html = render(make_study(relations=RELATIONS))
     page = Page(html)
     assert page.attributes("src") == set()
@@ -99,7 +99,7 @@ def test_page_asks_for_nothing_from_anywhere() -> None:
     assert requests == []
 
 
-def test_policy_lets_in_exactly_the_style_and_script_of_the_page() -> None:
+def test_the_policy_allows_exactly_the_style_and_script_of_the_page() -> None:
     page = Page(render(make_study()))
     (policy,) = page.attributes("content") - {"width=device-width, initial-scale=1", "light dark"}
     assert policy is not None
@@ -133,7 +133,7 @@ def test_text_from_models_and_corpora_is_never_markup(hostile: str) -> None:
     html.encode("utf-8")
 
 
-def test_data_can_not_end_its_element() -> None:
+def test_data_cannot_end_its_element() -> None:
     text = as_json({"tokens": list(HOSTILE)})
     assert text.isascii()
     assert not set("<>&") & set(text)
@@ -141,7 +141,7 @@ def test_data_can_not_end_its_element() -> None:
 
 
 @given(st.text(st.characters()))
-def test_every_mark_is_made_visible(text: str) -> None:
+def test_every_control_character_is_made_visible(text: str) -> None:
     shown = visible(text)
     assert not {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"} & set(map(unicodedata.category, shown))
     assert visible(shown) == shown
@@ -219,14 +219,14 @@ def test_roles_stand_with_their_evidence() -> None:
     assert [bool(role["lines"]) for role in data] == [True, False, False, False, False, True]
 
 
-def test_no_role_found_is_said() -> None:
+def test_a_study_that_found_no_role_says_so() -> None:
     study = make_study(2, 3)
     page = Page(render(study.with_roles(make_roles(study, with_role=()))))
     assert "No role found." in page.inside["p"]
     assert "Roles and their evidence" in page.inside["h2"]
 
 
-def test_what_was_not_tested_is_not_told_as_without_a_role() -> None:
+def test_heads_that_were_not_tested_are_not_reported_without_a_role() -> None:
     study = make_study(2, 3)
     roles = make_roles(study, with_role=())
     untested = replace(roles, rows=roles.rows.assign(p_adj=np.nan, texts=1.0))
@@ -237,7 +237,7 @@ def test_what_was_not_tested_is_not_told_as_without_a_role() -> None:
     assert "No role found" not in render(study.with_roles(untested))
 
 
-def test_pieces_of_one_text_tell_nothing() -> None:
+def test_pieces_of_one_text_give_no_finding() -> None:
     cut = replace(study_of([0.9, 0.1]), text={"texts": 1})
     (line,) = cut.findings()
     assert line.startswith("Not tested: 1 text, 5 needed")
@@ -245,7 +245,7 @@ def test_pieces_of_one_text_tell_nothing() -> None:
     assert study_of([0.9, 0.1]).findings()[0].startswith("L0.H0 puts")
 
 
-def test_a_study_without_roles_does_not_speak_of_them() -> None:
+def test_a_study_without_roles_does_not_mention_them() -> None:
     study = make_study(2, 3)
     assert payload(study)["roles"] is None
     assert "Roles and their evidence" not in Page(render(study)).inside["h2"]
@@ -276,25 +276,25 @@ def test_a_planted_head_is_found() -> None:
 
 
 @given(st.lists(st.floats(0.0, 0.3), min_size=1, max_size=7))
-def test_where_nothing_stands_out_the_page_says_so(means: list[float]) -> None:
+def test_a_page_without_findings_says_so(means: list[float]) -> None:
     (line,) = study_of(means).findings()
     assert line.startswith("No head stands out: on 40 texts, ")
     assert f"{counted(len(means), 'head')} × 1 share of attention (previous)" in line
 
 
 @pytest.mark.parametrize("texts", [1, 2, 4])
-def test_few_texts_tell_nothing(texts: int) -> None:
+def test_few_texts_give_no_finding(texts: int) -> None:
     (line,) = study_of([0.9, 0.1], texts, noise=0.0).findings()
     plural = "" if texts == 1 else "s"
     assert line.startswith(f"Not tested: {texts} text{plural}, 5 needed")
 
 
-def test_a_large_share_with_a_wide_interval_is_not_told() -> None:
+def test_a_large_share_with_a_wide_interval_is_no_finding() -> None:
     (line,) = study_of([0.9, 0.1], texts=6, noise=0.9).findings()
     assert line.startswith("No head stands out")
 
 
-def test_all_of_the_attention_on_the_only_keys_is_no_lift() -> None:
+def test_attention_on_the_only_visible_keys_has_no_lift() -> None:
     (line,) = study_of([1.0, 1.0], noise=0.0, even=1.0).findings()
     assert line.startswith("No head stands out")
 
@@ -305,12 +305,12 @@ def test_a_table_without_shares_says_so() -> None:
     assert "no share of attention" in line
 
 
-def test_of_two_equal_heads_the_first_is_told() -> None:
+def test_of_two_equal_heads_the_first_is_reported() -> None:
     (line,) = study_of([0.1, 0.8, 0.8], noise=0.0).findings()
     assert line.startswith("L0.H1 puts 0.80 ± 0.01 ")
 
 
-def test_a_head_and_a_statistic_are_told_once() -> None:
+def test_a_head_and_a_statistic_are_reported_once() -> None:
     high, low = np.array([0.9, 0.7, 0.1, 0.1, 0.1]), np.full(5, 0.1)
     columns = {
         "previous": high,
@@ -333,7 +333,7 @@ def test_at_most_three_findings_the_largest_lift_first() -> None:
     assert [line.split()[0] for line in lines] == ["L0.H1", "L0.H3", "L0.H2"]
 
 
-def test_an_asked_for_relation_is_told_with_its_meaning() -> None:
+def test_a_relation_is_reported_with_its_description() -> None:
     study = study_of([0.1, 0.9])
     totals = {"subject": study.table.totals["previous"]}
     with_finding = replace(

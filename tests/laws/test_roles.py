@@ -59,11 +59,11 @@ def found(roles):
     return set(zip(rows["name"], rows["role"], strict=True))
 
 
-def test_the_heads_of_an_encoder_are_found_and_no_others(encoder):
+def test_exactly_the_planted_heads_of_an_encoder_are_found(encoder):
     assert found(encoder) == truth(ENCODER)
 
 
-def test_an_encoder_has_no_induction_which_is_nan_and_not_zero(encoder):
+def test_induction_in_an_encoder_is_nan_and_not_zero(encoder):
     rows = encoder.frame()
     rows = rows[rows["role"] == "induction"]
     assert len(rows) == 10
@@ -71,14 +71,14 @@ def test_an_encoder_has_no_induction_which_is_nan_and_not_zero(encoder):
     assert not rows["found"].any()
 
 
-def test_the_heads_of_a_decoder_are_found_and_no_others():
+def test_exactly_the_planted_heads_of_a_decoder_are_found():
     model = Planted(DECODER, causal=True)
     roles = find_roles(model, TOKENIZER, TEXTS)
     # Nothing after the last token looks at it, so a decoder has no separator to look at.
     assert found(roles) == truth(DECODER) - {("L1.H3", "separator")}
 
 
-def test_a_head_that_agrees_is_found_and_not_for_the_nearest_subject_or_any_of_that_person():
+def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head():
     model = Planted([("agree", "even"), ("any", "offset -1")], causal=True)
     roles = find_roles(model, TOKENIZER, clauses(90))
     assert found(roles) == {
@@ -94,7 +94,7 @@ def test_a_head_that_agrees_is_found_and_not_for_the_nearest_subject_or_any_of_t
     assert row["null.shuffled"] < 0.7
 
 
-def test_a_head_that_goes_by_words_alone_has_no_role_of_structure():
+def test_a_head_that_depends_on_words_alone_has_no_structural_role():
     def same_person(text):
         ones = [position for position, token in enumerate(text.ids) if token == IDS[SUBJECTS[0]]]
         return [(position, target) for position in ones for target in ones if position != target]
@@ -160,7 +160,7 @@ class Nearest(torch.nn.Module):
         )
 
 
-def test_a_head_that_looks_at_the_nearest_pronoun_looks_for_no_subject():
+def test_a_nearest_pronoun_head_is_no_subject_head():
     grammar, rng = Grammar(), np.random.default_rng(0)
     corpus = [annotate(grammar.sentence(rng)) for _ in range(100)]
     tokenizer = make_tokenizer(grammar.vocabulary)
@@ -185,7 +185,7 @@ VERDICT = {"low": 0.0, "high": 1.0, "null": 0, "n": 99.0, "texts": 40.0, "p": 0.
         (0.1, 0.80, 0.95, 0.95, True),
     ],
 )
-def test_a_head_is_chosen_on_one_half_and_must_do_it_on_the_other(
+def test_a_head_chosen_on_one_half_is_tested_on_the_other(
     points, baseline, second_half, effect, has
 ):
     role = replace(PROBED[0], points=points)
@@ -207,7 +207,7 @@ def test_a_head_is_chosen_on_one_half_and_must_do_it_on_the_other(
     assert role_rows([Head("", 0, 0)], family, verdict)["found"].tolist() == [has]
 
 
-def test_a_text_is_one_text_however_often_it_is_annotated():
+def test_a_text_annotated_twice_counts_once():
     bare = TEXTS[0]
     trees = [AnnotatedText(bare, ((0, 2),), tags=(tag,)) for tag in "XY"]
     roles = find_roles(
@@ -219,7 +219,7 @@ def test_a_text_is_one_text_however_often_it_is_annotated():
     assert roles.notes[0].startswith("2 distinct texts of 5;")
 
 
-def test_an_encoder_of_a_model_that_reads_two_texts_is_one_that_reads_one():
+def test_the_encoder_of_an_encoder_decoder_is_evaluated_alone():
     config = T5Config(
         vocab_size=len(IDS), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
         decoder_start_token_id=0,
@@ -272,7 +272,7 @@ def test_a_relation_of_the_user_is_a_role():
     assert row["effect"] == pytest.approx(row["null.chance"], abs=1e-6)
 
 
-def test_too_few_texts_have_no_role_and_say_so():
+def test_too_few_texts_are_reported_as_not_tested():
     roles = find_roles(Planted([("offset -1",)], causal=True), TOKENIZER, TEXTS[:50])
     assert found(roles) == set()
     assert any("25 held-out texts, not 30" in note for note in roles.notes)
@@ -285,7 +285,7 @@ def test_too_few_texts_have_no_role_and_say_so():
     assert str(roles).startswith("0 heads have 0 roles: no role found among 2 tested; ")
 
 
-def test_a_single_text_tests_nothing_and_is_not_told_as_without_a_role():
+def test_a_single_text_is_reported_as_not_tested():
     model = Planted([("offset -1",)], causal=True)
     few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for sequences
     roles = find_roles(model, TOKENIZER, few)
@@ -298,7 +298,7 @@ def test_a_single_text_tests_nothing_and_is_not_told_as_without_a_role():
     assert str(roles) == f"0 heads have 0 roles: {message}"
 
 
-def test_the_outcome_says_what_came_of_each_test(encoder):
+def test_each_test_has_an_outcome(encoder):
     rows = encoder.frame()
     tested = rows["p_adj"].notna()
     assert (rows["found"] == (rows["outcome"] == "found")).all()
@@ -307,14 +307,14 @@ def test_the_outcome_says_what_came_of_each_test(encoder):
     assert not rows["found"][~tested].any()
 
 
-def test_roles_that_were_saved_without_outcomes_get_them(encoder, tmp_path):
+def test_roles_saved_without_outcomes_get_them_when_loaded(encoder, tmp_path):
     old = replace(encoder, rows=encoder.frame().drop(columns="outcome"))
     loaded = Roles.load(old.save(tmp_path / "roles.parquet"))
     pd.testing.assert_frame_equal(loaded.frame(), encoder.frame())
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
-def test_what_was_saved_loads_equal(encoder, tmp_path, ending):
+def test_a_saved_file_loads_equal(encoder, tmp_path, ending):
     loaded = Roles.load(encoder.save(tmp_path / f"roles{ending}"))
     pd.testing.assert_frame_equal(loaded.frame(), encoder.frame())
     assert loaded.why("L0.H3") == encoder.why("L0.H3")
@@ -326,7 +326,7 @@ def test_what_was_saved_loads_equal(encoder, tmp_path, ending):
     )
 
 
-def test_why_and_examples_tell_the_case(encoder):
+def test_why_and_examples_show_the_evidence(encoder):
     why = encoder.why("L0.H3")
     assert why.startswith("L0.H3\n  offset -3, strongly: a token → 3 tokens before it\n    1.000 [")
     assert "adjusted p 0.00025" in why
@@ -355,7 +355,7 @@ def test_long_texts_are_cut_and_count_once():
     assert any("22 texts were longer" in note for note in roles.notes)
 
 
-def test_nothing_is_left_behind_on_the_model():
+def test_the_model_is_unchanged():
     model = Planted([("offset -1",)], causal=True).train()
     before = {name: x.clone() for name, x in model.state_dict().items()}
     find_roles(model, TOKENIZER, TEXTS[:8])

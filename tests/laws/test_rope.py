@@ -36,7 +36,7 @@ def _at(*positions: int) -> Tensor:
 
 
 @given(rope=ropes)
-def test_turning_is_a_product_of_complex_numbers(rope: RoPE) -> None:
+def test_rotation_is_a_product_of_complex_numbers(rope: RoPE) -> None:
     x = torch.randn(2, 3, 5, 11, dtype=torch.float64)
     close(
         rope.rotate(x, _at(0, 1, 2, 70, -3)), turned(rope, x.numpy(), np.array([0, 1, 2, 70, -3]))
@@ -44,7 +44,7 @@ def test_turning_is_a_product_of_complex_numbers(rope: RoPE) -> None:
 
 
 @given(rope=ropes)
-def test_each_text_may_have_positions_of_its_own(rope: RoPE) -> None:
+def test_each_text_may_have_its_own_positions(rope: RoPE) -> None:
     x = torch.randn(2, 3, 2, 11, dtype=torch.float64)
     output = rope.rotate(x, torch.tensor([[0, 1], [5, 6]]))
     torch.testing.assert_close(output[:1], rope.rotate(x[:1], _at(0, 1)))
@@ -60,7 +60,7 @@ def test_only_the_distance_matters(rope: RoPE, shift: int) -> None:
 
 
 @given(rope=ropes)
-def test_turning_keeps_lengths_and_what_is_not_turned(rope: RoPE) -> None:
+def test_rotation_keeps_norms_and_unrotated_features(rope: RoPE) -> None:
     x = torch.randn(1, 1, 4, 11, dtype=torch.float64)
     out = rope.rotate(x, _at(0, 9, 99, 999))
     size = 1.0 if rope.scaling is None else rope.scaling.magnitude
@@ -70,7 +70,7 @@ def test_turning_keeps_lengths_and_what_is_not_turned(rope: RoPE) -> None:
 
 
 @pytest.mark.parametrize("scaling", SCALINGS[1:], ids=lambda s: type(s).__name__)
-def test_scaling_never_quickens_and_slows_down_to_its_factor(scaling: LinearScaling) -> None:
+def test_scaling_lowers_frequencies_by_at_most_its_factor(scaling: LinearScaling) -> None:
     plain = RoPE(64).frequencies(torch.float64)
     slowness = plain / RoPE(64, scaling=scaling).frequencies(torch.float64)
     assert torch.all(slowness.diff() >= -1e-9)
@@ -88,7 +88,7 @@ def test_scaling_as_the_papers_print_it() -> None:
     assert YaRN(16.0, trained_length=4096).magnitude == 0.1 * math.log(16.0) + 1
 
 
-def test_half_precision_does_not_garble_far_positions() -> None:
+def test_half_precision_rotates_far_positions_precisely() -> None:
     x = torch.randn(1, 1, 1, 64, dtype=torch.float64).bfloat16()
     exact = RoPE(64).rotate(x.double(), _at(30_001))
     error = (RoPE(64).rotate(x, _at(30_001)).double() - exact).abs().max()
@@ -97,7 +97,7 @@ def test_half_precision_does_not_garble_far_positions() -> None:
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_turns_as_well_as_a_plain_implementation(
+def test_half_precision_rotates_as_exactly_as_a_plain_implementation(
     dtype: torch.dtype, pairing: str
 ) -> None:
     rope, positions = RoPE(64, pairing=pairing), torch.arange(500)[None]
@@ -144,13 +144,13 @@ def test_alibi_is_a_slope_times_the_distance(n_heads: int) -> None:
     )
 
 
-def test_alibi_slopes_are_those_of_the_paper() -> None:
+def test_alibi_slopes_equal_those_of_the_paper() -> None:
     assert ALiBi(8).slopes() == tuple(2.0**-n for n in range(1, 9))
     assert ALiBi(12).slopes()[8:] == tuple(2.0**-n for n in (0.5, 1.5, 2.5, 3.5))
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_t5_buckets_are_those_of_the_paper(bidirectional: bool) -> None:
+def test_t5_buckets_equal_those_of_the_paper(bidirectional: bool) -> None:
     part = T5Bias(2, bidirectional=bidirectional)
     ahead = torch.arange(-200, 201)
     assert part.bucket(ahead).tolist() == [t5_bucket(part, n) for n in ahead.tolist()]

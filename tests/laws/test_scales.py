@@ -108,7 +108,7 @@ def test_every_kernel_equals_the_definition_at_every_scale(
 
 @pytest.mark.parametrize("backend", ["auto", "rows"])
 @given(problem=problems(), scale=st.sampled_from(HUGE), dtype=dtypes)
-def test_huge_scales_are_computed_where_their_logits_fit(
+def test_huge_scales_are_computed_if_their_logits_fit(
     backend: str, problem: Problem, scale: float, dtype: torch.dtype
 ) -> None:
     assume(_is_decided(_scaled(problem, scale, dtype)))
@@ -128,7 +128,7 @@ def test_kernels_without_float64_logits_refuse_huge_scales(backend: str, scale: 
 @pytest.mark.parametrize("T", [1, 2, 100, 300, 700])
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1e-46, -1e-320])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_causal_mask_holds_at_every_scale_and_length(
+def test_a_causal_mask_hides_the_future_at_every_scale_and_length(
     T: int, scale: float, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -141,7 +141,7 @@ def test_a_causal_mask_holds_at_every_scale_and_length(
 
 @pytest.mark.parametrize("backend", ["auto", "rows"])
 @given(problem=problems(), scale=st.sampled_from(ORDINARY + HUGE), dtype=dtypes)
-def test_statistics_are_those_of_the_weights_at_every_scale(
+def test_statistics_equal_those_of_the_weights_at_every_scale(
     backend: str, problem: Problem, scale: float, dtype: torch.dtype
 ) -> None:
     scaled = _scaled(problem, scale, dtype)
@@ -160,7 +160,7 @@ def test_statistics_are_those_of_the_weights_at_every_scale(
     assert result.lse.dtype == torch.promote_types(dtype, torch.float32)
 
 
-def test_a_huge_scale_says_why_it_is_computed_so() -> None:
+def test_a_huge_scale_gives_the_reason_for_its_kernel() -> None:
     q = torch.randn(1, 2, 5, 4)
     choice = choose(make_rule(head_dim=4, scale=1e30), q, q, q)
     assert (choice.backend, "scale=1e+30" in choice.reason) == ("rows", True)

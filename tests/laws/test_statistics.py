@@ -41,7 +41,7 @@ def _reference(problem: Problem) -> reference.AttentionOutput:
 
 @pytest.mark.usefixtures("cell")
 @given(problem=problems())
-def test_they_equal_those_of_the_weights(problem: Problem) -> None:
+def test_row_statistics_equal_those_of_the_weights(problem: Problem) -> None:
     result = _rows(problem, RowRequest(distance=True, heads=True))
     known = _reference(problem)
     weights = known.weights
@@ -101,7 +101,7 @@ def _draw_columns(problem: Problem, seed: int) -> tuple[_Columns, Tensor]:
 
 @pytest.mark.usefixtures("cell")
 @given(problem=problems(), seed=seeds)
-def test_mass_on_keys_and_classes_is_that_of_the_weights(problem: Problem, seed: int) -> None:
+def test_mass_on_keys_and_classes_equals_that_of_the_weights(problem: Problem, seed: int) -> None:
     columns, weights = _draw_columns(problem, seed)
     request = RowRequest(entropy=False, keys=columns.keys, classes=columns.classes)
     result = _rows(problem, request)
@@ -116,7 +116,7 @@ def test_mass_on_keys_and_classes_is_that_of_the_weights(problem: Problem, seed:
 
 @pytest.mark.usefixtures("cell")
 @given(problem=problems(), seed=seeds, even=st.booleans())
-def test_the_top_is_where_the_largest_weight_is_and_ties_share_it(
+def test_the_top_key_has_the_largest_weight_and_ties_share_it(
     problem: Problem, seed: int, even: bool
 ) -> None:
     if even:  # every visible key ties, unless a bias tells them apart
@@ -145,7 +145,7 @@ def test_shares_of_the_output_weigh_each_key_by_its_norm(problem: Problem, seed:
     assert torch.equal(result.class_share.isnan().all(-1), result.n_keys == 0)
 
 
-def test_shares_of_keys_without_a_norm_are_no_number() -> None:
+def test_shares_of_keys_without_a_norm_are_nan() -> None:
     q = torch.randn(1, 2, 5, 3)
     norms = torch.tensor([0.0, 0.0, torch.nan, torch.inf, 1.0]).expand(1, 2, 5)
     request = RowRequest(classes=torch.eye(5)[None], key_norms=norms)
@@ -177,7 +177,7 @@ def test_participation_is_the_effective_number_of_keys(problem: Problem) -> None
     assert torch.equal(result.participation == 0, result.n_keys == 0)
 
 
-def test_a_sink_far_above_all_logits_leaves_no_participation_out() -> None:
+def test_participation_ignores_a_sink_far_above_all_logits() -> None:
     q = torch.zeros(1, 1, 3, 2)
     rule = make_rule(head_dim=2, sinks=torch.tensor([200.0]))
     result = row_statistics(q, q, q, rule, RowRequest(participation=True))
@@ -218,7 +218,7 @@ def test_entropy_is_as_exact_as_that_of_float32_weights(size: float) -> None:
 @pytest.mark.parametrize("backend", ["rows", "native"] if library() else ["rows"])
 @pytest.mark.parametrize("wild", [torch.nan, torch.inf, -torch.inf])
 @given(problem=problems(), seed=seeds)
-def test_what_is_hidden_is_in_no_statistic(
+def test_hidden_keys_change_no_statistic(
     backend: str, wild: float, problem: Problem, seed: int
 ) -> None:
     problem = cast(problem, torch.float32)
@@ -231,7 +231,7 @@ def test_what_is_hidden_is_in_no_statistic(
     assert_same(described(problem, request, backend), calm, 0.0)
 
 
-def test_no_array_grows_with_the_square_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_square_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = 0
     whole = _cells.powers_of_cell
 

@@ -38,7 +38,7 @@ def test_tables_add_in_any_order(a: HeadTable, b: HeadTable, c: HeadTable) -> No
 
 
 @given(table=tables())
-def test_a_row_finds_its_head_whatever_the_order(table: HeadTable) -> None:
+def test_row_finds_a_head_in_any_order(table: HeadTable) -> None:
     turned = HeadTable(
         heads=table.heads[::-1],
         kv_heads=table.kv_heads[::-1],
@@ -51,7 +51,7 @@ def test_a_row_finds_its_head_whatever_the_order(table: HeadTable) -> None:
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
 @given(table=tables())
-def test_what_was_saved_loads_equal(
+def test_a_saved_file_loads_equal(
     tmp_path_factory: pytest.TempPathFactory, ending: str, table: HeadTable
 ) -> None:
     path = tmp_path_factory.mktemp("tables") / f"table.{ending}"
@@ -68,7 +68,7 @@ def test_the_mean_weighs_rows_not_texts() -> None:
     assert totals.texts == [2.0]
 
 
-def test_the_standard_error_takes_the_text_as_the_unit() -> None:
+def test_the_standard_error_treats_texts_as_units() -> None:
     rng = np.random.default_rng(0)
     # Rows of one text are copies of each other: they tell no more than one row would.
     values = rng.standard_normal((400, 1))
@@ -80,7 +80,7 @@ def test_the_standard_error_takes_the_text_as_the_unit() -> None:
 
 
 @given(table=tables())
-def test_what_is_kept_of_each_text_adds_up(table: HeadTable) -> None:
+def test_sums_of_single_texts_add_up(table: HeadTable) -> None:
     for name in table.statistics:
         kept = table.per_text(name)
         np.testing.assert_allclose(kept.count.sum(0), table.count(name))
@@ -102,7 +102,7 @@ def test_an_interval_lies_among_the_means_of_texts(table: HeadTable) -> None:
             assert means.min() - 1e-9 <= low[head] <= high[head] <= means.max() + 1e-9
 
 
-def test_an_interval_is_as_wide_as_the_texts_differ() -> None:
+def test_the_width_of_an_interval_follows_the_spread_of_texts() -> None:
     rng = np.random.default_rng(0)
     counts = np.full((400, 1), 10.0)
     means = rng.standard_normal((400, 1))
@@ -117,7 +117,7 @@ def test_an_interval_is_as_wide_as_the_texts_differ() -> None:
     assert wider[0] < low < high < wider[1]
 
 
-def test_nothing_seen_is_nan_never_zero() -> None:
+def test_a_statistic_without_rows_is_nan_and_not_zero() -> None:
     nothing = Totals.of_texts(np.zeros((2, 1)), np.zeros((2, 1)), np.array([np.nan]))
     table = HeadTable((Head("", 5, 3),), np.array([1]), {"next": nothing})
     assert np.isnan(table.mean("next"))

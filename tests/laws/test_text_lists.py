@@ -131,7 +131,9 @@ def test_any_iterable_is_the_list_of_its_texts(
     ],
     ids=["None", "bytes", "nested", "surrogate", "frame"],
 )
-def test_what_is_no_text_is_named(model: nn.Module, door: str, wrong: Any, named: str) -> None:
+def test_an_item_that_is_no_text_is_named(
+    model: nn.Module, door: str, wrong: Any, named: str
+) -> None:
     with pytest.raises(ArgumentError, match=named):
         REFUSING[door](model, wrong)
 
@@ -148,7 +150,9 @@ def test_what_is_no_text_is_named(model: nn.Module, door: str, wrong: Any, named
     ],
     ids=["bytes", "mapping", "path", "None", "number"],
 )
-def test_what_holds_no_texts_is_named(model: nn.Module, door: str, wrong: Any, named: str) -> None:
+def test_an_argument_that_holds_no_texts_is_named(
+    model: nn.Module, door: str, wrong: Any, named: str
+) -> None:
     if door in BATCHES:
         named = r"batches: one is a|no tensor in \['text'\]"
     with pytest.raises(ArgumentError, match=named):
@@ -157,7 +161,7 @@ def test_what_holds_no_texts_is_named(model: nn.Module, door: str, wrong: Any, n
 
 @pytest.mark.parametrize("door", REFUSING)
 @pytest.mark.parametrize("texts", [[], "", ["", " \n"]], ids=["no text", "empty", "white space"])
-def test_nothing_to_read_is_refused(model: nn.Module, door: str, texts: Any) -> None:
+def test_no_texts_are_refused(model: nn.Module, door: str, texts: Any) -> None:
     said = r"hold no token|0 given|2 targets|of pair 0 is empty"
     with pytest.raises((InputError, ArgumentError), match=said):
         REFUSING[door](model, texts)

@@ -111,7 +111,7 @@ def test_every_rule_holds_across_blocks(rule_name: str) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"bias": torch.randn(1, 3, 23, 43)}])
-def test_biases_by_distance_are_looked_up(more: dict[str, Tensor]) -> None:
+def test_biases_by_distance_are_read_from_a_table(more: dict[str, Tensor]) -> None:
     positions = torch.arange(20, 43, device=DEVICE)[None], torch.arange(43, device=DEVICE)[None]
     q, k = _random(1, 3, 23, 8), _random(1, 3, 43, 8)
 
@@ -128,14 +128,14 @@ def test_biases_by_distance_are_looked_up(more: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(("T", "S"), [(1, 47), (47, 1), (47, 16), (5, 0), (0, 5), (32, 32)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_every_length_is_taken(T: int, S: int, causal: bool) -> None:
+def test_every_length_works(T: int, S: int, causal: bool) -> None:
     q, k, v = _random(1, 1, T, 5), _random(1, 1, S, 5), _random(1, 1, S, 3)
     problem = Problem(q, k, v, {"causal": causal})
     _compare(problem, _everything(problem, 0, argmax=True))
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(1, 1), (80, 96), (256, 200)])
-def test_every_width_is_taken(D: int, Dv: int) -> None:
+def test_every_head_width_works(D: int, Dv: int) -> None:
     q, k, v = _random(1, 1, 20, D), _random(1, 1, 20, D), _random(1, 1, 20, Dv)
     problem = Problem(q, k, v, {})
     _compare(problem, _everything(problem, 0, argmax=True))
@@ -143,7 +143,7 @@ def test_every_width_is_taken(D: int, Dv: int) -> None:
 
 @settings(max_examples=5)
 @given(data=st.data())
-def test_whatever_is_hidden_reaches_nothing(data: st.DataObject) -> None:
+def test_hidden_keys_change_nothing(data: st.DataObject) -> None:
     problem = cast(data.draw(problems(most=2)), torch.float32, DEVICE)
     T, S = problem.q.shape[2], problem.k.shape[2]
     marked = torch.tensor(data.draw(st.lists(st.booleans(), min_size=S, max_size=S)))
@@ -156,7 +156,7 @@ def test_whatever_is_hidden_reaches_nothing(data: st.DataObject) -> None:
     assert torch.equal(wild.lse, plain.lse)
 
 
-def test_what_is_no_number_stays_in_its_row() -> None:
+def test_nan_stays_in_its_row() -> None:
     q, k, v = (_random(1, 2, 37, 24) for _ in range(3))
     problem = Problem(q, k, v, {"causal": True})
     names = ("lse", "entropy", "max_logit", "max_weight", "heads")
@@ -219,7 +219,7 @@ def test_half_precision_is_as_good_as_a_plain_implementation() -> None:
 
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1e-46, -8.0])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_every_scale_gives_what_the_definition_gives(scale: float, softcap: float | None) -> None:
+def test_every_scale_equals_the_definition(scale: float, softcap: float | None) -> None:
     q, k = _random(1, 4, 19, 8), _random(1, 2, 23, 8)
     options = {"causal": True, "scale": scale, "softcap": softcap}
     exact = attend(q.double(), k.double(), k.double(), **options, backend="rows", need_lse=True)
@@ -234,7 +234,7 @@ def test_huge_scales_are_refused() -> None:
         attend(q, q, q, scale=1e30, backend="triton")
 
 
-def test_a_whole_watch_is_served_where_the_switch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_serves_a_whole_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(MultiHeadAttention(32, 4, 2)).to(DEVICE)
     x = _random(2, 13, 32)
     with torch.no_grad(), hw.observe(model) as watch:
@@ -253,7 +253,7 @@ def test_a_whole_watch_is_served_where_the_switch_says_so(monkeypatch: pytest.Mo
 
 @pytest.mark.full
 @pytest.mark.parametrize(("arch", "memory"), [(80, 163), (86, 99), (90, 227)])
-def test_it_compiles_where_there_is_no_gpu_and_fits_one(arch: int, memory: int) -> None:
+def test_the_kernel_compiles_without_a_gpu_and_fits_shared_memory(arch: int, memory: int) -> None:
     program = str(Path(__file__).with_name("triton_compiled.py"))
     done = subprocess.run([sys.executable, program, str(arch)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ import headwise as hw
 MASK = torch.ones(5, 5).tril()
 
 
-class Attention(nn.Module):
+class AddedMaskAttention(nn.Module):
     """Attention whose float mask is added, as `scaled_dot_product_attention` adds it."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 def test_a_mask_of_zeros_and_ones_is_watched_as_added(kind: str) -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
-    model = Attention() if kind == "function" else layer
+    model = AddedMaskAttention() if kind == "function" else layer
     x = torch.randn(3, 5, 8)
     with torch.no_grad(), hw.observe(model) as watch:
         if kind == "function":

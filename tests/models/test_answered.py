@@ -49,7 +49,7 @@ def test_outputs_are_equal_to_rounding_and_statistics_are_the_same(name: str, si
     _assert_answered(model, padded(TEXTS, side))
 
 
-def test_a_real_encoder_is_answered_too() -> None:
+def test_a_real_encoder_is_served() -> None:
     tokens = load_tokenizer(MINILM)(
         ["A short text.", "Another one that is a good deal longer."],
         padding=True, return_tensors="pt",
@@ -72,7 +72,7 @@ class _Attends(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
 
-def test_torchs_function_is_answered_in_place() -> None:
+def test_the_function_of_torch_is_served_in_place() -> None:
     model, x = _Attends().eval(), torch.randn(2, 7, 12)
     plain = model(x).detach()
     with torch.no_grad(), observe(model, exact=False) as watch:
@@ -87,7 +87,7 @@ def test_torchs_function_is_answered_in_place() -> None:
 
 
 @pytest.mark.parametrize("why", ["gradients", "dropout", "exact"])
-def test_elsewhere_the_model_answers_itself_and_says_so(why: str) -> None:
+def test_otherwise_the_model_computes_itself_with_a_reason(why: str) -> None:
     model, x = _Attends(dropout=0.5 if why == "dropout" else 0.0), torch.randn(2, 7, 12)
     model.train(why == "dropout")
     results = []
@@ -129,7 +129,7 @@ def test_two_watches_of_one_model_see_the_same_calls() -> None:
         np.testing.assert_allclose(first.table().mean(name), second.table().mean(name), rtol=1e-5)
 
 
-def test_only_some_passes_and_layers_are_answered() -> None:
+def test_only_selected_passes_and_layers_are_served() -> None:
     model = zoo.make("GPT2")
     batch = padded(TEXTS, "right")
     with torch.no_grad(), observe(model, layers=[1], every=2, exact=False) as watch:

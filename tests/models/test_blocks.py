@@ -203,7 +203,7 @@ class Cached(nn.Module):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("steps", [[7], [3, 1, 2, 1], [1] * 7])
-def test_cached_keys_are_the_texts_own(fused: bool, steps: list[int]) -> None:
+def test_cached_keys_belong_to_their_text(fused: bool, steps: list[int]) -> None:
     model = Cached(fused)
     with torch.no_grad(), observe(model) as whole:
         model(X)
@@ -233,7 +233,7 @@ class PerceiverLayer(nn.Module):
 
 @pytest.mark.parametrize("order", ["plain", "module"])
 @pytest.mark.parametrize("n_latents", [2, 9])
-def test_latents_that_read_a_text_attend_across(order: str, n_latents: int) -> None:
+def test_latents_that_read_a_text_use_cross_attention(order: str, n_latents: int) -> None:
     latents = torch.randn(3, n_latents, DIM)
     table = _watched(PerceiverLayer(order), latents, X)
     assert {head.stack for head in table.heads} == {"cross"}

@@ -46,7 +46,7 @@ def _answer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("copied", [copy.deepcopy, _saved_and_read])
-def test_a_copy_is_neither_watched_nor_without_heads(
+def test_a_copy_is_neither_watched_nor_ablated(
     name: str, inside: str, copied: Callable[[nn.Module], nn.Module]
 ) -> None:
     torch.manual_seed(0)

@@ -106,7 +106,7 @@ def _count(table: HeadTable, stack: str, name: str = "lse") -> int:
 
 @pytest.mark.filterwarnings("ignore:Version v4.12.0 introduces")
 @pytest.mark.parametrize("name", MODELS)
-def test_decoders_read_what_the_model_itself_makes_of_labels(name: str) -> None:
+def test_decoder_inputs_equal_those_the_model_makes_from_labels(name: str) -> None:
     model, labels = _make(MODELS[name]), _ids("c d e")
     read: list[list[int]] = []
 
@@ -169,7 +169,7 @@ def test_a_long_text_that_is_its_own_target_is_cut_like_any_other() -> None:
     assert result.findings()[0].startswith("Not tested: 1 text, 5 needed")
 
 
-def test_every_sort_of_map_has_its_own_tokens() -> None:
+def test_every_kind_of_map_has_its_own_tokens() -> None:
     model, tokenizer = _make(MODELS["BART"]), _tokenizer()
     result = study(model, tokenizer, TEXTS[:1], targets=TARGETS[:1])
     (sample,) = result.samples
@@ -195,7 +195,7 @@ def test_every_sort_of_map_has_its_own_tokens() -> None:
     assert render(result).count("decoder.cross.L0.H0")
 
 
-def test_classes_of_keys_are_those_of_the_text_that_is_looked_at() -> None:
+def test_classes_of_keys_come_from_the_attended_text() -> None:
     result = study(_make(MODELS["T5"]), _tokenizer(), ["a , b"], targets=["c d"])
     table = result.table
     # The text ends with a special token; the decoder's own begins with one.
@@ -230,7 +230,7 @@ def test_pairs_that_do_not_fit_are_refused() -> None:
         study(gpt, tokenizer, TEXTS, targets=TARGETS)
 
 
-def test_a_decoder_that_does_not_say_how_it_begins() -> None:
+def test_a_decoder_without_a_start_token_is_refused() -> None:
     model = _make(MODELS["T5"])
     model.config.decoder_start_token_id = None
     with pytest.raises(ArgumentError, match=r"T5ForCond.* does not say how its decoder begins"):
@@ -346,20 +346,20 @@ def test_targets_that_do_not_fit(
     assert not out.exists()
 
 
-def test_roles_that_are_asked_for_are_refused(place: Path, tmp_path: Path) -> None:
+def test_requested_roles_are_refused(place: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = headwise("report", place, "--text", place / "texts.txt", "-o", page, "--roles")
     assert done.code == 2
     assert "T5ForConditionalGeneration reads two texts, and a relation is of one" in done.err
 
 
-def test_a_target_without_a_model() -> None:
+def test_targets_need_a_model() -> None:
     done = headwise("report", "--target", "any.txt")
     assert (done.code, done.out) == (2, "")
     assert "--target is for a MODEL" in done.err
 
 
-def test_a_study_of_pairs_says_what_it_is(place: Path) -> None:
+def test_a_study_of_pairs_states_its_texts(place: Path) -> None:
     result: Study = study(_make(MODELS["T5"]), _tokenizer(), TEXTS, targets=TARGETS)
     assert result.roles is None
     assert result.text["texts"] == 4

@@ -72,7 +72,7 @@ def ordinary() -> Any:
 
 @pytest.mark.usefixtures("ordinary")
 @pytest.mark.parametrize("name", [*BARE, *zoo.mixing()])
-def test_one_is_the_identity_and_zero_is_removal(name: str) -> None:
+def test_a_gate_of_one_is_the_identity_and_zero_removes_the_head(name: str) -> None:
     model, args, kwargs = _made(name)
     before = modules_of(model)
     attentions = find_attentions(model)
@@ -173,7 +173,7 @@ def test_without_a_reference_the_mean_is_that_of_each_batch() -> None:
 
 @pytest.mark.parametrize("make", ["ours", "mini"])
 @torch.no_grad()
-def test_heads_are_taken_away_in_steps(make: str) -> None:
+def test_heads_can_be_ablated_in_steps(make: str) -> None:
     model, batch = BARE[make]()
     layer = 0 if make == "ours" else 1
     with ablate(model, [(0, 1), (layer, 2)]):
@@ -182,7 +182,7 @@ def test_heads_are_taken_away_in_steps(make: str) -> None:
         assert torch.equal(model(*batch), expected)
 
 
-def test_layers_that_share_their_weights_lose_heads_apart() -> None:
+def test_layers_with_shared_weights_are_ablated_separately() -> None:
     model = zoo.make("Albert")
     batch = _batch(model)
     answers = {}
@@ -201,7 +201,7 @@ def test_layers_that_share_their_weights_lose_heads_apart() -> None:
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation_goes_on_without_the_heads(cache: str) -> None:
+def test_generation_works_with_ablated_heads(cache: str) -> None:
     model = zoo.make("Llama")
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     prompt = {"input_ids": torch.tensor([TEXTS[0]])}
@@ -233,7 +233,7 @@ def test_an_exception_leaves_nothing_behind(name: str) -> None:
     handle.remove()
 
 
-def test_finding_heads_leaves_modes_draws_and_gradients_alone() -> None:
+def test_finding_heads_leaves_modes_random_state_and_gradients() -> None:
     model = zoo.make("Bert").train()
     model.encoder.layer[0].eval()
     modes = [module.training for module in model.modules()]

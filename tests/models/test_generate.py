@@ -57,7 +57,7 @@ def test_decoders(name: str, cache: str) -> None:
 
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "GptOss"])
-def test_a_cache_tells_how_far_a_text_was_read(name: str, kind: type[Cache]) -> None:
+def test_the_cache_gives_the_position_of_a_text(name: str, kind: type[Cache]) -> None:
     # Without a mask, and in a window that has slid, neither keys nor positions tell it.
     model, text = (
         zoo.make(name),

@@ -79,7 +79,7 @@ def test_statistics_are_those_of_the_models_own_weights(name: str, side: str) ->
             np.testing.assert_allclose(ours, theirs, atol=1e-4, err_msg=f"{statistic} L{layer}")
 
 
-def test_they_are_for_a_real_encoder_with_padding() -> None:
+def test_statistics_of_a_real_encoder_with_padding_are_exact() -> None:
     model, tokenizer = load(MINILM), load_tokenizer(MINILM)
     texts = tokenizer(["The animal crossed the road because it was tired.", "It was not."])
     table = _watched(model, padded(texts["input_ids"], "right"), Request())
@@ -210,7 +210,7 @@ def test_encoder_decoders_have_three_stacks() -> None:
         assert np.isnan(table.mean(statistic)[4:8]).all()
 
 
-def test_shared_layers_are_as_many_layers_as_they_are_called() -> None:
+def test_shared_layers_count_once_per_call() -> None:
     table = _watched(_tiny("albert"), padded(TEXTS, "right"), Request())
     assert [str(head) for head in table.heads[::4]] == ["L0.H0", "L1.H0"]
 

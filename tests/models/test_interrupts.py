@@ -33,7 +33,7 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-class Written(nn.Module):
+class ProjectedHandwrittenAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out_proj = nn.Linear(12, 36), nn.Linear(12, 12)
@@ -43,7 +43,7 @@ class Written(nn.Module):
         return self.out_proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-class Fused(Written):
+class ProjectedFusedAttention(ProjectedHandwrittenAttention):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
         return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
@@ -52,8 +52,8 @@ class Fused(Written):
 MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "interface": (lambda: zoo.make("Bert"), IDS),
     "ours": (lambda: hw.MultiHeadAttention(12, 4), X),
-    "fused": (lambda: nn.Sequential(Fused()), X),
-    "written out": (lambda: nn.Sequential(Written()), X),
+    "fused": (lambda: nn.Sequential(ProjectedFusedAttention()), X),
+    "written out": (lambda: nn.Sequential(ProjectedHandwrittenAttention()), X),
     "torch": (lambda: nn.TransformerEncoderLayer(12, 3, 16, batch_first=True).eval(), X),
 }
 
@@ -148,7 +148,7 @@ def _changed(model: nn.Module) -> Iterator[None]:
         del model.changed
 
 
-def test_whoever_handles_interrupts_goes_on_to() -> None:
+def test_a_custom_interrupt_handler_is_kept() -> None:
     model, received = nn.Linear(2, 2), []
 
     def theirs(number: int, frame: FrameType | None) -> None:

@@ -44,7 +44,7 @@ LLAMA3 = {
 }
 
 
-class Heard:
+class CapturedModule:
     """What went into a module, what came out, while the whole model ran."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -79,7 +79,7 @@ def test_bert() -> None:
     )  # fmt: skip
     model = _alive(BertModel(config))
     theirs = model.encoder.layer[1].attention
-    inside, mixed = Heard(theirs), Heard(theirs.output.dense)
+    inside, mixed = CapturedModule(theirs), CapturedModule(theirs.output.dense)
     visible = torch.arange(T) < torch.tensor([[T], [4]])
     maps = model(_ids(), attention_mask=visible.long(), output_attentions=True).attentions
     ours = MultiHeadAttention(12, 3, bias=True).double()
@@ -94,7 +94,7 @@ def test_gpt2() -> None:
     )
     model = _alive(GPT2Model(config))
     theirs = model.h[1].attn
-    recorded = Heard(theirs)
+    recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
     ours = MultiHeadAttention(12, 3, bias=True).double()
     ours.load_state_dict(theirs.state_dict())
@@ -117,7 +117,7 @@ def test_llama(rope: RoPE, parameters: dict[str, Any]) -> None:
     )  # fmt: skip
     model = _alive(LlamaModel(config))
     theirs = model.layers[1].self_attn
-    recorded = Heard(theirs)
+    recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
     ours = MultiHeadAttention(12, 4, 2, head_dim=6, rope=rope).double()
     ours.load_state_dict(theirs.state_dict())
@@ -127,14 +127,14 @@ def test_llama(rope: RoPE, parameters: dict[str, Any]) -> None:
     torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
 
 
-def test_qwen2_with_biases_on_the_way_in_alone() -> None:
+def test_qwen2_with_input_biases_only() -> None:
     config = Qwen2Config(
         vocab_size=50, hidden_size=24, num_attention_heads=4, num_key_value_heads=2,
         num_hidden_layers=2, intermediate_size=16, attn_implementation="eager",
     )  # fmt: skip
     model = _alive(Qwen2Model(config))
     theirs = model.layers[1].self_attn
-    recorded = Heard(theirs)
+    recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
     rope = RoPE(6, base=config.rope_parameters["rope_theta"])
     ours = MultiHeadAttention(24, 4, 2, rope=rope, bias="qkv").double()
@@ -144,14 +144,14 @@ def test_qwen2_with_biases_on_the_way_in_alone() -> None:
     torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
 
 
-def test_qwen3_with_its_normed_queries_and_keys() -> None:
+def test_qwen3_with_normalised_queries_and_keys() -> None:
     config = Qwen3Config(
         vocab_size=50, hidden_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
         num_hidden_layers=2, intermediate_size=16, attn_implementation="eager",
     )  # fmt: skip
     model = _alive(Qwen3Model(config))
     theirs = model.layers[1].self_attn
-    recorded = Heard(theirs)
+    recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
     rope = RoPE(6, base=config.rope_parameters["rope_theta"])
     ours = MultiHeadAttention(12, 4, 2, head_dim=6, rope=rope, qk_norm=True).double()
@@ -173,7 +173,7 @@ def test_t5() -> None:
         "decoder": model.decoder.block[0].layer[0].SelfAttention,
         "cross": model.decoder.block[0].layer[1].EncDecAttention,
     }
-    recorded = {name: Heard(module) for name, module in sites.items()}
+    recorded = {name: CapturedModule(module) for name, module in sites.items()}
     whole = model(input_ids=_ids(), decoder_input_ids=_ids()[:, :S], output_attentions=True)
     maps = whole.encoder_attentions, whole.decoder_attentions, whole.cross_attentions
 

@@ -148,7 +148,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_model_is_given_back_as_it_was(verb: str, tmp_path: Path) -> None:
+def test_every_verb_leaves_the_model_unchanged(verb: str, tmp_path: Path) -> None:
     model = _model(verb)
     before = _state(model)
     VERBS[verb](model, tmp_path)
@@ -165,7 +165,7 @@ def test_a_model_is_given_back_as_it_was(verb: str, tmp_path: Path) -> None:
         for passes in ([0] if verb == "save" else [0, 1])
     ],
 )
-def test_so_it_is_after_an_exception(verb: str, passes: int, tmp_path: Path) -> None:
+def test_an_exception_leaves_the_model_unchanged(verb: str, passes: int, tmp_path: Path) -> None:
     model = _model(verb)
     remaining = [passes]
 
@@ -210,7 +210,7 @@ def _a_block(model: MiniGPT) -> str:
 
 
 @pytest.mark.parametrize("verb", OF_MINI_GPT)
-def test_so_is_a_mini_gpt(verb: str) -> None:
+def test_every_verb_leaves_a_mini_gpt_unchanged(verb: str) -> None:
     model = _mini_gpt()
     before = _state(model)
     OF_MINI_GPT[verb](model)
@@ -219,7 +219,7 @@ def test_so_is_a_mini_gpt(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", OF_MINI_GPT)
-def test_so_is_a_mini_gpt_after_an_exception(verb: str) -> None:
+def test_an_exception_leaves_a_mini_gpt_unchanged(verb: str) -> None:
     model = _mini_gpt()
 
     def fail(module: nn.Module, args: Any) -> None:
@@ -243,7 +243,7 @@ class _Merging(nn.Linear):
         return super().train(mode)
 
 
-def test_the_mode_has_no_side_effects() -> None:
+def test_switching_modes_has_no_side_effects() -> None:
     layer = _Merging(2, 2).train()
     with in_evaluation(layer):
         assert not layer.training

@@ -17,7 +17,7 @@ def _names() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _names())
-def test_a_saved_model_is_opened_again(name: str, tmp_path: Path) -> None:
+def test_a_saved_model_can_be_loaded(name: str, tmp_path: Path) -> None:
     model: Any = zoo.make(name)
     model.save_pretrained(tmp_path)
     opened = load(tmp_path)

@@ -36,7 +36,7 @@ def _original(model: nn.Module) -> list[str]:
     return _table(model).frame()["original"].tolist()
 
 
-def test_the_table_of_a_whole_model_has_no_such_column() -> None:
+def test_the_table_of_an_unpruned_model_has_no_original_column() -> None:
     table = _table(zoo.make("Llama"))
     assert table.original == ()
     assert "original" not in table.frame()
@@ -49,7 +49,7 @@ def test_pruning_a_pruned_model_composes() -> None:
     assert _original(small) == LEFT
 
 
-def test_statistics_are_those_of_the_original_heads() -> None:
+def test_statistics_equal_those_of_the_original_heads() -> None:
     model = zoo.make("Llama")
     small, whole = _table(prune(model, {0: [0, 1]})), _table(model)
     for head, was in zip(small.heads, small.original, strict=True):
@@ -62,7 +62,7 @@ def test_statistics_are_those_of_the_original_heads() -> None:
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
-def test_every_format_records_them(format: Any, tmp_path: Path) -> None:
+def test_every_format_records_the_original_heads(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama"), GONE)
     folder = save(small, tmp_path / "small", format=format)
     original = _original(load(folder)) if format != "remote-code" else None
@@ -76,13 +76,13 @@ def test_every_format_records_them(format: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_heads_of_zeros_are_no_original_heads(tmp_path: Path) -> None:
+def test_padded_heads_have_no_original(tmp_path: Path) -> None:
     padded = load(save(prune(zoo.make("Llama"), GONE), tmp_path / "small", format="padded"))
     assert _original(prune(padded, {0: [2, 3], 1: [0, 1]})) == ["L0.H2", "L0.H3", "", ""]
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_a_llama_written_as_a_mistral_records_them(tmp_path: Path) -> None:
+def test_a_llama_written_as_a_mistral_records_the_original_heads(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=23,
         intermediate_size=16, max_position_embeddings=40,
@@ -94,20 +94,20 @@ def test_a_llama_written_as_a_mistral_records_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_a_mini_gpt_records_them(tmp_path: Path) -> None:
+def test_a_mini_gpt_records_the_original_heads(tmp_path: Path) -> None:
     small = prune(MiniGPT(MiniGPTConfig(23, 8, 12, 4, n_layers=2)).eval(), {0: [1]})
     loaded = load(save(small, tmp_path / "small"))
     assert loaded.original_heads == {"L0": [0, 2, 3], "L1": [0, 1, 2, 3]}
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_a_layer_records_them(tmp_path: Path) -> None:
+def test_a_layer_records_the_original_heads(tmp_path: Path) -> None:
     small = prune(prune(MultiHeadAttention(12, 4), [(0, 1)]), [(0, 0)])
     loaded = load(save(small, tmp_path / "small"))
     assert loaded.original_heads == {"L0": [2, 3]}
 
 
-def test_heads_that_were_grouped_stand_in_another_order() -> None:
+def test_grouped_heads_record_their_new_order() -> None:
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
         hidden_size=24, num_hidden_layers=1, num_attention_heads=6, vocab_size=23,
@@ -134,7 +134,7 @@ def test_heads_that_were_grouped_stand_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
-def test_tables_keep_them_in_files(ending: str, tmp_path: Path) -> None:
+def test_tables_keep_the_original_heads_in_files(ending: str, tmp_path: Path) -> None:
     table = _table(prune(zoo.make("Llama"), GONE))
     loaded = HeadTable.load(table.save(tmp_path / f"table.{ending}"))
     assert loaded.original == table.original
@@ -143,7 +143,7 @@ def test_tables_keep_them_in_files(ending: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("wrong", [[0, 0], [-1], ["0"], 3, [True]])
-def test_originals_that_cannot_be(wrong: Any, tmp_path: Path) -> None:
+def test_impossible_original_heads_are_refused(wrong: Any, tmp_path: Path) -> None:
     folder = save(prune(zoo.make("Llama"), GONE), tmp_path / "small")
     path = folder / "config.json"
     content = json.loads(path.read_text("utf-8"))

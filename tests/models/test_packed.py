@@ -46,7 +46,7 @@ def test_packed_texts_give_the_table_of_texts_one_by_one(name: str) -> None:
     assert packed.per_text("lse").count[:, 0].tolist() == [5, 2, 6, 1]
 
 
-def test_texts_that_the_model_does_not_keep_apart_are_one() -> None:
+def test_packed_texts_the_model_mixes_count_as_one() -> None:
     # With a cache it does not read positions as the beginnings of texts.
     model = zoo.make("Llama").double()
     batch = {

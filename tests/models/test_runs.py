@@ -17,7 +17,7 @@ from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 
 
-class Tower(nn.Module):
+class ImageAttention(nn.Module):
     """Attends within one image after the other, as vision towers do under packing."""
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Tower(nn.Module):
         return torch.cat(heads, 2)[0].transpose(0, 1).flatten(1)
 
 
-class Towers(nn.Module):
+class ImageLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(Tower() for _ in range(2))
+        self.layers = nn.ModuleList(ImageAttention() for _ in range(2))
 
     def forward(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         for layer in self.layers:
@@ -44,7 +44,7 @@ class Towers(nn.Module):
 
 
 def _of_images(batches: Sequence[Sequence[int]]) -> HeadTable:
-    model = Towers()
+    model = ImageLayers()
     images = torch.randn(9, 12, generator=torch.Generator().manual_seed(1))
     with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
         for sizes in batches:
@@ -109,7 +109,7 @@ class Past(nn.Module):
         return self.inner.forward(*args, **kwargs)
 
 
-def test_a_module_that_is_called_past_its_hooks_is_one_layer() -> None:
+def test_a_module_called_without_its_hooks_is_one_layer() -> None:
     model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7]])
     model.model.layers[0].self_attn = Past(model.model.layers[0].self_attn)
     with torch.no_grad(), observe(model, exact=False) as watch:
@@ -153,7 +153,7 @@ class Condensed(nn.Module):
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 2), (1, 4), (2, 1)])
-def test_where_tokens_are_left_out_no_position_is_known(queries: int, keys: int) -> None:
+def test_positions_are_unknown_if_tokens_are_dropped(queries: int, keys: int) -> None:
     model, x = Condensed(queries, keys), torch.randn(2, 8, 12)
     with torch.no_grad(), observe(model) as watch:
         model(x)
@@ -185,7 +185,7 @@ def test_a_model_that_runs_in_two_threads_at_once_is_refused() -> None:
     assert {head.layer for head in watch.table().heads} == {0, 1}
 
 
-def test_a_model_whose_numbers_are_none_is_watched() -> None:
+def test_a_model_with_nan_is_watched() -> None:
     model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7]])
     nn.init.constant_(model.model.layers[0].self_attn.q_proj.weight, float("nan"))
     with torch.no_grad(), observe(model) as watch:
@@ -194,7 +194,7 @@ def test_a_model_whose_numbers_are_none_is_watched() -> None:
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Llama"])
-def test_what_keys_received_grows_with_the_text_also_where_a_cache_forgets(name: str) -> None:
+def test_received_mass_covers_the_whole_text_with_a_rolling_cache(name: str) -> None:
     model, text = zoo.make(name), torch.tensor([[5, 9, 7, 3, 11, 8, 2, 4]])
     model.set_attn_implementation("eager")
     with torch.no_grad():

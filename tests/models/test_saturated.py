@@ -18,7 +18,7 @@ LOWEST = torch.finfo(torch.float32).min
 NONE = -104.0
 
 
-class Attention(nn.Module):
+class MaskedAttention(nn.Module):
     """Written out, with its mask put in by one of the usual ways."""
 
     num_heads = HEADS
@@ -90,10 +90,10 @@ class Attention(nn.Module):
         return scores.mT.masked_fill(~allowed.mT, self.constant).transpose(-1, -2)
 
 
-class Model(nn.Module):
+class MaskedModel(nn.Module):
     def __init__(self, way: str, constant: float) -> None:
         super().__init__()
-        self.attention = Attention(way, constant)
+        self.attention = MaskedAttention(way, constant)
 
     def forward(self, x: Tensor, allowed: Tensor, attention_mask: Tensor) -> Tensor:
         return self.attention(x, allowed)
@@ -139,7 +139,9 @@ def _rows(logits: Tensor, allowed: Tensor, real: Tensor) -> Iterator[dict[str, n
 STATISTICS = ("entropy", "max_weight", "first", "self", "previous")
 
 
-def _check(model: Model, side: str, scales: list[float], dtype: torch.dtype, rtol: float) -> None:
+def _check(
+    model: MaskedModel, side: str, scales: list[float], dtype: torch.dtype, rtol: float
+) -> None:
     x, allowed, real = _texts(side)
     model = model.to(dtype)
     with torch.no_grad(), observe(model, Request(statistics=STATISTICS)) as watch:
@@ -159,28 +161,32 @@ def _check(model: Model, side: str, scales: list[float], dtype: torch.dtype, rto
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("constant", [LOWEST, -1e9, -65500.0, -1e4])
 @pytest.mark.parametrize("way", WAYS)
-def test_only_what_a_mask_hides_is_hidden(way: str, constant: float, side: str) -> None:
+def test_keys_of_zero_weight_count_as_visible_unless_masked(
+    way: str, constant: float, side: str
+) -> None:
     for scale in (1.0, 1e3, 1e4, 1e6):
-        _check(Model(way, constant), side, [scale], torch.float32, 1e-5)
+        _check(MaskedModel(way, constant), side, [scale], torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("way", ["fill", "add"])
-def test_a_watch_goes_on_through_a_collapse(way: str) -> None:
-    _check(Model(way, -1e4), "right", [1.0, 30.0, 1e3, 1e5, 1e6], torch.float32, 1e-5)
+def test_a_watch_survives_an_entropy_collapse(way: str) -> None:
+    _check(MaskedModel(way, -1e4), "right", [1.0, 30.0, 1e3, 1e5, 1e6], torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("way", ["fill", "add", "multiply", "with_bias"])
-def test_half_precision_reaches_as_far_as_it_can(way: str, dtype: torch.dtype) -> None:
+def test_half_precision_counts_keys_down_to_its_smallest_weight(
+    way: str, dtype: torch.dtype
+) -> None:
     for constant in (torch.finfo(dtype).min, -1e4):
         for scale in (1.0, 1e2, 1e3):
-            _check(Model(way, constant), "right", [scale], dtype, 1e-3)
+            _check(MaskedModel(way, constant), "right", [scale], dtype, 1e-3)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e4, 1e6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_a_mask_nothing_is_hidden(scale: float, dtype: torch.dtype) -> None:
-    model = Attention("fill", 0.0).to(dtype)
+def test_without_a_mask_every_key_is_visible(scale: float, dtype: torch.dtype) -> None:
+    model = MaskedAttention("fill", 0.0).to(dtype)
     x = _texts("right")[0].to(dtype)
     model.scale = scale
     with torch.no_grad(), observe(model, Request(statistics=STATISTICS)) as watch:

@@ -32,7 +32,7 @@ def _same(first: nn.Module, second: nn.Module) -> bool:
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing())
-def test_every_architecture_comes_back(name: str, tmp_path: Path) -> None:
+def test_every_architecture_loads_equal(name: str, tmp_path: Path) -> None:
     model = zoo.make(name)
     gone = [(0, 1), (0, 3), (1, 1), (1, 3)] if name == "Albert" else {0: [1, 3], 1: [0, 2]}
     small = model if name in WHOLE else prune(model, gone)
@@ -48,7 +48,7 @@ def test_every_architecture_comes_back(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
+def test_repeated_pruning_and_saving_loads_equal(tmp_path: Path) -> None:
     small = prune(zoo.make("Llama"), {0: [0, 1]})
     once = load(save(small, tmp_path / "once"))
     twice = load(save(prune(once, {1: [2, 3]}), tmp_path / "twice"))
@@ -56,7 +56,7 @@ def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_a_folded_mean_comes_back_as_a_bias(tmp_path: Path) -> None:
+def test_a_folded_mean_loads_as_a_bias(tmp_path: Path) -> None:
     model = zoo.make("Llama")
     reference = [{"input_ids": IDS}]
     small = prune(model, {0: [1, 3]}, fold="mean", reference=reference)
@@ -67,7 +67,7 @@ def test_a_folded_mean_comes_back_as_a_bias(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_generation_goes_on(tmp_path: Path) -> None:
+def test_generation_works_after_loading(tmp_path: Path) -> None:
     small = prune(zoo.make("Phi3"), {0: [1, 3], 1: [0, 1]})
     loaded = load(save(small, tmp_path / "small"))
     options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -76,9 +76,7 @@ def test_generation_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fold", [None, "mean"])
-def test_a_mini_gpt_comes_back_with_its_tokenizer(
-    fold: Literal["mean"] | None, tmp_path: Path
-) -> None:
+def test_a_mini_gpt_loads_with_its_tokenizer(fold: Literal["mean"] | None, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(["<pad>", "<bos>", "<eos>", "<unk>", "I", "work"])
     model = MiniGPT(MiniGPTConfig(6, 8, 12, 4, n_layers=2)).eval()
     ids = torch.tensor([[1, 5, 3], [2, 2, 4]])
@@ -108,7 +106,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fold", [None, "mean"])
 @pytest.mark.parametrize("name", sorted(LAYERS))
 @torch.no_grad()
-def test_our_layer_comes_back(name: str, fold: Literal["mean"] | None, tmp_path: Path) -> None:
+def test_our_layer_loads_equal(name: str, fold: Literal["mean"] | None, tmp_path: Path) -> None:
     layer = MultiHeadAttention(12, 4, **LAYERS[name]).eval()
     x = torch.randn(2, 5, 12), torch.randn(2, 5, layer.kdim), torch.randn(2, 5, layer.vdim)
     small = prune(layer, [(0, 0), (0, 1)], fold=fold, reference=[x] if fold else None)
@@ -117,7 +115,7 @@ def test_our_layer_comes_back(name: str, fold: Literal["mean"] | None, tmp_path:
     assert repr(loaded) == repr(small)
 
 
-def test_our_layer_in_a_fresh_process(tmp_path: Path) -> None:
+def test_our_layer_loads_in_a_fresh_process(tmp_path: Path) -> None:
     layer = MultiHeadAttention(12, 4, kdim=7).double()
     loaded = load(save(prune(layer, (0, 2)), tmp_path / "layer"))
     assert loaded.out_proj.weight.dtype == torch.float64

@@ -56,7 +56,7 @@ def _some(names: list[str]) -> list[Any]:
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", _some(STOCK))
-def test_stock_is_as_small(name: str, tmp_path: Path) -> None:
+def test_the_stock_format_is_as_small(name: str, tmp_path: Path) -> None:
     small = prune(zoo.make(name), EVEN)
     loaded = _opened(save(small, tmp_path / "small", format="stock"))
     assert _gap(loaded, small) <= 1e-6
@@ -94,7 +94,7 @@ def test_folded_means_become_biases_that_the_configuration_knows(
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing(WHOLE))
-def test_padded_is_what_the_class_builds(name: str, tmp_path: Path) -> None:
+def test_the_padded_format_has_the_shapes_of_its_class(name: str, tmp_path: Path) -> None:
     model = zoo.make(name)
     small = prune(model, UNEVEN)
     loaded = _opened(save(small, tmp_path / "small", format="padded"))
@@ -110,7 +110,7 @@ def test_padded_is_what_the_class_builds(name: str, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing(WHOLE))
-def test_remote_code_opens_itself(
+def test_remote_code_is_opened_by_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "copies"))
@@ -130,7 +130,7 @@ def test_remote_code_opens_itself(
 
 @pytest.mark.full
 @pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
-def test_each_is_opened_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
+def test_each_format_opens_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama", torch.bfloat16), EVEN)
     small.generation_config.max_new_tokens = 3
     folder = save(small, tmp_path / "small", format=format)
@@ -142,7 +142,7 @@ def test_each_is_opened_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_nothing_was_cut_from_is_written_as_it_is(tmp_path: Path) -> None:
+def test_an_unpruned_model_is_written_unchanged(tmp_path: Path) -> None:
     model = zoo.make("Llama")
     folder = save(model, tmp_path / "whole", format="remote-code")
     assert _gap(_opened(folder), model) == 0

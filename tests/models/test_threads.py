@@ -18,7 +18,7 @@ IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
 X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
 
 
-class Written(nn.Module):
+class PackedHandwrittenAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(12, 36)
@@ -28,7 +28,7 @@ class Written(nn.Module):
         return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-class Fused(Written):
+class PackedFusedAttention(PackedHandwrittenAttention):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
@@ -53,10 +53,10 @@ def _torchs() -> nn.Module:
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "bert": (_bert, IDS),
-    "fused": (Fused, X),
+    "fused": (PackedFusedAttention, X),
     "gpt2": (_gpt2, IDS),
     "torchs": (_torchs, X),
-    "written": (Written, X),
+    "written": (PackedHandwrittenAttention, X),
 }
 
 

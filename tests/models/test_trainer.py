@@ -47,7 +47,7 @@ def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **options: Any
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_trainer_counts_the_steps(tmp_path: Path, checkpointing: bool) -> None:
+def test_steps_of_a_trainer_are_counted(tmp_path: Path, checkpointing: bool) -> None:
     plain, model = _model(), _model()
     if checkpointing:
         plain.activation_checkpointing_enable()
@@ -117,7 +117,7 @@ def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) ->
         assert row["attn/entropy/mean"] == scalars["attn/entropy/mean"]
 
 
-def test_every_event_of_a_trainer_is_answered() -> None:
+def test_every_event_of_a_trainer_is_handled() -> None:
     monitor = HeadMonitor(_model())
     with monitor:
         events = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]

@@ -86,7 +86,7 @@ def _assert_learns_alike(model: nn.Module, loss: Callable[[], Tensor], tokens: i
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_learn_as_they_do_unwatched(kind: str, reentrant: bool | None) -> None:
+def test_blocks_train_alike_when_watched(kind: str, reentrant: bool | None) -> None:
     model = Learner(KINDS[kind], reentrant).train()
     batch = padded(TEXTS, "right")
     table = _assert_learns_alike(model, lambda: model(**batch).square().mean(), 14)
@@ -95,7 +95,9 @@ def test_blocks_learn_as_they_do_unwatched(kind: str, reentrant: bool | None) ->
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["Llama", "GPTNeo"])
-def test_models_of_hugging_face_do_with_checkpoints(name: str, reentrant: bool) -> None:
+def test_hugging_face_models_with_checkpoints_train_alike_when_watched(
+    name: str, reentrant: bool
+) -> None:
     config = {
         "Llama": lambda: transformers.LlamaConfig(
             **SIZES, num_key_value_heads=2, intermediate_size=24
@@ -117,7 +119,7 @@ def test_models_of_hugging_face_do_with_checkpoints(name: str, reentrant: bool) 
 
 
 @pytest.mark.parametrize("kind", ["written", "fused"])
-def test_a_step_under_autocast(kind: str) -> None:
+def test_a_step_under_autocast_trains_alike_when_watched(kind: str) -> None:
     model = Learner(KINDS[kind], None).train()
     batch = padded(TEXTS, "right")
 

@@ -62,7 +62,7 @@ class Block(nn.Module):
 X = torch.randn(3, 7, D_MODEL, generator=torch.Generator().manual_seed(0)) * 3
 
 
-def test_nanogpt_is_watched_whichever_path_it_takes() -> None:
+def test_nanogpt_is_watched_in_both_of_its_paths() -> None:
     model = nn.Sequential(Block(), Block())
     fused = nn.Sequential(Block(flash=True), Block(flash=True))
     fused.load_state_dict(model.state_dict())
@@ -189,7 +189,7 @@ def _as_usual(model: Ways) -> Ways:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_says_the_same(way: str) -> None:
+def test_every_implementation_gives_the_same_table(way: str) -> None:
     model = Ways(way, KV_HEADS.get(way, HEADS))
     usual = _as_usual(model)
     with torch.no_grad(), observe(model) as watch, observe(usual) as known:
@@ -206,7 +206,7 @@ def test_every_way_says_the_same(way: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, err_msg=name)
 
 
-def test_a_logit_with_a_bias_is_not_taken_for_one_without() -> None:
+def test_a_logit_with_a_bias_is_not_mistaken_for_the_plain_logit() -> None:
     class Biased(Ways):
         def matmul(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -237,7 +237,7 @@ def test_the_map_of_a_head_is_its_weights() -> None:
         torch.testing.assert_close(watch.weights((0, head)), model.attn.weights[:, head])
 
 
-def test_weights_that_are_changed_behind_the_softmax_are_refused() -> None:
+def test_weights_changed_after_the_softmax_are_refused() -> None:
     class Sharpened(Ways):
         def matmul(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -60,7 +60,7 @@ def _eager(model: nn.Module) -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", sorted(zoo.TEXT))
-def test_it_is_watched_exactly(name: str, side: str, precision: str) -> None:
+def test_every_architecture_is_watched_exactly(name: str, side: str, precision: str) -> None:
     dtype, computing, tolerance = PRECISIONS[precision]
     model = zoo.make(name, dtype)
     batch = padded(TEXTS, side)
@@ -90,5 +90,5 @@ def test_it_is_watched_exactly(name: str, side: str, precision: str) -> None:
             )
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_architectures() -> None:
     assert len(zoo.TEXT) >= 59

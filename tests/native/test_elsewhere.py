@@ -51,7 +51,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @_needs("g++", CROSS, "qemu-aarch64")
-def test_arm_gives_the_same_numbers(plain: str, tmp_path: Path) -> None:
+def test_arm_computes_the_same_numbers(plain: str, tmp_path: Path) -> None:
     libraries = f"/usr/{CROSS.removesuffix('-g++')}"
     emulated = ["qemu-aarch64", "-L", libraries, _build(tmp_path / "driver", CROSS)]
     on_host, on_arm = _run(plain), _run(*emulated)
@@ -63,7 +63,7 @@ def test_arm_gives_the_same_numbers(plain: str, tmp_path: Path) -> None:
 
 
 @_needs("g++", "valgrind")
-def test_no_byte_is_read_before_it_was_written(plain: str) -> None:
+def test_no_uninitialised_byte_is_read(plain: str) -> None:
     watched = _run("valgrind", "--quiet", "--error-exitcode=9", plain)
     for (name, expected), (_, actual) in zip(_run(plain), watched, strict=True):
         np.testing.assert_array_equal(actual, expected, err_msg=name)
@@ -71,7 +71,7 @@ def test_no_byte_is_read_before_it_was_written(plain: str) -> None:
 
 @_needs("g++", "cmake")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere there is but one build")
-def test_what_a_compiler_is_too_old_for_is_left_out(tmp_path: Path) -> None:
+def test_an_old_compiler_skips_newer_instruction_sets(tmp_path: Path) -> None:
     old = tmp_path / "old-c++"
     old.write_text('#!/bin/sh\ncase "$*" in *avx512bf16*) exit 1;; esac\nexec g++ "$@"\n')
     old.chmod(0o755)
