@@ -1,4 +1,4 @@
-"""A command line, run in this process."""
+"""Run a command line in this process."""
 
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from headwise.cli import main
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left: its exit code and what it printed."""
+    """The result of a command: its exit code and what it printed."""
 
     code: int
     out: str

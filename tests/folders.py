@@ -1,4 +1,4 @@
-"""Folders with a tiny model, as commands take them."""
+"""Folders with a tiny model, as the commands expect them."""
 
 from pathlib import Path
 

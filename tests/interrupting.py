@@ -37,7 +37,7 @@ class Interrupts:
         self.where = ""
 
     def run(self, function: Callable[[], object]) -> bool:
-        """Call a function; whether an interrupt came out of it."""
+        """Call a function; return whether it raised an interrupt."""
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:
@@ -54,7 +54,7 @@ class Interrupts:
             return None
         if name.startswith(_PACKAGE) and not any(part in name for part in self._files):
             return None
-        if frame.f_code.co_name == "__del__":  # out of which Python raises nothing, ever
+        if frame.f_code.co_name == "__del__":  # where Python never raises
             return None
         if event == "line" and not _leaves_with(frame.f_code, frame.f_lasti):
             key = (frame.f_code, frame.f_lineno)

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# What no reader expects in the middle of a file.
+# Bytes that no reader expects in the middle of a file.
 PIECES = (
     b"\0",
     b"\xff",
@@ -37,11 +37,11 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutations(content: bytes, n: int, seed: int) -> Iterator[bytes]:
-    """This many broken versions of a file; those of a JSON text in its values as well."""
+    """This many broken versions of a file; JSON texts are also broken in their values."""
     rng = random.Random(seed)
     yield b""
     for number in range(n - 1):
-        # Lists and objects one within the other, or lines of them.
+        # Nested lists and objects, or lines of them.
         changed = _in_json(content, rng) if number % 2 else None
         yield changed if changed is not None else _in_bytes(content, rng)
 

@@ -1,4 +1,4 @@
-"""What a table must say, computed from whole attention matrices, a text at a time."""
+"""The expected table, computed from whole attention matrices, one text at a time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,7 +17,7 @@ def padded(texts: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]
         ids[row, span] = torch.tensor(text)
         mask[row, span] = 1
     batch = {"input_ids": ids, "attention_mask": mask}
-    if side == "left":  # learned positions must be told where the text begins
+    if side == "left":  # learned positions need the start of the text
         batch["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
     return batch
 
@@ -42,7 +42,7 @@ def means(
             row = weights[:, query]
             visible = (weights[:, query] > 0).any(0)
             if visible.sum() < 2:
-                continue  # its weight is 1 by necessity
+                continue  # its weight is always 1
             logs = np.log(np.where(row > 0, row, 1.0))
             add("entropy", -(row * logs).sum(-1))
             add("max_weight", row.max(-1))
@@ -62,7 +62,7 @@ def means(
 
 
 def eager_maps(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
-    """For each layer and text the weights that the model itself gives, without any padding."""
+    """For each layer and text, the weights that the model itself returns, without padding."""
     per_text = []
     for text in texts:
         with torch.no_grad():
@@ -72,7 +72,7 @@ def eager_maps(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[list[np
 
 
 def modules_of(model: nn.Module) -> dict[str, object]:
-    """All that watching could leave behind on a model's modules."""
+    """Everything that watching could leave on a model's modules."""
     return {
         f"{name}.{key}": id(value) if not isinstance(value, dict) else (id(value), len(value))
         for name, module in model.named_modules()

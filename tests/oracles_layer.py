@@ -1,4 +1,4 @@
-"""The layer by its definition: the weights of a module, copied into NumPy."""
+"""The layer by its definition, with the weights of a module copied into NumPy."""
 
 import math
 from typing import Any
@@ -86,7 +86,7 @@ def position_bias(part: ALiBi | T5Bias, T: int, S: int) -> np.ndarray:
 
 
 def t5_bucket(part: T5Bias, ahead: int) -> int:
-    """As the paper says it: near distances singly, far ones by their logarithm, then one bucket."""
+    """The paper's buckets: near distances singly, far ones by logarithm, then one bucket."""
     side = part.buckets.num_embeddings // (2 if part.bidirectional else 1)
     away = abs(ahead) if part.bidirectional else max(0, -ahead)
     single = side // 2

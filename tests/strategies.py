@@ -1,4 +1,4 @@
-"""One Hypothesis strategy for each noun."""
+"""Hypothesis strategies: one for each kind of object."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ sizes = st.integers(1, 4)
 
 @dataclass(frozen=True)
 class Problem:
-    """Queries, keys, values in float64 and the arguments that say how they attend."""
+    """Queries, keys and values in float64, and the arguments of `attend`."""
 
     q: Tensor
     k: Tensor

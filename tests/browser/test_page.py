@@ -1,4 +1,4 @@
-"""The page in a real browser: it works, by pointer and by keyboard, and talks to nobody."""
+"""The page in a real browser: it works by pointer and by keyboard, and makes no requests."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ def browser() -> Iterator[Browser]:
     executable = next((path for name in NAMES if (path := shutil.which(name))), None)
     if executable is None:
         reason = f"no Chromium on the PATH (looked for {', '.join(NAMES)})"
-        # Where everything must be tested, a skip would pass unseen.
+        # In continuous integration a skip would go unnoticed.
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens the page of a study; at the end, nothing went wrong there and nothing was fetched."""
+    """Open the page of a study; at the end, check that it raised no error and fetched nothing."""
     wrong: list[str] = []
     requested: list[str] = []
     contexts = []
@@ -148,7 +148,7 @@ def test_cells_that_do_not_apply_are_hatched_and_never_zero(open_page: Open) -> 
 
 
 def test_statistics_that_apply_to_no_head_are_omitted_with_a_note(open_page: Open) -> None:
-    page = open_page(make_study(2, 3))  # causal: nobody sees the next token
+    page = open_page(make_study(2, 3))  # causal: no query sees the next token
     assert "next" not in page.locator("#statistic option").all_inner_texts()
     expect(page.locator("#unknown")).to_contain_text("apply to no head of this model: next")
 
@@ -159,7 +159,7 @@ def test_the_table_sorts_down_and_up_by_numbers(open_page: Open) -> None:
     title = page.locator("#table th[scope=col]", has_text="max_logit")
     values = np.sort(study.table.mean("max_logit"))
     assert (values < 0).any()
-    assert (values >= 10).any()  # so that an order of text would show
+    assert (values >= 10).any()  # so that sorting as text would show
 
     def numbers() -> list[float]:
         return [float(text.replace("−", "-")) for text in column(page, "max_logit")]
@@ -254,7 +254,7 @@ def test_another_sample_has_its_own_map_and_pairs(open_page: Open) -> None:
     expect(page.locator("#map-readout")).to_contain_text(
         f"{sample.tokens[3]} → {sample.tokens[1]}: {weights[3, 1]:.2f}"
     )
-    weights[0] = 0  # it sees itself only: no choice, so no pair
+    weights[0] = 0  # it sees only itself: there is no choice, so no pair
     query, key = np.unravel_index(weights.argmax(), weights.shape)
     strongest = page.locator("#pairs tbody tr")
     expect(strongest).to_have_count(12)

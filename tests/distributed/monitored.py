@@ -1,4 +1,4 @@
-"""One of two processes that train on halves of a batch: run by `test_monitor`."""
+"""One of two processes that train on halves of a batch; run by `test_monitor`."""
 
 import json
 import sys

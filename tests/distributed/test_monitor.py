@@ -1,4 +1,4 @@
-"""Two processes on halves of a batch say together what one says of the whole."""
+"""Two processes on halves of a batch report the statistics of one process on the whole."""
 
 import importlib.util
 import json

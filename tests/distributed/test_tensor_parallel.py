@@ -1,4 +1,4 @@
-"""Heads shared out over processes give what one process gives: outputs, gradients, decoding."""
+"""Heads sharded over processes equal one process: outputs, gradients, decoding."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Trained by two processes: the same gradients, and tables that add up to the whole batch's."""
+"""Two processes: gradients are unchanged, and tables add up to that of the whole batch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""One of two processes that train a model together, watched: run by `test_watch_ddp`."""
+"""One of two processes that train a model while it is watched; run by `test_watch_ddp`."""
 
 import sys
 
@@ -27,7 +27,7 @@ def llama() -> nn.Module:
 
 
 class EmbeddedHandwrittenAttention(nn.Module):
-    """Attention that is written out, so that it is heard through the function mode."""
+    """Attention implemented by hand, so that it is captured through the function mode."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Heads that cannot be taken away are refused by name, and the model stays as it was."""
+"""Heads that cannot be ablated are refused by name, and the model is unchanged."""
 
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_a_layer_without_an_output_projection() -> None:
 
 
 class _Normed(nn.Module):
-    """It norms its heads together before it mixes them."""
+    """A layer that normalises its heads together before the output projection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def test_gates_of_another_shape() -> None:
 
 
 class _Twice(nn.Module):
-    """One layer for two, run again in the backward pass."""
+    """One layer used twice, recomputed in the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()

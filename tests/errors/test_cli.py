@@ -74,7 +74,7 @@ def test_an_output_is_checked_before_the_work(
     place: Path, command: str, out: str, tells: str
 ) -> None:
     (place / "folder.html").mkdir()
-    # No such model: had the work begun, that would be the complaint.
+    # No such model: if the work had begun, the error would name it.
     assert tells in refused(place, command, "./any", "--text", "good.txt", "-o", out)
 
 

@@ -1,4 +1,4 @@
-"""Values that no command can work with: one clear line that names option and value, no trace."""
+"""Values that no command can use: one clear line that names option and value, no traceback."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from folders import write_llama
 
 WORDS = ("<pad>", "<bos>", "<eos>", "one", "two", "three")
 
-# Every command as it would be right, all its files being there.
+# A correct command line of every command; all its files exist.
 RIGHT: dict[str, tuple[str, ...]] = {
     "report": ("model", "--text", "good.txt", "--out", "page.html"),
     "observe": ("model", "--text", "good.txt", "--out", "table.csv"),
@@ -80,7 +80,7 @@ def refused(place: Path, *arguments: str) -> str:
 
 
 def replaced(command: str, option: str, value: str) -> tuple[str, ...]:
-    """A right command line with another value for one option."""
+    """The correct command line with another value for one option."""
     right = [*RIGHT[command]]
     if option in right:
         right[right.index(option) + 1] = value
@@ -130,7 +130,7 @@ def test_an_argument_that_is_no_number(place: Path, command: str, value: str) ->
         assert value in line or (value == "1e400" and "inf" in line), line
 
 
-# What the settings of training call these.
+# The names of these options in the training settings.
 _NAMES = {"--lr": "learning-rate", "--batch": "batch-size"}
 
 

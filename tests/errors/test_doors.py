@@ -1,4 +1,4 @@
-"""Every door that takes a model says so when it was given something else, such as its name."""
+"""Every public function that takes a model refuses anything else, such as its name."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

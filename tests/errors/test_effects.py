@@ -1,4 +1,4 @@
-"""Each refusal on the way to what matters says what is wrong."""
+"""Each refusal when effects are measured says what is wrong."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What `load_example` refuses: one line that names the file, the value and the way out."""
+"""What `load_example` refuses: one line that names the file, the value and the remedy."""
 
 import json
 import re

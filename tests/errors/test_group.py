@@ -69,7 +69,7 @@ def _with_4(config: Any) -> Any:
 
 
 class _Always4(transformers.LlamaForCausalLM):
-    """It has 4 kv heads whatever its configuration says."""
+    """Attention with 4 kv heads whatever its configuration says."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(_with_4(config))
@@ -108,7 +108,7 @@ def test_attention_implemented_by_hand() -> None:
 
 
 class _Biased(transformers.LlamaForCausalLM):
-    """Each of its heads looks back by another length."""
+    """Attention with a different position bias for each head."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
         positions = torch.arange(input_ids.shape[1])
@@ -132,7 +132,7 @@ def test_positions_that_depend_on_heads() -> None:
 
 
 class _Counting(transformers.LlamaForCausalLM):
-    """It counts on 4 kv heads where it runs."""
+    """Attention whose forward pass assumes 4 kv heads."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
         self.model.layers[1].self_attn.k_proj.weight.view(4, 6, 24)

@@ -1,4 +1,4 @@
-"""A hub that cannot be reached, or does not have the name, is told of at once."""
+"""A hub that cannot be reached, or does not have the name, is reported at once."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ def test_a_busy_hub_is_left_to_its_client(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
     monkeypatch.setattr(hub, "get_hf_file_metadata", busy)
-    # The client itself is offline in tests, and says so in its own words.
+    # The client itself is offline in tests, and raises its own error.
     with pytest.raises(InputError, match=r"bert-bose is neither a folder nor a reachable hub"):
         load("bert-bose")
 

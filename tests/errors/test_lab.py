@@ -1,4 +1,4 @@
-"""Each refusal of the lab says what is wrong, and leaves nothing behind."""
+"""Each refusal of the lab says what is wrong, and leaves no files."""
 
 import dataclasses
 import json

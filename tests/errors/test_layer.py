@@ -1,4 +1,4 @@
-"""A layer, a position scheme or a cache that cannot be: one clear error each, with the values."""
+"""Impossible layers, position schemes and caches: one clear error each, with the values."""
 
 from collections.abc import Callable
 from typing import Any

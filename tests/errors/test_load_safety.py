@@ -1,4 +1,4 @@
-"""What `load` and `load_tokenizer` refuse by name: pickles, files elsewhere, code, adapters."""
+"""What `load` and `load_tokenizer` refuse: pickles, files elsewhere, code, adapters."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Trap:
-    """Leaves a file behind where it is unpickled."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -213,7 +213,7 @@ def test_adapters_are_named_and_not_applied(folder: Path) -> None:
     assert load(folder) is not None
 
 
-# The cache of the hub: a folder of links.
+# The hub cache: a folder of links.
 
 
 @pytest.fixture

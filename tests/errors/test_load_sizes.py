@@ -1,4 +1,4 @@
-"""A configuration of a far larger model than its weights is refused before memory is taken."""
+"""A configuration of a far larger model than its weights is refused before memory is used."""
 
 import json
 import resource
@@ -27,7 +27,7 @@ from headwise.models.checkpoints import write_layer
 
 SIZES = {"num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
 SIZES |= {"vocab_size": 13, "hidden_size": 8, "max_position_embeddings": 20}
-# What a refused model may take at most beyond what a tiny one takes, in bytes.
+# The most memory a refused model may use beyond a tiny one, in bytes.
 SPARE = 2**28
 HUGE = [20_000, 2**31, 10**9, 10**30]
 
@@ -73,7 +73,7 @@ WRITERS = {
 
 
 def _numbers(content: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where in a JSON file numbers stand that are no token's and no flag's."""
+    """The paths of numbers in a JSON file that are neither tokens nor flags."""
     if type(content) is int:
         return [where]
     entries: list[tuple[Any, Any]] = []
@@ -99,7 +99,7 @@ def _peak() -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of each kind, once loaded."""
+    """A folder of each kind that has been loaded once."""
     folder = tmp_path_factory.mktemp("whole")
     paths = {name: write(folder / name) for name, write in WRITERS.items()}
     for path in paths.values():

@@ -15,7 +15,7 @@ from mutations import mutations
 from small_files import COLUMNS, LINE, MENTIONS, SCORES, TEXTS, TREE
 
 WORDS = ("<pad>", "<s>", "</s>", "a", "b", "Ann", "sang", "do", "go", "[UNK]")
-# The file to be broken, and the command that reads it.
+# The file to break, and the command that reads it.
 COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "weights.json": (TEXTS["weights"][0], ("explain", "--weights", "weights.json")),
     "values.json": (TEXTS["values"][0], ("explain", "--json", "--values", "values.json")),

@@ -1,4 +1,4 @@
-"""Plans that cannot be made are refused with what was asked for."""
+"""Impossible plans are refused with the request."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each refusal of a reader names the file, the line, and what stands there."""
+"""Each refusal of a reader names the file, the line, and its content."""
 
 import re
 

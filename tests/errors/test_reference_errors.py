@@ -1,4 +1,4 @@
-"""What the definition refuses, and that it says which value was wrong."""
+"""What the definition refuses, with the value that is wrong."""
 
 import re
 
@@ -13,7 +13,7 @@ from headwise.reference import MultiHeadAttention
 
 @pytest.fixture(autouse=True)
 def _as_users_meet_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Shapes in signatures are checked in tests only; here they would answer before our errors do.
+    # Shapes in signatures are checked in tests only, and would raise before our own errors.
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 
 

@@ -1,4 +1,4 @@
-"""Each refusal on the way to a role says what is wrong."""
+"""Each refusal when roles are evaluated says what is wrong."""
 
 import json
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def test_an_unknown_null():
         Evidence(("permuted", "reversed"))
 
 
-FAST = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)  # which cannot read no text at all
+FAST = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)  # which cannot read an empty text
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, FAST])

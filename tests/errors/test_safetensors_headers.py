@@ -1,4 +1,4 @@
-"""A safetensors file is told from a pickle by what it is, not by its first bytes."""
+"""A safetensors file is distinguished from a pickle by its header, not its first bytes."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Folders that cannot be written or must not be read; what stood there stays as it was."""
+"""Folders that cannot be written or must not be read; existing files are unchanged."""
 
 import json
 import signal

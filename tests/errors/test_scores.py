@@ -1,4 +1,4 @@
-"""Scores that cannot be: refused with the values that are wrong."""
+"""Impossible scores are refused with the values that are wrong."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Texts of which no tokenizer makes tokens are refused, and which character is at fault is said."""
+"""Texts that no tokenizer can encode are refused, with the character at fault."""
 
 import pytest
 

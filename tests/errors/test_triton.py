@@ -1,4 +1,4 @@
-"""What the kernel in Triton refuses: by name, with the values."""
+"""What the Triton kernel refuses, with the values."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_tensors_that_are_not_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         attend(Q, Q, Q, backend="triton")
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch, in vmap
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's own error under vmap
 def test_tensors_under_vmap() -> None:
     with pytest.raises(ArgumentError, match="some are mapped over, or traced"):
         torch.func.vmap(lambda q: attend(q, Q, Q, backend="triton"))(Q[None])

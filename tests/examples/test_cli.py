@@ -51,7 +51,7 @@ def test_a_trained_folder_is_not_trained_again(folder: Path) -> None:
 
 
 def test_training_resumes_where_it_was_interrupted(folder: Path, tmp_path: Path) -> None:
-    # What an interrupted run leaves is its checkpoint alone.
+    # An interrupted run leaves only its checkpoint.
     checkpoint = (folder / "training.safetensors").read_bytes()
     (tmp_path / "training.safetensors").write_bytes(checkpoint)
     headwise("train", "--out", tmp_path, *TINY)
@@ -110,7 +110,7 @@ def test_without_an_output_the_rows_are_printed(folder: Path, text: Path) -> Non
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
     column = header.split().index("entropy")
     assert [line.split()[1 + column] for line in lines] == [f"{row['entropy']:.3g}" for row in rows]
-    assert "sink" not in header  # which this model does not have
+    assert "sink" not in header  # a statistic that this model does not have
 
 
 def test_statistics_are_selected_by_name(folder: Path, text: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_help_lists_the_commands(arguments: tuple[str, ...]) -> None:
     done = headwise(*arguments)
     assert done.code == 0
     assert all(f"\n  {name} " in done.out for name in ("report", "train", "observe", "explain"))
-    assert "...\n" not in done.out.partition("Commands:")[2]  # a line is enough for each
+    assert "...\n" not in done.out.partition("Commands:")[2]  # one line for each
 
 
 @pytest.mark.parametrize("command", ["report", "train", "observe", "explain"])

@@ -1,4 +1,4 @@
-"""`headwise group`: what it writes is what the library gives, and stock transformers loads it."""
+"""`headwise group` writes what the library gives, and stock transformers loads it."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_the_command_groups_like_the_library(place: Path, method: str) -> None:
     assert [line for line in err.splitlines() if "self_attn" in line] == [*map(str, layers)]
     assert f"model.layers.1.self_attn: kv heads {'0+1' if method == 'mean' else '0'}" in err
     assert "cache_bytes of heads: 384 before, 192 after (-50.0%)" in out
-    # Of 4 kv heads two go in each of 2 layers: 6 keys and 6 values of 24 weights.
+    # 2 of 4 kv heads are removed in each of 2 layers: 6 keys and 6 values of 24 weights.
     weights = sum(x.numel() for x in model.parameters())
     assert f"parameters: {weights:,} before, {weights - 2 * 2 * 12 * 24:,} after" in out
     assert f"The grouped model is in {place / method}" in out

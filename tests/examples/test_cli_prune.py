@@ -45,7 +45,7 @@ def test_the_command_prunes_like_the_library(place: Path) -> None:
     model = hw.load(place / "model")
     plan = hw.plan(scores, remove=0.5)
     lines = err.splitlines()
-    # What goes and what it saves is told before anything is done.
+    # The removed heads and the savings are printed before the work begins.
     counted = hw.costs(model)
     known = hw.plan(scores, remove=0.5, costs=counted)
     assert "\n".join(str(known).splitlines()) in "\n".join(lines)
@@ -80,7 +80,7 @@ def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
     curves = pd.read_csv(place / "folded" / "curves.csv")
     assert sorted(set(curves["order"])) == ["half-gate", "random"]
     assert (place / "folded" / "curves.svg").read_text("utf-8").startswith("<svg")
-    # Every second text is learned from, the others judge.
+    # Every second text is used for recovery, the others for evaluation.
     scores, lines = hw.Scores.load(place / "scores.parquet"), TEXT.splitlines()
     drawn = hw.prune_curves(
         model, lines[1::2], {"half-gate": [scores.order()]}, reference=lines[::2],
@@ -139,7 +139,7 @@ def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     curves = pd.read_csv(tmp_path / "small" / "curves.csv")
     assert curves["spearman"].between(-1, 1).all()
     assert set(curves["order"]) == {"half-gate", "random"}
-    # Scores of another loss do not go with pairs.
+    # Scores of another loss cannot be used with pairs.
     again = headwise("prune", place / "model", *pairs, "--curve", "--remove", 0.5, "-o",
                      tmp_path / "other", "--by", place / "scores.parquet")  # fmt: skip
     assert again.code == 2
@@ -221,7 +221,7 @@ def test_orders_of_other_methods_are_drawn_as_well(place: Path) -> None:
     )  # fmt: skip
     curves = pd.read_csv(place / "beside" / "curves.csv").set_index("order")
     assert curves.loc["gradient, 3 rounds", "loss"].tolist() == pytest.approx(drawn.mean("one")[0])
-    # Two of the same method, and one of another model.
+    # Two files of the same method, and one of another model.
     code, _, err = _prune(place, "none", *curve, place / "scores.parquet")
     assert code == 2
     assert "two orders by half-gate" in err

@@ -1,4 +1,4 @@
-"""`headwise roles`, on a small model that was never trained."""
+"""`headwise roles` on a small untrained model."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_roles_are_written_and_printed(place: Path) -> None:
         "--coref", place / "bias.txt", "-o", out, "--json",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert json.loads(done.out) == []  # never trained, and too few texts
+    assert json.loads(done.out) == []  # untrained, and too few texts
     assert "13 distinct texts of 13" in done.err
     roles = Roles.load(out)
     assert {"nsubj → head", "coreference", "induction"} <= set(roles.frame()["role"])

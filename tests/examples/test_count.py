@@ -1,4 +1,4 @@
-"""Costs that papers and pencils give, and what the command prints of them."""
+"""Costs known from papers or computed by hand, and how the command prints them."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_heads_of_any_width_and_shared_keys():
 def test_the_caches_of_llama():
     # 2 (keys, values) x 32 layers x 4096 x 2 bytes: half a MiB a token.
     assert PRESETS["llama-7b"].cache_bytes() == 512 * 1024
-    # Ten times the parameters, a cache that is smaller: 8 heads of keys and values, not 64.
+    # Ten times the parameters but a smaller cache: 8 key/value heads instead of 64.
     assert PRESETS["llama-2-70b"].cache_bytes() == 320 * 1024
     assert PRESETS["mistral-7b"].cache_bytes("float32") == 2 * 32 * 8 * 128 * 4
 

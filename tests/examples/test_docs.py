@@ -57,7 +57,7 @@ def test_the_doctests_of_a_file_pass(source: Source) -> None:
 
 
 def _blocks(document: Path) -> Iterator[tuple[str, str, str]]:
-    """The code of each block, what stands below it as printed, and where that is."""
+    """The code of each block, its expected output, and its line."""
     text = document.read_text("utf-8")
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start()) + 1
@@ -65,7 +65,7 @@ def _blocks(document: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _run(test: doctest.DocTest) -> dict[str, Any]:
-    """Run one test; give the names that it knows at its end."""
+    """Run one test; return its names at the end."""
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     runner.run(test, out=said.append, clear_globs=False)

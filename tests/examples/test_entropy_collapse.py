@@ -1,4 +1,4 @@
-"""The example that collapses: a short run of its script, a whole one, and its page."""
+"""The example of entropy collapse: a short and a full run of its script, and its page."""
 
 import importlib.util
 import math

@@ -1,4 +1,4 @@
-"""`headwise explain` shows each step, and nothing in a user's file can steer the terminal."""
+"""`headwise explain` shows each step and escapes control characters of a user's file."""
 
 import io
 import json

@@ -31,7 +31,7 @@ def test_an_untrained_model_scores_chance():
     model = MiniGPT(MiniGPTConfig(len(Grammar().vocabulary)))
     ids = torch.arange(40)[None]
     spread = model(ids).softmax(-1)
-    # Near even: no word of 396 has a fifth of the whole.
+    # Nearly uniform: none of 396 words has a fifth of the probability.
     assert spread.max() < 0.2
 
 

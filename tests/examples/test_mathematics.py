@@ -1,4 +1,4 @@
-"""What docs/mathematics.md says, for layers of any size; its own numbers are tested with it."""
+"""The statements of docs/mathematics.md for layers of any size; its figures are tested there."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ sizes = st.integers(1, 4)
 
 
 class Attended(NamedTuple):
-    """A layer that has read a text, and what its heads said."""
+    """A layer, its input, and the outputs and weights of its heads."""
 
     layer: MultiHeadAttention
     x: Tensor
@@ -47,7 +47,7 @@ def test_the_output_is_the_sum_over_heads(run: Attended):
 
 
 def in_hull(point: np.ndarray, corners: np.ndarray) -> bool:
-    """Whether any weights at all blend the corners to this point."""
+    """Whether the point is a convex combination of the corners."""
     rows, goal = np.vstack([corners.T, np.ones(len(corners))]), np.append(point, 1)
     return linprog(np.zeros(len(corners)), A_eq=rows, b_eq=goal, bounds=(0, None)).success
 

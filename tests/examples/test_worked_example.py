@@ -1,4 +1,4 @@
-"""The worked example has its published figures, and its page tells the truth."""
+"""The worked example has its published figures, and its page shows them."""
 
 import io
 import json
@@ -95,7 +95,7 @@ def test_the_files_of_the_page_can_be_read(tmp_path: Path):
     np.testing.assert_allclose(example.heads, [[0.95, 0.05], [0.15, 0.65]])
 
 
-# Reading one's own
+# Files of the user
 
 
 def write(path: Path, held: object) -> Path:

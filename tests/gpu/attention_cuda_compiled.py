@@ -1,4 +1,4 @@
-"""The layer compiled on a GPU: run by `test_attention_cuda`, in a process without shape checks."""
+"""The layer compiled on a GPU; run by `test_attention_cuda` in a process without shape checks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The laws of attention on a GPU: every backend equals the definition, watched bits are the same.
+"""Attention on a GPU: every backend equals the definition, watching changes no bit.
 
 Compiled code cannot be traced with the shape checks of annotations: it has a process of its own.
 """

@@ -1,4 +1,4 @@
-"""The kernel in Triton, compiled, at sizes that the interpreter takes too long for.
+"""The compiled Triton kernel at sizes that are too slow for the interpreter.
 
 Its laws are those of `tests/laws/test_triton.py`, which run on a GPU where there is one.
 """

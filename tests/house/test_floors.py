@@ -26,7 +26,7 @@ FLOORS = (
     ("__init__", "__main__"),
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-# Code that runs in a process of its own: a file, and what it imports there.
+# Code that runs in its own process: a file, and what it imports there.
 FRESH = {("headwise.models.checkpoints._fresh_process", "headwise.models")}
 
 each_source = pytest.mark.parametrize("source", sources(), ids=str)
@@ -124,7 +124,7 @@ def test_torchs_private_interface_is_used_in_one_file(source: Source) -> None:
 
 
 def test_importing_torchs_private_interface_needs_none_of_it() -> None:
-    """A version of torch without any of these names is met when one is used, not before."""
+    """A missing private name of torch raises when it is used, not on import."""
     code = (
         "import sys, torch; sys.modules['torch._subclasses.fake_tensor'] = None\n"
         "del torch.cpu._is_amx_tile_supported, torch._fused_sdp_choice\n"

@@ -1,4 +1,4 @@
-"""Words: what no tracked file holds, and and names and phrases replaced by standard terms.
+"""Words: what no tracked file holds, and names and phrases replaced by standard terms.
 
 `docs/architecture.md` has the glossary: one standard term for each idea.
 """

@@ -1,4 +1,4 @@
-"""`attend` compiled, exported and transformed: run by `test_attend_traced`.
+"""`attend` compiled, exported and transformed; run by `test_attend_traced`.
 
 Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
 """
@@ -63,7 +63,7 @@ def test_attend_compiles_into_one_graph(rule: str) -> None:
 def test_attend_compiles_with_dynamic_sizes(rule: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(_Module(rule), fullgraph=True, backend="aot_eager", dynamic=True)
-    for inputs in (_inputs(), [_inputs()[0]] * 3):  # with shared keys, and without
+    for inputs in (_inputs(), [_inputs()[0]] * 3):  # with and without shared keys
         torch.testing.assert_close(compiled(*inputs), _Module(rule)(*inputs))
 
 
@@ -103,7 +103,7 @@ def test_vmap_works(rule: str) -> None:
 
 
 class _Graphs(list[set[str]]):
-    """A compiler that runs what it is given, and remembers what is computed in each graph."""
+    """A compiler that runs graphs as they are, and records the operators of each."""
 
     def __call__(self, graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
         self.append(_operators(graph))
@@ -111,7 +111,7 @@ class _Graphs(list[set[str]]):
 
 
 def _operators(graph: torch.fx.GraphModule) -> set[str]:
-    """Which of our operators, and of torch's kernel, are computed."""
+    """The calls of our operators and of torch's kernel in a graph."""
     names = {str(node.target) for node in graph.graph.nodes}
     return {n for n in ("headwise.attention", "scaled_dot") if any(n in name for name in names)}
 
@@ -183,7 +183,7 @@ def test_the_native_kernel_is_chosen_alike_when_compiled() -> None:
         chosen.append(graphs[-1])
     long, short = {"headwise.attention"}, {"scaled_dot"}
     assert chosen == [long, long, long, short, short, short, short]
-    assert len(graphs) == 3  # for 500 tokens, for many, and for few
+    assert len(graphs) == 3  # for 500, many and few tokens
 
 
 @native

@@ -1,4 +1,4 @@
-"""The layer compiled, exported, and written as ONNX: run by `test_layer_compiled`.
+"""The layer compiled, exported, and written as ONNX; run by `test_layer_compiled`.
 
 Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
 """
@@ -44,7 +44,7 @@ each_case = pytest.mark.parametrize(("kind", "call"), CASES)
 
 
 class Called(nn.Module):
-    """A layer with how it is called, for exporters that take tensors alone."""
+    """A layer with fixed call arguments, for exporters that accept only tensors."""
 
     def __init__(self, kind: str, call: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Heads as aligners: on heads built by hand, under both conventions for who asks."""
+"""Heads as aligners: heads built by hand, under both conventions of alignment."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from planted import TOKENIZER, Planted
 
 
 def linked(n: int, links: tuple[tuple[int, int], ...], seed: int = 0) -> list[AnnotatedText]:
-    """Texts of eight words, of which the last four translate the first."""
+    """Texts of eight words; the last four translate the first four."""
     rng = np.random.default_rng(seed)
     spans = tuple((3 * index, 3 * index + 2) for index in range(8))
     drawn = (" ".join(f"w{number}" for number in rng.choice(10, 8)) for _ in range(n))
@@ -31,7 +31,7 @@ def test_each_convention_finds_its_head():
     scores = rows(linked(60, STRAIGHT))
     accuracy = scores["accuracy"]
     assert accuracy["identity", "L0.H0"] == pytest.approx(1.0)
-    # The token before the target is one nearer to the source.
+    # The token before the target is one position nearer to the source.
     assert accuracy["prediction", "L0.H1"] == pytest.approx(1.0)
     assert accuracy["prediction", "L0.H0"] < 0.5
     assert accuracy["identity", "L0.H1"] < 0.5
@@ -55,7 +55,7 @@ def test_an_offset_does_not_predict_reversed_words():
 
 
 def test_the_error_rate_counts_missed_links():
-    # One word, two sources: one link is found of two, and one was drawn: 1 − 2·1/(1 + 2).
+    # One word, two sources: one of two links is predicted: 1 − 2·1/(1 + 2).
     scores = rows(linked(60, ((4, 0), (4, 1))))
     assert scores.loc[("identity", "L0.H0"), "accuracy"] == pytest.approx(1.0)
     assert scores.loc[("identity", "L0.H0"), "aer"] == pytest.approx(1 / 3)
@@ -64,7 +64,7 @@ def test_the_error_rate_counts_missed_links():
 def test_an_encoder_aligns_texts_of_different_lengths():
     grammar, rng = Grammar(), np.random.default_rng(0)
     texts = [annotate(grammar.sentence(rng)) for _ in range(40)]
-    # Foreign words are unknown to the tokenizer; where they stand is enough.
+    # Foreign words are unknown to the tokenizer; their positions suffice.
     scores = rows([*texts, *linked(20, STRAIGHT)], [("offset -4", "even")], causal=False)
     assert scores["accuracy"].between(0, 1).all()
     assert (scores["ci_low"] <= scores["accuracy"]).all()

@@ -1,4 +1,4 @@
-"""What holds for a cache: reading in pieces is reading at once, whatever was kept and how."""
+"""Laws of the cache: decoding in pieces equals one pass, whatever the cache keeps."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -97,7 +97,9 @@ def test_a_rolling_cache_equals_one_pass_with_a_window_and_sinks(
     scheme: str, sizes: list[int], window: int, n_sinks: int, padding: list[int] | None
 ) -> None:
     layer, x = _layer(scheme), _texts(sum(sizes))
-    if layer.attention.window:  # (3, 0): no sinks beyond it, and nothing forgotten within it
+    if (
+        layer.attention.window
+    ):  # (3, 0): no sinks before the window, and nothing forgotten within it
         n_sinks, window = 0, window + 3
     cache = KVCache(window=window, n_sinks=n_sinks, left_padding=padding)
     output = _read(layer, x, cache, sizes)
@@ -164,7 +166,7 @@ def test_cropping_frees_the_slots_of_padding(
 
 
 def _fails(failure: str, layer: MultiHeadAttention) -> dict[str, Any]:
-    """Arguments of a call that fails late, or a layer that does."""
+    """Arguments of a call that fails late; or make the layer fail late."""
     if failure == "hook":
 
         def interrupt(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""The picture of curves: well-formed, complete, and safe whatever the names."""
+"""The chart of curves: well-formed, complete, and safe whatever the names."""
 
 from xml.etree import ElementTree
 
@@ -114,7 +114,7 @@ def test_ticks_are_a_few_round_numbers_around_the_data(low: float, span: float) 
     root = ElementTree.fromstring(draw_curves(Curves(np.array([0, 4]), 8, {"one": losses})))
     beside = [text for text in root.iter(f"{SVG}text") if text.attrib.get("text-anchor") == "end"]
     assert 2 <= len(beside) <= 8
-    # Whole heads only, each with its share of all.
+    # Whole heads only, each with its share of all heads.
     below = [
         text.text or "" for text in root.iter(f"{SVG}text") if "middle" in text.attrib.values()
     ]

@@ -1,4 +1,4 @@
-"""Choices of the grammar: one word is right, the other is a form of the same verb."""
+"""Choices of the grammar: the right word and another form of the same verb."""
 
 import numpy as np
 import pytest

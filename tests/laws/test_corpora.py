@@ -1,4 +1,4 @@
-"""What always holds of annotated texts: spans spell their words, trees are trees."""
+"""Laws of annotated texts: spans spell their words, and arcs form trees."""
 
 import json
 from itertools import pairwise
@@ -60,7 +60,7 @@ def test_conllu_words_lie_on_the_raw_text(tmp_path):
     assert words_of(first) == ["Do", "n't", "go", "du", "du", "coin", "!"]
     assert first.tags == ("AUX", "PART", "VERB", "ADP", "DET", "NOUN", "PUNCT")
     assert Arc(1, 2, "advmod:neg") in first.arcs
-    assert len(first.arcs) == 6  # the root hangs on nothing
+    assert len(first.arcs) == 6  # the root has no head
     assert second.text == "It works."
     assert words_of(second) == ["It", "works", "."]
 

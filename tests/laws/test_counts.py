@@ -1,4 +1,4 @@
-"""What is counted from sizes is what the real layers hold and do."""
+"""Counts from sizes equal the parameters and operations of real layers."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_decoding_computes_each_key_once(arguments: dict[str, Any], T: int, more
     whole = sizes.multiply_adds(T + more)
     for role in "QKVO":
         assert first[role] + later[role] == whole[role]
-    # Only what a causal mask hides is saved: the first queries never met the later keys.
+    # Only hidden pairs are saved: the first queries never see later keys.
     hidden = T * more
     saved = {name: whole[name] - first[name] - later[name] for name in ("logits", "mix")}
     assert saved == {
@@ -120,7 +120,7 @@ def test_a_cache_holds_the_keys_and_values(arguments: dict[str, Any], tokens: in
     assert tokens * sizes.cache_bytes(dtype) == sum(tensor.nbytes for tensor in kept)
 
 
-# Other people's models, built from their configurations without a single weight.
+# Models of other libraries, built from their configurations without weights.
 
 ROLES = {
     "bert": {"Q": r"self\.query\.", "K": r"self\.key\.", "V": r"self\.value\.",
@@ -145,7 +145,7 @@ def built(config: PretrainedConfig) -> nn.Module:
 
 
 def projections(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Matrices and biases of attention layers, whatever their model calls them."""
+    """Matrices and biases of attention layers, whatever their names in the model."""
     for name, weight in model.named_parameters():
         ours = re.search(r"att(n|ention)\b.*\.(\w+)\.(weight|bias)$", name)
         if ours and "norm" not in name.lower() and "relative" not in name:
@@ -205,7 +205,7 @@ def test_missing_sizes_default_to_those_of_the_family(family: str, tmp_path: Pat
     config = shortened(family)
     # 160 heads can share the keys and values of as many heads as any family has by itself.
     config.hidden_size, config.num_attention_heads = 1280, 160
-    if family == "helium":  # its heads have a width of their own, and fit only into this one
+    if family == "helium":  # its heads have a fixed width, which only this size fits
         config.hidden_size = 160 * 128
     held = {name: x for name, x in config.to_dict().items() if name not in OPTIONAL}
     (tmp_path / "config.json").write_text(json.dumps(held), "utf-8")

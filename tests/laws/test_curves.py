@@ -62,7 +62,7 @@ def test_each_layer_keeps_its_last_head(seed: int, heads: int) -> None:
     assert removed == [head for head in order if head in removed]
     remaining = [head for head in order if head not in removed]
     assert sorted({head.layer for head in order}) == sorted(head.layer for head in remaining)
-    for head, following in pairwise(order):  # a head that stays is the last of its layer
+    for head, following in pairwise(order):  # the remaining head is the last of its layer
         assert head not in remaining or head.layer != following.layer
 
 
@@ -76,7 +76,7 @@ def _curves() -> Curves:
 def test_removable_heads_end_at_the_last_point_below_the_allowance() -> None:
     curves = _curves()
     assert curves.removable("one", 0.6) == 2
-    assert curves.removable("one", 0.5) == 0  # exactly at it is not below
+    assert curves.removable("one", 0.5) == 0  # a loss equal to the allowance is not below it
     assert curves.removable("one", 9.0) == 5
     assert curves.removable("random", 1.6) == 3  # the median of 5 and 2, whole heads
     np.testing.assert_allclose(curves.mean("random"), [[0.0, 0.5, 1.5], [0.0, 1.5, 4.5]])
@@ -88,7 +88,7 @@ def test_a_curve_that_recovers_counts_up_to_its_first_crossing() -> None:
 
 
 def test_the_elbow_of_a_small_case() -> None:
-    # Two texts; drawing one twice, or both, all the draws there are lie a quarter to each side.
+    # Two texts: a quarter of all draws takes the first twice, a quarter the second twice.
     curves = _curves()
     assert curves.elbow("one", 0.6) == Elbow(2, 0.0, 2.0, 5)  # 0.25 and 0.75 of the two at 2 heads
     assert curves.elbow("one", 9.0) == Elbow(5, 5.0, 5.0, 5)
@@ -99,12 +99,12 @@ def test_the_elbow_of_a_small_case() -> None:
 
 
 def test_the_interval_of_the_elbow_covers_as_often_as_it_says() -> None:
-    # What a text loses with k heads gone is k times a draw of mean 1: 9 may go below 9.5.
+    # A text loses k times a draw of mean 1 without k heads: 9 heads stay below 9.5.
     rng = np.random.default_rng(0)
     points, covered = np.arange(15), 0
     for _ in range(200):
         texts = rng.exponential(1.0, 80)
-        base = rng.random(80)  # what texts have in common does not count
+        base = rng.random(80)  # differences that all texts share do not count
         curves = Curves(points, 20, {"one": (base + points[:, None] * texts)[None]})
         elbow = curves.elbow("one", 9.5)
         assert elbow.low <= elbow.heads <= elbow.high

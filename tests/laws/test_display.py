@@ -1,4 +1,4 @@
-"""Tables at a prompt and in a terminal: what they are, some rows, no wider than there is room."""
+"""The display of tables: a summary and some rows, no wider than the terminal."""
 
 import re
 from io import StringIO

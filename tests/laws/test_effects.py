@@ -1,4 +1,4 @@
-"""What taking heads out costs: on models built by hand the answer is known."""
+"""The effects of ablation, on models built by hand with a known answer."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from planted import IDS, TOKENIZER, WORDS, PlantedGPT, lines
 
 TEXTS = lines(80)
 ONE = (("before", "even"), ("induction", "even"))
-TWO = (("before", "even"), ("induction", "induction", "induction unheard"))
+TWO = (("before", "even"), ("induction", "induction", "induction unread"))
 ALL = ["L0.H0", "L0.H1", "L1.H0", "L1.H1"]
 
 
@@ -54,7 +54,7 @@ def effects(roles: Roles) -> pd.DataFrame:
 
 def test_ablation_separates_heads_that_repetition_needs_from_others(roles: Roles) -> None:
     frame = effects(roles)
-    guess = np.log(len(IDS))  # nothing known of the next token
+    guess = np.log(len(IDS))  # the next token is not predicted at all
     assert frame.loc[["L0.H0", "L1.H0"], "effect"].between(0.8 * guess, 1.5 * guess).all()
     assert (frame.loc[["L0.H0", "L1.H0"], "ci_low"] > 0).all()
     assert (frame.loc[["L0.H0", "L1.H0"], "p_adj"] < 0.05).all()
@@ -73,14 +73,17 @@ def test_effects_stand_beside_the_roles_that_the_behaviour_names(roles: Roles) -
 
 
 def test_a_head_with_a_role_may_have_no_effect(two: Roles) -> None:
-    assert "induction" in two.of("L1.H2")  # it looks where it should
-    assert abs(effects(two).loc["L1.H2", "effect"]) < 1e-6  # and nobody hears of it
+    assert "induction" in two.of("L1.H2")  # it attends to the right token
+    assert abs(effects(two).loc["L1.H2", "effect"]) < 1e-6  # but its output is never read
 
 
 def test_two_copies_of_a_head_back_each_other_up(two: Roles) -> None:
     assert (effects(two).loc[["L1.H0", "L1.H1"], "effect"].abs() < 0.01).all()
     (group,) = two.ablation_effects.groups
-    assert group.together.heads == ("L1.H0", "L1.H1")  # the one that nobody hears is no part of it
+    assert group.together.heads == (
+        "L1.H0",
+        "L1.H1",
+    )  # the head whose output is never read is not part of it
     assert (group.role, group.together.behaviour) == ("induction", "repetition")
     assert group.together.low > 1.0 > 100 * abs(group.alone)
     assert "L1.H0 and L1.H1 (induction) back each other up" in two.why("L1.H0")
@@ -112,7 +115,7 @@ def test_too_few_texts_have_no_p(model: PlantedGPT, roles: Roles) -> None:
 
 
 def after_earlier(n: int) -> list[Choice]:
-    """A word again, and the word that followed it against another."""
+    """Choices after a repeated word: the word that followed it, and another word."""
     rng = np.random.default_rng(0)
     drawn = (rng.choice(WORDS, 6, replace=False) for _ in range(n))
     return [Choice(" ".join([*five, five[2]]), five[3], wrong) for *five, wrong in drawn]
@@ -122,14 +125,14 @@ def test_ablating_the_deciding_head_loses_the_choice(model: PlantedGPT, roles: R
     chosen = agreement(model, TOKENIZER, after_earlier(40))
     alone = roles.effects(model, [chosen], heads=ALL).ablation_effects.alone
     by_head = {effect.heads[0]: effect.effect for effect in alone}
-    # Who knows nothing chooses as a coin does.
+    # A model without information chooses at random.
     assert by_head["L1.H0"] == pytest.approx(0.5, abs=0.05)
     assert abs(by_head["L1.H1"]) < 1e-6
 
 
 def test_translation_tests_linked_words_only(model: PlantedGPT) -> None:
     words = [(0, 2), (3, 5), (6, 8), (9, 11), (12, 14)]
-    # The word after the second w1 is foretold; the last one is not linked.
+    # The word after the second w1 is predicted; the last word has no link.
     text = AnnotatedText("w1 w2 w3 w1 w2", tuple(words), links=((4, 1),))
     task = translation(model, TOKENIZER, [text])
     (batch,) = task.batches

@@ -1,4 +1,4 @@
-"""The evidence keeps its promises on data whose truth is known, without any model."""
+"""The error rates of the evidence on simulated data, without a model."""
 
 from itertools import product
 
@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def null_data(rng, texts=40, questions=60):
-    """Gains without an effect: dependent on each other, of texts of unequal length."""
+    """Gains without an effect: correlated, from texts of unequal length."""
     length = rng.integers(1, 30, (texts, 1))
     shared = rng.standard_normal((texts, 1))
     noise = rng.standard_t(4, (texts, questions))
@@ -35,13 +35,13 @@ def test_false_discoveries_are_as_rare_as_promised():
     rng = np.random.default_rng(3)
     discoveries = 0
     for seed in range(repeats):
-        # Two families at once: the promise is about both together.
+        # Two families at once: the error rate is controlled over both.
         families = [null_data(rng), null_data(rng, texts=31, questions=7)]
         adjusted = max_t(families, flips=499, seed=seed)
         discoveries += min(p.min() for p in adjusted) <= 0.05
     # Three standard errors of a rate of .05 above it.
     assert discoveries / repeats <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
-    assert discoveries > 0  # a test that never fires would pass the line above
+    assert discoveries > 0  # a test that never rejects would pass the line above
 
 
 def test_a_gain_below_zero_is_never_a_discovery():
@@ -53,7 +53,7 @@ def test_p_is_the_share_of_sign_flips_with_as_large_a_gain():
     gains = np.random.default_rng(5).normal(0.6, 1.0, (9, 3)).astype(np.float32)
     signs = np.array(list(product((-1, 1), repeat=9)))
     t = (signs @ gains) / np.sqrt((gains**2).sum(0))
-    exact = (t.max(1)[:, None] >= t[-1] - 1e-5).mean(0)  # the last row flips nothing
+    exact = (t.max(1)[:, None] >= t[-1] - 1e-5).mean(0)  # the last row flips no sign
     drawn = max_t([gains], flips=40_000)[0]
     np.testing.assert_allclose(drawn, exact, atol=4 * np.sqrt(0.25 / 40_000))
 
@@ -65,7 +65,7 @@ def test_columns_of_zeros_and_equal_columns():
     p = max_t([gains], flips=999)[0]
     assert p[0] == p[1] == p[3] == 1 / 1000
     assert p[2] > 0.9
-    # Nothing but zeros: every flip reaches what was seen.
+    # Zeros alone: every flip reaches the observed value.
     assert max_t([np.zeros((40, 3), np.float32)], flips=99)[0].tolist() == [1.0] * 3
 
 
@@ -112,7 +112,7 @@ def test_an_interval_needs_two_texts():
 
 
 def test_a_case_worked_out_by_hand():
-    # 40 texts of 2 queries: 3 of 4 hit, a rule gets 1 of 2, chance is 1 of 10.
+    # 40 texts of 2 queries: hits 3 of 4, a heuristic 1 of 2, chance 1 of 10.
     value = np.tile([[2.0], [1.0]], (20, 1)).astype(np.float32)
     count = np.full((40, 1), 2.0, np.float32)
     nulls = {"chance": count / 10, "rule": count / 2, "absent": np.full_like(count, np.nan)}
@@ -176,4 +176,4 @@ def test_lift_is_nan_where_chance_is_one():
 def test_the_best_heuristic_has_the_best_ratio_of_sums():
     value = np.array([[[1.0, 0.0]], [[0.0, 3.0]]])  # 2 texts, 1 role, 2 rules
     assert best_of(value, np.array([[1.0], [9.0]])).tolist() == [1]
-    assert best_of(np.zeros((2, 1, 2)), np.zeros((2, 1))).tolist() == [0]  # nothing to choose by
+    assert best_of(np.zeros((2, 1, 2)), np.zeros((2, 1))).tolist() == [0]  # no queries to select on

@@ -1,4 +1,4 @@
-"""What always holds of the generated grammar, and its forms against written-out paradigms."""
+"""Laws of the generated grammar, and its forms compared with full paradigms."""
 
 import numpy as np
 import pytest
@@ -268,7 +268,7 @@ def test_relations_hold_in_every_prefix_of_a_line(seed, length):
     words = [BOS, *sentence(seed).words, EOS]
     whole, part = relations(words), relations(words[:length])
     for name, pairs in part.items():
-        # What a word will be followed by is not known at the end of a beginning.
+        # At the end of a prefix the next word is unknown.
         assert set(pairs) <= set(whole[name])
         assert set(pairs) >= {(q, k) for q, k in whole[name] if q < length - 1}
 

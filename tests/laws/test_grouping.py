@@ -1,4 +1,4 @@
-"""Grouping shares the features with the least loss, and rotates only what positions leave free."""
+"""Grouping shares features with the least loss, and mixes only those that positions allow."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -131,7 +131,7 @@ def test_clusters_are_all_heads_in_equal_groups(n_groups: int, size: int, seed: 
     groups = cluster(apart, n_groups)
     assert sorted(head for group in groups for head in group) == [*range(n)]
     assert {len(group) for group in groups} == {size}
-    # No two heads would do better in each other's place.
+    # No swap of two heads would be better.
     inside = _inside(apart, groups)
     for first, second in ((i, j) for i in range(n) for j in range(i)):
         swap = {first: second, second: first}

@@ -1,4 +1,4 @@
-"""What a mask hides reaches nothing, whatever it holds: on every kernel, in every precision."""
+"""Hidden keys change nothing, whatever they hold: on every kernel, in every precision."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ dtypes = pytest.mark.parametrize(
 
 @st.composite
 def spoilt(draw: st.DrawFn, *, extras: bool) -> tuple[Problem, Problem, torch.Tensor]:
-    """A masked problem, the same with a few wild numbers in it, and the rows that these reach."""
+    """A masked problem, a copy with a few nonfinite values, and the rows that see them."""
     problem = draw(problems(extras=extras))
     options = {"causal": True} | problem.how
     wild = [x.clone() for x in problem.qkv]
@@ -38,7 +38,7 @@ def spoilt(draw: st.DrawFn, *, extras: bool) -> tuple[Problem, Problem, torch.Te
 
 
 def _in(dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with their floats in another type."""
+    """The arguments with floats in another dtype."""
     return {n: options[n].to(dtype) if n in ("bias", "sinks") else options[n] for n in options}
 
 
@@ -66,7 +66,7 @@ def test_hidden_keys_change_nothing_whatever_they_hold(
     assert not heads[reached].isfinite().any()
     for ours, theirs, x in zip(grads, expected_grads, wild.qkv, strict=True):
         assert torch.equal(ours, torch.where(x.isfinite(), theirs, 0.0))
-    with torch.no_grad():  # where heads are looked at, not inputs
+    with torch.no_grad():  # where the heads are checked, not the inputs
         heads, expected = (
             attend(*(x.to(dtype) for x in problem.qkv), **_in(dtype, problem.how), backend=backend)
             for problem in (wild, calm)
@@ -75,7 +75,7 @@ def test_hidden_keys_change_nothing_whatever_they_hold(
 
 
 def _forms(T: int) -> dict[str, dict[str, Any]]:
-    """A mask in each form that torch's kernel takes, with a bias and without."""
+    """A mask in each form that torch's kernel takes, with and without a bias."""
     rng = torch.Generator().manual_seed(T)
     lower = torch.ones(T, T).tril().bool()
     return {
@@ -104,7 +104,7 @@ def test_huge_hidden_numbers_change_nothing(
     torch.manual_seed(0)
     options, position = _in(dtype, _forms(T)[form]), T - 5
     calm = [torch.randn(1, 2, T, 8) for _ in range(3)]
-    calm[0][:, :, :-1].abs_()  # so that it is not the last row which tells of a positive key
+    calm[0][:, :, :-1].abs_()  # so that not only the last row sees the largest logit
     calm[0][:, :, -1].abs_().neg_()
     visible = attend(*calm, **_in(torch.float32, options), need_weights=True).weights[0] > 0
     rows = ~visible[:, :, position].any(0)
@@ -128,7 +128,7 @@ def _found(
     rows: torch.Tensor,
     by: str,
 ) -> list[torch.Tensor]:
-    """Heads of some rows, and the gradients that they give."""
+    """Heads of some rows, and their gradients."""
     most = torch.finfo(dtype).max
     q, k, v = (torch.where(x.abs() == 3e38, most * x.sign(), x.double()).to(dtype) for x in qkv)
     with torch.no_grad():

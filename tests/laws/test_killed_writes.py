@@ -1,4 +1,4 @@
-"""A write that is killed at any step leaves the old or the new whole, and the next one sweeps."""
+"""A write killed at any step leaves the old or the new file whole; the next one cleans up."""
 
 import errno
 import os

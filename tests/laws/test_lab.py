@@ -1,4 +1,4 @@
-"""What always holds of the Mini-GPT: of its answers, its files and its training."""
+"""Laws of the Mini-GPT: its outputs, its files and its training."""
 
 import dataclasses
 import functools
@@ -263,11 +263,11 @@ def test_training_saves_the_model_it_returns(tmp_path):
     assert_same_weights(trained.model, load(tmp_path)[0])
 
 
-# Judging and sampling.
+# Evaluation and sampling.
 
 
 class Knowing(MiniGPT):
-    """Looks the next token up in the very batch it is judged on."""
+    """A predictor that looks the next token up in the evaluated batch."""
 
     def __init__(self, wrong_after=None):
         super().__init__(MiniGPTConfig(len(GRAMMAR.vocabulary)))

@@ -1,4 +1,4 @@
-"""What holds for every layer: it equals the definition, whatever its sizes, masks and inputs."""
+"""Every layer equals the definition, whatever its sizes, masks and inputs."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ B, T, S, D_MODEL, KDIM, VDIM = 2, 5, 7, 12, 11, 13
 
 @dataclass(frozen=True)
 class Call:
-    """A layer in float64, what it is given, and how it attends."""
+    """A layer in float64, its inputs, and its keyword arguments."""
 
     layer: MultiHeadAttention
     inputs: tuple[Tensor, ...]
@@ -32,7 +32,7 @@ class Call:
 
 @st.composite
 def options(draw: st.DrawFn, n_heads: int) -> dict[str, Any]:
-    """What a constructor takes beside its sizes; each is more often left out than not."""
+    """Optional constructor arguments; each is omitted more often than not."""
     head_dim = draw(st.integers(2, 5))
     ropes = st.builds(RoPE, width=st.sampled_from([2, head_dim // 2 * 2]))
     sinks = torch.randn(n_heads, dtype=torch.float64)
@@ -192,7 +192,7 @@ def test_a_copied_layer_gives_the_same_bits(remade: Any) -> None:
     copied = remade(layer)
     assert torch.equal(before, copied(*inputs))
     torch.nn.init.zeros_(copied.out_proj.weight)
-    assert torch.equal(before, layer(*inputs))  # nothing is shared
+    assert torch.equal(before, layer(*inputs))  # no tensor is shared
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:

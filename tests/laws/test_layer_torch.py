@@ -1,4 +1,4 @@
-"""What holds between the layer and torch's own: the same numbers there and back, and each name."""
+"""Conversion from and to torch's layer keeps every number, name and mode."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def _inputs(module: nn.MultiheadAttention) -> tuple[Tensor, ...]:
 def _run(
     module: nn.MultiheadAttention, inputs: tuple[Tensor, ...], **options: Any
 ) -> tuple[Any, Any]:
-    """Batch first, and without the weight of the further key of zeros."""
+    """Call torch's layer batch first, and drop the weight of the added zero key."""
     if module.batch_first:
         out, weights = module(*inputs, average_attn_weights=False, **options)
     else:
@@ -133,7 +133,7 @@ def test_a_partial_state_loads_with_strict_false() -> None:
 
 
 class _Named(MultiHeadAttention):
-    """A subclass that takes what its base takes."""
+    """A subclass with the arguments of its base."""
 
     def __init__(self, *args: Any, name: str = "mine", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

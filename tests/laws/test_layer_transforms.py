@@ -1,4 +1,4 @@
-"""What holds under torch's transforms: precisions, autocast, a batch of calls, gradients."""
+"""The layer under precisions, autocast, vmap and torch.func gradients."""
 
 from typing import Any
 
@@ -110,7 +110,7 @@ def test_vmap_over_parameters_equals_single_layers(kind: str, name: str) -> None
 
 @pytest.mark.parametrize("extras", [{}, {"need_lse": True}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("name", ["q", "k", "v", "mask", "bias", "sinks"])
-@pytest.mark.parametrize("T", [T, 256])  # the longer one is for the native kernel
+@pytest.mark.parametrize("T", [T, 256])  # the longer text uses the native kernel
 def test_vmap_works_over_each_tensor_of_attend(name: str, extras: dict[str, Any], T: int) -> None:
     inputs = {part: torch.randn(B, 4, T, 32) for part in "qkv"}
     inputs |= {"mask": torch.randn(B, 1, T, T) > -1, "bias": torch.randn(4, T, T)[None]}

@@ -1,4 +1,4 @@
-"""Losses of each text: equal to Hugging Face's own, padding aside, and to their definitions."""
+"""Losses of each text equal Hugging Face's own without padding, and their definitions."""
 
 from typing import Any
 

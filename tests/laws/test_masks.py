@@ -1,4 +1,4 @@
-"""Masks are rules: combined before or after they become tensors, they say the same."""
+"""Masks are rules: combining them before or after they become tensors is the same."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Null models and shuffled texts are what they say, and leave the model alone."""
+"""Null models and shuffled texts are correct, and the model is unchanged."""
 
 import re
 from dataclasses import replace
@@ -90,7 +90,7 @@ def test_every_null_states_its_cost():
 
 
 def test_a_null_head_sees_as_many_keys():
-    """Of two heads one sees a window: it is asked less, and chance is on its side."""
+    """One of two heads sees a window: it has fewer queries and a higher chance level."""
     rng = np.random.default_rng(0)
     count = np.stack([np.full((20, 2), 3.0), np.full((20, 2), 30.0)] * 2, axis=-1)  # M R N
     value = count * np.array([0.2, 0.6, 0.4, 0.5]) * rng.choice([0.99, 1.01], (20, 2, 1))
@@ -112,6 +112,6 @@ def test_more_null_models_only_raise_the_baseline():
         for m in (1, 3)
     )
     for name in ("null.permuted", "null.random"):
-        # Chosen on one half: on the other the better of three is mostly better, too.
+        # Chosen on one half, the best of three is mostly better on the other half too.
         gain = many.frame()[name] - few.frame()[name]
         assert gain.mean() > 0

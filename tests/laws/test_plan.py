@@ -1,4 +1,4 @@
-"""A plan is what goes and what stays; written down and read back it is the same."""
+"""A plan lists removed and kept heads, and loads equal after saving."""
 
 from pathlib import Path
 

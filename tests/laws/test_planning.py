@@ -1,4 +1,4 @@
-"""Plans keep what they promise: shares, budgets, equal groups, a head in each layer."""
+"""Plans meet their constraints: shares, budgets, equal groups, a head in each layer."""
 
 from pathlib import Path
 
@@ -229,7 +229,7 @@ def test_the_given_clock_measures_the_time() -> None:
     [times] = time_passes(
         [model], {"input_ids": torch.arange(5)[None]}, 3, lambda: 2.0 * next(ticks)
     )
-    # It is looked at before and after, and by no one in between.
+    # The clock is read before and after, and not in between.
     assert times.whole == 2.0
     assert times.blocks == (2.0,) * len(
         find_attentions(model, {"input_ids": torch.arange(5)[None]})

@@ -38,7 +38,7 @@ def _make(kind: str) -> nn.Module:
 
 
 def _distance(model: nn.Module, teacher: nn.Module, batch: dict[str, Tensor]) -> float:
-    """By its definition, token by token."""
+    """The definition, token by token."""
     with torch.no_grad():
         outputs = [module(**batch) for module in (model, teacher)]
     real = batch["attention_mask"].bool()

@@ -1,4 +1,4 @@
-"""The definition against its own laws, and against three nested loops in plain Python."""
+"""The definition compared with its laws and with three nested loops in plain Python."""
 
 import math
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class AttentionInputs(NamedTuple):
     k: np.ndarray
     v: np.ndarray
     visible: np.ndarray
-    """`[B, H, T, S]`, with a good number of rows that see nothing."""
+    """`[B, H, T, S]`, with many rows that see no key."""
 
 
 @st.composite

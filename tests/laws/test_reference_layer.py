@@ -1,4 +1,4 @@
-"""The seeded layer of the definition: its recipe, and that all its forms agree."""
+"""The seeded layer of the definition: its initialisation, and the equality of all its forms."""
 
 from typing import NamedTuple
 

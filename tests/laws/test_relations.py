@@ -1,4 +1,4 @@
-"""Words meet tokens where the tokenizer says, and weights are scored as defined."""
+"""Words are aligned with tokens, and relations are scored as defined."""
 
 from dataclasses import replace
 from itertools import product
@@ -51,7 +51,7 @@ def test_every_word_gets_the_tokens_that_spell_it(tokenizer):
         start, end = TEXT.words[index]
         assert tokens
         spans = [piece.spans[token] for token in tokens]
-        # The first token starts the word and the last one ends it; spaces may come along.
+        # The first token starts the word and the last one ends it; spaces may be included.
         assert TEXT.text[min(s for s, _ in spans) : start].strip() == "" or index == 2
         assert max(e for _, e in spans) >= end
     inside = {token for tokens in piece.words for token in tokens}
@@ -116,7 +116,7 @@ def test_clarks_words_from_tokens_by_hand():
 
 
 def drawn_units(rng, S):
-    """Words of one to four tokens, some sharing a token, some of another piece."""
+    """Words of one to four tokens; some share a token, some are in another piece."""
     units = []
     start = 0
     while start < S:
@@ -248,7 +248,7 @@ def test_evenness_is_the_entropy_over_that_of_even_attention():
     )
     role = Role("e", "", lambda text: (), score="entropy", kind="breadth")
     scores = Evaluator([item], [role]).evaluate(Planted(heads, causal=True))
-    # The first query has no choice, and counts for nothing.
+    # The first query has no choice, and does not count.
     assert scores.count[0, 0].tolist() == [3, 3, 3]
     np.testing.assert_allclose(scores.value[0, 0], [3, 0, 0], atol=1e-4)
 
@@ -271,7 +271,7 @@ def test_heuristics_are_offsets_and_nearest_words_of_a_class():
     nearest = "nearest V to the left"
     assert [rates([(3, key)])[nearest] for key in range(3)] == [0, 0, 1]
     assert [rates([(2, key)])[nearest] for key in (0, 1, 3)] == [0, 1, 0]
-    # No verb to the left: a guess among the others.
+    # No verb to the left: a random other verb.
     assert rates([(0, 1)])[nearest] == pytest.approx(1 / 3)
     assert rates([(0, 1), (0, 3)])[nearest] == pytest.approx(2 / 3)
     assert (rates([(2, 1)])["offset -1"], rates([(2, 3)])["offset -1"]) == (1, 0)
@@ -320,7 +320,7 @@ def test_gold_roles_follow_the_tree_in_both_directions():
         "coreference": [(0, 1), (1, 0)],
         "translation": [(2, 0)],
         "next translation": [(1, 0)],
-        # Where the verb is said its subject is the token itself.
+        # If the verb is the token itself, so is its subject.
         "next subject": [(1, 1)],
         "next subject, beside": [(1, 1)],
         "next subject, apart": [],
@@ -355,7 +355,7 @@ def test_token_roles_by_hand():
     pieces = tokenize(TOKENIZER, corpus, 40).pieces
     item = as_item(pieces[-1], token_roles(pieces))
     assert (3, 2) in item.pairs["previous token"]
-    assert (1, 0) not in item.pairs["previous token"]  # the one before is no text
+    assert (1, 0) not in item.pairs["previous token"]  # the token before is no part of the text
     assert (1, 0) in item.pairs["first token"]
     assert item.pairs["separator"][-1][1] == 8
     assert {key for _, key in item.pairs["punctuation"]} == {3}

@@ -1,4 +1,4 @@
-"""The page holds what the study holds, runs nothing that is not its own, and stays small."""
+"""The page shows the study, runs no foreign script, and stays small."""
 
 import base64
 import hashlib
@@ -36,7 +36,7 @@ RELATIONS = {f"relation {n}": f"a word → the word number {n}" for n in range(1
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: elements with attributes, and what is inside."""
+    """The elements of a page as a browser parses them: attributes and content."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def decode(cells: list[str], peak: float, data: str) -> np.ndarray:
 
 
 def study_of(means: list[float], texts: int = 40, noise: float = 0.02, even: float = 0.1) -> Study:
-    """A study of heads in one layer with these shares on the token before."""
+    """A study of heads in one layer with these shares on the previous token."""
     table = HeadTable(
         make_heads(1, len(means)),
         np.arange(len(means)),
@@ -197,7 +197,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
             "maximum": study.table.maximum(name),
             "even": study.table.even(name),
         }.items():
-            # None stands for what does not apply, and for nothing else.
+            # None means that a statistic does not apply.
             read = np.array([np.nan if x is None else x for x in statistic[part]])
             np.testing.assert_allclose(read, column, rtol=0.006 if part == "error" else 1e-4)
         assert statistic["requested"] == (name in RELATIONS)
@@ -212,7 +212,7 @@ def test_roles_stand_with_their_evidence() -> None:
         assert content in cells
     assert "0.250 of previous token" in page.inside["bdi"]
     assert "previous token +0.500 [+0.375, +0.625]" in page.inside["bdi"]  # without the head
-    assert "–" in cells  # the other was not tried
+    assert "–" in cells  # the other head was not ablated
     assert any("back each other up" in line for line in page.inside["p"])
     data = payload(study)["roles"]
     assert [len(role["rows"]) for role in data] == [1, 0, 0, 0, 1, 0]

@@ -1,4 +1,4 @@
-"""Heads built by hand are found, each under its name; nothing is found where nothing is."""
+"""Heads built by hand get their roles; random heads get none."""
 
 import re
 from dataclasses import replace
@@ -74,7 +74,7 @@ def test_induction_in_an_encoder_is_nan_and_not_zero(encoder):
 def test_exactly_the_planted_heads_of_a_decoder_are_found():
     model = Planted(DECODER, causal=True)
     roles = find_roles(model, TOKENIZER, TEXTS)
-    # Nothing after the last token looks at it, so a decoder has no separator to look at.
+    # No token follows the last one, so a decoder has no separator to attend to.
     assert found(roles) == truth(DECODER) - {("L1.H3", "separator")}
 
 
@@ -119,7 +119,7 @@ def test_a_model_that_knows_one_period_has_no_induction():
     )
     scores = Evaluator([one_period], PROBED).evaluate(model)
     column = PROBED.index(INDUCTION)
-    assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # taken in by it
+    assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # explained by it
     assert found(find_roles(model, TOKENIZER, TEXTS)) == set()
 
 
@@ -142,7 +142,7 @@ def test_random_models_have_no_roles():
 
 
 class Nearest(torch.nn.Module):
-    """A head that looks at the latest of some tokens, itself included."""
+    """A head that attends to the latest of some tokens, itself included."""
 
     def __init__(self, vocabulary, targets):
         super().__init__()
@@ -179,9 +179,9 @@ VERDICT = {"low": 0.0, "high": 1.0, "null": 0, "n": 99.0, "texts": 40.0, "p": 0.
     ("points", "baseline", "second_half", "effect", "has"),
     [
         (0.0, 0.10, 0.50, 0.50, True),
-        (0.0, 0.10, 0.30, 0.50, False),  # chosen on neither half but this
+        (0.0, 0.10, 0.30, 0.50, False),  # a verdict for this half alone
         (0.0, 0.10, 0.50, 0.30, False),
-        (0.1, 0.90, 0.95, 0.95, False),  # half of what is open, and five points
+        (0.1, 0.90, 0.95, 0.95, False),  # half of the gap, and five points
         (0.1, 0.80, 0.95, 0.95, True),
     ],
 )
@@ -263,7 +263,7 @@ def test_a_relation_of_the_user_is_a_role():
     model = Planted([("offset -2", "even")], causal=True)
     roles = find_roles(model, TOKENIZER, TEXTS, relations={"two before": two_before})
     rows = roles.frame().set_index(["role", "name"])
-    # A fixed offset explains it, and that is the null it has to beat.
+    # A fixed offset explains it, which is the baseline to beat.
     assert rows.loc[("two before", "L0.H0"), "effect"] == pytest.approx(1.0)
     assert rows.loc[("two before", "L0.H0"), "null"] == "offset -2"
     assert not rows.loc[("two before", "L0.H0"), "found"]
@@ -287,7 +287,7 @@ def test_too_few_texts_are_reported_as_not_tested():
 
 def test_a_single_text_is_reported_as_not_tested():
     model = Planted([("offset -1",)], causal=True)
-    few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for sequences
+    few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for repeated sequences
     roles = find_roles(model, TOKENIZER, few)
     message = "not tested: 1 held-out text, 30 needed"
     outcomes = set(roles.frame()["outcome"])
@@ -346,7 +346,7 @@ def test_the_same_seed_finds_the_same():
 
 
 def test_long_texts_are_cut_and_count_once():
-    # A planted model knows 48 places.
+    # A planted model has 48 positions.
     joined = [" ".join(TEXTS[start : start + 4]) for start in range(0, 88, 4)]
     model = Planted([("offset -1",)], causal=True)
     roles = find_roles(model, TOKENIZER, joined, max_tokens=48)

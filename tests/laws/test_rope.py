@@ -1,4 +1,4 @@
-"""What holds for positions: turning keeps lengths and tells distances; biases tell distances."""
+"""Laws of positions: rotation keeps norms and encodes distances, as biases do."""
 
 import math
 

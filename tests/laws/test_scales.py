@@ -23,7 +23,7 @@ NAMES = {"causal": "is_causal", "window": "near"}
 
 
 def _scaled(problem: Problem, scale: float, dtype: torch.dtype) -> Problem:
-    """The problem at that scale, of numbers that the dtype can hold."""
+    """The problem at that scale, with values that the dtype can represent."""
     q, k, v = (x.to(dtype).double() for x in problem.qkv)
     return Problem(q, k, v, problem.how | {"scale": scale})
 
@@ -39,7 +39,7 @@ def _products(problem: Problem) -> Tensor:
 
 
 def _is_decided(problem: Problem) -> bool:
-    """Whether no two products are so near that rounding decides which of them is larger."""
+    """Whether no two products are so close that rounding decides which is larger."""
     products = _products(problem)
     near = (products[..., :, None] - products[..., None, :]).abs()
     near = near.masked_fill(torch.eye(near.shape[-1], dtype=torch.bool), 1.0)
@@ -47,7 +47,7 @@ def _is_decided(problem: Problem) -> bool:
 
 
 def _can(problem: Problem, backend: str, dtype: torch.dtype) -> bool:
-    """Whether a kernel has all this; those that have not are refused elsewhere."""
+    """Whether a kernel supports all of this; refusals are tested elsewhere."""
     if backend == "fused":
         return not problem.how.keys() & {"softcap", "sinks"}
     return backend != "native" or dtype != torch.float64
@@ -73,7 +73,7 @@ def _check(problem: Problem, scale: float, backend: str, dtype: torch.dtype) -> 
 
 
 def _gradients(problem: Problem) -> tuple[Tensor, ...]:
-    """Those of the written-out softmax in float64."""
+    """Gradients of an explicit softmax in float64."""
     q, k, v = (x.clone().requires_grad_() for x in problem.qkv)
     groups, rule = q.shape[1] // k.shape[1], _rule(problem)
     logits = rule.scale * (q @ k.repeat_interleave(groups, 1).mT)

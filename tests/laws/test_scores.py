@@ -1,4 +1,4 @@
-"""Scores: intervals over texts that cover, orders, and what was saved loads equal."""
+"""Scores: coverage of intervals over texts, orders, saving and loading."""
 
 import numpy as np
 import pytest

@@ -77,7 +77,7 @@ def test_the_largest_logit_is_of_visible_keys_without_bias(problem: Problem) -> 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Keys and classes of a problem, and how amounts of all keys fall on them."""
+    """Keys and classes of a problem, and the sums of amounts over them."""
 
     keys: Tensor
     classes: Tensor
@@ -192,7 +192,7 @@ def test_every_statistic_stays_in_its_range(problem: Problem, size: float) -> No
     assert (result.participation >= (result.n_keys > 0) * (1 - 1e-6)).all()
     assert (result.participation <= result.n_keys * (1 + 1e-6)).all()
     assert (result.entropy >= 0).all()
-    # What a sink takes is one more share, though its own term is not part of the entropy.
+    # A sink takes one more share, though its own term is not part of the entropy.
     shares = result.n_keys.clamp(min=1) + ("sinks" in problem.how)
     assert (result.entropy <= shares.log() + 1e-5).all()
     assert ((result.max_weight >= 0) & (result.max_weight <= 1 + 1e-6)).all()

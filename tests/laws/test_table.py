@@ -1,4 +1,4 @@
-"""Tables add, in any order, and what was saved loads equal."""
+"""Tables add in any order, and load equal after saving."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ def test_the_mean_weighs_rows_not_texts() -> None:
 
 def test_the_standard_error_treats_texts_as_units() -> None:
     rng = np.random.default_rng(0)
-    # Rows of one text are copies of each other: they tell no more than one row would.
+    # Rows of one text are copies of each other: they carry no more information than one.
     values = rng.standard_normal((400, 1))
     copied = Totals.of_texts(values * 10, np.full((400, 1), 10.0), np.array([9.0]))
     single = Totals.of_texts(values, np.ones((400, 1)), np.array([9.0]))
@@ -106,7 +106,7 @@ def test_the_width_of_an_interval_follows_the_spread_of_texts() -> None:
     rng = np.random.default_rng(0)
     counts = np.full((400, 1), 10.0)
     means = rng.standard_normal((400, 1))
-    # Rows of one text are copies of each other: they tell no more than one row would.
+    # Rows of one text are copies of each other: they carry no more information than one.
     totals = Totals.of_texts(means * counts, counts, np.array([9.0]), keep=True)
     table = HeadTable((Head("", 5, 3),), np.array([1]), {"lse": totals})
     low, high = table.interval("lse", level=0.9)

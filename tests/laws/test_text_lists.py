@@ -1,4 +1,4 @@
-"""One rule for every function that takes texts: what a list of texts is, and what is refused."""
+"""Every function that takes texts accepts the same lists of texts and refuses the rest."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,10 +29,10 @@ from headwise.roles import alignment as align_words
 from headwise.scoring import importance, prune_curves, read_batches
 from headwise.surgery import costs, prune
 
-WORDS = ("she", "sang", "a", "long", "song", "and", "he", "heard", "it", "well", "while", "we")
+WORDS = ("she", "sang", "a", "long", "song", "and", "he", "liked", "it", "well", "while", "we")
 WORDS += ("slept",)
 TOKENIZER = make_tokenizer([*SPECIALS, *WORDS])
-TEXT = "she sang a long song and he heard it well"
+TEXT = "she sang a long song and he liked it well"
 TEXTS = [TEXT, "we slept while she sang"]
 
 
@@ -82,7 +82,7 @@ def _batches(model: nn.Module, texts: Any) -> Any:
 
 
 Door = Callable[[nn.Module, Any], Any]
-# `translation` and `alignment` need annotations to go on: what they refuse stands below.
+# `translation` and `alignment` need annotations; their refusals are tested below.
 DOORS: dict[str, Door] = {
     "study": _study,
     "find_roles": _roles,
@@ -93,7 +93,7 @@ DOORS: dict[str, Door] = {
     "encode": _encode,
     "read_batches": _batches,
 }
-# These take batches, too.
+# These accept batches as well.
 BATCHES = ("read_batches", "importance", "prune_curves", "recover")
 REFUSING: dict[str, Door] = DOORS | {
     "translation": lambda model, texts: translation(model, TOKENIZER, texts),

@@ -1,4 +1,4 @@
-"""The kernel in Triton equals the definition: on a GPU, or in Triton's interpreter without one."""
+"""The Triton kernel equals the definition: on a GPU, or else in Triton's interpreter."""
 
 import subprocess
 import sys
@@ -25,9 +25,9 @@ from headwise.layer._biases import PositionedBias
 from strategies import Problem, problems, seeds
 
 pytestmark = [
-    pytest.mark.full,  # the interpreter is slow; what is refused stands in the quick tier
+    pytest.mark.full,  # the interpreter is slow; refusals are in the quick tier
     pytest.mark.skipif(not is_installed(), reason="no Triton: pip install 'headwise[triton]'"),
-    # NumPy, in which the interpreter computes, tells of every NaN and overflow; a GPU does not.
+    # The interpreter computes in NumPy, which warns of NaN and overflow; a GPU does not.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,7 +36,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 16, so that short texts have several of them."""
-    if DEVICE == "cpu":  # a GPU is given the blocks that it is used with
+    if DEVICE == "cpu":  # a GPU keeps its usual blocks
         from headwise.kernels.triton import _launch
 
         small = _launch.Tiles(rows=16, keys=16, warps=4, stages=1)
@@ -48,7 +48,7 @@ def _random(*shape: int) -> Tensor:
 
 
 def _everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
-    """All that this kernel tells."""
+    """A request for all statistics of this kernel."""
     request = everything(cast(problem, torch.float32, DEVICE), seed, **more)
     return replace(request, received=None, key_norms=None)
 
@@ -63,7 +63,7 @@ def _compare(problem: Problem, request: RowRequest, close: float = 8e-5) -> None
 @settings(max_examples=7)
 @given(problem=problems(most=2), seed=seeds)
 def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> None:
-    # Where a softcap is reached, float32 has ties that float64 has not.
+    # At a softcap float32 has ties that float64 does not have.
     problem = cast(problem, torch.float32)
     _compare(problem, _everything(problem, seed, argmax="softcap" not in problem.how))
 
@@ -167,7 +167,7 @@ def test_nan_stays_in_its_row() -> None:
         actual, expected = getattr(wild, name), getattr(calm, name)
         assert actual[0, 1, 33].isnan().all(), name
         actual[0, 1, 33] = expected[0, 1, 33]
-        if name == "heads":  # who sees a value that is none has none of this head
+        if name == "heads":  # rows that see a NaN value have NaN in this head
             assert not actual[0, 0, 30:].isfinite().all(-1).any()
             actual[0, 0, 30:] = expected[0, 0, 30:]
         assert torch.equal(actual, expected), name
@@ -247,7 +247,7 @@ def test_the_switch_serves_a_whole_watch(monkeypatch: pytest.MonkeyPatch) -> Non
     actual, expected = (w.table().frame().select_dtypes("number") for w in (switched, watch))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad(), hw.observe(model, hw.Request(top=("first",))) as more:
-        model(x)  # which Triton does not compute, and something else does
+        model(x)  # which Triton does not support, so another kernel computes it
     assert more.table().frame()["top(first)"].notna().all()
 
 

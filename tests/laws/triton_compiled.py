@@ -1,4 +1,4 @@
-"""Compiles the kernel in Triton for a GPU that is not there; run by `test_triton`.
+"""Compile the Triton kernel for a GPU that is not present; run by `test_triton`.
 
 python tests/laws/triton_compiled.py 90
 """
@@ -20,7 +20,7 @@ from headwise.kernels.triton import _compute, _launch
 
 
 class Absent:
-    """A driver for a GPU that is not there, which is enough to compile for it."""
+    """A driver for an absent GPU, which suffices for compiling."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch

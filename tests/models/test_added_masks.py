@@ -1,4 +1,4 @@
-"""A model may add zeros and ones to its logits: a watch reads such a mask as the model does."""
+"""A float mask of zeros and ones is added to the logits, by the model and by a watch."""
 
 import pytest
 import torch

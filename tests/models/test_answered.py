@@ -1,4 +1,4 @@
-"""With `exact=False` our rows answer for the model: equal to rounding, and named in `sites`."""
+"""With `exact=False` our kernel computes the output: equal to rounding, named in `sites`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A copy of a model, made or saved while its heads are watched or taken out, is a plain one."""
+"""A copy of a model, made or saved while it is watched or ablated, is a plain model."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Which of a text's queries a table is about, and what is no attention between its tokens."""
+"""The queries a table covers, and modules that do not attend between tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def test_a_table_of_all_queries_has_no_coverage_column() -> None:
 
 
 class ConfigurableAttention(nn.Module):
-    """Attention of `[B, T, C]`, of which a subclass decides what attends to what."""
+    """Attention of `[B, T, C]`, whose subclasses decide what attends to what."""
 
     num_heads = HEADS
 
@@ -76,7 +76,7 @@ class ConfigurableAttention(nn.Module):
 
 
 class Channels(ConfigurableAttention):
-    """As XCiT has it: each channel of a head attends to its other channels."""
+    """The attention of XCiT: each channel of a head attends to its other channels."""
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.mT for x in (q, k, v))
@@ -90,7 +90,7 @@ class Chunks(ConfigurableAttention):
 
 
 class Windows(ConfigurableAttention):
-    """The same chunks, folded into the batch: each is a text of its own."""
+    """The same chunks folded into the batch, where each is a text."""
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.unflatten(2, (-1, 5)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
@@ -99,7 +99,7 @@ class Windows(ConfigurableAttention):
 
 
 class Some(ConfigurableAttention):
-    """As Informer has it: some queries alone attend."""
+    """The attention of Informer: only some queries attend."""
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads = (q[:, :, :6] @ k.mT).softmax(-1) @ v

@@ -71,7 +71,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "M2M100": lambda: _like_bart("M2M100", "M2M100ForConditionalGeneration"),
     "two BERTs": _two_berts,
 }
-# These take no labels.
+# These models take no labels.
 BARE: dict[str, Callable[[], nn.Module]] = {
     "T5": lambda: _t5("T5Model"),
     "BART": lambda: _like_bart("Bart", "BartModel"),

@@ -1,4 +1,4 @@
-"""Gates on heads: 1 is the identity to the last bit, 0 is removal, means are those of tokens."""
+"""Gates on heads: 1 is the identity to the last bit, 0 removes; means are over tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ BARE: dict[str, Made] = {
 def _made(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     if name in BARE:
         model, args = BARE[name]()
-        for bias in model.parameters():  # those of zeros prove nothing
+        for bias in model.parameters():  # biases of zeros prove nothing
             if bias.ndim == 1:
                 nn.init.normal_(bias)
         return model, args, {}
@@ -195,7 +195,7 @@ def test_layers_with_shared_weights_are_ablated_separately() -> None:
         find_attentions(model)[0].output.per_head[1] = 0
         torch.testing.assert_close(ablated, model(**batch)[0])
     first, second = answers.values()
-    assert torch.equal(*first)  # turns begin anew in each pass
+    assert torch.equal(*first)  # the order starts again in each pass
     assert torch.equal(*second)
     assert not torch.allclose(first[0], second[0])
 

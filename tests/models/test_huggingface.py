@@ -1,4 +1,4 @@
-"""Hugging Face models: the answer untouched, the numbers those of their own weights."""
+"""Hugging Face models: outputs unchanged, statistics equal to those of their own weights."""
 
 from pathlib import Path
 

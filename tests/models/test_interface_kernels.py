@@ -1,4 +1,4 @@
-"""Implementations that are told less than a whole mask: flash kernels and flex attention."""
+"""Implementations without a full mask argument: flash kernels and flex attention."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ REQUEST = Request(statistics=(*Request().statistics, "participation"), per_text=
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, **options: Any) -> Tensor:
-    """One text, `T H D`, as flash kernels take it."""
+    """One text, `T H D`, in the layout of flash kernels."""
     left, right = (None if side < 0 else side for side in options["window_size"])
     heads = reference.attention(
         *(x.transpose(0, 1)[None].numpy() for x in (q, k, v)),
@@ -138,7 +138,7 @@ def test_flash_kernels_are_understood_while_generating(cache: str, flash_on_cpu:
     _same(tables[1], tables[0])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how Hugging Face calls torch
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by Hugging Face's call of torch
 @pytest.mark.filterwarnings("ignore:flex_attention called without")  # compiling takes a minute
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Bert"])

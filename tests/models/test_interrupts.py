@@ -1,4 +1,4 @@
-"""An interrupt at any line leaves a model as it was: no hook, no mode, no setting stays."""
+"""An interrupt at any line leaves the model unchanged: hooks, modes and settings."""
 
 import signal
 import threading
@@ -105,7 +105,7 @@ def _check(work: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tenso
             output = model(x)
         return output if isinstance(output, Tensor) else output[0]
 
-    work(model, x)  # what is made once in a process is made
+    work(model, x)  # warm up what is created once per process
     expected, before = answer(), _state(model)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     count = Interrupts(None, files=FILES)

@@ -1,4 +1,4 @@
-"""Adapters, quantised weights and pruning masks find real `nn.Linear` modules, and are used."""
+"""Adapters, quantised weights and pruning masks find real `nn.Linear` modules and take effect."""
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -11,7 +11,7 @@ B, T, D_MODEL = 2, 5, 12
 
 
 class MinimalModel(nn.Module):
-    """The least that an adapter can be put on."""
+    """The smallest model that accepts an adapter."""
 
     def __init__(self) -> None:
         super().__init__()

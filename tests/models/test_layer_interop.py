@@ -1,4 +1,4 @@
-"""The layer with the tensors of others gives what theirs gives: torch's own, and transformers'."""
+"""Our layer with the weights of transformers gives the output of their attention."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ LLAMA3 = {
 
 
 class CapturedModule:
-    """What went into a module, what came out, while the whole model ran."""
+    """The inputs and outputs of a module during a pass of the whole model."""
 
     def __init__(self, module: nn.Module) -> None:
         module.register_forward_hook(self._hear, with_kwargs=True)
@@ -57,7 +57,7 @@ class CapturedModule:
 
 
 def _alive(model: PreTrainedModel) -> PreTrainedModel:
-    """Every parameter is drawn anew, or biases would be zeros and norms ones."""
+    """Draw every parameter at random; otherwise biases would be zeros and norms ones."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.double().eval().requires_grad_(False)
@@ -122,7 +122,7 @@ def test_llama(rope: RoPE, parameters: dict[str, Any]) -> None:
     ours = MultiHeadAttention(12, 4, 2, head_dim=6, rope=rope).double()
     ours.load_state_dict(theirs.state_dict())
     output = ours(recorded.x, causal=True, need_weights=True)
-    # Theirs turns in float32.
+    # Theirs rotates in float32.
     torch.testing.assert_close(output.weights, maps[1], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
 

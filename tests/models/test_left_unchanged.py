@@ -1,4 +1,4 @@
-"""Whatever takes a model gives it back: flags of every submodule, gradients, weights, draws."""
+"""Every verb leaves a model unchanged: modes, flags, gradients, weights, random state."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ def _llama() -> nn.Module:
 
 
 def _model(verb: str) -> nn.Module:
-    """A model in training, with dropout, of which some is frozen on purpose."""
+    """A model in training with dropout, partly frozen on purpose."""
     torch.manual_seed(4)
     model = MODELS.get(verb, _gpt2)().train()
     layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
@@ -86,7 +86,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
 
 
 def _recover(model: nn.Module, folder: Path) -> None:
-    """The model as the teacher; what is trained is another."""
+    """Recover with the model as the teacher; another model is trained."""
     small = hw.prune(model, [(0, 0)])
     hw.recover(small, model, BATCHES, steps=2)
 

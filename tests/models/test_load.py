@@ -1,4 +1,4 @@
-"""Every model that was saved is opened again: no limit of its size is too narrow."""
+"""Every saved model can be loaded: the size limit is never too strict."""
 
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,6 @@
 """The operator `Attention` of ONNX: its own 93 cases, by the definition and by each kernel.
 
-One adapter translates a case into the words of this library. The judge is ONNX's own.
+One adapter translates a case into the arguments of this library; ONNX's own code compares.
 """
 
 import warnings
@@ -87,7 +87,7 @@ def answer(case: Case, engine: Engine) -> Arrays:
 
 
 def _split(case: Case, name: str) -> np.ndarray:
-    """Heads side by side become an axis of their own."""
+    """Split concatenated heads into an axis."""
     x = case.inputs[name]
     if x.ndim == 4:
         return x
@@ -118,7 +118,7 @@ def _positions(case: Case, T: int, S: int) -> dict[str, Any]:
         offset = np.array(case.inputs["past_key"].shape[2])
     else:
         offset = np.array(0) if lengths is None else lengths[:, None, None, None] - T
-    if (offset == S - T).all():  # where they stand at the end of the keys we agree
+    if (offset == S - T).all():  # queries at the end of the keys need no mask
         return {"causal": causal, "window": window}
     ahead = np.arange(S) - (np.arange(T)[:, None] + offset)
     visible = (ahead <= 0) | (not causal)
@@ -154,7 +154,9 @@ def by_kernel(backend: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **optio
 
 
 def _tensor(x: np.ndarray) -> torch.Tensor:
-    if x.dtype.name == "bfloat16":  # which torch cannot read from NumPy, but float32 holds it all
+    if (
+        x.dtype.name == "bfloat16"
+    ):  # torch cannot read bfloat16 from NumPy; float32 represents it exactly
         return torch.from_numpy(x.astype(np.float32)).bfloat16()
     return torch.from_numpy(np.ascontiguousarray(x))
 
@@ -177,7 +179,7 @@ def test_the_cases_are_all_there() -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_case_passes(name: str) -> None:
-    # Torch's kernel has no softcap: `attend` refuses, which its own tests see to.
+    # Torch's kernel has no softcap: `attend` refuses it, as its own tests check.
     supported = [case for case in cases() if not (name == "fused" and case.get("softcap", 0.0))]
     assert len(supported) == (82 if name == "fused" else 93)
     failed = {}

@@ -22,7 +22,7 @@ LEFT = ["L0.H2", "L0.H3", "L1.H0", "L1.H1"]
 
 @pytest.fixture
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the test itself loads what was written."""
+    """Skip the fresh-process check; the test loads the folder itself."""
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
 
 

@@ -1,4 +1,4 @@
-"""The output projection of every site: recomputed from the heads, it gives what it gave."""
+"""The output projection of every site, applied to the heads, gives the module's output."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,10 +21,10 @@ def _captured_projections(
 ) -> list[tuple[AttentionCall, OutputProjection | None]]:
     sites, captured = Sites(model), []
 
-    def hear(call: AttentionCall) -> None:
+    def record(call: AttentionCall) -> None:
         captured.append((call, output_projection(model, sites.of(call, running))))
 
-    with torch.no_grad(), capture_calls(model, hear) as running:
+    with torch.no_grad(), capture_calls(model, record) as running:
         run()
     return captured
 
@@ -41,7 +41,7 @@ def _projected(module: nn.MultiheadAttention, x: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", zoo.mixing())
 def test_the_projection_gives_the_output_of_the_layer(name: str) -> None:
     model = zoo.make(name)
-    for weight in model.parameters():  # biases that begin as zeros
+    for weight in model.parameters():  # biases are initialised with zeros
         if weight.ndim == 1:
             weight.data.normal_(0.5)
     outputs = []

@@ -47,7 +47,7 @@ def test_packed_texts_give_the_table_of_texts_one_by_one(name: str) -> None:
 
 
 def test_packed_texts_the_model_mixes_count_as_one() -> None:
-    # With a cache it does not read positions as the beginnings of texts.
+    # With a cache, positions do not mark the beginnings of texts.
     model = zoo.make("Llama").double()
     batch = {
         "input_ids": torch.tensor([[5, 9, 7, 3]]),

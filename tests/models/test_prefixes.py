@@ -1,4 +1,4 @@
-"""A text behind a prefix that its mask does not speak of: every token has its own place."""
+"""A text behind a prefix that its mask does not cover: every token keeps its position."""
 
 import inspect
 from typing import Any
@@ -21,7 +21,7 @@ OF_WEIGHTS = ("entropy", "max_weight", "first", "self", "previous", "next", "dis
 
 
 class SoftPrefix(nn.Module):
-    """Learned vectors before the embeddings of a text; only the model within knows of them."""
+    """Learned vectors before the embeddings of a text, known only to the inner model."""
 
     def __init__(self, model: nn.Module, width: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_a_soft_prefix_is_part_of_the_text(name: str, side: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in sorted(zoo.TEXT) if _takes_embeddings(name)])
 def test_embeddings_beyond_the_mask_are_placed_where_the_model_attends_to_them(name: str) -> None:
-    """Some models take what lies beyond a mask for padding, some for text; others refuse it."""
+    """Some models treat tokens beyond a mask as padding, some as text; others refuse them."""
     model = zoo.make(name)
     embeddings = model.get_input_embeddings()(torch.tensor([[5, 9, 7, 3, 11, 8, 4]]))
     batch = {"inputs_embeds": embeddings, "attention_mask": torch.ones(1, 5, dtype=torch.long)}

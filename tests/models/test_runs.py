@@ -1,4 +1,4 @@
-"""What a run of a module is: its calls belong together, and passes need not be of the whole."""
+"""Module calls: calls of one pass belong together, and a part of the model may run alone."""
 
 from collections.abc import Sequence
 from threading import Event, Thread
@@ -18,7 +18,7 @@ from headwise.watch import Request, observe
 
 
 class ImageAttention(nn.Module):
-    """Attends within one image after the other, as vision towers do under packing."""
+    """Attention within each of several packed images, as in vision towers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_a_part_of_the_model_may_run_by_itself() -> None:
 
 
 class Past(nn.Module):
-    """Calls what it holds past its hooks."""
+    """Calls the forward method of its module without hooks."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_an_interrupted_pass_leaves_no_layers() -> None:
 
 
 class Condensed(nn.Module):
-    """Leaves tokens out of its queries, or of its keys."""
+    """Attention that drops tokens from its queries or keys."""
 
     def __init__(self, queries: int, keys: int) -> None:
         super().__init__()

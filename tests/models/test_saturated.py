@@ -1,4 +1,4 @@
-"""Heads whose logits are as large as they may be: what is hidden is what the mask hides."""
+"""Heads with huge logits: only keys that the mask hides count as hidden."""
 
 import math
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from headwise.watch import Request, observe
 B, T, HEADS, WIDTH = 2, 9, 4, 5
 LENGTHS = (9, 6)
 LOWEST = torch.finfo(torch.float32).min
-# The logit beside which another has no weight in any precision.
+# A logit this far below another has no weight in any precision.
 NONE = -104.0
 
 
 class MaskedAttention(nn.Module):
-    """Written out, with its mask put in by one of the usual ways."""
+    """Attention implemented by hand, masked in one of the usual ways."""
 
     num_heads = HEADS
 
@@ -115,7 +115,7 @@ def _texts(side: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rows(logits: Tensor, allowed: Tensor, real: Tensor) -> Iterator[dict[str, np.ndarray]]:
-    """Of each counted query the statistics of each head, from the materialised weights."""
+    """The statistics of each counted query and head, from the materialised weights."""
     logits = logits.double()
     leaks = logits - logits.amax(-1, keepdim=True) > NONE
     visible = allowed.expand(logits.shape) | (leaks & allowed.any(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""What was cut, written and loaded again answers the same, bit for bit."""
+"""A pruned model that is saved and loaded gives the same output, bit for bit."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +15,13 @@ from headwise.models.checkpoints import _save
 from oracles import modules_of
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
-# Nothing is cut from these.
+# These cannot be pruned.
 WHOLE = ("CodeGenForCausalLM", "Olmo2")
 
 
 @pytest.fixture
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the test itself loads what was written; a fresh process does in one of them."""
+    """Skip the fresh-process check; the tests load the folder themselves, one excepted."""
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
 
 
@@ -37,7 +37,7 @@ def test_every_architecture_loads_equal(name: str, tmp_path: Path) -> None:
     gone = [(0, 1), (0, 3), (1, 1), (1, 3)] if name == "Albert" else {0: [1, 3], 1: [0, 2]}
     small = model if name in WHOLE else prune(model, gone)
     loaded = load(save(small, tmp_path / "small"))
-    if name == "FalconAlibi":  # by which means a model attends is not saved, and there they differ
+    if name == "FalconAlibi":  # the attention implementation is not saved, and would differ
         loaded.config._attn_implementation = "eager"
     assert _same(loaded, small)
     assert type(loaded) is type(model)

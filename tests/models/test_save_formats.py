@@ -1,4 +1,4 @@
-"""What was cut and written for other readers answers the same where they open it."""
+"""Pruned models saved in formats of other libraries give the same output there."""
 
 import json
 from pathlib import Path
@@ -17,11 +17,11 @@ from headwise.models import example_input
 from headwise.models.checkpoints import _save
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
-# One of each kind, in each layer as many.
+# One of each kind, with the same number in each layer.
 EVEN = {0: [1, 3], 1: [0, 2]}
-# Other numbers in each layer; whole groups where there are some.
+# Different numbers in each layer; whole groups if there are groups.
 UNEVEN = {0: [0, 1], 1: [1, 2, 3]}
-# Nothing is cut from these, or the same heads of all layers alone.
+# These cannot be pruned, or only the same heads in all layers.
 WHOLE = ("Albert", "CodeGenForCausalLM", "Olmo2")
 # These build what their configuration says, whatever the number of heads.
 STOCK = [
@@ -33,7 +33,7 @@ _SHORT = ("GptOss", "Llama", "Phi3")
 
 @pytest.fixture
 def _trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Here the test itself opens what was written; a fresh process does in a few of them."""
+    """Skip the fresh-process check; the tests open the folder themselves, a few excepted."""
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
 
 

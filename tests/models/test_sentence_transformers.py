@@ -1,4 +1,4 @@
-"""A SentenceTransformer is watched, scored, pruned and saved as it is, with all of its modules."""
+"""A SentenceTransformer is watched, scored, pruned and saved with all of its modules."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def model(folders: Path) -> SentenceTransformer:
 
 @pytest.fixture
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the test itself opens what was written; a fresh process does for the commands."""
+    """Skip the fresh-process check; it is tested with the commands."""
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
     monkeypatch.setattr(_save, "check_encoding", lambda *_: None)
 

@@ -1,4 +1,4 @@
-"""What `sites()` says: how each place is watched, and which places were not, and why."""
+"""`sites()` lists how each site is captured, and which sites are not and why."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ class HandwrittenSelfAttention(nn.Module):
 
 
 class SlicedAttention(nn.Module):
-    """Its weights lose a key on their way: they cannot be followed."""
+    """Attention that drops a key after the softmax, so that it cannot be captured."""
 
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (2, 4)).transpose(1, 2)

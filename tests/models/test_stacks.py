@@ -1,4 +1,4 @@
-"""Models of several towers: each is a stack of its own, and reads its own text."""
+"""Models of several towers: each is a separate stack with its own text."""
 
 from typing import Any
 

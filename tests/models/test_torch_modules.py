@@ -1,4 +1,4 @@
-"""Models outside Hugging Face: torch's own layers, and whoever calls its fused function."""
+"""Models outside Hugging Face: torch's own layers, and modules that call its fused function."""
 
 from typing import Any
 

@@ -59,13 +59,13 @@ def test_steps_of_a_trainer_are_counted(tmp_path: Path, checkpointing: bool) -> 
         _train(model, tmp_path, monitor)
         assert [step for _, step in logged] == [1, 2]
         assert monitor.steps == 3
-        assert not model._forward_pre_hooks  # the end of training takes everything off
+        assert not model._forward_pre_hooks  # all hooks are removed at the end of training
     for name, weight in plain.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name]), name
-    # What is left is the trainer's own.
+    # The remaining hooks belong to the trainer.
     assert modules_of(model).keys() == before | modules_of(plain).keys()
 
-    # Training that goes on from the checkpoint at step 2 is watched from step 3 on.
+    # Training resumed from the checkpoint at step 2 is watched from step 3 on.
     again = _model()
     logged.clear()
     with HeadMonitor(again, every=2, log=lambda *row: logged.append(row)) as monitor:

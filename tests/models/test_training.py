@@ -1,4 +1,4 @@
-"""Watched while they learn: the same gradients, and no token counted twice."""
+"""Watching a training: gradients are unchanged, and no token is counted twice."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "v
 
 
 class Learner(nn.Module):
-    """Two blocks of one kind, each computed again on the way back."""
+    """Two blocks of one kind, each recomputed in the backward pass."""
 
     def __init__(self, kind: Callable[[], nn.Module], reentrant: bool | None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attention that models write out themselves, in the ways in which people do."""
+"""Attention that models implement by hand, in the usual ways."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ D_MODEL, HEADS, WIDTH = 20, 4, 5
 
 
 class CausalSelfAttention(nn.Module):
-    """As nanoGPT has it: fused where torch can, else written out."""
+    """The attention of nanoGPT: fused if torch supports it, else by hand."""
 
     def __init__(self, flash: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_gradients_and_dropout_are_untouched() -> None:
     with observe(model) as watch:
         watched = gradients()
     assert all(torch.equal(x, y) for x, y in zip(plain, watched, strict=True))
-    # What was dropped is no statistic: those are of the weights before it.
+    # Statistics are of the weights before dropout.
     np.testing.assert_allclose(
         watch.table().mean("max_weight")[:HEADS],
         means([w.numpy() for w in model[0].attn.weights])["max_weight"],
@@ -122,7 +122,7 @@ def test_autocast_is_watched() -> None:
 
 
 class Ways(nn.Module):
-    """The same attention, written in one of many ways."""
+    """The same attention, implemented in one of many ways."""
 
     num_heads = HEADS
 
@@ -179,7 +179,7 @@ WAYS = ("bmm", "baddbmm", "einsum", "transposed", "grouped", "shared")
 
 
 def _as_usual(model: Ways) -> Ways:
-    """The same weights, the key and value heads repeated, in the most usual way."""
+    """The same weights with repeated key and value heads, in the most usual way."""
     usual = Ways("matmul")
     for ours, theirs in zip(usual.parameters(), model.parameters(), strict=True):
         times = len(ours) // len(theirs)
@@ -199,7 +199,7 @@ def test_every_implementation_gives_the_same_table(way: str) -> None:
     assert table.kv_heads.tolist() == [head // group for head in range(HEADS)]
     for name in table.statistics:
         ours, theirs = table.mean(name), known.table().mean(name)
-        if name == "max_logit" and way == "baddbmm":  # which may have added anything
+        if name == "max_logit" and way == "baddbmm":  # which may have added a bias
             assert np.isnan(ours).all()
             assert (table.count(name) == 0).all()
             continue

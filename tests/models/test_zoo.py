@@ -1,4 +1,4 @@
-"""Every architecture: the answer untouched, the numbers those of its own eager weights."""
+"""Every architecture: outputs unchanged, statistics equal to those of its eager weights."""
 
 import inspect
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ OF_WEIGHTS = ("entropy", "max_weight", "first", "self", "previous", "next", "dis
 
 
 class InFloat64(TorchFunctionMode):
-    """Models that compute parts of themselves in float32, whatever they are in, do so no more."""
+    """Make models that cast parts to float32 compute in float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float and args[0].is_floating_point():
@@ -53,7 +53,7 @@ PRECISIONS = {
 
 def _eager(model: nn.Module) -> None:
     model.set_attn_implementation("eager")
-    # Falcon chooses between its kernels by the setting, and cannot be told of it.
+    # Falcon chooses its kernel by the configuration alone.
     model.config._attn_implementation = "eager"
 
 

@@ -1,4 +1,4 @@
-"""The native kernel where the other tests cannot run it: on ARM, and with all memory watched."""
+"""The native kernel on ARM under emulation, and under a memory checker."""
 
 import platform
 import re
@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src" / "headwise" / "kernels" / "native" / "source"
-# As CMakeLists.txt has them.
+# The same flags as in CMakeLists.txt.
 FLAGS = ("-std=gnu++20", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 CROSS = "aarch64-linux-gnu-g++"
 
@@ -34,7 +34,7 @@ def _build(into: Path, compiler: str, *flags: str) -> str:
 
 
 def _run(*command: str) -> list[tuple[str, np.ndarray]]:
-    """The numbers that a driver prints, by what they are of."""
+    """The numbers that a driver prints, by name."""
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     results: list[tuple[str, np.ndarray]] = []
@@ -56,7 +56,7 @@ def test_arm_computes_the_same_numbers(plain: str, tmp_path: Path) -> None:
     emulated = ["qemu-aarch64", "-L", libraries, _build(tmp_path / "driver", CROSS)]
     on_host, on_arm = _run(plain), _run(*emulated)
     assert [name for name, _ in on_host] == [name for name, _ in on_arm]
-    # Shares are of sums that nearly vanish; half precision is rounded at its last place.
+    # Shares divide by sums near zero; half precision is rounded in its last place.
     close = {"class": 1e-4, "brain": 2.0**-7, "half": 2.0**-10}
     for (name, expected), (_, actual) in zip(on_host, on_arm, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=close.get(name, 1e-5), atol=1e-5)
