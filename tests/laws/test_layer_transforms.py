@@ -101,11 +101,13 @@ def test_vmap_over_parameters_equals_single_layers(kind: str, name: str) -> None
     layer, x = _layer(kind).double(), torch.randn(B, T, D_MODEL, dtype=torch.float64)
     stack = torch.randn(3, *layer.get_parameter(name).shape, dtype=torch.float64)
 
-    def one(weight: Tensor) -> Tensor:
+    def call_layer(weight: Tensor) -> Tensor:
         return functional_call(layer, {name: weight}, (x,), {"causal": True})
 
     with torch.no_grad():
-        torch.testing.assert_close(vmap(one)(stack), torch.stack([one(x) for x in stack]))
+        torch.testing.assert_close(
+            vmap(call_layer)(stack), torch.stack([call_layer(x) for x in stack])
+        )
 
 
 @pytest.mark.parametrize("extras", [{}, {"need_lse": True}, {"softcap": 2.0}], ids=str)
@@ -117,12 +119,12 @@ def test_vmap_works_over_each_tensor_of_attend(name: str, extras: dict[str, Any]
     inputs |= {"sinks": torch.randn(4)} if name == "sinks" else {}
     stack = torch.stack([inputs[name], inputs[name].roll(1, -1)])
 
-    def one(x: Tensor) -> tuple[Tensor, ...]:
+    def attend_with(x: Tensor) -> tuple[Tensor, ...]:
         output = attend(**inputs | {name: x}, causal=True, **extras)
         return (output,) if isinstance(output, Tensor) else (output.heads, output.lse)
 
-    each = [one(x) for x in stack]
-    for ours, *theirs in zip(vmap(one)(stack), *each, strict=True):
+    each = [attend_with(x) for x in stack]
+    for ours, *theirs in zip(vmap(attend_with)(stack), *each, strict=True):
         torch.testing.assert_close(ours, torch.stack(theirs))
 
 
