@@ -7,6 +7,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,7 @@ def test_names_of_tests_have_no_phrase_of_the_old_dialect() -> None:
     assert not old, "\n".join(old)
 
 
+@cache
 def _trees(folder: str) -> list[ast.Module]:
     """The syntax trees of all Python files of a folder of the repository."""
     paths = sorted((ROOT / folder).rglob("*.py"))
