@@ -1,4 +1,4 @@
-"""Compile the Triton kernel for a GPU that is not present; run by `test_triton`.
+"""Compiles the kernel in Triton for a GPU that is not there; run by `test_triton`.
 
 python tests/laws/triton_compiled.py 90
 """
@@ -20,7 +20,7 @@ from headwise.kernels.triton import _compute, _launch
 
 
 class Absent:
-    """A driver for an absent GPU, which suffices for compiling."""
+    """A driver for a GPU that is not there, which is enough to compile for it."""
 
     def __init__(self, arch: int) -> None:
         self.arch = arch
@@ -42,8 +42,8 @@ class Compiling:
         self.kernel, self.compiled = kernel, None
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def compile_for(task: Any, **options: int) -> None:
-            self.compiled = self.kernel.warmup(task, grid=grid, **options)
+        def compile_for(task: Any, **how: int) -> None:
+            self.compiled = self.kernel.warmup(task, grid=grid, **how)
 
         return compile_for
 
@@ -55,14 +55,11 @@ def main() -> None:
     q, k, v = (torch.empty(1, n, T, D, dtype=torch.bfloat16) for n in (4, 2, 2))
     plain = make_rule(head_dim=D, is_causal=True)
     apart = masks.padding([T]) & masks.documents(torch.zeros(1, T, dtype=torch.int64))
-    visible = masks.as_mask(torch.ones(T, T, dtype=torch.bool))
+    given = masks.as_mask(torch.ones(T, T, dtype=torch.bool))
     of_all = {"softcap": 30.0, "sinks": torch.zeros(4), "bias": torch.randn(T, T), "near": (99, 0)}
     watch = {"distance": True, "keys": torch.zeros(1, T, 4, dtype=torch.int64), "heads": True}
     more = {"participation": True, "argmax": True, "classes": torch.ones(1, T, 8)}
-    rule, request = (
-        make_rule(head_dim=D, mask=apart & visible, **of_all),
-        RowRequest(**watch, **more),
-    )
+    rule, request = make_rule(head_dim=D, mask=apart & given, **of_all), RowRequest(**watch, **more)
     works = {
         "heads": partial(_compute.attend_triton, q, k, v, plain),
         "watch": partial(_compute.triton_statistics, q, k, v, plain, RowRequest(**watch)),
