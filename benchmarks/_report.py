@@ -67,9 +67,9 @@ def _markdown(frame: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], left_columns: int = 1) -> str:
     """A Markdown table; its first `left` columns are aligned to the left."""
-    marks = [":--" if column < left else "--:" for column in range(len(titles))]
+    marks = [":--" if column < left_columns else "--:" for column in range(len(titles))]
     cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in (titles, marks, *cells))
 

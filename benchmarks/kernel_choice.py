@@ -27,16 +27,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def main() -> None:
-    how = _arguments()
-    torch.set_num_threads(how.threads)
-    parts = native(how), decoding(how), blocks(how), packed(how), wide(how)
-    publish(print_rows(chain(*parts)), f"{_cpu()}; {machine(how)}", how.into)
+    options = _arguments()
+    torch.set_num_threads(options.threads)
+    parts = native(options), decoding(options), blocks(options), packed(options), wide(options)
+    publish(print_rows(chain(*parts)), f"{_cpu()}; {machine(options)}", options.into)
 
 
-def native(how: argparse.Namespace) -> Iterator[Row]:
+def native(options: argparse.Namespace) -> Iterator[Row]:
     """Around `LEAST_PRODUCTS`: from which size the native kernel is faster than torch's."""
     for H, T in ((2, 64), (2, 128), (12, 16), (12, 32), (12, 64), (12, 128)):
-        for dtype in how.dtypes:
+        for dtype in options.dtypes:
             for trained in (False, True):
                 q, k, v = _inputs((1, H, H, T, T, 64), dtype, trained)
                 works = {
@@ -45,23 +45,23 @@ def native(how: argparse.Namespace) -> Iterator[Row]:
                 }
                 case = {"heads, tokens": f"{H}, {T}", "dtype": dtype, "trained": trained}
                 chosen = _kernel.is_faster(q, k)
-                yield _row("Native kernel over torch's", case, works, how, chosen)
+                yield _row("Native kernel over torch's", case, works, options, chosen)
 
 
-def decoding(how: argparse.Namespace) -> Iterator[Row]:
+def decoding(options: argparse.Namespace) -> Iterator[Row]:
     """Around `LEAST_KEYS`: one query of each head, packed, on keys from memory."""
     for H, Hkv, S, D in ((32, 8, 16, 128), (32, 8, 64, 128), (12, 12, 128, 64), (12, 12, 512, 64)):
-        for dtype in how.dtypes:
+        for dtype in options.dtypes:
             q, k, v = _inputs((1, H, Hkv, 1, S, D), dtype)
             works = {
                 name: partial(_run, q, k, v, False, backend=name) for name in ("native", "fused")
             }
             case = {"heads, of keys, keys": f"{H}, {Hkv}, {S}", "dtype": dtype}
             chosen = _kernel.is_faster(q, k)
-            yield _row("Native kernel over torch's, one query", case, works, how, chosen)
+            yield _row("Native kernel over torch's, one query", case, works, options, chosen)
 
 
-def blocks(how: argparse.Namespace) -> Iterator[Row]:
+def blocks(options: argparse.Namespace) -> Iterator[Row]:
     """Around `BLOCKS_FROM` and `BLOCKS_TO`: blocks of rows over torch's causal flag."""
     for T in (128, 256, 512, 640, 768, 1024):
         for trained in (False, True):
@@ -70,22 +70,22 @@ def blocks(how: argparse.Namespace) -> Iterator[Row]:
             works = {"blocks": _in(_blocks(1, 1 << 20), run), "flag": _in(_blocks(1, 0), run)}
             case = {"tokens": T, "dtype": "float32", "trained": trained}
             chosen = _form._is_faster_in_blocks(q)
-            yield _row("Blocks of rows over torch's causal flag", case, works, how, chosen)
+            yield _row("Blocks of rows over torch's causal flag", case, works, options, chosen)
 
 
-def packed(how: argparse.Namespace) -> Iterator[Row]:
+def packed(options: argparse.Namespace) -> Iterator[Row]:
     """Around `MOST_PACKED`: packed heads of a group over `enable_gqa`."""
     for T in (1, 16, 32, 64):
-        for dtype in how.dtypes:
+        for dtype in options.dtypes:
             q, k, v = _inputs((1, 32, 8, T, 1024, 128), dtype)
             run = partial(_run, q, k, v, False, backend="fused")
             works = {"packed": _in(_most("MOST_PACKED", 1 << 20), run)}
             works["enable_gqa"] = _in(_most("MOST_PACKED", 0), run)
             case = {"queries": T, "dtype": dtype}
-            yield _row("Packed heads over enable_gqa", case, works, how, T <= _form.MOST_PACKED)
+            yield _row("Packed heads over enable_gqa", case, works, options, T <= _form.MOST_PACKED)
 
 
-def wide(how: argparse.Namespace) -> Iterator[Row]:
+def wide(options: argparse.Namespace) -> Iterator[Row]:
     """Around `MOST_WIDE`: bfloat16 in training, computed in float32 and as it is."""
     for T in (32, 64, 128, 192, 256):
         q, k, v = _inputs((1, 12, 12, T, T, 64), "bfloat16", trained=True)
@@ -94,7 +94,7 @@ def wide(how: argparse.Namespace) -> Iterator[Row]:
         works["bfloat16"] = _in(_most("MOST_WIDE", 0), run)
         chosen = T <= _form.MOST_WIDE
         yield _row(
-            "bfloat16 in training, in float32 over as it is", {"tokens": T}, works, how, chosen
+            "bfloat16 in training, in float32 over as it is", {"tokens": T}, works, options, chosen
         )
 
 
@@ -104,8 +104,8 @@ def _inputs(sizes: tuple[int, ...], dtype: str, trained: bool = False) -> tuple[
     return tuple(torch.randn(x, dtype=DTYPES[dtype], requires_grad=trained) for x in shapes)
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, trained: bool, **how: Any) -> None:
-    heads = attend(q, k, v, **how)
+def _run(q: Tensor, k: Tensor, v: Tensor, trained: bool, **arguments: Any) -> None:
+    heads = attend(q, k, v, **arguments)
     if trained:
         torch.autograd.grad(heads, (q, k, v), heads.detach())
 
@@ -141,19 +141,19 @@ def _set(**values: int) -> Iterator[None]:
 
 
 def _row(
-    table: str, case: Row, works: dict[str, Work], how: argparse.Namespace, chosen: bool
+    table: str, case: Row, works: dict[str, Work], options: argparse.Namespace, chosen: bool
 ) -> Row:
     """A line: the ratio of the first work to the second, and whether the first is chosen."""
     first, second = works
-    times = interleaved(works, rounds_for(works, how.seconds), how.clock)
+    times = interleaved(works, rounds_for(works, options.seconds), options.clock)
     shown = {name: "yes" if x is True else "no" if x is False else x for name, x in case.items()}
     took = f"{times.median(second):.3f} ms"
     ratio = f"{times.ratio(first, second)}, {'chosen' if chosen else 'not chosen'}"
-    who, rounds = f"{first} / {second}", len(times.seconds[first])
+    compared, rounds = f"{first} / {second}", len(times.seconds[first])
     return (
         {"table": table}
         | shown
-        | {second: took, "who": who, "took": took, "ratio": ratio, "rounds": rounds}
+        | {second: took, "who": compared, "took": took, "ratio": ratio, "rounds": rounds}
     )
 
 

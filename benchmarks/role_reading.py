@@ -44,7 +44,7 @@ def readings(options: argparse.Namespace) -> Iterator[Row]:
     tokenizer = load_tokenizer(MINILM)
     for name, model in _models(options.width):
         texts = _texts(options.conllu, options.sentences)
-        evaluator, what = _prepare(tokenizer, texts)
+        evaluator, size = _prepare(tokenizer, texts)
         watched = partial(_pass, model, evaluator)
         works: dict[str, Work] = {
             "watched": partial(_watched, model, watched),
@@ -53,7 +53,7 @@ def readings(options: argparse.Namespace) -> Iterator[Row]:
             "read itself": partial(evaluator.evaluate_detailed, model),
         }
         times = interleaved(works, options.rounds, options.clock)
-        case = {"table": "One pass over the texts", "model": name, "texts": what}
+        case = {"table": "One pass over the texts", "model": name, "texts": size}
         yield from rows_of(case, times, "watched")
 
 
@@ -72,8 +72,8 @@ def _prepare(tokenizer: Any, texts: Sequence[AnnotatedText]) -> tuple[Evaluator,
     roles = [*token_roles(pieces), *gold_roles(pieces)]
     tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
     tokens = sum(len(piece.ids) for piece in pieces)
-    what = f"{len(texts)} sentences, {tokens} tokens, {len(roles)} roles"
-    return Evaluator([as_item(piece, roles) for piece in pieces], roles, tags), what
+    size = f"{len(texts)} sentences, {tokens} tokens, {len(roles)} roles"
+    return Evaluator([as_item(piece, roles) for piece in pieces], roles, tags), size
 
 
 def _models(width: int) -> Iterator[tuple[str, nn.Module]]:

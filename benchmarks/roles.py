@@ -96,7 +96,7 @@ def publish(options: argparse.Namespace) -> None:
 
 def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
     """The labels of an encoder, their stability, and the heads without a role."""
-    found = whole.found().sort_values(["layer", "head", "lift"], ascending=[True, True, False])
+    with_roles = whole.found().sort_values(["layer", "head", "lift"], ascending=[True, True, False])
     half_labels = [labels_of(roles) for roles in halves]
     rows = [
         [
@@ -113,18 +113,18 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
                 for half, labels in zip("AB", half_labels, strict=True)
             ),
         ]
-        for row in found.to_dict("records")
+        for row in with_roles.to_dict("records")
     ]
     names = list(dict.fromkeys(whole.frame()["name"]))
-    none = [name for name in names if name not in set(found["name"])]
+    none = [name for name in names if name not in set(with_roles["name"])]
     titles = ["head", "role", "effect", "mass → value mass", "strongest null", "lift", "p"]
     titles += ["queries in texts", "halves"]
     return [
-        f"{len(names)} heads: {len(names) - len(none)} have {len(found)} roles; "
+        f"{len(names)} heads: {len(names) - len(none)} have {len(with_roles)} roles; "
         f"{len(none)} have none: {', '.join(none) or '–'}.",
         "; ".join(whole.notes) + ".",
         stability(whole, halves),
-        table(titles, rows, left=2),
+        table(titles, rows, left_columns=2),
     ]
 
 
@@ -138,7 +138,7 @@ def stability(whole: hw.Roles, halves: Sequence[hw.Roles]) -> str:
         for role in roles
     ]
     rows.append(["all", *(str(len(labels)) for labels in (*sets, in_both))])
-    counts = table(["role", "all texts", "half A", "half B", "both halves"], rows, left=1)
+    counts = table(["role", "all texts", "half A", "half B", "both halves"], rows, left_columns=1)
     either = len(sets[1] | sets[2])
     return (
         f"{len(in_both)} of the {either} labels found on either half are found on "
@@ -159,8 +159,8 @@ def kappa(first: hw.Roles, second: hw.Roles) -> float:
 
 
 def labels_of(roles: hw.Roles) -> set[tuple[str, str]]:
-    found = roles.found()
-    return set(zip(found["name"], found["role"], strict=True))
+    with_roles = roles.found()
+    return set(zip(with_roles["name"], with_roles["role"], strict=True))
 
 
 def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
@@ -174,16 +174,18 @@ def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
         for seed, scores in zip(runs, judged, strict=True)
     ]
     return [
-        table(["seed", "conjugation", "translation", "copying"], rows, left=0),
+        table(["seed", "conjugation", "translation", "copying"], rows, left_columns=0),
         "Heads with a role, each with its score:",
-        table(["role", "seeds", *(f"seed {seed}" for seed in runs)], role_rows(runs), left=1),
+        table(
+            ["role", "seeds", *(f"seed {seed}" for seed in runs)], role_rows(runs), left_columns=1
+        ),
         "The head of each run with the best score for the relation on one half of the texts, with "
         "or without a label; its score on the other half with nothing between subject and verb · "
         "with an adverb between them:",
-        table(["relation", *(f"seed {seed}" for seed in runs)], part_rows(runs), left=1),
+        table(["relation", *(f"seed {seed}" for seed in runs)], part_rows(runs), left_columns=1),
         "The loss of each run without its most important head, with its interval; this head was "
         "selected as the worst of many on these same texts:",
-        table(["behaviour", *(f"seed {seed}" for seed in runs)], effect_rows(runs), left=1),
+        table(["behaviour", *(f"seed {seed}" for seed in runs)], effect_rows(runs), left_columns=1),
         "Heads that back each other up:",
         "\n".join(
             f"- seed {seed}: {line}" for seed, roles in runs.items() for line in groups(roles)
@@ -197,8 +199,8 @@ def role_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
     for role in ROLES:
         cells = []
         for roles in runs.values():
-            found = roles.found()
-            labels = found[found["role"] == role]
+            with_roles = roles.found()
+            labels = with_roles[with_roles["role"] == role]
             cells.append(
                 ", ".join(
                     f"{name} {effect:.2f}"
@@ -249,7 +251,7 @@ def alignment_table(seeds: Sequence[str], tables: Sequence[pd.DataFrame]) -> str
             nulls = [f"{best[name]:.2f}" for name in ("chance", "offset", "diagonal")]
             rows.append([query, seed, best["name"], accuracy, f"{best['aer']:.2f}", *nulls])
     titles = ["query", "seed", "head", "accuracy", "AER", "chance", "best offset", "diagonal"]
-    return table(titles, rows, left=3)
+    return table(titles, rows, left_columns=3)
 
 
 def groups(roles: hw.Roles) -> list[str]:

@@ -1,4 +1,4 @@
-"""A command line, run in this process."""
+"""Run a command line in this process."""
 
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from headwise.cli import main
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left: its exit code and what it printed."""
+    """The result of a command: its exit code and what it printed."""
 
     code: int
     out: str
@@ -21,7 +21,7 @@ class Done:
 def headwise(*arguments: object, encoding: str = "utf-8") -> Done:
     """Run `headwise` with these arguments, as if in a pipe of this encoding."""
     out, err = (TextIOWrapper(BytesIO(), encoding, write_through=True) for _ in range(2))
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as exit_info:
         main([str(argument) for argument in arguments])
     printed = [stream.buffer.getvalue().decode(encoding) for stream in (out, err)]
-    return Done(int(left.value.code or 0), *printed)
+    return Done(int(exit_info.value.code or 0), *printed)

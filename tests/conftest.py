@@ -12,7 +12,7 @@ from headwise import _library
 from headwise._library import SETS, library, open_library
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-# Kernels in Triton are interpreted where there is no GPU: said before it is first imported.
+# Without a GPU, Triton kernels are interpreted; this must be set before Triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -26,13 +26,13 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-# One native build that is named, or all that were built for this processor.
+# The one native build that is named, or all builds for this processor.
 NAMED = os.environ.get(_library.SWITCH)
 RUNS = [NAMED] if NAMED else [n for n in SETS if open_library(_library.BUILT / f"{n}.so")]
 
 
 def _best_at_once(names: list[str]) -> list[Any]:
-    """The best one in the quick tier, the others in the long one."""
+    """The best build in the quick tier, the others in the full tier."""
     return [*names[:1], *(pytest.param(name, marks=pytest.mark.full) for name in names[1:])]
 
 

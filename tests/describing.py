@@ -1,4 +1,4 @@
-"""What a kernel says about rows in float32, beside what plain PyTorch says in float64."""
+"""Row statistics of a kernel in float32, compared with plain PyTorch in float64."""
 
 from dataclasses import fields
 from typing import Any
@@ -24,7 +24,7 @@ def cast(problem: Problem, dtype: torch.dtype, device: str = "cpu") -> Problem:
 
 
 def everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
-    """A request of all that can be told, about keys and classes of this seed."""
+    """A request for all statistics, with keys and classes drawn from this seed."""
     B, H, T, _ = problem.q.shape
     S, device = problem.k.shape[2], problem.q.device
     rng = torch.Generator().manual_seed(seed)
@@ -42,27 +42,29 @@ def everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
 
 
 def described(problem: Problem, request: RowRequest, backend: str) -> RowStatistics:
-    """What a kernel says about a problem."""
-    how = problem.how | {"head_dim": problem.q.shape[-1]}
+    """The row statistics of a problem by a kernel."""
+    options = problem.how | {"head_dim": problem.q.shape[-1]}
     names = {"causal": "is_causal", "window": "near"}
-    rule = make_rule(**{names.get(name, name): x for name, x in how.items()})
+    rule = make_rule(**{names.get(name, name): x for name, x in options.items()})
     return row_statistics(*problem.qkv, rule, request, backend=backend)
 
 
 def assert_same(ours: RowStatistics, exact: RowStatistics, close: float) -> None:
-    """Equal to rounding; whole numbers exactly."""
+    """Check that statistics are equal up to rounding, and integers exactly."""
     for name in (field.name for field in fields(exact) if field.name != "kernel"):
-        mine, theirs = getattr(ours, name), getattr(exact, name)
-        if theirs is None or not theirs.is_floating_point():
-            assert mine is theirs or torch.equal(mine.cpu(), theirs.cpu()), name
+        actual, expected = getattr(ours, name), getattr(exact, name)
+        if expected is None or not expected.is_floating_point():
+            assert actual is expected or torch.equal(actual.cpu(), expected.cpu()), name
             continue
-        mine, theirs = mine.double().cpu(), theirs.double().cpu()
-        torch.testing.assert_close(mine, theirs, rtol=close, atol=close, equal_nan=True, msg=name)
+        actual, expected = actual.double().cpu(), expected.double().cpu()
+        torch.testing.assert_close(
+            actual, expected, rtol=close, atol=close, equal_nan=True, msg=name
+        )
 
 
 def assert_refused(backend: str, change: dict[str, Any], message: str) -> None:
-    """A small call is refused by name when this about it is changed; keys are the queries."""
-    given = {"q": torch.zeros(1, 2, 5, 4)} | change
-    q = given.pop("q")
+    """Check that a small call with this change is refused with this message."""
+    arguments = {"q": torch.zeros(1, 2, 5, 4)} | change
+    q = arguments.pop("q")
     with pytest.raises(ArgumentError, match=f"backend='{backend}' cannot.*{message}"):
-        attend(q, q, q, **given, backend=backend)
+        attend(q, q, q, **arguments, backend=backend)

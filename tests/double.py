@@ -1,4 +1,4 @@
-"""A model wholly in float64: Hugging Face's code goes back to float32 here and there."""
+"""A model entirely in float64, although Hugging Face's code casts to float32 in places."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Double(TorchFunctionMode):
-    """Whatever asks for float32, or for nothing, gets float64."""
+    """Replace float32, and the default dtype, by float64."""
 
     def __enter__(self) -> "Double":
         self._default = torch.get_default_dtype()
@@ -38,7 +38,7 @@ def _double(value: Any) -> Any:
 
 
 def doubled(model: nn.Module) -> nn.Module:
-    """The model in float64; experts are computed by the plain loop, which knows float64."""
+    """The model in float64; experts use the plain loop, which supports float64."""
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     return model.double()

@@ -1,4 +1,4 @@
-"""Folders with a tiny model, as commands take them."""
+"""Folders with a tiny model, as the commands expect them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 def write_llama(folder: Path, words: tuple[str, ...], **sizes: int) -> None:
     """A Llama of two layers and a tokenizer of whole words, the first three of them special."""
-    known = Tokenizer(WordLevel({word: at for at, word in enumerate(words)}, words[0]))
+    known = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, words[0]))
     known.pre_tokenizer = Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=known, pad_token=words[0])
     tokenizer.save_pretrained(folder)

@@ -30,14 +30,14 @@ class Interrupts:
         lines: How many line events were counted.
     """
 
-    def __init__(self, at: int | None, times: int = 1, files: tuple[str, ...] = ("",)) -> None:
-        self._at, self._times, self._files = at, times, files
+    def __init__(self, line: int | None, times: int = 1, files: tuple[str, ...] = ("",)) -> None:
+        self._at, self._times, self._files = line, times, files
         self._seen: Counter[tuple[CodeType, int]] = Counter()
         self.lines = 0
         self.where = ""
 
     def run(self, function: Callable[[], object]) -> bool:
-        """Call a function; whether an interrupt came out of it."""
+        """Call a function; return whether it raised an interrupt."""
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:
@@ -54,7 +54,7 @@ class Interrupts:
             return None
         if name.startswith(_PACKAGE) and not any(part in name for part in self._files):
             return None
-        if frame.f_code.co_name == "__del__":  # out of which Python raises nothing, ever
+        if frame.f_code.co_name == "__del__":  # where Python never raises
             return None
         if event == "line" and not _leaves_with(frame.f_code, frame.f_lasti):
             key = (frame.f_code, frame.f_lineno)
@@ -77,10 +77,10 @@ def _leaves_with(code: CodeType, offset: int) -> bool:
 
 @cache
 def _exits(code: CodeType) -> frozenset[int]:
-    steps = [one for one in dis.get_instructions(code) if one.opname != "NOP"]
+    steps = [step for step in dis.get_instructions(code) if step.opname != "NOP"]
     return frozenset(
-        one.offset
-        for one, *others in zip(steps, steps[1:], steps[2:], steps[3:], strict=False)
-        if all(two.opname == "LOAD_CONST" and two.argval is None for two in (one, *others[:2]))
-        or (one.opname == "SWAP" and all(two.argval is None for two in others))
+        step.offset
+        for step, *following in zip(steps, steps[1:], steps[2:], steps[3:], strict=False)
+        if all(two.opname == "LOAD_CONST" and two.argval is None for two in (step, *following[:2]))
+        or (step.opname == "SWAP" and all(two.argval is None for two in following))
     )

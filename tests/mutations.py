@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# What no reader expects in the middle of a file.
+# Bytes that no reader expects in the middle of a file.
 PIECES = (
     b"\0",
     b"\xff",
@@ -37,11 +37,11 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutations(content: bytes, n: int, seed: int) -> Iterator[bytes]:
-    """This many broken versions of a file; those of a JSON text in its values as well."""
+    """This many broken versions of a file; JSON texts are also broken in their values."""
     rng = random.Random(seed)
     yield b""
     for number in range(n - 1):
-        # Lists and objects one within the other, or lines of them.
+        # Nested lists and objects, or lines of them.
         changed = _in_json(content, rng) if number % 2 else None
         yield changed if changed is not None else _in_bytes(content, rng)
 
@@ -79,10 +79,10 @@ def _in_json(content: bytes, rng: random.Random) -> bytes | None:
     except ValueError:
         pass
     lines = content.split(b"\n")
-    at = 0 if lines[0].startswith(b"# {") else rng.randrange(len(lines))
-    prefix = b"# " if lines[at].startswith(b"# ") else b""
+    row = 0 if lines[0].startswith(b"# {") else rng.randrange(len(lines))
+    prefix = b"# " if lines[row].startswith(b"# ") else b""
     try:
-        lines[at] = prefix + _dumped(_changed(json.loads(lines[at].removeprefix(prefix)), rng))
+        lines[row] = prefix + _dumped(_changed(json.loads(lines[row].removeprefix(prefix)), rng))
     except ValueError:
         return None
     return b"\n".join(lines)
@@ -97,12 +97,12 @@ def _changed(value: Any, rng: random.Random) -> Any:
     if not isinstance(value, dict | list) or not value or rng.random() < 0.15:
         return rng.choice((rng.choice(VALUES), [value], {"x": value}))
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-    key, how = rng.choice(keys), rng.random()
-    if how < 0.15:
+    key, draw = rng.choice(keys), rng.random()
+    if draw < 0.15:
         del value[key]
-    elif how < 0.25 and isinstance(value, list):
+    elif draw < 0.25 and isinstance(value, list):
         value.append(value[key])
-    elif how < 0.25:
+    elif draw < 0.25:
         value[rng.choice(("x", "", f"{key} "))] = value[key]
     else:
         value[key] = _changed(value[key], rng)

@@ -1,4 +1,4 @@
-"""What a table must say, computed from whole attention matrices, a text at a time."""
+"""The expected table, computed from whole attention matrices, one text at a time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,11 +13,11 @@ def padded(texts: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]
     ids = torch.full((len(texts), longest), 1)
     mask = torch.zeros_like(ids)
     for row, text in enumerate(texts):
-        at = slice(0, len(text)) if side == "right" else slice(longest - len(text), longest)
-        ids[row, at] = torch.tensor(text)
-        mask[row, at] = 1
+        span = slice(0, len(text)) if side == "right" else slice(longest - len(text), longest)
+        ids[row, span] = torch.tensor(text)
+        mask[row, span] = 1
     batch = {"input_ids": ids, "attention_mask": mask}
-    if side == "left":  # learned positions must be told where the text begins
+    if side == "left":  # learned positions need the start of the text
         batch["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
     return batch
 
@@ -40,27 +40,29 @@ def means(
         _, T, _ = weights.shape
         for query in range(T):
             row = weights[:, query]
-            seen = (weights[:, query] > 0).any(0)
-            if seen.sum() < 2:
-                continue  # its weight is 1 by necessity
+            visible = (weights[:, query] > 0).any(0)
+            if visible.sum() < 2:
+                continue  # its weight is always 1
             logs = np.log(np.where(row > 0, row, 1.0))
             add("entropy", -(row * logs).sum(-1))
             add("max_weight", row.max(-1))
             add("distance", (row * np.abs(np.arange(T) - query)).sum(-1))
             keys = {"first": 0, "self": query, "previous": query - 1, "next": query + 1}
             for name, key in keys.items():
-                if 0 <= key < T and seen[key]:
+                if 0 <= key < T and visible[key]:
                     add(name, row[:, key])
             for name, triples in (pairs or {}).items():
-                mine = [key for text, asked, key in triples if (text, asked) == (number, query)]
-                mine = [key for key in mine if seen[key]]
-                if mine:
-                    add(name, row[:, mine].sum(-1))
+                key_positions = [
+                    key for text, position, key in triples if (text, position) == (number, query)
+                ]
+                key_positions = [key for key in key_positions if visible[key]]
+                if key_positions:
+                    add(name, row[:, key_positions].sum(-1))
     return {name: np.mean(values, axis=0) for name, values in rows.items()}
 
 
 def eager_maps(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
-    """For each layer and text the weights that the model itself gives, without any padding."""
+    """For each layer and text, the weights that the model itself returns, without padding."""
     per_text = []
     for text in texts:
         with torch.no_grad():
@@ -70,7 +72,7 @@ def eager_maps(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[list[np
 
 
 def modules_of(model: nn.Module) -> dict[str, object]:
-    """All that watching could leave behind on a model's modules."""
+    """Everything that watching could leave on a model's modules."""
     return {
         f"{name}.{key}": id(value) if not isinstance(value, dict) else (id(value), len(value))
         for name, module in model.named_modules()

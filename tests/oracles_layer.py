@@ -1,4 +1,4 @@
-"""The layer by its definition: the weights of a module, copied into NumPy."""
+"""The layer by its definition, with the weights of a module copied into NumPy."""
 
 import math
 from typing import Any
@@ -15,28 +15,28 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 def by_definition(
     layer: MultiHeadAttention, query: Tensor, key: Tensor | None = None,
-    value: Tensor | None = None, **how: Any,
+    value: Tensor | None = None, **options: Any,
 ) -> Arrays:  # fmt: skip
     """The output and the weights of a layer, one head and one query at a time."""
-    found = _attention(layer, query, key, value, **how)
-    heads = found.out
+    output = _attention(layer, query, key, value, **options)
+    heads = output.out
     if layer.gate_proj is not None:
         gate = 1 / (1 + np.exp(-linear(layer.gate_proj, query)))
         heads = heads * gate.swapaxes(1, 2)[..., None]
     concat = heads.swapaxes(1, 2).reshape(*query.shape[:2], -1)
     mixes = isinstance(layer.out_proj, nn.Linear)
-    return linear(layer.out_proj, concat) if mixes else concat, found.weights
+    return linear(layer.out_proj, concat) if mixes else concat, output.weights
 
 
-def by_definition_with_lse(layer: MultiHeadAttention, *inputs: Tensor, **how: Any) -> Arrays:
+def by_definition_with_lse(layer: MultiHeadAttention, *inputs: Tensor, **options: Any) -> Arrays:
     """The log-sum-exps and the weights of a layer."""
-    found = _attention(layer, *inputs, **how)
-    return found.lse, found.weights
+    output = _attention(layer, *inputs, **options)
+    return output.lse, output.weights
 
 
 def _attention(
     layer: MultiHeadAttention, query: Tensor, key: Tensor | None = None,
-    value: Tensor | None = None, **how: Any,
+    value: Tensor | None = None, **options: Any,
 ) -> reference.AttentionOutput:  # fmt: skip
     key = query if key is None else key
     value = key if value is None else value
@@ -47,26 +47,26 @@ def _attention(
     if layer.rope is not None:
         q = turned(layer.rope, q, np.arange(S - T, S))
         k = turned(layer.rope, k, np.arange(S))
-    how = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in how.items()}
+    options = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in options.items()}
     core = layer.attention
-    how |= {"scale": core.scale, "softcap": core.softcap, "window": core.window}
+    options |= {"scale": core.scale, "softcap": core.softcap, "window": core.window}
     if core.sinks is not None:
-        how["sinks"] = np.broadcast_to(
+        options["sinks"] = np.broadcast_to(
             array(torch.as_tensor(core.sinks, dtype=torch.float64)), layer.n_heads
         )
     if layer.position_bias is not None:
-        how["bias"] = position_bias(layer.position_bias, T, S)
-    return reference.attention(q, k, v, **how, need_weights=True, need_lse=True)
+        options["bias"] = position_bias(layer.position_bias, T, S)
+    return reference.attention(q, k, v, **options, need_weights=True, need_lse=True)
 
 
-def turned(rope: RoPE, x: np.ndarray, at: np.ndarray) -> np.ndarray:
+def turned(rope: RoPE, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """Each pair of features as a complex number, times a number on the unit circle."""
     n_pairs = rope.width // 2
     first = np.arange(n_pairs) * (1 if rope.pairing == "half" else 2)
     second = first + (n_pairs if rope.pairing == "half" else 1)
     frequencies = array(rope.frequencies(torch.float64))
     size = 1.0 if rope.scaling is None else rope.scaling.magnitude
-    angles = at[:, None] * frequencies
+    angles = positions[:, None] * frequencies
     pairs = (x[..., first] + 1j * x[..., second]) * size * np.exp(1j * angles)
     out = x.copy()
     out[..., first], out[..., second] = pairs.real, pairs.imag
@@ -86,7 +86,7 @@ def position_bias(part: ALiBi | T5Bias, T: int, S: int) -> np.ndarray:
 
 
 def t5_bucket(part: T5Bias, ahead: int) -> int:
-    """As the paper says it: near distances singly, far ones by their logarithm, then one bucket."""
+    """The paper's buckets: near distances singly, far ones by logarithm, then one bucket."""
     side = part.buckets.num_embeddings // (2 if part.bidirectional else 1)
     away = abs(ahead) if part.bidirectional else max(0, -ahead)
     single = side // 2

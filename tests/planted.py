@@ -1,4 +1,4 @@
-"""Models whose heads were built by hand, so that what each one does is known."""
+"""Models whose heads are built by hand, so that their function is known."""
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -11,16 +11,16 @@ from headwise.corpora import EOS, SPECIALS, AnnotatedText, Arc
 from headwise.lab import make_tokenizer
 from headwise.layer import MultiHeadAttention
 
-WORDS = tuple(f"w{at}" for at in range(40))
+WORDS = tuple(f"w{n}" for n in range(40))
 TOKENIZER = make_tokenizer([*SPECIALS, ",", ".", *WORDS])
 IDS = TOKENIZER.get_vocab()
 CONTEXT = 48
-SHARP = 40.0  # the logit of what a head looks at
+SHARP = 40.0  # the logit of the key a head attends to
 NOISE = 0.02  # of every weight
 
 
 def lines(n: int, seed: int = 0) -> list[str]:
-    """Random words, the first ones the most frequent, with commas, and an end."""
+    """Lines of random words, the first ones the most frequent, with commas and an end."""
     rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, len(WORDS) + 1)
     drawn = []
@@ -35,7 +35,7 @@ SUBJECTS, VERBS = WORDS[30:32], WORDS[32:34]  # of two persons
 
 
 def clauses(n: int, seed: int = 0) -> list[AnnotatedText]:
-    """Two subjects, then a verb for each, three times over, with other words all between.
+    """Two subjects, then a verb for each, three times, with other words between them.
 
     The subject of a verb is the nearest one before it of the same person: not the nearest one,
     nor any of that person.
@@ -117,18 +117,18 @@ class Planted(nn.Module):
         q, k = torch.zeros(2, self.width, self.width)
         if name == "even":
             return q, k
-        # No weight that was learned is exactly 0, nor would it be if it changed its place.
+        # Learned weights are never exactly 0, so that permuting them changes every entry.
         q, k = NOISE * torch.randn(2, self.width, self.width, generator=rng)
-        token, place, one, before = self.blocks.values()
+        token, place, constant, before = self.blocks.values()
         V = len(IDS)
         if name.startswith("offset"):
             by = int(name.split()[1])
             q[place, place] = SHARP * torch.diag(torch.ones(CONTEXT - abs(by)), by)
             k[place, place] = torch.eye(CONTEXT)
         elif name == "first":
-            q[one, one], k[place.start, one] = SHARP, 1.0
+            q[constant, constant], k[place.start, constant] = SHARP, 1.0
         elif name == "separator":
-            q[one, one], k[IDS[EOS], one] = SHARP, 1.0
+            q[constant, constant], k[IDS[EOS], constant] = SHARP, 1.0
         elif name == "same":
             q[token, token], k[token, token] = SHARP * torch.eye(V), torch.eye(V)
             q[place, place], k[place, place] = -SHARP * torch.eye(CONTEXT), torch.eye(CONTEXT)
@@ -138,12 +138,12 @@ class Planted(nn.Module):
             for person, channel in ((0, token.start), (1, token.start + 1)):
                 q[IDS[VERBS[person]], channel] = 2 * SHARP
                 k[IDS[SUBJECTS[person]], channel] = 1.0
-                q[IDS[VERBS[person]], one] = SHARP  # of those the latest
-            k[place, one] = torch.arange(float(CONTEXT))[:, None] / CONTEXT
+                q[IDS[VERBS[person]], constant] = SHARP  # the latest of them
+            k[place, constant] = torch.arange(float(CONTEXT))[:, None] / CONTEXT
         elif name == "rare":
-            q[one, one] = 4.0
-            for rank, at in enumerate(self.order):
-                k[at, one] = float(rank)
+            q[constant, constant] = 4.0
+            for rank, token_id in enumerate(self.order):
+                k[token_id, constant] = float(rank)
         else:
             assert name == "any", name
             q, k = 0.4 * torch.randn(2, self.width, self.width, generator=rng)
@@ -172,12 +172,12 @@ class Planted(nn.Module):
 
 
 def by_frequency(texts: Sequence[str]) -> list[int]:
-    """The tokens of texts, the most frequent first."""
+    """The tokens of texts by descending frequency."""
     counts: dict[int, int] = {}
     for text in texts:
-        for one in TOKENIZER.encode(text).ids:
-            counts[one] = counts.get(one, 0) + 1
-    return sorted(counts, key=lambda one: -counts[one])
+        for token in TOKENIZER.encode(text).ids:
+            counts[token] = counts.get(token, 0) + 1
+    return sorted(counts, key=lambda token: -counts[token])
 
 
 NAMES: Mapping[str, str | None] = {
@@ -196,14 +196,14 @@ NAMES: Mapping[str, str | None] = {
 
 
 class PlantedGPT(nn.Module):
-    """A language model by hand, of two layers: what follows earlier copies is what comes next.
+    """A language model of two layers built by hand: it predicts what followed an earlier copy.
 
     Its stream holds the token, its place, the token before (written by layer 0) and what is
     predicted (written by layer 1).
 
     Args:
         layers: The kinds of heads of layer 0 (`before`, `even`) and of layer 1 (`induction`,
-            `even`); after a kind, ` unheard` for a head whose output goes nowhere.
+            `even`); after a kind, ` unread` for a head whose output goes nowhere.
     """
 
     def __init__(self, layers: Sequence[Sequence[str]]) -> None:
@@ -245,7 +245,7 @@ class PlantedGPT(nn.Module):
             q[:V, self.stream["token"]] = sharp * torch.eye(V)
         else:
             assert kind == "even", kind
-        if not kind.endswith("unheard") and kind != "even":
+        if not kind.endswith("unread") and kind != "even":
             out[self.stream[target], :V] = torch.eye(V) * (1.0 if target == "before" else 20.0)
         return q, k, v, out
 

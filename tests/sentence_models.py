@@ -18,7 +18,7 @@ TEXTS = ["A man plays a guitar on a roof", "The cat sleeps", "a man sleeps on Th
 def write_sentence_model(folder: Path, *, kv_heads: int | None = None) -> None:
     """Write a BERT of 2 layers of 4 heads, or with kv heads a Llama, that reads 6 tokens."""
     inner = folder.parent / f"{folder.name}-inner"
-    known = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, WORDS[1]))
+    known = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, WORDS[1]))
     known.pre_tokenizer = Whitespace()
     names = {"pad_token": WORDS[0], "unk_token": WORDS[1]}
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=known, **names)
@@ -40,9 +40,9 @@ def write_sentence_model(folder: Path, *, kv_heads: int | None = None) -> None:
                 weight.mul_(12)
     model.save_pretrained(inner)
     first = First(str(inner), max_seq_length=6)
-    others = [Pooling(16, "mean"), Dense(16, 12), Normalize()]
+    modules = [Pooling(16, "mean"), Dense(16, 12), Normalize()]
     prompts = {"query": "man ", "document": ""}
-    whole = SentenceTransformer(modules=[first, *others], device="cpu", prompts=prompts)
+    whole = SentenceTransformer(modules=[first, *modules], device="cpu", prompts=prompts)
     whole.save(str(folder), create_model_card=False)
 
 

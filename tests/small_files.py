@@ -1,4 +1,4 @@
-"""Small whole files of every kind of text that is read, and scores to be saved."""
+"""Small valid files of every text format, and scores to save."""
 
 import json
 from dataclasses import asdict

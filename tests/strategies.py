@@ -1,4 +1,4 @@
-"""One Hypothesis strategy for each noun."""
+"""Hypothesis strategies: one for each kind of object."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ sizes = st.integers(1, 4)
 
 @dataclass(frozen=True)
 class Problem:
-    """Queries, keys, values in float64 and the arguments that say how they attend."""
+    """Queries, keys and values in float64, and the arguments of `attend`."""
 
     q: Tensor
     k: Tensor
@@ -50,25 +50,25 @@ def problems(draw: st.DrawFn, *, extras: bool = True, most: int = 4) -> Problem:
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
-    how: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if draw(st.booleans()):
         shape = (draw(st.sampled_from([1, B])), draw(st.sampled_from([1, H])), T, S)
-        how["mask"] = torch.rand(*shape, generator=rng) < draw(st.sampled_from([0.2, 0.8, 1.0]))
+        options["mask"] = torch.rand(*shape, generator=rng) < draw(st.sampled_from([0.2, 0.8, 1.0]))
     if draw(st.booleans()):
-        how["causal"] = True
+        options["causal"] = True
     if draw(st.booleans()):
         side = st.none() | st.integers(0, 4)
-        how["window"] = (draw(side), draw(side))
+        options["window"] = (draw(side), draw(side))
     if draw(st.booleans()):
-        how["bias"] = normal(1, H, T, S)
+        options["bias"] = normal(1, H, T, S)
     if draw(st.booleans()):
-        how["scale"] = draw(st.sampled_from([0.1, 1.0, 3.0]))
+        options["scale"] = draw(st.sampled_from([0.1, 1.0, 3.0]))
     if extras and draw(st.booleans()):
-        how["softcap"] = draw(st.sampled_from([0.5, 5.0]))
+        options["softcap"] = draw(st.sampled_from([0.5, 5.0]))
     if extras and draw(st.booleans()):
-        how["sinks"] = normal(H)
+        options["sinks"] = normal(H)
     q, k, v = normal(B, H, T, D), normal(B, Hkv, S, D), normal(B, Hkv, S, Dv)
-    return Problem(q, k, v, how)
+    return Problem(q, k, v, options)
 
 
 @st.composite
@@ -82,11 +82,11 @@ def tables(
     def totals() -> Totals:
         counts = rng.integers(0, 3, (M, n_heads)).astype(float)
         values = rng.standard_normal((M, n_heads)) * counts
-        seen = counts.sum(0) > 0
+        visible = counts.sum(0) > 0
         return Totals.of_texts(
             totals=values,
             counts=counts,
-            maximum=np.where(seen, rng.standard_normal(n_heads), np.nan),
+            maximum=np.where(visible, rng.standard_normal(n_heads), np.nan),
             even=rng.random((M, n_heads)) * counts if rng.random() < 0.5 else None,
             keep=keep,
         )

@@ -1,4 +1,4 @@
-"""Made-up studies with some structure, for tests of the report and for looking at it."""
+"""Synthetic studies with some structure, to test and to inspect the report."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ def make_totals(
     noise: float = 0.02,
     seed: int = 0,
 ) -> Totals:
-    """Totals of texts of various lengths that scatter about the means; NaN for no rows at all."""
+    """Totals of texts of various lengths that vary around the means; NaN without rows."""
     rng = np.random.default_rng(seed)
     rows = np.repeat(rng.integers(5, 30, (texts, 1)).astype(float), len(means), 1)
     rows[:, np.isnan(means)] = 0
@@ -46,7 +46,7 @@ def make_study(
     causal: bool = True,
     stacks: Sequence[str] = ("",),
 ) -> Study:
-    """A study in which heads look at the token before, at the first, at relations, or widely."""
+    """A study whose heads attend to the previous token, the first, relations, or widely."""
     rows = tuple(head for stack in stacks for head in make_heads(layers, heads, stack))
     rng = np.random.default_rng(layers * 100 + heads)
     relations = relations or {}
@@ -55,11 +55,11 @@ def make_study(
     styles[0] = shares.index("previous")
     totals = {
         name: make_totals(
-            np.where(styles == at, rng.beta(8, 2, len(rows)), rng.beta(1, 12, len(rows))),
+            np.where(styles == index, rng.beta(8, 2, len(rows)), rng.beta(1, 12, len(rows))),
             0.09,
-            seed=at,
+            seed=index,
         )
-        for at, name in enumerate(shares)
+        for index, name in enumerate(shares)
     }
     width = rng.uniform(0.3, 2.6, len(rows))
     none = np.nan
@@ -101,14 +101,14 @@ def make_study(
 def make_sample(
     tokens: Sequence[str], heads: Sequence[Head], styles: np.ndarray, causal: bool = True
 ) -> Sample:
-    """Maps that look as the style of each head says: at the first, itself, before, or widely."""
+    """Maps in the style of each head: first token, itself, previous token, or wide."""
     size = len(tokens)
     rng = np.random.default_rng(size)
     query, key = np.indices((size, size))
-    wanted = [key == 0, key == query, key == query - 1, (key * 7 + query * 3) % 5 == 0]
+    patterns = [key == 0, key == query, key == query - 1, (key * 7 + query * 3) % 5 == 0]
     weights = {}
     for head, style in zip(heads, styles, strict=True):
-        logits = rng.normal(0, 1, (size, size)) + 4 * wanted[min(style, len(wanted) - 1)]
+        logits = rng.normal(0, 1, (size, size)) + 4 * patterns[min(style, len(patterns) - 1)]
         if causal:
             logits[key > query] = -np.inf
         odds = np.exp(logits - logits.max(1, keepdims=True))
@@ -116,11 +116,13 @@ def make_sample(
     return Sample(tuple(tokens), weights)
 
 
-def make_roles(study: Study, found: Sequence[int] = (0,), text: str = "previous token") -> Roles:
-    """Roles of a study's heads: those numbered here look at the token before."""
+def make_roles(
+    study: Study, with_role: Sequence[int] = (0,), text: str = "previous token"
+) -> Roles:
+    """Roles of a study's heads: the numbered heads have the role."""
     heads = study.table.heads
     places = np.arange(len(heads))
-    has = np.isin(places, found)
+    has = np.isin(places, with_role)
     effect = np.where(has, 0.875, 0.125)
     columns = {
         "name": [str(head) for head in heads],

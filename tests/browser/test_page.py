@@ -1,4 +1,4 @@
-"""The page in a real browser: it works, by pointer and by keyboard, and talks to nobody."""
+"""The page in a real browser: it works by pointer and by keyboard, and makes no requests."""
 
 import os
 import shutil
@@ -36,24 +36,24 @@ Open = Callable[..., Page]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
+    executable = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if executable is None:
         reason = f"no Chromium on the PATH (looked for {', '.join(NAMES)})"
-        # Where everything must be tested, a skip would pass unseen.
+        # In continuous integration a skip would go unnoticed.
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
+        browser = playwright.chromium.launch(executable_path=executable, args=list(ARGUMENTS))
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Opens the page of a study; at the end, nothing went wrong there and nothing was fetched."""
+    """Open the page of a study; at the end, check that it raised no error and fetched nothing."""
     wrong: list[str] = []
-    asked: list[str] = []
+    requested: list[str] = []
     contexts = []
     path = tmp_path / "report.html"
 
@@ -64,7 +64,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         page.set_default_timeout(10_000)
         page.on("console", lambda message: wrong.append(message.text))
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("request", lambda request: requested.append(request.url))
         page.goto(study.report(path).as_uri())
         return page
 
@@ -72,13 +72,13 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert wrong == []
-    assert set(asked) == {path.as_uri()}
+    assert set(requested) == {path.as_uri()}
 
 
 def column(page: Page, title: str) -> list[str]:
     """The cells of a column of the table of heads."""
-    at = page.locator("#table thead tr:last-child th").all_inner_texts()
-    index = next(i for i, text in enumerate(at) if text.rstrip(" ↑↓") == title)
+    titles = page.locator("#table thead tr:last-child th").all_inner_texts()
+    index = next(i for i, text in enumerate(titles) if text.rstrip(" ↑↓") == title)
     return page.locator(f"#table tbody tr > :nth-child({index + 1})").all_inner_texts()
 
 
@@ -96,7 +96,7 @@ def test_page_opens_with_the_first_finding(open_page: Open) -> None:
     expect(page.locator("#head-title")).to_have_text(study.findings()[1].split()[0])
 
 
-def test_a_head_is_picked_by_pointer(open_page: Open) -> None:
+def test_a_head_is_selected_by_pointer(open_page: Open) -> None:
     study = make_study(3, 4, relations=RELATIONS)
     page = open_page(study)
     page.locator("#heatmap tbody tr").nth(1).locator("td").nth(3).click()
@@ -108,7 +108,7 @@ def test_a_head_is_picked_by_pointer(open_page: Open) -> None:
     expect(numbers).to_contain_text(f"{study.table.count('previous')[row]:,.0f}")
 
 
-def test_a_head_is_picked_by_keyboard(open_page: Open) -> None:
+def test_a_head_is_selected_by_keyboard(open_page: Open) -> None:
     page = open_page(make_study(3, 4))
     first = page.locator("#heatmap td[tabindex='0']")
     first.focus()
@@ -139,7 +139,7 @@ def _lacking(study: Study, statistic: str, heads: int) -> Study:
     return replace(study, table=table)
 
 
-def test_what_does_not_apply_is_hatched_and_never_zero(open_page: Open) -> None:
+def test_cells_that_do_not_apply_are_hatched_and_never_zero(open_page: Open) -> None:
     page = open_page(_lacking(make_study(2, 3), "previous", 2))
     page.select_option("#statistic", label="previous")
     assert page.locator("#heatmap td.hatched").all_inner_texts() == ["", ""]
@@ -147,8 +147,8 @@ def test_what_does_not_apply_is_hatched_and_never_zero(open_page: Open) -> None:
     assert column(page, "previous")[:2] == ["–", "–"]
 
 
-def test_what_applies_to_no_head_is_left_out_and_said(open_page: Open) -> None:
-    page = open_page(make_study(2, 3))  # causal: nobody sees the next token
+def test_statistics_that_apply_to_no_head_are_omitted_with_a_note(open_page: Open) -> None:
+    page = open_page(make_study(2, 3))  # causal: no query sees the next token
     assert "next" not in page.locator("#statistic option").all_inner_texts()
     expect(page.locator("#unknown")).to_contain_text("apply to no head of this model: next")
 
@@ -159,7 +159,7 @@ def test_the_table_sorts_down_and_up_by_numbers(open_page: Open) -> None:
     title = page.locator("#table th[scope=col]", has_text="max_logit")
     values = np.sort(study.table.mean("max_logit"))
     assert (values < 0).any()
-    assert (values >= 10).any()  # so that an order of text would show
+    assert (values >= 10).any()  # so that sorting as text would show
 
     def numbers() -> list[float]:
         return [float(text.replace("−", "-")) for text in column(page, "max_logit")]
@@ -173,7 +173,7 @@ def test_the_table_sorts_down_and_up_by_numbers(open_page: Open) -> None:
     assert page.locator("#table [aria-sort]:not([aria-sort=none])").count() == 1
 
 
-def test_heads_sort_as_the_model_has_them(open_page: Open) -> None:
+def test_heads_sort_in_model_order(open_page: Open) -> None:
     study = make_study(2, 12)
     page = open_page(study)
     names = [str(head) for head in study.table.heads]
@@ -182,7 +182,7 @@ def test_heads_sort_as_the_model_has_them(open_page: Open) -> None:
     assert column(page, "Head") == names[::-1]
 
 
-def test_what_does_not_apply_sorts_last_both_ways(open_page: Open) -> None:
+def test_cells_that_do_not_apply_sort_last_both_ways(open_page: Open) -> None:
     page = open_page(_lacking(make_study(1, 3), "entropy", 1))
     for _ in range(2):
         page.get_by_role("button", name="entropy").click()
@@ -191,7 +191,7 @@ def test_what_does_not_apply_sorts_last_both_ways(open_page: Open) -> None:
 
 def test_a_head_shows_its_roles_or_that_it_has_none(open_page: Open) -> None:
     study = make_study(2, 3)
-    page = open_page(study.with_roles(make_roles(study, found=(0, 4))))
+    page = open_page(study.with_roles(make_roles(study, with_role=(0, 4))))
     page.select_option("#head", label="L1.H1")
     expect(page.locator("#head-roles li")).to_contain_text("previous token (a token → the token")
     expect(page.locator("#head-roles li")).to_contain_text("0.875 [0.812, 0.938] against 0.250 of")
@@ -203,9 +203,9 @@ def test_a_head_shows_its_roles_or_that_it_has_none(open_page: Open) -> None:
     expect(page.locator("#head-roles")).to_contain_text("back each other up")
 
 
-def test_a_head_that_was_not_tested_says_what_is_missing(open_page: Open) -> None:
+def test_a_head_that_was_not_tested_shows_what_is_missing(open_page: Open) -> None:
     study = make_study(2, 3)
-    roles = make_roles(study, found=())
+    roles = make_roles(study, with_role=())
     page = open_page(
         study.with_roles(replace(roles, rows=roles.rows.assign(p_adj=np.nan, texts=1.0)))
     )
@@ -254,7 +254,7 @@ def test_another_sample_has_its_own_map_and_pairs(open_page: Open) -> None:
     expect(page.locator("#map-readout")).to_contain_text(
         f"{sample.tokens[3]} → {sample.tokens[1]}: {weights[3, 1]:.2f}"
     )
-    weights[0] = 0  # it sees itself only: no choice, so no pair
+    weights[0] = 0  # it sees only itself: there is no choice, so no pair
     query, key = np.unravel_index(weights.argmax(), weights.shape)
     strongest = page.locator("#pairs tbody tr")
     expect(strongest).to_have_count(12)
@@ -272,7 +272,7 @@ def test_nothing_overflows_on_a_phone(open_page: Open, heads: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
-def test_dark_is_dark_and_light_is_light(open_page: Open) -> None:
+def test_the_page_follows_the_color_scheme(open_page: Open) -> None:
     study = make_study()
     script = """() => {
       const canvas = document.createElement("canvas").getContext("2d");
@@ -302,7 +302,7 @@ def test_hostile_text_is_shown_and_runs_nothing(open_page: Open) -> None:
     assert page.locator("img").count() == 0
 
 
-def test_the_policy_stops_what_is_not_ours(browser: Browser, tmp_path: Path) -> None:
+def test_the_policy_blocks_inline_scripts(browser: Browser, tmp_path: Path) -> None:
     page = browser.new_page()
     page.goto(make_study().report(tmp_path / "page.html").as_uri())
     ran = page.evaluate("""() => {

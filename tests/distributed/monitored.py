@@ -1,4 +1,4 @@
-"""One of two processes that train on halves of a batch: run by `test_monitor`."""
+"""One of two processes that train on halves of a batch; run by `test_monitor`."""
 
 import json
 import sys
@@ -33,17 +33,17 @@ def main(rank: int, world: int, store: str) -> None:
     with HeadMonitor(
         model, 2, rules=RULES, log=lambda *row: logged.append(row), on_alarm=alarms.append
     ) as monitor:
-        told = []
+        scalars = []
         for batch in texts():
             share = batch.chunk(world)[rank]
             for part in share.split(1):  # gradient accumulation
                 model(part).square().mean().backward()
-            told.append(monitor.step())
+            scalars.append(monitor.step())
     assert len(reductions) == 2, reductions  # steps 1 and 2, not 3
     assert len(logged) == (2 if rank == 0 else 0)
     assert len(alarms) == (1 if rank == 0 else 0)
     said = {
-        "told": told,
+        "told": scalars,
         "highest": {layer: row.tolist() for layer, row in monitor.max_logit().items()},
         "alarms": [str(alarm) for alarm in monitor.alarms],
     }

@@ -29,11 +29,11 @@ def main(rank: int, world: int, store: str) -> None:
     shared = parallelize_module(layer, mesh, layer.tensor_parallel_plan())
     widths = []
     hook = shared.attention.register_forward_hook(lambda _, args, out: widths.append(out.shape[1]))
-    found = shared(x, causal=True)
+    output = shared(x, causal=True)
     hook.remove()
     assert widths == [4 // world], widths  # each process computed its own heads alone
-    torch.testing.assert_close(found, alone)
-    grads = torch.autograd.grad(found.square().sum(), [x, *shared.parameters()])
+    torch.testing.assert_close(output, alone)
+    grads = torch.autograd.grad(output.square().sum(), [x, *shared.parameters()])
     for ours, theirs in zip(grads, expected, strict=True):
         torch.testing.assert_close(whole(ours), theirs)
 

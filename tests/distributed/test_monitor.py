@@ -1,4 +1,4 @@
-"""Two processes on halves of a batch say together what one says of the whole."""
+"""Two processes on halves of a batch report the statistics of one process on the whole."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ monitored = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(monitored)
 
 
-def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
+def test_two_ranks_report_the_statistics_of_one_process(tmp_path: Path) -> None:
     store = tmp_path / "store"
     ranks = [
         subprocess.Popen(
@@ -29,18 +29,20 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
     ]
     errors = [rank.communicate(timeout=300)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
-    one, two = (json.loads(Path(f"{store}.{rank}.json").read_text()) for rank in range(2))
-    assert one == two  # to the last bit: both have the same sums
+    first, second = (json.loads(Path(f"{store}.{rank}.json").read_text()) for rank in range(2))
+    assert first == second  # to the last bit: both have the same sums
 
     model = monitored.make_model()
     with HeadMonitor(model, 2, rules=monitored.RULES) as monitor:
-        told = []
+        expected = []
         for batch in monitored.texts():
             model(batch)
-            told.append(monitor.step())
-    assert [list(scalars) for scalars in one["told"]] == [list(scalars) for scalars in told]
-    for ours, theirs in zip(one["told"], told, strict=True):
+            expected.append(monitor.step())
+    assert [list(scalars) for scalars in first["told"]] == [list(scalars) for scalars in expected]
+    for ours, theirs in zip(first["told"], expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
     highest = monitor.max_logit()
-    assert one["highest"] == {layer: pytest.approx(row.tolist()) for layer, row in highest.items()}
-    assert one["alarms"] == [str(alarm) for alarm in monitor.alarms]
+    assert first["highest"] == {
+        layer: pytest.approx(row.tolist()) for layer, row in highest.items()
+    }
+    assert first["alarms"] == [str(alarm) for alarm in monitor.alarms]

@@ -1,4 +1,4 @@
-"""Heads shared out over processes give what one process gives: outputs, gradients, decoding."""
+"""Heads sharded over processes equal one process: outputs, gradients, decoding."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).with_name("tensor_parallel.py")
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_shared_heads_are_heads(world: int, tmp_path: Path) -> None:
+def test_sharded_heads_give_the_same_output(world: int, tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), str(rank), str(world), str(tmp_path / "store")],
@@ -20,5 +20,5 @@ def test_shared_heads_are_heads(world: int, tmp_path: Path) -> None:
         )
         for rank in range(world)
     ]
-    told = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(told)
+    messages = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(messages)

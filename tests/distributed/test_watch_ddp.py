@@ -1,4 +1,4 @@
-"""Trained by two processes: the same gradients, and tables that add up to the whole batch's."""
+"""Two processes: gradients are unchanged, and tables add up to that of the whole batch."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.full  # each process imports everything anew
 SCRIPT = Path(__file__).with_name("watch_ddp.py")
 
 
-def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
+def test_two_processes_observe_the_same_table_as_one(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), str(rank), "2", str(tmp_path / "store")],
@@ -19,5 +19,5 @@ def test_two_processes_see_what_one_sees(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    messages = [rank.communicate(timeout=300)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(messages)

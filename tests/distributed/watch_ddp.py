@@ -1,4 +1,4 @@
-"""One of two processes that train a model together, watched: run by `test_watch_ddp`."""
+"""One of two processes that train a model while it is watched; run by `test_watch_ddp`."""
 
 import sys
 
@@ -26,8 +26,8 @@ def llama() -> nn.Module:
     )  # fmt: skip
 
 
-class Written(nn.Module):
-    """Attention that is written out, so that it is heard through the function mode."""
+class EmbeddedHandwrittenAttention(nn.Module):
+    """Attention implemented by hand, so that it is captured through the function mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,21 +56,21 @@ def gathered(table: HeadTable, world: int) -> HeadTable:
 
 def main(rank: int, world: int, store: str) -> None:
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
-    mine = slice(2 * rank, 2 * rank + 2)
-    for make in (llama, Written):
+    rows = slice(2 * rank, 2 * rank + 2)
+    for make in (llama, EmbeddedHandwrittenAttention):
         model = DistributedDataParallel(make())
-        plain = step(model, mine)
+        plain = step(model, rows)
         with observe(model) as watch:
-            watched = step(model, mine)
-        assert all(torch.equal(one, two) for one, two in zip(plain, watched, strict=True))
+            watched = step(model, rows)
+        assert all(torch.equal(x, y) for x, y in zip(plain, watched, strict=True))
         whole = make()
         with observe(whole) as alone:
             step(whole, slice(0, 4))
-        both, known = gathered(watch.table(), world), alone.table()
-        assert both.heads == known.heads
+        table, known = gathered(watch.table(), world), alone.table()
+        assert table.heads == known.heads
         for name in known.statistics:
-            np.testing.assert_array_equal(both.count(name), known.count(name))
-            np.testing.assert_allclose(both.mean(name), known.mean(name), rtol=1e-4, atol=1e-5)
+            np.testing.assert_array_equal(table.count(name), known.count(name))
+            np.testing.assert_allclose(table.mean(name), known.mean(name), rtol=1e-4, atol=1e-5)
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Here the written errors are tested, so the shape checks of annotations are off, as for users."""
+"""Shape checks of annotations are off, as for users, so that our own errors are tested."""
 
 import pytest
 from jaxtyping import config

@@ -1,4 +1,4 @@
-"""Heads that cannot be taken away are refused by name, and the model stays as it was."""
+"""Heads that cannot be ablated are refused by name, and the model is unchanged."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "told"),
+    ("heads", "message"),
     [
         ((0, 4), r"no head \(0, 4\).*There are 4, from L0.H0 to L0.H3"),
         ("L1.H0", "no head L1.H0"),
@@ -36,8 +36,8 @@ def _refused(model: nn.Module, *args: Any, **kwargs: Any) -> None:
         ({0: 1}, r"\{0: 1\} names no heads"),
     ],
 )
-def test_a_head_that_is_not_there_or_named_twice(heads: Any, told: str) -> None:
-    with pytest.raises(HeadError, match=told):
+def test_a_missing_head_or_one_named_twice(heads: Any, message: str) -> None:
+    with pytest.raises(HeadError, match=message):
         _refused(MultiHeadAttention(12, 4), heads)
 
 
@@ -46,17 +46,17 @@ def test_an_unknown_mode() -> None:
         _refused(MultiHeadAttention(12, 4), (0, 1), mode="median")
 
 
-def test_a_reference_that_nothing_would_be_taken_from() -> None:
+def test_an_unused_reference() -> None:
     with pytest.raises(ArgumentError, match="mode='zero'"):
         _refused(MultiHeadAttention(12, 4), (0, 1), reference=[(X,)])
 
 
 @pytest.mark.parametrize("reference", ["a text", ["a text"]])
 def test_a_reference_of_texts(reference: Any) -> None:
-    told = ": reference holds the text 'a text'"
-    with pytest.raises(ArgumentError, match=f"ablate{told}"):
+    message = ": reference holds the text 'a text'"
+    with pytest.raises(ArgumentError, match=f"ablate{message}"):
         _refused(MultiHeadAttention(12, 4), (0, 1), mode="mean", reference=reference)
-    with pytest.raises(ArgumentError, match=f"prune{told}"):
+    with pytest.raises(ArgumentError, match=f"prune{message}"):
         prune(MultiHeadAttention(12, 4), (0, 1), fold="mean", reference=reference)
 
 
@@ -75,7 +75,7 @@ def test_a_model_without_weights() -> None:
         _refused(nn.ReLU(), (0, 0))
 
 
-def test_a_model_that_reads_nobody_knows_what() -> None:
+def test_a_model_with_unknown_inputs() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -89,13 +89,13 @@ def test_a_model_that_reads_nobody_knows_what() -> None:
     assert len(find_attentions(Own(), X)) == 1
 
 
-def test_a_layer_that_mixes_nothing() -> None:
+def test_a_layer_without_an_output_projection() -> None:
     with pytest.raises(UnsupportedError, match="attention has no output projection"):
         _refused(MultiHeadAttention(12, 4, out_proj=False), (0, 1))
 
 
 class _Normed(nn.Module):
-    """It norms its heads together before it mixes them."""
+    """A layer that normalises its heads together before the output projection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Normed(nn.Module):
         return self.proj(self.norm(heads.transpose(1, 2).flatten(2)))
 
 
-def test_heads_that_are_mixed_before_they_are_mixed() -> None:
+def test_heads_mixed_before_the_output_projection() -> None:
     with pytest.raises(UnsupportedError, match=r"changes its heads before 0\.proj"):
         find_attentions(nn.Sequential(_Normed()), X)
 
@@ -127,7 +127,7 @@ def test_gates_of_another_shape() -> None:
 
 
 class _Twice(nn.Module):
-    """One layer for two, run again in the backward pass."""
+    """One layer used twice, recomputed in the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _Twice(nn.Module):
         return x
 
 
-def test_shared_layers_that_are_run_again_for_their_gradients() -> None:
+def test_shared_layers_with_gradient_checkpointing() -> None:
     model = _Twice()
     attentions = find_attentions(model, X)
     gates = torch.ones(4)

@@ -78,9 +78,9 @@ Q, K = torch.zeros(2, 6, 5, 4), torch.zeros(2, 3, 7, 4)
 def test_attend_refuses(
     change: dict[str, Any], error: type[HeadwiseError], message: str, backend: str
 ) -> None:
-    given = {"q": Q, "k": K, "v": K, "backend": backend} | change
+    arguments = {"q": Q, "k": K, "v": K, "backend": backend} | change
     with pytest.raises(error, match=message):
-        attend(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+        attend(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_where_values_cannot_be_read_zeros_and_ones_are_added() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "how", "error", "message"),
+    ("sizes", "options", "error", "message"),
     [
         ((10, 3), {}, ShapeError, "d_model=10 cannot be shared by n_heads=3"),
         ((12, 4, 3), {}, ShapeError, "n_heads=4 cannot share n_kv_heads=3"),
@@ -169,10 +169,10 @@ def test_where_values_cannot_be_read_zeros_and_ones_are_added() -> None:
     ],
 )
 def test_a_layer_of_impossible_sizes_is_refused(
-    sizes: tuple[int, ...], how: dict[str, Any], error: type[HeadwiseError], message: str
+    sizes: tuple[int, ...], options: dict[str, Any], error: type[HeadwiseError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        MultiHeadAttention(*sizes, **how)
+        MultiHeadAttention(*sizes, **options)
 
 
 def test_a_layer_refuses_inputs_of_another_width() -> None:

@@ -70,11 +70,11 @@ class TestModelsAndTexts:
         ("observe", "table.xlsx", "table.xlsx does not end in .parquet, .csv, .json"),
     ],
 )
-def test_an_output_is_tried_before_the_work(
+def test_an_output_is_checked_before_the_work(
     place: Path, command: str, out: str, tells: str
 ) -> None:
     (place / "folder.html").mkdir()
-    # No such model: had the work begun, that would be the complaint.
+    # No such model: if the work had begun, the error would name it.
     assert tells in refused(place, command, "./any", "--text", "good.txt", "-o", out)
 
 
@@ -111,7 +111,7 @@ def test_an_output_is_tried_before_the_work(
         (("explain", "--weights", "no.json"), "no.json"),
     ],
 )
-def test_arguments_that_make_no_sense(place: Path, arguments: tuple[str, ...], tells: str) -> None:
+def test_impossible_arguments(place: Path, arguments: tuple[str, ...], tells: str) -> None:
     assert tells in refused(place, *arguments)
 
 
@@ -127,7 +127,7 @@ def test_arguments_that_make_no_sense(place: Path, arguments: tuple[str, ...], t
         (("--out", "good.txt"), "good.txt cannot be created"),
     ],
 )
-def test_sizes_and_places_that_cannot_be_trained(
+def test_impossible_training_sizes_and_folders(
     place: Path, flags: tuple[str, ...], tells: str
 ) -> None:
     assert tells in refused(place, "train", *flags)
@@ -163,7 +163,7 @@ def test_a_terminal_without_unicode(place: Path) -> None:
     assert done.err == "report: ./Gr\\xf6\\xdfe needs something to read. Add --text FILE.\n"
 
 
-def test_a_name_cannot_steer_the_terminal(place: Path) -> None:
+def test_control_characters_in_a_name_are_escaped(place: Path) -> None:
     line = refused(place, "report", "./\x1b[31m[bold]\nred\u202e", "--text", "good.txt")
     assert "\x1b" not in line
     assert "\u202e" not in line

@@ -10,7 +10,7 @@ from headwise.errors import InputError
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("-o", "scores.csv"), "give either --text or --pairs"),
         (("--text", "a", "--pairs", "b", "-o", "scores.csv"), "give either --text or --pairs"),
@@ -21,18 +21,18 @@ from headwise.errors import InputError
         (("--text", "a", "--json", "--loss", "magic"), "'magic'"),
     ],
 )
-def test_what_is_asked_for_in_vain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], told: str
+def test_impossible_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = headwise("importance", "./model", *arguments)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert told in done.err
+    assert message in done.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "holds no pair"),
         ("\n\n", "holds no pair"),
@@ -43,15 +43,15 @@ def test_what_is_asked_for_in_vain(
         ('a,"b,2\n', "line 1 .*unexpected end of data"),
     ],
 )
-def test_a_file_that_holds_no_pairs(tmp_path: Path, text: str, told: str) -> None:
+def test_a_file_that_holds_no_pairs(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "pairs.csv"
     path.write_text(text, "utf-8")
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         read_pairs(path)
 
 
 def test_pairs_keep_commas_and_line_breaks(tmp_path: Path) -> None:
     path = tmp_path / "pairs.csv"
     path.write_bytes('"a, b","c\nd",2.5\r\né,f,0\r\n'.encode())
-    found = [(pair.one, pair.two, pair.similarity) for pair in read_pairs(path)]
-    assert found == [("a, b", "c\nd", 2.5), ("é", "f", 0.0)]
+    pairs = [(pair.one, pair.two, pair.similarity) for pair in read_pairs(path)]
+    assert pairs == [("a, b", "c\nd", 2.5), ("é", "f", 0.0)]

@@ -1,4 +1,4 @@
-"""Values that no command can work with: one clear line that names option and value, no trace."""
+"""Values that no command can use: one clear line that names option and value, no traceback."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from folders import write_llama
 
 WORDS = ("<pad>", "<bos>", "<eos>", "one", "two", "three")
 
-# Every command as it would be right, all its files being there.
+# A correct command line of every command; all its files exist.
 RIGHT: dict[str, tuple[str, ...]] = {
     "report": ("model", "--text", "good.txt", "--out", "page.html"),
     "observe": ("model", "--text", "good.txt", "--out", "table.csv"),
@@ -80,7 +80,7 @@ def refused(place: Path, *arguments: str) -> str:
 
 
 def replaced(command: str, option: str, value: str) -> tuple[str, ...]:
-    """A right command line with another value for one option."""
+    """The correct command line with another value for one option."""
     right = [*RIGHT[command]]
     if option in right:
         right[right.index(option) + 1] = value
@@ -90,7 +90,9 @@ def replaced(command: str, option: str, value: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("value", ["", " ", "a\0b", "caf\udce9"])
 @pytest.mark.parametrize("command", RIGHT)
-def test_what_is_no_name_of_anything(place: Path, command: str, value: str) -> None:
+def test_an_unusable_value_is_reported_with_its_option(
+    place: Path, command: str, value: str
+) -> None:
     why = {"": "is empty", " ": "is empty", "a\0b": "NUL", "caf\udce9": "not valid UTF-8"}[value]
     for option in (*FILES.get(command, ()), *(["--device"] if command in SHARED else [])):
         line = refused(place, *replaced(command, option, value))
@@ -104,7 +106,7 @@ def test_what_is_no_name_of_anything(place: Path, command: str, value: str) -> N
 
 @pytest.mark.parametrize("value", NO_MODELS)
 @pytest.mark.parametrize("command", SHARED)
-def test_what_is_no_model(place: Path, command: str, value: str) -> None:
+def test_an_argument_that_is_no_model(place: Path, command: str, value: str) -> None:
     if command == "prune":
         (place / "by.csv").unlink()  # scores are read before a model
     line = refused(place, command, "--", value) if value == "--" else refused(
@@ -115,7 +117,7 @@ def test_what_is_no_model(place: Path, command: str, value: str) -> None:
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "x", "1e400"])
 @pytest.mark.parametrize("command", NUMBERS)
-def test_what_is_no_number(place: Path, command: str, value: str) -> None:
+def test_an_argument_that_is_no_number(place: Path, command: str, value: str) -> None:
     for option in NUMBERS[command]:
         right = replaced(command, option, value)
         if option == "--rate":
@@ -128,7 +130,7 @@ def test_what_is_no_number(place: Path, command: str, value: str) -> None:
         assert value in line or (value == "1e400" and "inf" in line), line
 
 
-# What the settings of training call these.
+# The names of these options in the training settings.
 _NAMES = {"--lr": "learning-rate", "--batch": "batch-size"}
 
 
@@ -142,13 +144,13 @@ def test_seeds_are_not_too_large(place: Path, command: str, value: str) -> None:
 
 @pytest.mark.parametrize("value", ["meta", "cuda:7", "nonsense", "mkldnn", "hpu", "cpu:-1"])
 @pytest.mark.parametrize("command", [*SHARED[:4], "group"])
-def test_devices_that_nothing_runs_on(place: Path, command: str, value: str) -> None:
+def test_unavailable_devices(place: Path, command: str, value: str) -> None:
     line = refused(place, *replaced(command, "--device", value))
     assert f"--device: '{value}' cannot be used here" in line
 
 
 @pytest.mark.parametrize("prompt", ["caf\udce9", "a\0b"])
-def test_prompts_that_are_no_text(place: Path, prompt: str) -> None:
+def test_prompts_that_are_not_valid_text(place: Path, prompt: str) -> None:
     assert "--prompt" in refused(place, "train", "--out", "lab", "--prompt", prompt)
 
 

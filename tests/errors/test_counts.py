@@ -136,9 +136,7 @@ def test_files_without_usable_sizes(changes: dict[str, Any], message: str, tmp_p
         ({"layers_block_type": ["linear_attention"]}, "layers of the kind linear_attention"),
     ],
 )
-def test_models_that_one_layer_does_not_describe(
-    changes: dict[str, Any], message: str, tmp_path: Path
-):
+def test_models_whose_layers_differ(changes: dict[str, Any], message: str, tmp_path: Path):
     with pytest.raises(UnsupportedError, match=re.escape(message)):
         read_config(config(tmp_path, **changes))
 
@@ -151,7 +149,7 @@ def test_sizes_of_a_file_that_do_not_fit_together(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["headwise.json", "config.json"])
-def test_a_model_that_headwise_has_cut(name: str, tmp_path: Path):
+def test_a_model_pruned_by_headwise(name: str, tmp_path: Path):
     model = MiniGPT(MiniGPTConfig(4, d_model=12, n_heads=3, n_layers=2))
     folder = tmp_path / "small"
     save(prune(model, {0: [1]}), folder)

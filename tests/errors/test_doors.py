@@ -1,4 +1,4 @@
-"""Every door that takes a model says so when it was given something else, such as its name."""
+"""Every public function that takes a model refuses anything else, such as its name."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,14 +26,14 @@ DOORS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("given", ["bert-base", None])
-def test_what_is_no_model_is_refused(door: str, given: Any) -> None:
-    told = rf"{door}: the model is {given!r}\. Give a module; headwise\.load opens"
-    with pytest.raises(ArgumentError, match=told):
-        DOORS[door](given)
+@pytest.mark.parametrize("model", ["bert-base", None])
+def test_arguments_that_are_no_model_are_refused(door: str, model: Any) -> None:
+    message = rf"{door}: the model is {model!r}\. Give a module; headwise\.load opens"
+    with pytest.raises(ArgumentError, match=message):
+        DOORS[door](model)
 
 
-def test_what_is_no_model_is_named_shortly() -> None:
+def test_an_argument_that_is_no_model_is_named_in_short() -> None:
     with pytest.raises(ArgumentError, match=r"the model is \[0, 1, 2, .*\.\.\.\]") as refused:
         hw.costs(list(range(1000)))  # type: ignore[arg-type]
     assert len(str(refused.value)) < 200

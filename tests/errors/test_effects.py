@@ -1,4 +1,4 @@
-"""Each refusal on the way to what matters says what is wrong."""
+"""Each refusal when effects are measured says what is wrong."""
 
 from types import SimpleNamespace
 
@@ -30,14 +30,14 @@ def test_a_behaviour_without_texts():
         repetition(MODEL, TOKENIZER, ["w1 w2"])
 
 
-def test_two_words_that_do_not_part():
+def test_two_choices_with_the_same_tokens():
     with pytest.raises(
         InputError, match=r"'w2' and 'w2' after 'w1' do not differ within .* first 48"
     ):
         agreement(MODEL, TOKENIZER, [Choice("w1", "w2", "w2")])
 
 
-def test_a_choice_beyond_what_the_model_reads():
+def test_a_choice_longer_than_the_context():
     far = Choice(" ".join(["w1"] * 60), "w2", "w3")
     with pytest.raises(
         InputError, match=r"'w2' and 'w3' after ' w1.* first 48 tokens\. Give .* fewer"
@@ -63,7 +63,7 @@ def test_a_model_without_logits():
         agreement(Headless([("offset -1",)], causal=True), TOKENIZER, [CHOICE])
 
 
-def test_behaviours_need_names_of_their_own(roles):
+def test_behaviours_need_distinct_names(roles):
     chosen = agreement(MODEL, TOKENIZER, [CHOICE])
     with pytest.raises(
         ArgumentError, match=r"effects: behaviours are named agreement, agreement\."
@@ -73,7 +73,7 @@ def test_behaviours_need_names_of_their_own(roles):
         roles.effects(MODEL, [])
 
 
-def test_a_loss_that_is_no_number(roles):
+def test_a_loss_that_is_nan(roles):
     batches = [{"input_ids": torch.tensor([[8, 9, 8], [9, 8, 9]])}]
     broken = behaviour("broken", batches, lambda output, batch: output[:, 0, 0].log())
     with pytest.raises(ArgumentError, match=r"effects: 'broken' is not finite on 2 of 2 texts"):
@@ -89,13 +89,13 @@ def test_a_loss_that_is_not_one_number_for_each_text(roles):
 
 
 def test_roles_of_another_model(roles):
-    other = PlantedGPT([("before", "even"), ("induction", "even")])
+    model = PlantedGPT([("before", "even"), ("induction", "even")])
     with pytest.raises(
         ArgumentError, match=rf"effects: these are roles of the model {roles.model}"
     ):
-        roles.effects(other, [agreement(other, TOKENIZER, [CHOICE])])
+        roles.effects(model, [agreement(model, TOKENIZER, [CHOICE])])
 
 
-def test_a_head_that_is_not_there(roles):
+def test_a_missing_head(roles):
     with pytest.raises(HeadError, match=r"L7\.H0"):
         roles.effects(MODEL, [agreement(MODEL, TOKENIZER, [CHOICE])], heads=["L7.H0"])

@@ -1,4 +1,4 @@
-"""What `load_example` refuses: one line that names the file, the value and the way out."""
+"""What `load_example` refuses: one line that names the file, the value and the remedy."""
 
 import json
 import re
@@ -30,10 +30,10 @@ def file(folder: Path, held: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_files_that_cannot_be_read(tmp_path: Path, which: int):
+@pytest.mark.parametrize("position", [0, 1])
+def test_files_that_cannot_be_read(tmp_path: Path, position: int):
     def given(path: Path) -> list[Path | None]:
-        return [path, None] if which == 0 else [None, path]
+        return [path, None] if position == 0 else [None, path]
 
     missing = tmp_path / "missing.json"
     refused(f"{missing} cannot be read (No such file", *given(missing))
@@ -80,7 +80,7 @@ def test_text_that_is_not_json(tmp_path: Path, text: str, said: str):
         ({**GOOD, "tokens": "a b b"}, "the query 'b' occurs 2 times among the tokens. Give its"),
     ],
 )
-def test_weights_of_another_form(tmp_path: Path, held: object, said: str):
+def test_weights_of_another_shape(tmp_path: Path, held: object, said: str):
     refused(said, file(tmp_path, held))
 
 
@@ -103,7 +103,7 @@ def test_weights_of_another_form(tmp_path: Path, held: object, said: str):
         (1, "head 2: 1. Give a list of numbers"),
     ],
 )
-def test_weights_that_are_none(tmp_path: Path, head: object, said: str):
+def test_weights_that_are_no_numbers(tmp_path: Path, head: object, said: str):
     refused(said, file(tmp_path, {**GOOD, "heads": [{"a": 1}, head]}))
 
 
@@ -133,7 +133,7 @@ def test_a_word_that_occurs_twice_cannot_be_named(tmp_path: Path):
         ({**ROWS, "b": [float("nan"), 1]}, "head 1, 'b': nan among the numbers"),
     ],
 )
-def test_values_that_are_none(tmp_path: Path, values: object, said: str):
+def test_values_that_are_no_numbers(tmp_path: Path, values: object, said: str):
     weights = tmp_path / "weights.json"
     weights.write_text(json.dumps(GOOD), "utf-8")
     refused(said, weights, file(tmp_path, values))

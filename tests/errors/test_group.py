@@ -16,7 +16,7 @@ from headwise.models import fingerprint
 
 
 @pytest.mark.parametrize("n", [0, -1, 3, 4, 8, 2.0, True])
-def test_a_number_that_does_not_fit(n: Any) -> None:
+def test_an_impossible_number_of_groups(n: Any) -> None:
     model = _llama()
     before = fingerprint(model)
     message = rf"n_kv_heads={n}, where the model has 4. .* divides it: 1, 2\."
@@ -25,7 +25,7 @@ def test_a_number_that_does_not_fit(n: Any) -> None:
     assert fingerprint(model) == before
 
 
-def test_a_single_head_has_nothing_to_share() -> None:
+def test_a_single_head_cannot_be_grouped() -> None:
     with pytest.raises(ArgumentError, match=r"n_kv_heads=1, where .* has 1\..*: there is none"):
         group_heads(_llama(1), 1)
 
@@ -39,13 +39,13 @@ def test_an_unknown_method() -> None:
     ("method", "reference", "message"),
     [("fit", [], "0 batches for method='fit'"), ("mean", [1, 2], "2 batches for method='mean'")],
 )
-def test_a_reference_of_no_use(method: Any, reference: list[Any], message: str) -> None:
+def test_an_unusable_reference(method: Any, reference: list[Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         group_heads(_llama(), 2, method=method, reference=reference)
 
 
 @pytest.mark.parametrize("name", ["Bert", "GPT2", "GPTNeoX", "BloomForCausalLM"])
-def test_a_configuration_that_knows_no_kv_heads(name: str) -> None:
+def test_a_configuration_without_kv_heads(name: str) -> None:
     with pytest.raises(UnsupportedError, match=r"has no num_key_value_heads or num_kv_heads in"):
         group_heads(zoo.make(name), 2)
 
@@ -55,7 +55,7 @@ def test_a_layer_without_a_configuration() -> None:
         group_heads(MultiHeadAttention(12, 4), 2)
 
 
-def test_heads_cut_out_before() -> None:
+def test_heads_pruned_before() -> None:
     small = prune(_llama(), {0: [0, 1]})
     message = r"differs from its configuration \(in model.layers.0.self_attn.q_proj.weight\)"
     with pytest.raises(UnsupportedError, match=message):
@@ -69,14 +69,14 @@ def _with_4(config: Any) -> Any:
 
 
 class _Always4(transformers.LlamaForCausalLM):
-    """It has 4 kv heads whatever its configuration says."""
+    """Attention with 4 kv heads whatever its configuration says."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(_with_4(config))
         self.config = config
 
 
-def test_a_number_that_the_attention_does_not_follow() -> None:
+def test_attention_that_ignores_the_number_of_kv_heads() -> None:
     message = "model.layers.0.self_attn has 4 kv heads where the configuration says 2"
     with pytest.raises(UnsupportedError, match=message):
         group_heads(_llama(4, _Always4), 2)
@@ -98,7 +98,7 @@ def test_norms_of_each_kv_head() -> None:
         group_heads(zoo.make("Cohere"), 1)
 
 
-def test_attention_that_is_written_out() -> None:
+def test_attention_implemented_by_hand() -> None:
     config = transformers.FalconConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=4,
         vocab_size=23, new_decoder_architecture=True, alibi=True, attn_implementation="eager",
@@ -108,11 +108,11 @@ def test_attention_that_is_written_out() -> None:
 
 
 class _Biased(transformers.LlamaForCausalLM):
-    """Each of its heads looks back by another length."""
+    """Attention with a different position bias for each head."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
-        at = torch.arange(input_ids.shape[1])
-        back = (at[:, None] - at).float()  # T T
+        positions = torch.arange(input_ids.shape[1])
+        back = (positions[:, None] - positions).float()  # T T
         bias = torch.where(back < 0, -torch.inf, -back)
         slopes = torch.tensor([0.0, 0.5, 1.0, 2.0])[:, None, None]
         bias = torch.where(back < 0, bias, slopes * bias)[None]
@@ -120,7 +120,7 @@ class _Biased(transformers.LlamaForCausalLM):
 
 
 @torch.no_grad()
-def test_positions_bound_to_heads() -> None:
+def test_positions_that_depend_on_heads() -> None:
     model = _llama(4, _Biased)
     for layer in model.model.layers:  # the first head and the third are alike
         for part in (layer.self_attn.k_proj, layer.self_attn.v_proj):
@@ -132,14 +132,14 @@ def test_positions_bound_to_heads() -> None:
 
 
 class _Counting(transformers.LlamaForCausalLM):
-    """It counts on 4 kv heads where it runs."""
+    """Attention whose forward pass assumes 4 kv heads."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
         self.model.layers[1].self_attn.k_proj.weight.view(4, 6, 24)
         return super().forward(input_ids=input_ids)
 
 
-def test_a_model_that_counts_on_its_kv_heads() -> None:
+def test_a_model_that_depends_on_its_kv_heads() -> None:
     message = "_Counting does not run with 2 kv heads .shape '.4, 6, 24.' is invalid"
     with pytest.raises(UnsupportedError, match=message):
         group_heads(_llama(4, _Counting), 2)

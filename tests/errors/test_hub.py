@@ -1,4 +1,4 @@
-"""A hub that cannot be reached, or does not have the name, is told of at once."""
+"""A hub that cannot be reached, or does not have the name, is reported at once."""
 
 from types import SimpleNamespace
 
@@ -19,20 +19,20 @@ ANSWER = SimpleNamespace(headers={}, request=None)
         (RepositoryNotFoundError("404 no such thing", response=ANSWER), "bert-bose.*404 no"),
     ],
 )
-def test_a_name_out_of_reach_is_refused_after_one_question(
+def test_an_unreachable_name_is_refused_after_one_request(
     error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    requests = []
 
     def ask(url: str, **_: object) -> None:
-        asked.append(url)
+        requests.append(url)
         raise error
 
     monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
     monkeypatch.setattr(hub, "get_hf_file_metadata", ask)
     with pytest.raises(InputError, match=message):
         load("bert-bose")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_a_busy_hub_is_left_to_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +41,12 @@ def test_a_busy_hub_is_left_to_its_client(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(hub, "is_offline_mode", lambda: False)
     monkeypatch.setattr(hub, "get_hf_file_metadata", busy)
-    # The client itself is offline in tests, and says so in its own words.
+    # The client itself is offline in tests, and raises its own error.
     with pytest.raises(InputError, match=r"bert-bose is neither a folder nor a reachable hub"):
         load("bert-bose")
 
 
-def test_offline_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_no_request_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "is_offline_mode", lambda: True)
     monkeypatch.setattr(hub, "get_hf_file_metadata", pytest.fail)
     with pytest.raises(InputError, match="bert-bose is neither"):

@@ -30,17 +30,17 @@ BATCH = {k: v for k, v in padded([[5, 9, 7], [4, 6]], "right").items() if k != "
 
 
 def _refused(
-    kind: type[HeadwiseError], message: str, *args: Any, name: str = "Bert", **how: Any
+    kind: type[HeadwiseError], message: str, *args: Any, name: str = "Bert", **options: Any
 ) -> None:
     model = zoo.make(name)
     before = modules_of(model)
     with pytest.raises(kind, match=message):
-        importance(model, *(args or ([BATCH],)), **how)
+        importance(model, *(args or ([BATCH],)), **options)
     assert modules_of(model) == before
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"method": "magic"}, "method='magic' is none of half-gate, gradient"),
         ({"rounds": 0}, "rounds=0 for 8 heads"),
@@ -53,8 +53,8 @@ def _refused(
         ({"loss": "embedding", "name": "Llama"}, "CausalLMOutputWithPast has no vector"),
     ],
 )
-def test_what_does_not_fit_is_refused(how: dict[str, Any], message: str) -> None:
-    _refused(ArgumentError, message, **how)
+def test_impossible_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    _refused(ArgumentError, message, **options)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused(how: dict[str, Any], message: str) -> None
         ([{"return_dict": True}], r"no tensor in \['return_dict'\]"),
     ],
 )
-def test_what_cannot_be_read_is_refused(batches: Any, message: str) -> None:
+def test_unusable_batches_and_losses_are_refused(batches: Any, message: str) -> None:
     def loss(output: Any, batch: Any) -> Tensor:
         return output[0].sum((1, 2))
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_read_is_refused(batches: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"penalty": 0.0}, r"Gates: penalty=0\.0"),
         ({"penalty": float("nan")}, "Gates: penalty=nan"),
@@ -88,12 +88,12 @@ def test_what_cannot_be_read_is_refused(batches: Any, message: str) -> None:
         ({"rate": 0.0}, r"Gates: rate=0\.0"),
     ],
 )
-def test_gates_that_could_not_be_trained(how: dict[str, Any], message: str) -> None:
+def test_impossible_gate_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        Gates(**how)
+        Gates(**options)
 
 
-def test_a_loss_that_needs_no_head_has_no_price() -> None:
+def test_a_loss_independent_of_all_heads_is_refused() -> None:
     def constant(output: Any, batch: Any) -> Tensor:
         return output[0].sum((1, 2)) * 0
 
@@ -102,7 +102,7 @@ def test_a_loss_that_needs_no_head_has_no_price() -> None:
     )
 
 
-def test_what_is_over_in_one_pass_is_not_resumed(tmp_path: Path) -> None:
+def test_methods_of_one_pass_cannot_be_resumed(tmp_path: Path) -> None:
     _refused(
         ArgumentError, "part' with method='half-gate'", [BATCH], resume=tmp_path / "part"
     )  # fmt: skip
@@ -114,7 +114,7 @@ def _stop(done: int, total: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("changes", "message"),
     [
         ({"name": "Electra"}, "of model='[0-9a-f]{16}', not '"),
         ({"batch": {"input_ids": torch.tensor([[5, 9]])}}, "of texts='[0-9a-f]{16}', not '"),
@@ -123,16 +123,16 @@ def _stop(done: int, total: int) -> None:
         ({"rounds": 2}, "of rounds='1', not '2'"),
     ],
 )
-def test_unfinished_scores_of_something_else(
-    tmp_path: Path, other: dict[str, Any], message: str
+def test_unfinished_scores_of_another_run(
+    tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = tmp_path / "scores.part"
     with pytest.raises(RuntimeError, match="stop"):
         importance(zoo.make("Bert"), [BATCH], "ablation", resume=path, on_progress=_stop)
     before = path.read_bytes()
-    batch = other.pop("batch", BATCH)
-    how = {"method": "ablation", "resume": path, **other}
-    _refused(InputError, message, [batch], **how)
+    batch = changes.pop("batch", BATCH)
+    options = {"method": "ablation", "resume": path, **changes}
+    _refused(InputError, message, [batch], **options)
     assert path.read_bytes() == before
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_holds_no_unfinished_scores(tmp_path: Path, content: bytes) 
         (lambda x: x + torch.inf, r"heads gone' holds inf"),
     ],
 )
-def test_unfinished_scores_that_are_broken(
+def test_broken_unfinished_scores(
     tmp_path: Path, change: Callable[[Tensor], Tensor], message: str
 ) -> None:
     path = tmp_path / "scores.part"
@@ -174,7 +174,7 @@ def test_a_model_saved_in_its_place(tmp_path: Path) -> None:
     _refused(InputError, message, [BATCH], "ablation", resume=tmp_path / "model.safetensors")
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_unwritable_file(tmp_path: Path) -> None:
     _refused(
         OutputError, "part cannot be written", [BATCH], "ablation", resume=tmp_path / "no/part"
     )
@@ -202,9 +202,9 @@ def test_unfinished_scores_of_another_loss_of_the_same_name(tmp_path: Path) -> N
             zoo.make("Bert"), [BATCH], "ablation", resume=path, on_progress=_stop,
             loss=lambda output, batch: output[0].sum((1, 2)),
         )  # fmt: skip
-    how = {"method": "ablation", "resume": path}
-    other = lambda output, batch: output[0].square().sum((1, 2))  # noqa: E731
-    _refused(InputError, "of loss='<lambda> [0-9a-f]{8}', not", loss=other, **how)
+    options = {"method": "ablation", "resume": path}
+    loss = lambda output, batch: output[0].square().sum((1, 2))  # noqa: E731
+    _refused(InputError, "of loss='<lambda> [0-9a-f]{8}', not", loss=loss, **options)
 
 
 def test_a_batch_without_tokens_predicts_none() -> None:
@@ -213,7 +213,7 @@ def test_a_batch_without_tokens_predicts_none() -> None:
         importance(zoo.make("Llama"), [vectors])
 
 
-def test_a_loss_that_is_no_number_is_refused() -> None:
+def test_a_nan_loss_is_refused() -> None:
     def log(output: Any, batch: Any) -> Tensor:
         return (output[0].sum((1, 2)) * torch.tensor([1.0, torch.inf])) * 0
 
@@ -267,14 +267,14 @@ def test_an_order_without_a_curve() -> None:
 
 
 @pytest.mark.parametrize("allowed", [0.0, -1.0, float("nan")])
-def test_nothing_allowed_has_no_elbow(allowed: float) -> None:
+def test_an_impossible_allowance_is_refused(allowed: float) -> None:
     curves = Curves(np.array([0, 1]), 8, {"one": np.zeros((1, 2, 3))})
     for ask in (curves.removable, curves.elbow):
         with pytest.raises(ArgumentError, match=f"allowed={allowed}"):
             ask("one", allowed)
 
 
-def test_curves_without_an_order_or_with_two_ways_to_go() -> None:
+def test_curves_without_an_order_or_with_conflicting_arguments() -> None:
     with pytest.raises(ArgumentError, match="prune_curves: 0 orders"):
         prune_curves(zoo.make("Bert"), [BATCH], {})
     with pytest.raises(ArgumentError, match=r"prune_curves: 1 orders, cut=.*a reference: True"):

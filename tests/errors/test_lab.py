@@ -1,4 +1,4 @@
-"""Each refusal of the lab says what is wrong, and leaves nothing behind."""
+"""Each refusal of the lab says what is wrong, and leaves no files."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def test_a_size_below_one(name, value):
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
-def test_a_dropout_that_is_no_share(dropout):
+def test_a_dropout_outside_0_to_1(dropout):
     with pytest.raises(ArgumentError, match=f"dropout is {dropout}"):
         MiniGPTConfig(5, dropout=dropout)
 
@@ -97,7 +97,7 @@ def test_less_than_one_of_what_is_counted(name, tmp_path):
 # Training in a folder.
 
 
-def test_another_run_is_not_gone_on_with(tmp_path):
+def test_another_run_is_not_resumed(tmp_path):
     train(SMALL, tmp_path, lines_judged=3)
     before = (tmp_path / "model.safetensors").read_bytes()
     with pytest.raises(ArgumentError, match=r"batch_size=3, but batch_size=5 is requested"):
@@ -105,7 +105,7 @@ def test_another_run_is_not_gone_on_with(tmp_path):
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-def test_a_checkpoint_that_is_none(tmp_path):
+def test_a_file_that_is_no_checkpoint(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "training.safetensors")
     with pytest.raises(InputError, match=r"training\.safetensors is no checkpoint .*has \[\]"):
         train(SMALL, tmp_path)
@@ -119,7 +119,7 @@ def test_a_truncated_checkpoint(tmp_path):
         train(SMALL, tmp_path)
 
 
-def test_a_model_that_is_not_what_its_sizes_say(model, tmp_path):
+def test_a_model_that_does_not_fit_its_sizes(model, tmp_path):
     resized = prune(model, (0, 1))
     with pytest.raises(
         ArgumentError, match=r"q_proj.weight is \(.*\), .*heads may have been pruned"
@@ -215,7 +215,7 @@ def test_weights_that_are_missing_or_unknown(folder):
         ({"config": {"vocab_size": 5, "n_heads": 3}}, "d_model=128"),
     ],
 )
-def test_an_unknown_format_or_sizes_that_cannot_be(folder, change, says):
+def test_an_unknown_format_or_impossible_sizes(folder, change, says):
     path = folder / "headwise.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(InputError, match=says):
@@ -256,12 +256,12 @@ def test_a_prompt_that_is_too_long(model):
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_new_tokens", -1), ("temperature", -0.5)])
-def test_less_than_nothing(model, name, value):
+def test_negative_numbers(model, name, value):
     with pytest.raises(ArgumentError, match=f"sample: {name} is {value}"):
         sample(model, TOKENIZER, "I", **{name: value})
 
 
-def test_a_full_disk_is_told_in_our_words(model, tmp_path, monkeypatch):
+def test_a_full_disk_is_an_output_error(model, tmp_path, monkeypatch):
     def full(*_):
         raise SafetensorError("No space left on device (os error 28)")
 

@@ -1,4 +1,4 @@
-"""A layer, a position scheme or a cache that cannot be: one clear error each, with the values."""
+"""Impossible layers, position schemes and caches: one clear error each, with the values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ from headwise.layer import (
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "message"),
+    ("options", "error", "message"),
     [
         ({"v_head_dim": 0}, ArgumentError, "v_head_dim=0"),
         ({"rope": RoPE(4)}, ShapeError, "rope rotates 4 features.*head_dim=3"),
@@ -43,11 +43,11 @@ from headwise.layer import (
         ({"bias": "qk"}, ArgumentError, "bias='qk'"),
     ],
 )
-def test_a_part_made_for_another_layer_is_refused(
-    how: dict[str, Any], error: type[HeadwiseError], message: str
+def test_a_part_of_other_sizes_is_refused(
+    options: dict[str, Any], error: type[HeadwiseError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        MultiHeadAttention(12, 4, **how)
+        MultiHeadAttention(12, 4, **options)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_sizes_are_whole_numbers() -> None:
         MultiHeadAttention(12.0, 4)
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_inputs_that_are_no_tensors_are_refused() -> None:
     layer = MultiHeadAttention(12, 4)
     with pytest.raises(ArgumentError, match=r"query is a ndarray\. Give"):
         layer(torch.zeros(1, 3, 12).numpy())
@@ -104,7 +104,7 @@ def test_mixed_dtypes_and_devices_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"max_length": 0}, "max_length=0"),
         ({"window": -3}, "window=-3"),
@@ -117,9 +117,9 @@ def test_mixed_dtypes_and_devices_are_refused() -> None:
         ({"left_padding": [1.5]}, r"left_padding \[1.5\] are torch.float32"),
     ],
 )
-def test_an_impossible_cache_is_refused(how: dict[str, Any], message: str) -> None:
+def test_an_impossible_cache_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        KVCache(**how)
+        KVCache(**options)
 
 
 def _kv(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +134,7 @@ def _kv(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
         (torch.ones(2, 2, 1, 4).half(), ArgumentError, "k torch.float16.*after torch.float32"),
     ],
 )
-def test_a_cache_belongs_to_one_layer_and_batch(
+def test_a_cache_serves_one_layer_and_batch(
     k: torch.Tensor, error: type[HeadwiseError], message: str
 ) -> None:
     cache = KVCache()
@@ -143,13 +143,13 @@ def test_a_cache_belongs_to_one_layer_and_batch(
         cache.append(k, k)
 
 
-def test_padding_is_told_for_every_text() -> None:
+def test_padding_is_given_for_every_text() -> None:
     with pytest.raises(ShapeError, match="3 texts, but the cache holds 2"):
         KVCache(left_padding=[0, 1]).append(*_kv(3, 2, 5, 4))
 
 
 @pytest.mark.parametrize("rope", [None, RoPE(2)])
-def test_a_layer_says_so_before_it_rotates_anything(rope: RoPE | None) -> None:
+def test_a_cache_of_another_batch_size_is_refused_before_rotation(rope: RoPE | None) -> None:
     layer, cache = MultiHeadAttention(12, 4, rope=rope), KVCache(left_padding=[1, 2, 3])
     with pytest.raises(ShapeError, match="2 texts, but the cache holds 3"):
         layer(torch.zeros(2, 5, 12), cache=cache)
@@ -166,9 +166,7 @@ def test_a_layer_says_so_before_it_rotates_anything(rope: RoPE | None) -> None:
     ],
 )
 @pytest.mark.parametrize("begun", [True, False])
-def test_texts_that_are_not_there_cannot_be_gone_on_with(
-    index: Any, message: str, begun: bool
-) -> None:
+def test_reordering_to_missing_texts_is_refused(index: Any, message: str, begun: bool) -> None:
     cache = KVCache(left_padding=[0, 1])
     if begun:
         cache.append(*_kv(2, 2, 5, 4))
@@ -177,7 +175,7 @@ def test_texts_that_are_not_there_cannot_be_gone_on_with(
     assert (len(cache), cache.lengths.tolist()) == ((5, [5, 4]) if begun else (0, [0, 0]))
 
 
-def test_a_cache_longer_than_its_allocation_is_refused_and_nothing_written() -> None:
+def test_exceeding_the_allocation_is_refused_and_nothing_is_written() -> None:
     cache = KVCache(max_length=6)
     held = cache.append(*_kv(2, 2, 5, 4))
     with pytest.raises(ShapeError, match="2 tokens after 5 do not fit max_length=6"):
@@ -187,13 +185,13 @@ def test_a_cache_longer_than_its_allocation_is_refused_and_nothing_written() -> 
     cache.append(*_kv(2, 2, 1, 4))  # there is still room for one
 
 
-def test_an_allocation_takes_no_gradients() -> None:
+def test_an_allocated_cache_refuses_gradients() -> None:
     k = torch.ones(2, 2, 5, 4, requires_grad=True)
     with pytest.raises(ArgumentError, match="max_length=6 is written in place"):
         KVCache(max_length=6).append(k, k)
 
 
-def test_what_was_forgotten_cannot_be_gone_back_to() -> None:
+def test_cropping_to_forgotten_tokens_is_refused() -> None:
     cache = KVCache(window=3)
     cache.append(*_kv(2, 2, 5, 4))
     with pytest.raises(ArgumentError, match=r"to \[4\].*window=3"):
@@ -206,7 +204,7 @@ def test_what_was_forgotten_cannot_be_gone_back_to() -> None:
         cache.crop(torch.tensor([1, 2, 3]))
 
 
-def test_a_cache_is_for_what_the_layer_reads_itself() -> None:
+def test_a_cache_that_does_not_fit_the_layer_is_refused() -> None:
     layer, x = MultiHeadAttention(12, 4), torch.zeros(2, 3, 12)
     with pytest.raises(ArgumentError, match="cache given together with key"):
         layer(x, x, cache=KVCache())
@@ -220,8 +218,8 @@ def test_a_cache_is_for_what_the_layer_reads_itself() -> None:
         layer(x, cache="x")
 
 
-def _torch(**how: Any) -> nn.MultiheadAttention:
-    return nn.MultiheadAttention(12, 4, **how)
+def _torch(**options: Any) -> nn.MultiheadAttention:
+    return nn.MultiheadAttention(12, 4, **options)
 
 
 @pytest.mark.parametrize(
@@ -262,22 +260,22 @@ def test_a_state_of_another_layer_is_refused_and_nothing_copied(
         assert torch.equal(tensor, before[name])
 
 
-def test_a_state_that_lacks_something_is_refused() -> None:
+def test_a_state_with_missing_keys_is_refused() -> None:
     layer = MultiHeadAttention(12, 4, bias=True)
     with pytest.raises(ArgumentError, match=r"missing \['k_proj.bias', 'out_proj.bias'"):
         layer.load_state_dict(MultiHeadAttention(12, 4).state_dict())
 
 
-def test_advice_never_leaves_a_bias_to_chance() -> None:
+def test_the_advice_never_leaves_a_bias_uninitialised() -> None:
     inner = MultiHeadAttention(12, 4, bias="qkv")
-    for other in (MultiHeadAttention(12, 4, bias=True), MultiHeadAttention(12, 4)):
+    for ours in (MultiHeadAttention(12, 4, bias=True), MultiHeadAttention(12, 4)):
         with pytest.raises(ArgumentError, match=r"bias.*Make the layer with bias='qkv'\.$"):
-            other.load_state_dict(inner.state_dict())
+            ours.load_state_dict(inner.state_dict())
     with pytest.raises(ArgumentError, match=r"missing \['out_proj.bias'\].*bias='qkv'\.$"):
         MultiHeadAttention(12, 4, bias=True).load_state_dict(inner.state_dict())
 
 
-def test_another_module_is_no_layer_of_torch() -> None:
+def test_a_module_that_is_no_layer_of_torch_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"from_torch: Linear is no nn\.MultiheadAttention"):
         MultiHeadAttention.from_torch(nn.Linear(3, 3))
 
@@ -291,20 +289,20 @@ def test_a_subclass_that_takes_other_arguments() -> None:
         Two.from_torch(_torch())
 
 
-def test_a_projection_that_was_adapted_is_refused() -> None:
+def test_an_adapted_projection_is_refused() -> None:
     layer = MultiHeadAttention(12, 4)
     layer.q_proj = nn.Sequential(layer.q_proj)
     with pytest.raises(UnsupportedError, match="q_proj of Sequential"):
         layer.to_torch()
 
 
-def test_what_a_layer_of_torch_has_beyond_ours_is_refused() -> None:
+def test_features_only_torch_has_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="add_bias_kv=True"):
         MultiHeadAttention.from_torch(_torch(add_bias_kv=True))
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"n_kv_heads": 2}, "n_kv_heads=2"),
         ({"head_dim": 5}, "head_dim=5"),
@@ -321,15 +319,13 @@ def test_what_a_layer_of_torch_has_beyond_ours_is_refused() -> None:
         ({"sinks": nn.Parameter(torch.zeros(4))}, "sinks other than 0"),
     ],
 )
-def test_what_ours_has_beyond_the_layer_of_torch_is_refused(
-    how: dict[str, Any], message: str
-) -> None:
+def test_features_only_our_layer_has_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=message):
-        MultiHeadAttention(12, 4, **how).to_torch()
+        MultiHeadAttention(12, 4, **options).to_torch()
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"qk_norm": True}, "qk_norm"),
         ({"position_bias": ALiBi(4)}, "position_bias"),
@@ -337,8 +333,6 @@ def test_what_ours_has_beyond_the_layer_of_torch_is_refused(
         ({"out_proj": False}, "out_proj=False"),
     ],
 )
-def test_what_cannot_be_shared_out_over_devices_is_refused(
-    how: dict[str, Any], message: str
-) -> None:
+def test_layers_that_cannot_be_sharded_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedError, match=f"tensor_parallel_plan.*{message}"):
-        MultiHeadAttention(12, 4, **how).tensor_parallel_plan()
+        MultiHeadAttention(12, 4, **options).tensor_parallel_plan()

@@ -1,4 +1,4 @@
-"""What `load` and `load_tokenizer` refuse by name: pickles, files elsewhere, code, adapters."""
+"""What `load` and `load_tokenizer` refuse: pickles, files elsewhere, code, adapters."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Trap:
-    """Leaves a file behind where it is unpickled."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -49,7 +49,7 @@ def _shard(folder: Path, first: str, *, where: Path | None = None) -> None:
     (folder / "model.safetensors").unlink()
     save_file({n: weights[n] for n in names[:3]}, where or folder / first, {"format": "pt"})
     save_file({n: weights[n] for n in names[3:]}, folder / "b.safetensors", {"format": "pt"})
-    names_of = {n: first if at < 3 else "b.safetensors" for at, n in enumerate(names)}
+    names_of = {n: first if position < 3 else "b.safetensors" for position, n in enumerate(names)}
     index = {"metadata": {"total_size": 1}, "weight_map": names_of}
     (folder / INDEX).write_text(json.dumps(index))
 
@@ -67,8 +67,8 @@ def test_shards_in_the_folder_are_read(folder: Path) -> None:
     (folder / "sub").mkdir()
     _shard(folder, "sub/a.safetensors")
     after = load(folder)
-    for one, two in zip(before.parameters(), after.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for x, y in zip(before.parameters(), after.parameters(), strict=True):
+        assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.pt", "a.safetensors.bin", "a", "", 3, None])
@@ -84,12 +84,12 @@ def test_a_shard_that_is_no_safetensors_file(folder: Path, name: Any) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("how", ["up", "absolute", "round", "windows"])
-def test_a_shard_outside_the_folder(folder: Path, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("kind", ["up", "absolute", "round", "windows"])
+def test_a_shard_outside_the_folder(folder: Path, tmp_path: Path, kind: str) -> None:
     elsewhere = tmp_path / "other.safetensors"
     names = {"up": "../other.safetensors", "absolute": str(elsewhere)}
     names |= {"round": "../model/b.safetensors", "windows": r"C:\other.safetensors"}
-    _shard(folder, names[how], where=elsewhere)
+    _shard(folder, names[kind], where=elsewhere)
     _refused(folder, r"index\.json names '.*\.safetensors', which is not in that folder")
 
 
@@ -101,7 +101,7 @@ def test_an_index_without_names(folder: Path, index: Any) -> None:
     _refused(folder, r"index\.json has no weight_map")
 
 
-def test_an_index_that_is_not_read_is_not_judged(folder: Path) -> None:
+def test_an_unused_index_is_not_checked(folder: Path) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": {"w": "../pytorch_model.bin"}}))
     assert load(folder) is not None
 
@@ -114,20 +114,20 @@ def test_an_index_that_is_not_read_is_not_judged(folder: Path) -> None:
         (["a"], r"names \['a'\], which is no \.safetensors"),
     ],
 )
-def test_weights_that_the_configuration_names(folder: Path, name: Any, says: str) -> None:
+def test_weight_files_named_by_the_configuration(folder: Path, name: Any, says: str) -> None:
     (folder / "adapter_model.bin").write_bytes(pickle.dumps(Trap(folder / "mark")))
     _config(folder, transformers_weights=name)
     _refused(folder, rf"config\.json {says}")
     assert not (folder / "mark").exists()
 
 
-def test_weights_under_a_name_of_the_configuration_are_read(folder: Path) -> None:
+def test_weight_files_named_by_the_configuration_are_read(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "mine.safetensors")
     _config(folder, transformers_weights="mine.safetensors")
     assert load(folder) is not None
 
 
-def test_a_broken_file_that_is_not_read_is_not_judged(folder: Path) -> None:
+def test_an_unused_broken_file_is_not_checked(folder: Path) -> None:
     (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     assert load(folder) is not None
 
@@ -155,21 +155,19 @@ def test_kernels_of_the_hub(
     _refused(folder, rf"config\.json has {key}='{name}', a kernel whose code")
 
 
-def test_experts_computed_by_the_hub(folder: Path) -> None:
+def test_expert_kernels_of_the_hub(folder: Path) -> None:
     _config(folder, experts_implementation="mine/kernel")
     _refused(folder, r"has experts_implementation='mine/kernel', a kernel whose code")
 
 
 @pytest.mark.parametrize("name", ["eager", "sdpa", None])
-def test_attention_of_transformers_itself_is_allowed(folder: Path, name: str | None) -> None:
+def test_attention_of_transformers_is_allowed(folder: Path, name: str | None) -> None:
     _config(folder, attn_implementation=name)
     model: Any = load(folder)
     assert model.config._attn_implementation == (name or "sdpa")
 
 
-def test_flash_attention_where_it_would_come_from_the_hub(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_from_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.models.open._folder_checks.find_spec", lambda name: name)
     _config(folder, attn_implementation="flash_attention_2")
     _refused(folder, r"attn_implementation='flash_attention_2', a kernel whose code")
@@ -193,7 +191,7 @@ def test_code_beside_the_weights_is_not_run(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["AutoModel", "LlamaForCausalLM", "RagRetriever", "pipeline"])
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
-def test_a_tokenizer_class_that_is_none(folder: Path, name: str, file: str) -> None:
+def test_an_unknown_tokenizer_class(folder: Path, name: str, file: str) -> None:
     path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": name}))
     with pytest.raises(InputError, match=rf"{file} has tokenizer_class='{name}', which is no tok"):
@@ -215,7 +213,7 @@ def test_adapters_are_named_and_not_applied(folder: Path) -> None:
     assert load(folder) is not None
 
 
-# The cache of the hub: a folder of links.
+# The hub cache: a folder of links.
 
 
 @pytest.fixture
@@ -223,8 +221,8 @@ def cached(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """The folder as `mine/llama` in the cache of the hub."""
     commit, top = "0" * 39 + "1", tmp_path / "hub" / "models--mine--llama"
     snapshot = top / "snapshots" / commit
-    for made in (snapshot, top / "refs", top / "blobs"):
-        made.mkdir(parents=True)
+    for directory in (snapshot, top / "refs", top / "blobs"):
+        directory.mkdir(parents=True)
     (top / "refs" / "main").write_text(commit)
     for path in folder.iterdir():
         path.rename(top / "blobs" / path.name)

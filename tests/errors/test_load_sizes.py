@@ -1,4 +1,4 @@
-"""A configuration of a far larger model than its weights is refused before memory is taken."""
+"""A configuration of a far larger model than its weights is refused before memory is used."""
 
 import json
 import resource
@@ -27,7 +27,7 @@ from headwise.models.checkpoints import write_layer
 
 SIZES = {"num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
 SIZES |= {"vocab_size": 13, "hidden_size": 8, "max_position_embeddings": 20}
-# What a refused model may take at most beyond what a tiny one takes, in bytes.
+# The most memory a refused model may use beyond a tiny one, in bytes.
 SPARE = 2**28
 HUGE = [20_000, 2**31, 10**9, 10**30]
 
@@ -73,7 +73,7 @@ WRITERS = {
 
 
 def _numbers(content: Any, where: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where in a JSON file numbers stand that are no token's and no flag's."""
+    """The paths of numbers in a JSON file that are neither tokens nor flags."""
     if type(content) is int:
         return [where]
     entries: list[tuple[Any, Any]] = []
@@ -99,7 +99,7 @@ def _peak() -> int:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of each kind, once loaded."""
+    """A folder of each kind that has been loaded once."""
     folder = tmp_path_factory.mktemp("whole")
     paths = {name: write(folder / name) for name, write in WRITERS.items()}
     for path in paths.values():
@@ -109,7 +109,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_no_number_in_a_configuration_takes_memory(
+def test_no_number_in_a_configuration_allocates_memory(
     whole: dict[str, Path], data: st.DataObject
 ) -> None:
     path = whole[data.draw(st.sampled_from(sorted(whole)))]
@@ -184,7 +184,7 @@ def test_a_fresh_process_takes_little_memory(name: str, tmp_path: Path) -> None:
 # The limit itself.
 
 
-def test_the_limit_leaves_no_hook_behind() -> None:
+def test_the_limit_leaves_no_hook() -> None:
     stored = StoredSize(1, 1)
     with pytest.raises(InputError, match="of here describes"), limit_model_size(stored, "here"):
         nn.Linear(2**13, 2**13, device="meta")
@@ -199,17 +199,17 @@ def test_buffers_are_counted_in_bytes() -> None:
 
 
 def test_other_threads_are_not_limited() -> None:
-    made: list[nn.Module] = []
+    layers: list[nn.Module] = []
     with limit_model_size(StoredSize(1, 1), "here"):
         thread = threading.Thread(
-            target=lambda: made.append(nn.Linear(2**13, 2**13, device="meta"))
+            target=lambda: layers.append(nn.Linear(2**13, 2**13, device="meta"))
         )
         thread.start()
         thread.join()
-    assert len(made) == 1
+    assert len(layers) == 1
 
 
-def test_what_takes_the_place_of_a_weight_counts_once() -> None:
+def test_a_replaced_weight_counts_once() -> None:
     layer = nn.Linear(2**11, 2**11, device="meta")
     with limit_model_size(StoredSize(1, 1), "here"):
         for _ in range(9):

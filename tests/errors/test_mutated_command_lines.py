@@ -15,7 +15,7 @@ from mutations import mutations
 from small_files import COLUMNS, LINE, MENTIONS, SCORES, TEXTS, TREE
 
 WORDS = ("<pad>", "<s>", "</s>", "a", "b", "Ann", "sang", "do", "go", "[UNK]")
-# The file to be broken, and the command that reads it.
+# The file to break, and the command that reads it.
 COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "weights.json": (TEXTS["weights"][0], ("explain", "--weights", "weights.json")),
     "values.json": (TEXTS["values"][0], ("explain", "--json", "--values", "values.json")),
@@ -80,6 +80,6 @@ def test_a_command_line_with_a_broken_file(name: str, n: int, place: Path) -> No
             problems[f"{done.code}: {done.err}"[:300]] = content
         # Without a vocabulary Transformers makes an empty one of the tokenizer's class.
         assert content is not None or one_line or name == "model/tokenizer.json"
-    told = {why: None if c is None else c[:300] for why, c in problems.items()}
-    assert not problems, json.dumps(told, indent=1, default=repr)
+    report = {why: None if c is None else c[:300] for why, c in problems.items()}
+    assert not problems, json.dumps(report, indent=1, default=repr)
     assert not list(place.rglob(".headwise-*"))

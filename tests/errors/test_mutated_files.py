@@ -1,4 +1,4 @@
-"""Whatever stands in a file, its reader gives a usable object or an error of ours with the path."""
+"""Whatever a file contains, its reader gives a usable object or our error with the path."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from studies import make_roles, make_study
 
 @dataclass(frozen=True)
 class Door:
-    """A file that is read: the one to be broken, how it is read, and what shows that it was."""
+    """The file to break, how it is read, and a use of the result that proves it."""
 
     path: Path
     read: Callable[[Path], Any]
@@ -49,7 +49,7 @@ def _saved(folder: Path, ending: str) -> dict[str, Door]:
     used = count()
 
     def use(table: Any) -> None:
-        # What was read can be shown and saved again. To show it takes long: a few times.
+        # The result can be shown and saved again; showing it is slow, so only a few times.
         try:
             table.save(folder / "again.json")
         except OutputError as error:  # JSON has no infinity; 1e999 in a file is one
@@ -137,11 +137,11 @@ def test_a_broken_file_is_read_or_refused(doors: dict[str, Door], n: int) -> Non
     refused = 0
     for name, door in doors.items():
         whole = door.path.read_bytes()
-        door.use(door.read(door.path))  # before it is broken
+        door.use(door.read(door.path))  # before the file is broken
         for content in mutations(whole, n, seed=sum(name.encode())):
             door.path.write_bytes(content)
             try:
-                found = door.read(door.path)
+                loaded = door.read(door.path)
             except HeadwiseError as error:
                 refused += 1
                 if door.path.name not in str(error) and door.path.parent.name not in str(error):
@@ -151,13 +151,13 @@ def test_a_broken_file_is_read_or_refused(doors: dict[str, Door], n: int) -> Non
                 raw.setdefault(f"{name}: {type(error).__name__}: {error}"[:200], content[:200])
                 continue
             try:
-                door.use(found)
+                door.use(loaded)
             except Exception as error:
                 raw.setdefault(
                     f"{name}, used: {type(error).__name__}: {error}"[:200], content[:200]
                 )
         door.path.write_bytes(whole)
-    assert not raw, "\n".join(f"{what}\n    {content!r}" for what, content in raw.items())
+    assert not raw, "\n".join(f"{message}\n    {content!r}" for message, content in raw.items())
     assert refused > len(doors) * n // 10
 
 

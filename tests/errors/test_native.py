@@ -1,4 +1,4 @@
-"""What the native kernel refuses: by name, with the values, before a pointer leaves Python."""
+"""What the native kernel refuses, with the values, before any pointer leaves Python."""
 
 import re
 from typing import Any
@@ -60,8 +60,8 @@ def test_row_statistics_refuse_by_name() -> None:
     ],
 )
 def test_a_request_of_another_size(name: str, x: Any, fitting: str, backend: str) -> None:
-    told = re.escape(f"{name} of shape {tuple(x.shape)} for 1 texts, 2 heads, 5 queries")
-    with pytest.raises(ShapeError, match=f"{told}.*Give {fitting}"):
+    message = re.escape(f"{name} of shape {tuple(x.shape)} for 1 texts, 2 heads, 5 queries")
+    with pytest.raises(ShapeError, match=f"{message}.*Give {fitting}"):
         row_statistics(Q, Q, Q, make_rule(head_dim=4), RowRequest(**{name: x}), backend=backend)
 
 
@@ -88,19 +88,19 @@ def test_an_array_that_is_not_aligned() -> None:
     q = torch.frombuffer(whole, dtype=torch.float32, offset=1).view(Q.shape)
     with pytest.raises(ArgumentError, match="no multiple of 4"):
         check_tensor("x", q, tuple(Q.shape), torch.float32)
-    # Of queries, keys and values a copy is read.
+    # Queries, keys and values are copied before they are read.
     assert torch.equal(attend(q, q, q, backend="native"), Q)
 
 
-@pytest.mark.parametrize("left", [0, 64])
-def test_memory_that_was_freed(left: int) -> None:
+@pytest.mark.parametrize("size", [0, 64])
+def test_memory_that_was_freed(size: int) -> None:
     q = torch.randn(1, 2, 5, 4)
-    q.untyped_storage().resize_(left)
-    with pytest.raises(ArgumentError, match=rf"v of shape .* at byte 160 of {left}"):
+    q.untyped_storage().resize_(size)
+    with pytest.raises(ArgumentError, match=rf"v of shape .* at byte 160 of {size}"):
         attend(Q, Q, q, backend="native")
     norms = torch.zeros(1, 2, 5)
-    norms.untyped_storage().resize_(left // 2)
-    with pytest.raises(ArgumentError, match=rf"norms of shape .* at byte 40 of {left // 2}"):
+    norms.untyped_storage().resize_(size // 2)
+    with pytest.raises(ArgumentError, match=rf"norms of shape .* at byte 40 of {size // 2}"):
         check_tensor("norms", norms, (1, 2, 5), torch.float32)
     zeros = torch._efficientzerotensor(Q.shape)
     with pytest.raises(ArgumentError, match=r"q of shape .* is not in memory"):
@@ -108,7 +108,7 @@ def test_memory_that_was_freed(left: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 5, 4), (1, 2, 0, 4)], ids=["no texts", "no tokens"])
-def test_nothing_in_any_order(shape: tuple[int, ...]) -> None:
+def test_empty_tensors_with_any_strides(shape: tuple[int, ...]) -> None:
     empty = torch.zeros(shape).as_strided(shape, (40, 20, 1, 5))
     assert attend(empty, empty, empty, backend="native").shape == shape
 
@@ -116,8 +116,8 @@ def test_nothing_in_any_order(shape: tuple[int, ...]) -> None:
 def test_memory_that_is_shared() -> None:
     def spans(**slices: slice) -> list[ByteSpan]:
         whole = torch.zeros(10)
-        made = ((name, whole[part]) for name, part in slices.items())
-        return [check_tensor(name, x, (len(x),), torch.float32) for name, x in made]
+        parts = ((name, whole[part]) for name, part in slices.items())
+        return [check_tensor(name, x, (len(x),), torch.float32) for name, x in parts]
 
     q_in_heads = spans(heads=slice(0, 6), q=slice(5, 10))
     with pytest.raises(ArgumentError, match="heads shares memory with q"):
@@ -144,7 +144,7 @@ def test_memory_that_is_shared() -> None:
         ({"sinks": torch.zeros(3)}, ShapeError, r"sinks has shape \(3,\) instead of \(2,\)"),
     ],
 )
-def test_words_that_do_not_fit(
+def test_lowered_arguments_that_do_not_fit(
     words: dict[str, Any], error: type[HeadwiseError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -156,7 +156,7 @@ def test_sinks_elsewhere() -> None:
         attend(Q, Q, Q, sinks=torch.zeros(2, device="meta"), backend="native")
 
 
-def test_an_operator_is_given_anything() -> None:
+def test_an_operator_checks_its_arguments() -> None:
     with pytest.raises(
         ArgumentError, match=r"q is torch\.float64\. The kernel takes torch\.float32"
     ):
@@ -186,7 +186,7 @@ def test_ranges_beyond_the_keys_are_those_of_the_keys() -> None:
     assert not compute_heads(q, q, q, Lowered(key_range=torch.tensor([[4, 2]]))).results[0].any()
 
 
-def test_gradients_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     q = Q.clone().requires_grad_()
     bias = torch.zeros(1, 1, 5, 5, requires_grad=True)
     with pytest.raises(ArgumentError, match="bias requires gradients, and there are none"):

@@ -1,4 +1,4 @@
-"""Plans that cannot be made are refused with what was asked for."""
+"""Impossible plans are refused with the request."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def _costs(model: str = "abc") -> Costs:
 
 
 @pytest.mark.parametrize(
-    ("how", "kind", "told"),
+    ("options", "kind", "message"),
     [
         ({}, ArgumentError, "remove=None, heads=None, budget=None. Give exactly one"),
         ({"remove": 0.3, "heads": "L0.H1"}, ArgumentError, "remove=0.3, heads=L0.H1"),
@@ -65,9 +65,9 @@ def _costs(model: str = "abc") -> Costs:
         ({"heads": "L0.H1", "uniform": True}, ArgumentError, "uniform=True, .* leave 3, 4 in the"),
     ],
 )
-def test_what_cannot_be_planned(how: dict[str, Any], kind: type[HeadwiseError], told: str) -> None:
-    with pytest.raises(kind, match=told):
-        plan(SCORES, **how)
+def test_impossible_plans(options: dict[str, Any], kind: type[HeadwiseError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        plan(SCORES, **options)
 
 
 def test_heads_without_scores_are_not_planned() -> None:
@@ -75,13 +75,13 @@ def test_heads_without_scores_are_not_planned() -> None:
         plan({"L0.H1": 0.3}, remove=0.3)  # type: ignore[arg-type]
 
 
-def test_a_layer_that_is_told_of_twice() -> None:
+def test_a_layer_named_twice() -> None:
     with pytest.raises(HeadError, match="layer 3 of encoder is listed twice"):
         Plan((LayerPlan("encoder", 3, 4, (1,)), LayerPlan("encoder", 3, 4, (2,))))
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("", "Expecting value"),
         ("[]", "holds no object"),
@@ -89,10 +89,10 @@ def test_a_layer_that_is_told_of_twice() -> None:
         ('{"format": "headwise-costs/1"}', "'heads'"),
     ],
 )
-def test_a_file_without_costs(tmp_path: Path, content: str, told: str) -> None:
+def test_a_file_without_costs(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(content, "utf-8")
-    with pytest.raises(InputError, match=f"costs.json holds no costs .*{told}"):
+    with pytest.raises(InputError, match=f"costs.json holds no costs .*{message}"):
         Costs.load(path)
 
 

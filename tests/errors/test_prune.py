@@ -1,4 +1,4 @@
-"""Plans and models that nothing can be cut from are refused, and the model stays as it was."""
+"""Plans and models that cannot be pruned are refused, and the model is unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def _llama(heads: int = 3) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("remove", "told"),
+    ("remove", "message"),
     [
         ({0: [3]}, r"no head \(0, 3\)"),
         ({2: [0]}, r"no head \(2, 0\)"),
@@ -45,17 +45,17 @@ def _llama(heads: int = 3) -> nn.Module:
         ({1: [0, 1, 2]}, "L1.H2 is the last head of its layer"),
     ],
 )
-def test_heads_that_cannot_go(remove: Any, told: str) -> None:
-    with pytest.raises(HeadError, match=told):
+def test_heads_that_cannot_be_removed(remove: Any, message: str) -> None:
+    with pytest.raises(HeadError, match=message):
         Plan.of(remove, HEADS)
     model = _llama()
     before = fingerprint(model)
-    with pytest.raises(HeadError, match=told):
+    with pytest.raises(HeadError, match=message):
         prune(model, remove)
     assert fingerprint(model) == before
 
 
-def test_a_layer_that_removes_what_it_has_not() -> None:
+def test_a_layer_that_removes_missing_heads() -> None:
     with pytest.raises(HeadError, match=r"no head L4.H7.*has 3 heads"):
         LayerPlan("", 4, 3, (7,))
     with pytest.raises(HeadError, match=r"L4\.H1 is named twice"):
@@ -125,14 +125,14 @@ def test_a_further_key_of_torch_s_layer() -> None:
         prune(layer, (0, 1))
 
 
-def test_masks_of_other_heads_than_there_were() -> None:
+def test_masks_of_another_number_of_heads() -> None:
     small, x = prune(nn.MultiheadAttention(12, 4, batch_first=True), (0, 1)), torch.randn(2, 5, 12)
     with pytest.raises(ShapeError, match=r"\(6, 5, 5\) is for 6 heads of all texts.*had 4 each"):
         small(x, x, x, attn_mask=torch.zeros(6, 5, 5))
 
 
 class _Scaled(nn.Module):
-    """It divides by the number of features that its heads have together."""
+    """A layer that divides by the total number of features of its heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class _Scaled(nn.Module):
         return self.proj(heads.transpose(1, 2).flatten(2)) / q.shape[1]
 
 
-def test_a_cut_that_would_change_the_answer() -> None:
+def test_a_cut_that_would_change_the_output() -> None:
     x = torch.randn(2, 5, 12)
     with pytest.raises(
         UnsupportedError, match="answer of _Scaled without these heads would be off by"
@@ -153,7 +153,7 @@ def test_a_cut_that_would_change_the_answer() -> None:
         prune(_Scaled(), (0, 1), reference=[x])
 
 
-def test_a_plan_is_no_other_file(tmp_path: Path) -> None:
+def test_files_that_are_no_plan(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     with pytest.raises(InputError, match=r"plan.json holds no plan"):
         Plan.load(path)

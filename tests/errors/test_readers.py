@@ -1,4 +1,4 @@
-"""Each refusal of a reader names the file, the line, and what stands there."""
+"""Each refusal of a reader names the file, the line, and its content."""
 
 import re
 
@@ -25,9 +25,9 @@ def write(folder, data, name="corpus.txt"):
     return path
 
 
-def refuses(reader, path, line, what):
+def refuses(reader, path, line, message):
     where = re.escape(f"{reader.__name__}: {path}, line {line}: ")
-    with pytest.raises(InputError, match=where + ".*" + what):
+    with pytest.raises(InputError, match=where + ".*" + message):
         reader(path)
 
 
@@ -54,7 +54,7 @@ def row(number, form, head="0", relation="root", misc="_"):
 
 
 @pytest.mark.parametrize(
-    ("lines", "line", "what"),
+    ("lines", "line", "message"),
     [
         (["1 a b"], 1, r"1 columns\. Give 10"),
         ([row("1", "a") + "\tmore"], 1, r"11 columns\. Give 10"),
@@ -82,8 +82,8 @@ def row(number, form, head="0", relation="root", misc="_"):
         ([row("1", "a"), row("2", "b", "1", "_")], 2, r"'b' has no relation"),
     ],
 )
-def test_conllu_that_is_none(tmp_path, lines, line, what):
-    refuses(read_conllu, write(tmp_path, "\n".join(lines)), line, what)
+def test_text_that_is_no_conllu(tmp_path, lines, line, message):
+    refuses(read_conllu, write(tmp_path, "\n".join(lines)), line, message)
 
 
 def test_the_line_counts_from_the_beginning_of_the_file(tmp_path):
@@ -95,29 +95,29 @@ def test_the_line_counts_from_the_beginning_of_the_file(tmp_path):
 HEADER = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
 
 
-def gap(pronoun="she", at="17", truth="TRUE"):
+def gap(pronoun="she", offset="17", truth="TRUE"):
     text = "Ann met Bea when she sang."
-    return f"{HEADER}\n1\t{text}\t{pronoun}\t{at}\tAnn\t0\t{truth}\tBea\t8\tFALSE\tu\n"
+    return f"{HEADER}\n1\t{text}\t{pronoun}\t{offset}\tAnn\t0\t{truth}\tBea\t8\tFALSE\tu\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "what"),
+    ("text", "line", "message"),
     [
         ("a\tb\n", 1, r"the columns are 'a\\tb'"),
         (f"{HEADER}\na\tb\n", 2, r"2 columns\. Give 11"),
-        (gap(at="16"), 2, r"Pronoun is 'she' at '16', where the text has ' she sang\.'"),
-        (gap(at="999"), 2, r"Pronoun is 'she' at '999', where the text has ''"),
-        (gap(at="-3"), 2, r"Pronoun is 'she' at '-3'"),
+        (gap(offset="16"), 2, r"Pronoun is 'she' at '16', where the text has ' she sang\.'"),
+        (gap(offset="999"), 2, r"Pronoun is 'she' at '999', where the text has ''"),
+        (gap(offset="-3"), 2, r"Pronoun is 'she' at '-3'"),
         (gap(pronoun=""), 2, r"Pronoun is '' at '17'"),
         (gap(truth="maybe"), 2, r"A-coref is 'maybe'"),
     ],
 )
-def test_gap_that_is_none(tmp_path, text, line, what):
-    refuses(read_gap, write(tmp_path, text), line, what)
+def test_text_that_is_no_gap(tmp_path, text, line, message):
+    refuses(read_gap, write(tmp_path, text), line, message)
 
 
 @pytest.mark.parametrize(
-    ("sentence", "what"),
+    ("sentence", "message"),
     [
         ("1 [Ann met Bea", r"0 closed mentions in '\[Ann met Bea'"),
         ("1 [Ann] met [her", r"1 closed mentions"),
@@ -127,12 +127,12 @@ def test_gap_that_is_none(tmp_path, text, line, what):
         ("[Ann] met [ ]", r"mention \[9, 9\) in a text of 9 characters"),
     ],
 )
-def test_winobias_that_is_none(tmp_path, sentence, what):
-    refuses(read_winobias, write(tmp_path, f"[Ann] likes [her] hat.\n{sentence}\n"), 2, what)
+def test_text_that_is_no_winobias(tmp_path, sentence, message):
+    refuses(read_winobias, write(tmp_path, f"[Ann] likes [her] hat.\n{sentence}\n"), 2, message)
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("line", "message"),
     [
         ("{", r"no JSON"),
         ("[" * 100_000, r"no JSON"),
@@ -151,27 +151,27 @@ def test_winobias_that_is_none(tmp_path, sentence, what):
         ('{"text": "a", "words": [[0, 1]], "links": [[0, 1]]}', r"link \(0, 1\) between 1 words"),
     ],
 )
-def test_json_that_does_not_fit(tmp_path, line, what):
-    refuses(read_jsonl, write(tmp_path, '{"text": "a"}\n' + line), 2, what)
+def test_json_of_another_form(tmp_path, line, message):
+    refuses(read_jsonl, write(tmp_path, '{"text": "a"}\n' + line), 2, message)
 
 
 @pytest.mark.parametrize(
-    ("links", "line", "what"),
+    ("links", "line", "message"),
     [
         ("0-0\n0-x\n", 2, r"'0-x' is no link"),
         ("0-0\n0-2\n", 2, r"the link 0-2 between 2 and 1 words"),
         ("0-0\n", 1, r"the files have 2, 2 and 1 lines"),
     ],
 )
-def test_links_that_do_not_fit(tmp_path, links, line, what):
+def test_links_that_do_not_fit(tmp_path, links, line, message):
     texts = write(tmp_path, "a\nb c\n", "en"), write(tmp_path, "x\ny\n", "es")
     path = write(tmp_path, links, "links")
-    with pytest.raises(InputError, match=re.escape(f"{path}, line {line}: ") + what):
+    with pytest.raises(InputError, match=re.escape(f"{path}, line {line}: ") + message):
         read_aligned(*texts, path)
 
 
 @pytest.mark.parametrize(
-    ("known", "what"),
+    ("known", "message"),
     [
         ({"words": ((0, 1), (3, 3))}, r"word \[3, 3\) in a text of 3 characters"),
         ({"words": ((2, 3), (0, 1))}, r"words are not in order"),
@@ -186,6 +186,6 @@ def test_links_that_do_not_fit(tmp_path, links, line, what):
         ({"tags": ("X",)}, r"1 tags for 2 words"),
     ],
 )
-def test_annotations_that_do_not_fit_their_text(known, what):
-    with pytest.raises(ArgumentError, match=what):
+def test_annotations_that_do_not_fit_their_text(known, message):
+    with pytest.raises(ArgumentError, match=message):
         AnnotatedText("a b", **{"words": ((0, 1), (2, 3)), **known})

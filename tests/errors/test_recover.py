@@ -15,17 +15,17 @@ BATCH = {"input_ids": torch.tensor([[5, 9, 7], [4, 6, 3]])}
 
 
 def _refused(
-    kind: type[HeadwiseError], message: str, small: nn.Module, teacher: nn.Module, **how: Any
+    kind: type[HeadwiseError], message: str, small: nn.Module, teacher: nn.Module, **options: Any
 ) -> None:
     before = fingerprint(small), fingerprint(teacher)
-    batches = how.pop("batches", [BATCH])
+    batches = options.pop("batches", [BATCH])
     with pytest.raises(kind, match=message):
-        recover(small, teacher, batches, **how)
+        recover(small, teacher, batches, **options)
     assert (fingerprint(small), fingerprint(teacher)) == before
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("options", "message"),
     [
         ({"steps": 0}, "steps=0"),
         ({"rate": 0.0}, r"rate=0\.0"),
@@ -34,9 +34,9 @@ def _refused(
         ({"batches": ["a text"]}, "1 texts without a tokenizer"),
     ],
 )
-def test_what_asks_for_nothing(how: dict[str, Any], message: str) -> None:
+def test_impossible_settings(options: dict[str, Any], message: str) -> None:
     teacher = zoo.make("Bert")
-    _refused(ArgumentError, message, prune(teacher, "L0.H1"), teacher, **how)
+    _refused(ArgumentError, message, prune(teacher, "L0.H1"), teacher, **options)
 
 
 def test_the_full_model_itself() -> None:
@@ -48,7 +48,7 @@ def test_the_full_model_itself() -> None:
     _refused(ArgumentError, r"pooler\.dense\.weight is a weight of both", small, teacher)
 
 
-def test_weights_that_are_all_frozen() -> None:
+def test_frozen_weights() -> None:
     teacher = zoo.make("Bert")
     small = prune(teacher, "L0.H1").requires_grad_(False)
     _refused(ArgumentError, "all weights of Bert.* are frozen", small, teacher)
@@ -61,7 +61,7 @@ def test_a_teacher_of_another_vocabulary() -> None:
     _refused(ShapeError, message, small, teacher)
 
 
-def test_a_rate_that_leads_nowhere() -> None:
+def test_a_diverging_rate() -> None:
     teacher = zoo.make("GPT2")
     small = prune(teacher, "L0.H1")
     _refused(
@@ -79,5 +79,5 @@ class _Strange(nn.Module):
         return {"loss": self.weight}
 
 
-def test_answers_that_cannot_be_compared() -> None:
+def test_outputs_that_cannot_be_compared() -> None:
     _refused(ArgumentError, "dict has neither logits nor a vector", _Strange(), _Strange())

@@ -1,4 +1,4 @@
-"""What the definition refuses, and that it says which value was wrong."""
+"""What the definition refuses, with the value that is wrong."""
 
 import re
 
@@ -13,7 +13,7 @@ from headwise.reference import MultiHeadAttention
 
 @pytest.fixture(autouse=True)
 def _as_users_meet_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Shapes in signatures are checked in tests only; here they would answer before our errors do.
+    # Shapes in signatures are checked in tests only, and would raise before our own errors.
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 
 
@@ -50,7 +50,7 @@ def test_sinks_must_be_one_for_each_head():
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("options", "said"),
     [
         ({"scale": float("inf")}, "scale=inf"),
         ({"scale": float("nan")}, "scale=nan"),
@@ -61,10 +61,10 @@ def test_sinks_must_be_one_for_each_head():
         ({"window": (None, -3)}, r"window=\(None, -3\)"),
     ],
 )
-def test_a_cap_or_window_that_cannot_be_is_named(how, said):
+def test_an_impossible_cap_or_window_is_named(options, said):
     q = zeros(1, 2, 5, 3)
     with pytest.raises(ArgumentError, match=said):
-        reference.attention(q, q, q, **how)
+        reference.attention(q, q, q, **options)
 
 
 @pytest.mark.parametrize("name", ["mask", "bias"])
@@ -93,7 +93,7 @@ def test_the_printed_formula_refuses_the_same_masks():
 
 
 @pytest.mark.parametrize(("d_model", "n_heads"), [(8, 3), (8, 0), (8, -2), (0, 2), (4, 8)])
-def test_a_width_that_does_not_divide_is_told_with_both_values(d_model, n_heads):
+def test_a_width_that_does_not_divide_is_named_with_both_values(d_model, n_heads):
     with pytest.raises(ShapeError, match=f"d_model {d_model} .* n_heads {n_heads}. Make d_model"):
         MultiHeadAttention(d_model, n_heads)
 

@@ -1,4 +1,4 @@
-"""Each refusal of the report names what was wrong, and leaves nothing behind."""
+"""Each refusal of the report names what is wrong, and leaves no files."""
 
 from dataclasses import replace
 from pathlib import Path

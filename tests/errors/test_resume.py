@@ -135,7 +135,7 @@ def test_any_tensor_of_another_shape_is_refused(
             TrainingRun(SMALL).resume(path)
 
 
-def test_a_whole_state_is_taken_up(whole: Path) -> None:
+def test_an_intact_state_is_resumed(whole: Path) -> None:
     run = TrainingRun(SMALL)
     run.resume(whole)
     assert run.step == 2

@@ -1,4 +1,4 @@
-"""Each refusal on the way to a role says what is wrong."""
+"""Each refusal when roles are evaluated says what is wrong."""
 
 import json
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from planted import TOKENIZER, Planted, lines
 MODEL = Planted([("offset -1",)], causal=True)
 
 
-def test_no_model_of_a_null_that_is_wanted():
+def test_a_requested_null_without_a_model():
     with pytest.raises(ArgumentError, match=r"Evidence: models=0\. Give 1 or more"):
         Evidence(models=0)
 
@@ -27,17 +27,17 @@ def test_a_seed_below_zero():
         Evidence(seed=-1)
 
 
-def test_a_null_that_there_is_not():
+def test_an_unknown_null():
     with pytest.raises(ArgumentError, match=r"Evidence: no null 'reversed'\. Choose from permuted"):
         Evidence(("permuted", "reversed"))
 
 
-FAST = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)  # which cannot read no text at all
+FAST = PreTrainedTokenizerFast(tokenizer_object=TOKENIZER)  # which cannot read an empty text
 
 
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, FAST])
 @pytest.mark.parametrize("corpus", [[], ["", "  "]])
-def test_a_corpus_without_a_token(corpus, tokenizer):
+def test_a_corpus_without_tokens(corpus, tokenizer):
     distinct = len(corpus)
     with pytest.raises(InputError, match=rf"find_roles: {distinct} texts hold no token"):
         find_roles(MODEL, tokenizer, corpus)
@@ -51,7 +51,7 @@ def test_a_corpus_that_is_no_list_of_texts():
 
 
 @pytest.mark.parametrize("name", ["self", "induction"])
-def test_a_role_of_ones_own_with_the_name_of_another(name):
+def test_a_custom_role_with_a_taken_name(name):
     with pytest.raises(ArgumentError, match=rf"find_roles: '{name}' is a role already"):
         find_roles(MODEL, TOKENIZER, lines(3), relations={name: lambda text: []})
 
@@ -62,18 +62,18 @@ def test_a_pair_outside_the_text():
 
 
 def test_a_model_without_weight_matrices():
-    class Bare(torch.nn.Module):
+    class Weightless(torch.nn.Module):
         config = MODEL.config
 
         def forward(self, input_ids, attention_mask):
             x = torch.nn.functional.one_hot(input_ids, 50).float()[:, None]
             return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
-    with pytest.raises(UnsupportedError, match=r"Bare has no weight matrix to permute"):
-        find_roles(Bare(), TOKENIZER, lines(3), evidence=Evidence(("permuted",)))
+    with pytest.raises(UnsupportedError, match=r"Weightless has no weight matrix to permute"):
+        find_roles(Weightless(), TOKENIZER, lines(3), evidence=Evidence(("permuted",)))
 
 
-def test_a_model_that_does_not_tell_how_it_began():
+def test_a_model_without_initialisation():
     with pytest.raises(
         UnsupportedError, match=r"Planted has no known initialisation .*Leave 'random' out"
     ):
@@ -89,7 +89,7 @@ def test_a_model_without_attention():
         find_roles(Deaf(), TOKENIZER, lines(3))
 
 
-def test_a_model_that_reads_a_part_of_its_texts():
+def test_a_model_that_drops_tokens():
     class Hasty(Planted):
         def forward(self, input_ids, attention_mask):
             return super().forward(input_ids[:, :-2], attention_mask[:, :-2])
@@ -109,7 +109,7 @@ def test_a_slow_tokenizer():
         tokenize(Slow(), [AnnotatedText("a")], 8)
 
 
-def test_a_word_that_is_longer_than_the_context():
+def test_a_word_longer_than_the_context():
     spelled = Tokenizer(models.BPE({"a": 0, "b": 1}, []))
     with pytest.raises(InputError, match=r"tokenize: 'aaaaaaaaaa' has more tokens .* \(8\)"):
         tokenize(spelled, [AnnotatedText("b aaaaaaaaaa")], 8)
@@ -121,7 +121,7 @@ def roles():
 
 
 @pytest.mark.parametrize("ask", [Roles.why, Roles.examples, Roles.of])
-def test_a_head_that_is_not_there(roles, ask):
+def test_a_missing_head(roles, ask):
     with pytest.raises(HeadError, match=r"L7\.H0"):
         ask(roles, "L7.H0")
 
@@ -137,7 +137,7 @@ def test_a_file_that_holds_no_roles(roles, tmp_path):
         Roles.load(path)
 
 
-def test_a_model_that_reads_two_texts():
+def test_an_encoder_decoder():
     class Both(Planted):
         def __init__(self):
             super().__init__([("offset -1",)], causal=True)
@@ -150,6 +150,6 @@ def test_a_model_that_reads_two_texts():
         find_roles(Both(), TOKENIZER, lines(3))
 
 
-def test_texts_in_a_language_that_the_tokenizer_does_not_know():
+def test_texts_of_mostly_unknown_tokens():
     with pytest.raises(InputError, match=r"find_roles: 80% of the tokens .* are unknown to the"):
         find_roles(MODEL, TOKENIZER, ["una frase que nadie ,"])

@@ -1,4 +1,4 @@
-"""A safetensors file is told from a pickle by what it is, not by its first bytes."""
+"""A safetensors file is distinguished from a pickle by its header, not its first bytes."""
 
 import json
 import pickle
@@ -25,7 +25,7 @@ def _lengths() -> list[int]:
     return [n for n in range(70, 70_000) if n.to_bytes(8, "little").startswith(STARTS)]
 
 
-def test_every_header_whose_length_begins_like_a_pickle(tmp_path: Path) -> None:
+def test_headers_whose_length_begins_like_a_pickle_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     lengths = _lengths()
     # Every length with these two bytes is below 2¹⁶, or has the same two again above it.
@@ -37,20 +37,20 @@ def test_every_header_whose_length_begins_like_a_pickle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [640, 896, 1152, 1408])
-def test_what_we_write_with_such_a_header(length: int, tmp_path: Path) -> None:
+def test_files_we_write_with_such_a_header_are_read(length: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     for n in range(length):
         write_tensors({"w": torch.arange(3.0)}, path, {"about": "x" * n})
-        found = int.from_bytes(path.read_bytes()[:8], "little")
-        if found >= length:
+        size = int.from_bytes(path.read_bytes()[:8], "little")
+        if size >= length:
             break
-    assert found == length
+    assert size == length
     assert path.read_bytes().startswith(length.to_bytes(2, "little"))
     assert read_tensors(path)["w"].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("length", [640, 1280])
-def test_one_that_is_cut_short_is_no_pickle(length: int, tmp_path: Path) -> None:
+def test_a_truncated_file_is_no_pickle(length: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     _write(path, length)
     path.write_bytes(path.read_bytes()[:-1])
@@ -60,7 +60,7 @@ def test_one_that_is_cut_short_is_no_pickle(length: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 @pytest.mark.parametrize("content", [{}, [], {"w": [0.0]}, "x" * 600])
-def test_a_pickle_is_called_one(protocol: int, content: object, tmp_path: Path) -> None:
+def test_a_pickle_is_reported_as_one(protocol: int, content: object, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(pickle.dumps(content, protocol))
     with pytest.raises(InputError, match=r"model\.safetensors is a pickle, .* can run code"):
@@ -68,13 +68,13 @@ def test_a_pickle_is_called_one(protocol: int, content: object, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_what_torch_saves_is_called_a_pickle(zipped: bool, tmp_path: Path) -> None:
+def test_files_of_torch_save_are_reported_as_pickles(zipped: bool, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     torch.save({"w": torch.zeros(3)}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(InputError, match=r"model\.safetensors is a pickle, .* can run code"):
         read_tensors(path)
 
 
-def test_a_place_that_takes_no_tensors(tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_tensors(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"cannot take the weights .*Free some space"):
         write_tensors({"w": torch.zeros(3)}, tmp_path / "nowhere" / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Folders that cannot be written or must not be read; what stood there stays as it was."""
+"""Folders that cannot be written or must not be read; existing files are unchanged."""
 
 import json
 import signal
@@ -46,24 +46,24 @@ def saved(tmp_path: Path, _trusted: None) -> Path:
     return save(_small(), tmp_path / "small")
 
 
-def test_a_class_that_transformers_does_not_have(tmp_path: Path) -> None:
+def test_a_class_unknown_to_transformers(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="Linear is no class of transformers"):
         save(nn.Linear(12, 4), tmp_path / "layer")
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("options", "message"),
     [
         ({"position_bias": ALiBi(4)}, "a layer with ALiBi"),
         ({"rope": RoPE(2, scaling=YaRN(2.0, 64))}, "a layer with RoPE"),
     ],
 )
-def test_a_layer_with_parts_that_are_not_written(
-    how: dict[str, Any], told: str, tmp_path: Path
+def test_a_layer_with_unsupported_parts(
+    options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match=told):
-        save(MultiHeadAttention(12, 4, **how), tmp_path / "layer")
+    with pytest.raises(UnsupportedError, match=message):
+        save(MultiHeadAttention(12, 4, **options), tmp_path / "layer")
 
 
 @pytest.mark.usefixtures("_trusted")
@@ -71,9 +71,9 @@ def test_a_layer_with_parts_that_are_not_written(
     ("known", "sizes"), [(MultiHeadAttention, (12, 4)), (MiniGPT, (MiniGPTConfig(13, 8, 12, 4),))]
 )
 def test_a_subclass_of_ours(tmp_path: Path, known: type[nn.Module], sizes: tuple[Any, ...]) -> None:
-    own = type("Mine", (known,), {})
+    subclass = type("Mine", (known,), {})
     with pytest.raises(UnsupportedError, match=f"Mine is a subclass of {known.__name__}, and load"):
-        save(own(*sizes), tmp_path / "mine")
+        save(subclass(*sizes), tmp_path / "mine")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,13 +81,13 @@ def test_a_layer_that_is_broken(tmp_path: Path) -> None:
     folder = save(MultiHeadAttention(12, 4), tmp_path / "layer")
     path, weights = folder / "headwise.json", folder / "model.safetensors"
     about = path.read_text()
-    for spoiled, told in (
+    for spoiled, message in (
         (about.replace('"n_heads": 4', '"n_heads": 5'), "n_heads=5"),
         (about.replace('"kdim": 12', '"kdim": 7'), "k_proj.weight"),
         (about.replace('"n_heads": 4', '"heads": 4'), "argument 'heads'"),
     ):
         path.write_text(spoiled)
-        with pytest.raises(InputError, match=f"layer cannot be read.*{told}"):
+        with pytest.raises(InputError, match=f"layer cannot be read.*{message}"):
             load(folder)
     path.write_text(about)
     weights.write_bytes(weights.read_bytes()[:-9])
@@ -95,11 +95,11 @@ def test_a_layer_that_is_broken(tmp_path: Path) -> None:
         load(folder)
 
 
-def _cut(name: str, gone: Any, **how: Any) -> nn.Module:
-    return prune(zoo.make(name), gone, **how)
+def _cut(name: str, gone: Any, **options: Any) -> nn.Module:
+    return prune(zoo.make(name), gone, **options)
 
 
-def test_a_format_that_there_is_not(tmp_path: Path) -> None:
+def test_an_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(
         ArgumentError, match=r"format='onnx'\. Choose one of headwise, stock, padded"
     ):
@@ -107,7 +107,7 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gone", "how", "format", "told"),
+    ("name", "gone", "options", "format", "message"),
     [
         ("Llama", {0: [0, 1]}, {}, "stock", r"there are 2 in model\.layers\.0.*uniform=True"),
         ("Bert", {0: [1], 1: [2]}, {}, "stock", r"of 3 heads.*\(24, 18\) and would be \(24, 24\)"),
@@ -119,29 +119,29 @@ def test_a_format_that_there_is_not(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_form_that_a_model_does_not_have(
-    name: str, gone: Any, how: Any, format: Any, told: str, tmp_path: Path
+def test_a_format_that_a_model_cannot_have(
+    name: str, gone: Any, options: Any, format: Any, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match=told):
-        save(_cut(name, gone, **how), tmp_path / "small", format=format)
+    with pytest.raises(UnsupportedError, match=message):
+        save(_cut(name, gone, **options), tmp_path / "small", format=format)
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.full
-def test_a_class_that_nothing_opens_by_its_configuration(tmp_path: Path) -> None:
+def test_a_class_without_an_auto_class(tmp_path: Path) -> None:
     config = transformers.GPT2Config(n_embd=12, n_layer=2, n_head=3, vocab_size=13)
     small = prune(transformers.GPT2DoubleHeadsModel(config).eval(), {0: [1]})
     with pytest.raises(UnsupportedError, match=r"no AutoModel .* opens a GPT2DoubleHeadsModel"):
         save(small, tmp_path / "small", format="remote-code")
 
 
-def test_a_mini_gpt_for_others(tmp_path: Path) -> None:
+def test_a_mini_gpt_in_other_formats(tmp_path: Path) -> None:
     model = MiniGPT(MiniGPTConfig(6, 8, 12, 4, n_layers=2))
     with pytest.raises(UnsupportedError, match=r"no MiniGPT.*format='stock'"):
         save(model, tmp_path / "small", format="stock")
 
 
-def test_a_save_that_is_killed_leaves_what_stood_there(saved: Path) -> None:
+def test_a_killed_save_keeps_the_old_folder(saved: Path) -> None:
     held = {path.name: path.read_bytes() for path in saved.iterdir()}
     script = f"""
 import os, signal
@@ -155,7 +155,7 @@ save(load({str(saved)!r}), {str(saved)!r}, force=True)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == held
 
 
-def test_what_stands_there(saved: Path) -> None:
+def test_an_existing_folder(saved: Path) -> None:
     held = {path: path.read_bytes() for path in saved.iterdir()}
     with pytest.raises(OutputError, match=r"small exists.*force=True"):
         save(_small(), saved)
@@ -170,13 +170,13 @@ def test_a_file_in_its_place(tmp_path: Path) -> None:
     assert path.read_text() == "mine"
 
 
-def test_a_place_that_cannot_be(tmp_path: Path) -> None:
+def test_an_impossible_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(OutputError, match="small cannot be written"):
         save(_small(), tmp_path / "file" / "small")
 
 
-def test_an_interrupted_save_leaves_what_stood_there(
+def test_an_interrupted_save_keeps_the_old_folder(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = {path.name: path.read_bytes() for path in saved.iterdir()}
@@ -213,7 +213,7 @@ def test_a_move_that_fails_puts_the_old_folder_back(
 
 
 @pytest.mark.full
-def test_what_answers_something_else_is_not_left_there(
+def test_a_folder_whose_output_differs_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = _small()
@@ -236,7 +236,7 @@ Spoil = Callable[[dict[str, Any]], object]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda x: x.update(architecture="os"), "names the class 'os'"),
         (lambda x: x.update(architecture="LlamaConfig"), "names the class 'LlamaConfig'"),
@@ -261,16 +261,16 @@ Spoil = Callable[[dict[str, Any]], object]
         (lambda x: x.update(format="other/1"), "has the format 'other/1'"),
     ],
 )
-def test_a_description_that_is_not_ours(saved: Path, spoil: Spoil, told: str) -> None:
+def test_a_foreign_manifest(saved: Path, spoil: Spoil, message: str) -> None:
     path = saved / "headwise.json"
     content = json.loads(path.read_text())
     spoil(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         load(saved)
 
 
-def test_weights_that_are_not_whole(saved: Path) -> None:
+def test_truncated_weights(saved: Path) -> None:
     path = saved / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(
@@ -279,13 +279,13 @@ def test_weights_that_are_not_whole(saved: Path) -> None:
         load(saved)
 
 
-def test_what_others_wrote_of_a_smaller_model(tmp_path: Path) -> None:
+def test_a_pruned_model_saved_by_transformers(tmp_path: Path) -> None:
     prune(zoo.make("Llama"), {0: [0, 1]}).save_pretrained(tmp_path / "theirs")
     with pytest.raises(InputError, match=r"weights have other sizes .* written by headwise\.save"):
         load(tmp_path / "theirs")
 
 
-def test_a_description_that_is_no_json(saved: Path) -> None:
+def test_a_manifest_that_is_no_json(saved: Path) -> None:
     (saved / "headwise.json").write_text("{")
     with pytest.raises(InputError, match="is not JSON"):
         load(saved)

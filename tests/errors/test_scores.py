@@ -1,4 +1,4 @@
-"""Scores that cannot be: refused with the values that are wrong."""
+"""Impossible scores are refused with the values that are wrong."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_an_interval_needs_a_share(level: float) -> None:
         _scores().interval(level)
 
 
-def test_no_random_order_at_all_is_refused() -> None:
+def test_zero_random_orders_are_refused() -> None:
     with pytest.raises(ArgumentError, match="n=0"):
         random_orders(HEADS, n=0)
 

@@ -1,4 +1,4 @@
-"""A file of a table that describes far more than it can hold is refused before it is read."""
+"""A file that describes a far larger table than it can hold is refused before it is read."""
 
 import json
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from headwise.tables.file._size_limits import check_table_size
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads a table fails."""
+    """Make every attempt to read a table fail."""
     for name in ("read_parquet", "read_csv", "DataFrame"):
         monkeypatch.setattr(pd, name, pytest.fail)
 
 
 def _parquet(path: Path, rows: int, columns: int = 1) -> None:
-    """Row groups of zeros, which are stored in next to nothing."""
+    """Row groups of zeros, which take almost no space."""
     part = pa.table({f"c{n}": np.zeros(2**20) for n in range(columns)})
     with pq.ParquetWriter(path, part.schema, compression="zstd") as out:
         for _ in range(rows // 2**20):
@@ -33,7 +33,7 @@ def _parquet(path: Path, rows: int, columns: int = 1) -> None:
 
 
 def _lists(path: Path) -> None:
-    """One row, and a list of many zeros in it."""
+    """One row that holds a list of many zeros."""
     whole = pa.array([np.zeros(2**24)], pa.list_(pa.float64()))
     pq.write_table(pa.table({"c": whole}), path)
 
@@ -70,7 +70,7 @@ def _json(path: Path) -> None:
         ("f.json", _json, r"9,000 rows of 9,000 columns, 81,000,000 values"),
     ],
 )
-def test_more_than_the_file_can_hold(
+def test_a_table_larger_than_its_file_allows(
     name: str, write: Callable[[Path], None], says: str, tmp_path: Path
 ) -> None:
     write(tmp_path / name)
@@ -97,7 +97,7 @@ def test_a_table_of_any_shape_is_read(
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
 @pytest.mark.parametrize("content", [b"", b"[" * 9000, b"\xff" * 9000, b"PAR1" * 4000])
-def test_what_cannot_be_parsed_is_left_to_the_reader(
+def test_headers_that_cannot_be_parsed_are_left_to_the_reader(
     content: bytes, ending: str, tmp_path: Path
 ) -> None:
     path = tmp_path / f"t{ending}"

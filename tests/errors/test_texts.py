@@ -1,4 +1,4 @@
-"""Texts of which no tokenizer makes tokens are refused, and which character is at fault is said."""
+"""Texts that no tokenizer can encode are refused, with the character at fault."""
 
 import pytest
 
@@ -21,6 +21,6 @@ def test_half_of_a_surrogate_pair() -> None:
 
 
 @pytest.mark.parametrize("name", ["", " ", "-", "~", "~/model", "a\0b", "two words"])
-def test_names_of_no_model(name: str) -> None:
+def test_names_that_are_no_model(name: str) -> None:
     with pytest.raises(InputError, match="is not a folder"):
         hw.load(name)

@@ -1,4 +1,4 @@
-"""What the kernel in Triton refuses: by name, with the values."""
+"""What the Triton kernel refuses, with the values."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_attend_refuses_by_name(change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ({"top": True}, "does not compute top"),
         ({"key_norms": torch.ones(1, 2, 5)}, "does not compute key_norms"),
@@ -49,8 +49,8 @@ def test_attend_refuses_by_name(change: dict[str, Any], message: str) -> None:
         ({"classes": torch.ones(1, 5, 65)}, "up to 64 classes, not 65"),
     ],
 )
-def test_row_statistics_refuse_by_name(asked: dict[str, Any], message: str) -> None:
-    request = RowRequest(**asked)
+def test_row_statistics_refuse_by_name(options: dict[str, Any], message: str) -> None:
+    request = RowRequest(**options)
     with pytest.raises(ArgumentError, match=f"backend='triton' cannot.*{message}"):
         row_statistics(Q, Q, Q, make_rule(head_dim=4), request, backend="triton")
 
@@ -61,13 +61,13 @@ def test_tensors_that_are_not_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         attend(Q, Q, Q, backend="triton")
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch, in vmap
-def test_tensors_that_are_mapped_over() -> None:
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's own error under vmap
+def test_tensors_under_vmap() -> None:
     with pytest.raises(ArgumentError, match="some are mapped over, or traced"):
         torch.func.vmap(lambda q: attend(q, Q, Q, backend="triton"))(Q[None])
 
 
-def test_where_there_is_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.kernels.triton._compute.is_installed", lambda: False)
     with pytest.raises(ArgumentError, match=r"not installed.*headwise\[triton\]"):
         attend(Q, Q, Q, backend="triton")

@@ -40,18 +40,18 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_trained_folder_is_taken_as_it_is(folder: Path) -> None:
+def test_a_trained_folder_is_not_trained_again(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     done = headwise("train", "--out", folder, "--json")
     assert done.err == f"The Mini-GPT in {folder} is already trained\n"
-    told = json.loads(done.out)
-    assert (told["folder"], told["steps"], told["sample"]) == (str(folder), 3, None)
-    assert 0 <= told["held-out translation"] <= 1
+    summary = json.loads(done.out)
+    assert (summary["folder"], summary["steps"], summary["sample"]) == (str(folder), 3, None)
+    assert 0 <= summary["held-out translation"] <= 1
     assert (folder / "model.safetensors").read_bytes() == before
 
 
-def test_training_goes_on_where_it_was_interrupted(folder: Path, tmp_path: Path) -> None:
-    # What an interrupted run leaves is its checkpoint alone.
+def test_training_resumes_where_it_was_interrupted(folder: Path, tmp_path: Path) -> None:
+    # An interrupted run leaves only its checkpoint.
     checkpoint = (folder / "training.safetensors").read_bytes()
     (tmp_path / "training.safetensors").write_bytes(checkpoint)
     headwise("train", "--out", tmp_path, *TINY)
@@ -59,7 +59,7 @@ def test_training_goes_on_where_it_was_interrupted(folder: Path, tmp_path: Path)
     assert weights == (folder / "model.safetensors").read_bytes()
 
 
-def test_a_prompt_is_gone_on_from(folder: Path) -> None:
+def test_a_prompt_is_continued(folder: Path) -> None:
     done = headwise("train", "--out", folder, "--prompt", "I work , you work , he")
     assert done.out.startswith("I work , you work , he ")
     assert done.out.count("\n") == 1
@@ -103,21 +103,21 @@ def test_json_has_the_rows_of_the_frame(folder: Path, text: Path, tmp_path: Path
     assert rows[0]["next"] is None  # nothing in a decoder attends to the next token
 
 
-def test_without_a_place_the_rows_are_printed(folder: Path, text: Path) -> None:
+def test_without_an_output_the_rows_are_printed(folder: Path, text: Path) -> None:
     rows = json.loads(headwise("observe", folder, "--text", text, "--json").out)
     done = headwise("observe", folder, "--text", text)
     header, *lines = done.out.splitlines()
     assert [line.split()[0] for line in lines] == [row["name"] for row in rows]
-    at = header.split().index("entropy")
-    assert [line.split()[1 + at] for line in lines] == [f"{row['entropy']:.3g}" for row in rows]
-    assert "sink" not in header  # which this model does not have
+    column = header.split().index("entropy")
+    assert [line.split()[1 + column] for line in lines] == [f"{row['entropy']:.3g}" for row in rows]
+    assert "sink" not in header  # a statistic that this model does not have
 
 
-def test_statistics_are_asked_for_by_name(folder: Path, text: Path, tmp_path: Path) -> None:
+def test_statistics_are_selected_by_name(folder: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "table.csv"
-    asked = "entropy, participation,top(first)"
+    statistics = "entropy, participation,top(first)"
     done = headwise(
-        "observe", folder, "--text", text, "--statistics", asked, "--per-text", "-o", out
+        "observe", folder, "--text", text, "--statistics", statistics, "--per-text", "-o", out
     )
     assert done.code == 0
     table = HeadTable.load(out)
@@ -127,20 +127,22 @@ def test_statistics_are_asked_for_by_name(folder: Path, text: Path, tmp_path: Pa
     assert (table.mean("participation") <= high).all()
 
 
-def test_what_a_table_names_can_be_asked_for(folder: Path, text: Path, tmp_path: Path) -> None:
+def test_every_statistic_of_a_table_can_be_requested(
+    folder: Path, text: Path, tmp_path: Path
+) -> None:
     arguments = ("observe", folder, "--text", text, "--json")
     everything = json.loads(headwise(*arguments).out)
     names = [name for name in everything[0] if name not in ("name", "stack", "layer", "head")]
     assert "punctuation" in names
-    asked = json.loads(headwise(*arguments, "--statistics", ",".join(names)).out)
-    assert asked == everything
+    requested = json.loads(headwise(*arguments, "--statistics", ",".join(names)).out)
+    assert requested == everything
     assert json.loads(headwise(*arguments, "--per-text").out) == everything
     top = json.loads(headwise(*arguments, "--statistics", "top(punctuation)").out)
     assert top[0]["punctuation"] == everything[0]["punctuation"]
     assert 0 <= top[0]["top(punctuation)"] <= 1
 
 
-def test_a_seed_draws_texts_the_same_way(folder: Path, text: Path) -> None:
+def test_a_seed_draws_the_same_texts(folder: Path, text: Path) -> None:
     drawn = [
         headwise("observe", folder, "--text", text, "--json", "--max-texts", 1, "--seed", seed).out
         for seed in (0, 0, 1, 2)
@@ -149,7 +151,7 @@ def test_a_seed_draws_texts_the_same_way(folder: Path, text: Path) -> None:
     assert len(set(drawn)) > 1
 
 
-def test_a_table_in_another_dtype(folder: Path, text: Path) -> None:
+def test_a_table_computed_in_another_dtype(folder: Path, text: Path) -> None:
     single, double = (
         json.loads(headwise("observe", folder, "--text", text, "--json", *dtype).out)
         for dtype in ((), ("--dtype", "float64"))
@@ -158,7 +160,9 @@ def test_a_table_in_another_dtype(folder: Path, text: Path) -> None:
     assert single[3]["entropy"] == pytest.approx(double[3]["entropy"], rel=1e-4)
 
 
-def test_a_terminal_gets_a_bar(folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_progress_bar(
+    folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     done = headwise("observe", folder, "--text", text, "--json")
     assert json.loads(done.out)
@@ -167,14 +171,14 @@ def test_a_terminal_gets_a_bar(folder: Path, text: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-@pytest.mark.parametrize("what", ["short", "/a/very/long/path" * 20 + "/end"])
-def test_a_bar_is_seen_beside_any_name(
-    monkeypatch: pytest.MonkeyPatch, width: int, what: str
+@pytest.mark.parametrize("label", ["short", "/a/very/long/path" * 20 + "/end"])
+def test_a_progress_bar_fits_beside_any_label(
+    monkeypatch: pytest.MonkeyPatch, width: int, label: str
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
     printed = io.StringIO()
-    with redirect_stderr(printed), progress_bar(f"Studying {what}") as on_progress:
+    with redirect_stderr(printed), progress_bar(f"Studying {label}") as on_progress:
         for done in range(1, 4):
             on_progress(done, 3)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.getvalue())
@@ -183,25 +187,25 @@ def test_a_bar_is_seen_beside_any_name(
     assert "3/3" in lines[-1]
     assert max(map(len, lines)) <= width
     assert lines[-1].startswith("Studying" if width > 40 else "Stud")
-    if width == 80 and what != "short":
+    if width == 80 and label != "short":
         assert "/end " in lines[-1]
 
 
-def test_split_texts_are_noted(folder: Path, text: Path) -> None:
+def test_split_texts_are_reported(folder: Path, text: Path) -> None:
     done = headwise("observe", folder, "--text", text, "--max-tokens", 2, "--json")
     assert done.code == 0
-    found = re.search(
+    match = re.search(
         r"^Long texts are split: 3 texts into (\d+) pieces of at most 2 tokens$", done.err, re.M
     )
-    assert found
-    assert int(found[1]) > 3
+    assert match
+    assert int(match[1]) > 3
     whole = headwise("observe", folder, "--text", text, "--json")
     assert "Long texts are split" not in whole.err
 
 
 def test_the_worked_example_as_json() -> None:
-    told = json.loads(headwise("explain", "--json").out)
-    assert told["heads"][0] == [0.62, 0.19, 0.085, 0.21]
+    result = json.loads(headwise("explain", "--json").out)
+    assert result["heads"][0] == [0.62, 0.19, 0.085, 0.21]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",)])
@@ -209,7 +213,7 @@ def test_help_lists_the_commands(arguments: tuple[str, ...]) -> None:
     done = headwise(*arguments)
     assert done.code == 0
     assert all(f"\n  {name} " in done.out for name in ("report", "train", "observe", "explain"))
-    assert "...\n" not in done.out.partition("Commands:")[2]  # a line is enough for each
+    assert "...\n" not in done.out.partition("Commands:")[2]  # one line for each
 
 
 @pytest.mark.parametrize("command", ["report", "train", "observe", "explain"])
@@ -220,7 +224,7 @@ def test_every_option_is_explained(command: str) -> None:
         assert not line.startswith("  -") or "  " in line.strip() or "|" in line, line
 
 
-def test_help_tells_the_true_defaults() -> None:
+def test_help_shows_the_true_defaults() -> None:
     settings = vars(TrainSettings())
     hints = get_type_hints(train, include_extras=True)
     shown = {name: get_args(hints[name])[1].show_default for name in settings if name in hints}
@@ -229,13 +233,13 @@ def test_help_tells_the_true_defaults() -> None:
     assert settings.keys() == shown.keys() | {"n_kv_heads"}
 
 
-def test_the_versions() -> None:
+def test_the_version_names_torch_and_the_native_kernel() -> None:
     versions, native = headwise("--version").out.splitlines()
     assert re.fullmatch(r"headwise \d\S+ \(torch 2\.\S+\)", versions)
     assert re.fullmatch(r"native kernel: (none|avx512bf16|avx512|avx2|neon) \(.+\)", native)
 
 
-def test_the_version_is_told_without_delay() -> None:
+def test_the_version_is_printed_without_delay() -> None:
     program = (
         "import sys; from headwise.cli import main\n"
         "try: main(['--version'])\n"
@@ -254,7 +258,7 @@ def test_the_package_can_be_run() -> None:
     assert json.loads(done.stdout)["query"] == "it"
 
 
-def test_an_interruption_has_its_own_code(monkeypatch: pytest.MonkeyPatch, text: Path) -> None:
+def test_an_interruption_has_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, text: Path) -> None:
     def interrupt(path: Path) -> list[str]:
         raise KeyboardInterrupt
 
@@ -263,7 +267,7 @@ def test_an_interruption_has_its_own_code(monkeypatch: pytest.MonkeyPatch, text:
     assert (done.code, done.out, done.err) == (130, "", "Interrupted.\n")
 
 
-def test_an_interrupted_training_says_how_to_go_on(
+def test_an_interrupted_training_says_how_to_resume(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def interrupt(*args: object, **kwargs: object) -> None:

@@ -1,4 +1,4 @@
-"""`headwise group`: what it writes is what the library gives, and stock transformers loads it."""
+"""`headwise group` writes what the library gives, and stock transformers loads it."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def _group(place: Path, out: str, *more: object) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("method", ["fit", pytest.param("mean", marks=pytest.mark.full)])
-def test_the_grouped_model_is_the_library_s(place: Path, method: str) -> None:
+def test_the_command_groups_like_the_library(place: Path, method: str) -> None:
     (place / method).mkdir()
     (place / method / "old").write_text("old")
     code, out, err = _group(place, method, "--method", method, "--force")
@@ -48,32 +48,32 @@ def test_the_grouped_model_is_the_library_s(place: Path, method: str) -> None:
     assert [line for line in err.splitlines() if "self_attn" in line] == [*map(str, layers)]
     assert f"model.layers.1.self_attn: kv heads {'0+1' if method == 'mean' else '0'}" in err
     assert "cache_bytes of heads: 384 before, 192 after (-50.0%)" in out
-    # Of 4 kv heads two go in each of 2 layers: 6 keys and 6 values of 24 weights.
+    # 2 of 4 kv heads are removed in each of 2 layers: 6 keys and 6 values of 24 weights.
     weights = sum(x.numel() for x in model.parameters())
     assert f"parameters: {weights:,} before, {weights - 2 * 2 * 12 * 24:,} after" in out
     assert f"The grouped model is in {place / method}" in out
 
 
 @pytest.mark.full
-def test_a_text_says_what_is_to_be_kept(place: Path) -> None:
+def test_a_text_is_the_reference_for_grouping(place: Path) -> None:
     code, out, err = _group(place, "fitted", "--text", place / "some.txt", "--json")
     assert code == 0, err
-    told = json.loads(out)
-    assert [layer["name"] for layer in told["layers"]] == [
-        f"model.layers.{at}.self_attn" for at in (0, 1)
+    result = json.loads(out)
+    assert [layer["name"] for layer in result["layers"]] == [
+        f"model.layers.{layer_index}.self_attn" for layer_index in (0, 1)
     ]
-    assert told["costs"]["cache_bytes of heads"] == [384, 192]
+    assert result["costs"]["cache_bytes of heads"] == [384, 192]
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "fitted")
     reference = [dict(tokenizer(line, return_tensors="pt")) for line in TEXT.splitlines()]
-    reference = [{"input_ids": one["input_ids"]} for one in reference]
-    small, found = hw.group_heads(model, 2, reference=reference), hw.load(place / "fitted")
+    reference = [{"input_ids": batch["input_ids"]} for batch in reference]
+    small, loaded = hw.group_heads(model, 2, reference=reference), hw.load(place / "fitted")
     with torch.no_grad():
-        wanted = small(**reference[0]).logits
-        torch.testing.assert_close(found(**reference[0]).logits, wanted, rtol=1e-4, atol=1e-5)
+        expected = small(**reference[0]).logits
+        torch.testing.assert_close(loaded(**reference[0]).logits, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ((), "taken is there already. Add --force"),
         (("--force", "--kv-heads", 3), "n_kv_heads=3, where the model has 4"),
@@ -81,13 +81,13 @@ def test_a_text_says_what_is_to_be_kept(place: Path) -> None:
         (("--force", "--method", "mean", "--text", "SOME"), "for method='mean'"),
     ],
 )
-def test_what_is_refused_leaves_what_was_there(
-    place: Path, more: tuple[object, ...], told: str
+def test_a_refused_command_leaves_the_folder_unchanged(
+    place: Path, more: tuple[object, ...], message: str
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)
     (place / "taken" / "mine").write_text("mine")
-    given = (place / "some.txt" if one == "SOME" else one for one in more)
-    code, out, err = _group(place, "taken", *given)
+    arguments = (place / "some.txt" if argument == "SOME" else argument for argument in more)
+    code, out, err = _group(place, "taken", *arguments)
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert (place / "taken" / "mine").read_text() == "mine"

@@ -39,7 +39,7 @@ def text(tmp_path: Path) -> Path:
         pytest.param("gates", marks=pytest.mark.full),
     ],
 )
-def test_the_scores_are_those_of_the_library(folder: Path, text: Path, method: str) -> None:
+def test_the_scores_equal_those_of_the_library(folder: Path, text: Path, method: str) -> None:
     out = text.parent / "scores.parquet"
     done = headwise("importance", folder, "--text", text, "-o", out, "--method", method)
     assert done.code == 0, done.err
@@ -55,7 +55,7 @@ def test_the_scores_are_those_of_the_library(folder: Path, text: Path, method: s
     )
 
 
-def test_without_a_place_the_scores_are_printed_as_they_go(folder: Path, text: Path) -> None:
+def test_without_an_output_the_scores_are_printed_in_order(folder: Path, text: Path) -> None:
     done = headwise("importance", folder, "--text", text)
     assert done.code == 0, done.err
     model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
@@ -65,7 +65,7 @@ def test_without_a_place_the_scores_are_printed_as_they_go(folder: Path, text: P
     assert [row.split()[0] for row in rows] == [str(head) for head in expected.order()]
 
 
-def test_what_is_there_is_overwritten_when_forced(folder: Path, text: Path) -> None:
+def test_force_overwrites_an_existing_file(folder: Path, text: Path) -> None:
     out = text.parent / "scores.csv"
     out.write_text("mine")
     arguments = ("importance", folder, "--text", text, "-o", out)
@@ -90,11 +90,11 @@ def test_pairs_are_read_as_sentences(folder: Path, tmp_path: Path) -> None:
     text.write_text("I work , you work\nhe works\nthey work\n", "utf-8")
     same = headwise("importance", folder, "--text", text, "--json", "--rounds", 2)
     assert json.loads(same.out) == rows
-    one = headwise("importance", folder, "--text", text, "--json", "--max-texts", 1)
-    assert all(row["ci_low"] is None for row in json.loads(one.out))
+    capped = headwise("importance", folder, "--text", text, "--json", "--max-texts", 1)
+    assert all(row["ci_low"] is None for row in json.loads(capped.out))
 
 
-def test_an_interrupted_ablation_goes_on(
+def test_an_interrupted_ablation_resumes(
     folder: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = text.parent / "scores.parquet"

@@ -38,18 +38,18 @@ def _prune(place: Path, out: str, *more: object) -> tuple[int, str, str]:
     return done.code, done.out, done.err
 
 
-def test_the_smaller_model_is_the_library_s(place: Path) -> None:
+def test_the_command_prunes_like_the_library(place: Path) -> None:
     code, out, err = _prune(place, "plain", "--time")
     assert code == 0, err
     scores = hw.Scores.load(place / "scores.parquet")
     model = hw.load(place / "model")
     plan = hw.plan(scores, remove=0.5)
-    told = err.splitlines()
-    # What goes and what it saves is told before anything is done.
+    lines = err.splitlines()
+    # The removed heads and the savings are printed before the work begins.
     counted = hw.costs(model)
     known = hw.plan(scores, remove=0.5, costs=counted)
-    assert "\n".join(str(known).splitlines()) in "\n".join(told)
-    assert told.index(str(known).splitlines()[-1]) < told.index(OPENED)
+    assert "\n".join(str(known).splitlines()) in "\n".join(lines)
+    assert lines.index(str(known).splitlines()[-1]) < lines.index(OPENED)
     assert plan.removed == known.removed
     small, ids = hw.load(place / "plain"), torch.tensor([[3, 4, 5, 4]])
     with torch.no_grad(), hw.ablate(model, list(plan.removed)):
@@ -63,24 +63,24 @@ def test_the_smaller_model_is_the_library_s(place: Path) -> None:
     assert f"The smaller model is in {place / 'plain'}" in out
 
 
-def test_on_a_text_the_means_stay_and_curves_are_drawn(place: Path) -> None:
+def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
     code, out, err = _prune(place, "folded", "--text", place / "some.txt", "--curve", "--json")
     assert code == 0, err
-    told = json.loads(out)
+    result = json.loads(out)
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "folded")
     small = hw.load(place / "folded")
-    parameters = [sum(x.numel() for x in one.parameters()) for one in (model, small)]
-    assert told["costs"]["parameters"] == parameters
+    parameters = [sum(x.numel() for x in item.parameters()) for item in (model, small)]
+    assert result["costs"]["parameters"] == parameters
     ids = [tokenizer(line, return_tensors="pt") for line in TEXT.splitlines()]
-    reference = [{"input_ids": one["input_ids"]} for one in ids]
-    with torch.no_grad(), hw.ablate(model, told["removed"], "mean", reference):
+    reference = [{"input_ids": item["input_ids"]} for item in ids]
+    with torch.no_grad(), hw.ablate(model, result["removed"], "mean", reference):
         gated = model(**reference[0]).logits
     with torch.no_grad():
         torch.testing.assert_close(small(**reference[0]).logits, gated, rtol=1e-4, atol=1e-5)
     curves = pd.read_csv(place / "folded" / "curves.csv")
     assert sorted(set(curves["order"])) == ["half-gate", "random"]
     assert (place / "folded" / "curves.svg").read_text("utf-8").startswith("<svg")
-    # Every second text is learned from, the others judge.
+    # Every second text is used for recovery, the others for evaluation.
     scores, lines = hw.Scores.load(place / "scores.parquet"), TEXT.splitlines()
     drawn = hw.prune_curves(
         model, lines[1::2], {"half-gate": [scores.order()]}, reference=lines[::2],
@@ -91,13 +91,13 @@ def test_on_a_text_the_means_stay_and_curves_are_drawn(place: Path) -> None:
         torch.testing.assert_close(
             torch.tensor(curves[name]).double(), torch.tensor(expected[name]).double()
         )
-    [own, band] = told["elbows"]
-    assert (own["order"], band["order"]) == ("half-gate", "random")
-    assert own["heads"] == drawn.removable("half-gate", own["allowed"])
+    [curve, band] = result["elbows"]
+    assert (curve["order"], band["order"]) == ("half-gate", "random")
+    assert curve["heads"] == drawn.removable("half-gate", curve["allowed"])
 
 
 @pytest.mark.full
-def test_what_is_left_recovers(place: Path) -> None:
+def test_the_pruned_model_recovers(place: Path) -> None:
     more = ("--text", place / "some.txt", "--recover", 5, "--rate", 3e-4, "--curve")
     code, out, err = _prune(place, "recovered", *more)
     assert code == 0, err
@@ -122,25 +122,25 @@ def test_what_is_left_recovers(place: Path) -> None:
 
 
 @pytest.mark.full
-def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None:
+def test_pairs_are_scored_by_their_task(place: Path, tmp_path: Path) -> None:
     words = [line.split() for line in TEXT.splitlines()]
-    rows = [f"{' '.join(one)},{' '.join(two)},{at}" for at, (one, two) in
+    rows = [f"{' '.join(first)},{' '.join(second)},{similarity}" for similarity, (first, second) in
             enumerate(zip(words * 2, words[1:] + words[::-1], strict=False))]  # fmt: skip
     (tmp_path / "pairs.csv").write_text("\n".join(rows))
     base = transformers.LlamaModel.from_pretrained(place / "model")
     base.save_pretrained(tmp_path / "base")
     hw.load_tokenizer(place / "model").save_pretrained(tmp_path / "base")
-    given = ("--pairs", tmp_path / "pairs.csv")
+    pairs = ("--pairs", tmp_path / "pairs.csv")
     by = ("-o", tmp_path / "scores.csv", "--loss", "embedding")
-    assert headwise("importance", tmp_path / "base", *given, *by).code == 0
+    assert headwise("importance", tmp_path / "base", *pairs, *by).code == 0
     by = ("--by", tmp_path / "scores.csv", "--remove", 0.5, "-o", tmp_path / "small", "--curve")
-    done = headwise("prune", tmp_path / "base", *by, *given)
+    done = headwise("prune", tmp_path / "base", *by, *pairs)
     assert done.code == 0, done.err
     curves = pd.read_csv(tmp_path / "small" / "curves.csv")
     assert curves["spearman"].between(-1, 1).all()
     assert set(curves["order"]) == {"half-gate", "random"}
-    # Scores of another loss do not go with pairs.
-    again = headwise("prune", place / "model", *given, "--curve", "--remove", 0.5, "-o",
+    # Scores of another loss cannot be used with pairs.
+    again = headwise("prune", place / "model", *pairs, "--curve", "--remove", 0.5, "-o",
                      tmp_path / "other", "--by", place / "scores.parquet")  # fmt: skip
     assert again.code == 2
     assert "--pairs with scores of the loss 'lm'" in again.err
@@ -149,20 +149,20 @@ def test_pairs_have_the_score_of_their_task(place: Path, tmp_path: Path) -> None
 
 @pytest.mark.full
 @pytest.mark.parametrize(("format", "heads"), [("stock", (4, 2)), ("padded", (6, 3))])
-def test_plain_transformers_opens_it_when_asked(
+def test_plain_transformers_opens_the_stock_and_padded_formats(
     place: Path, format: str, heads: tuple[int, int]
 ) -> None:
     code, _, err = _prune(place, format, "--uniform", "--format", format)
     assert code == 0, err
     assert "Loaded in a fresh process, the saved model gives the same outputs" in err
     assert ("as large and as slow as before" in err) == (format == "padded")
-    found = transformers.AutoModelForCausalLM.from_pretrained(place / format)
-    assert (found.config.num_attention_heads, found.config.num_key_value_heads) == heads
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(place / format)
+    assert (loaded.config.num_attention_heads, loaded.config.num_key_value_heads) == heads
     assert transformers.AutoTokenizer.from_pretrained(place / format)("I work").input_ids == [3, 4]
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ((), "taken is there already. Add --force"),
         (("--force", "--curve"), "--curve without a text"),
@@ -181,20 +181,20 @@ def test_plain_transformers_opens_it_when_asked(
         (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
     ],
 )
-def test_what_is_refused_leaves_what_was_there(
-    place: Path, more: tuple[object, ...], told: str
+def test_a_refused_command_leaves_the_folder_unchanged(
+    place: Path, more: tuple[object, ...], message: str
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)
     (place / "taken" / "mine").write_text("mine")
     (place / "one.txt").write_text("I work\n")
-    more = tuple(place / one if one == "one.txt" else one for one in more)
+    more = tuple(place / argument if argument == "one.txt" else argument for argument in more)
     code, out, err = _prune(place, "taken", *more)
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert (place / "taken" / "mine").read_text() == "mine"
 
 
-def test_what_cannot_be_written_is_said_before_it_is_trained(place: Path) -> None:
+def test_an_impossible_format_is_refused_before_training(place: Path) -> None:
     more = ("--text", place / "some.txt", "--recover", 3, "--format", "stock")
     code, _, err = _prune(place, "never", *more)
     assert code == 2
@@ -203,7 +203,7 @@ def test_what_cannot_be_written_is_said_before_it_is_trained(place: Path) -> Non
 
 
 @pytest.mark.full
-def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
+def test_orders_of_other_methods_are_drawn_as_well(place: Path) -> None:
     model = hw.load(place / "model")
     lines, tokenizer = TEXT.splitlines(), hw.load_tokenizer(place / "model")
     scores = hw.importance(model, lines, "gradient", tokenizer=tokenizer, rounds=3)
@@ -211,17 +211,17 @@ def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
     curve = ("--text", place / "some.txt", "--curve", "--beside")
     code, out, err = _prune(place, "beside", *curve, place / "gradient.parquet")
     assert code == 0, err
-    told = re.findall(
+    names = re.findall(
         r"^(.+): (?:≥ )?\d+ \(.*\d\) heads can be removed before the loss grows by \S+$", out, re.M
     )
-    assert told == ["half-gate", "gradient, 3 rounds", "random"]
+    assert names == ["half-gate", "gradient, 3 rounds", "random"]
     drawn = hw.prune_curves(
         model, lines[1::2], {"one": [scores.order()]}, reference=lines[::2],
         loss="lm", tokenizer=tokenizer,
     )  # fmt: skip
     curves = pd.read_csv(place / "beside" / "curves.csv").set_index("order")
     assert curves.loc["gradient, 3 rounds", "loss"].tolist() == pytest.approx(drawn.mean("one")[0])
-    # Two of the same method, and one of another model.
+    # Two files of the same method, and one of another model.
     code, _, err = _prune(place, "none", *curve, place / "scores.parquet")
     assert code == 2
     assert "two orders by half-gate" in err
@@ -233,10 +233,10 @@ def test_orders_by_other_methods_are_drawn_beside(place: Path) -> None:
 
 
 def test_scores_of_another_model_are_refused(place: Path) -> None:
-    other = hw.load(place / "model")
+    changed = hw.load(place / "model")
     with torch.no_grad():
-        next(other.parameters()).add_(1.0)
-    other.save_pretrained(place / "other")
+        next(changed.parameters()).add_(1.0)
+    changed.save_pretrained(place / "other")
     hw.load_tokenizer(place / "model").save_pretrained(place / "other")
     by = ("--by", place / "scores.parquet", "-o", place / "new")
     done = headwise("prune", place / "other", "--remove", 0.5, *by)

@@ -1,4 +1,4 @@
-"""`headwise roles`, on a small model that was never trained."""
+"""`headwise roles` on a small untrained model."""
 
 import json
 from pathlib import Path
@@ -38,21 +38,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_roles_are_written_and_told(place: Path) -> None:
+def test_roles_are_written_and_printed(place: Path) -> None:
     out = place / "roles.parquet"
     done = headwise(
         "roles", place / "model", "--spans", place / "texts.jsonl",
         "--coref", place / "bias.txt", "-o", out, "--json",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert json.loads(done.out) == []  # never trained, and too few texts
+    assert json.loads(done.out) == []  # untrained, and too few texts
     assert "13 distinct texts of 13" in done.err
     roles = Roles.load(out)
     assert {"nsubj → head", "coreference", "induction"} <= set(roles.frame()["role"])
     assert set(roles.frame()["name"]) == {"L0.H0", "L0.H1"}
 
 
-def test_nulls_are_left_out_and_aligned_texts_are_read(place: Path) -> None:
+def test_nulls_can_be_omitted_and_aligned_texts_are_read(place: Path) -> None:
     for name, line in (("en", "I sing\n"), ("es", "yo canto\n"), ("links", "0-0 1-1\n")):
         (place / name).write_text(line, "utf-8")
     out = place / "aligned.csv"
@@ -63,20 +63,20 @@ def test_nulls_are_left_out_and_aligned_texts_are_read(place: Path) -> None:
     assert "translation" in set(Roles.load(out).frame()["role"])
 
 
-def test_without_a_place_the_roles_are_printed(
+def test_without_an_output_the_roles_are_printed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = make_roles(make_study(), found=(0, 3))
-    monkeypatch.setattr("headwise.cli.tasks.find_model_roles", lambda *_: found)
+    roles = make_roles(make_study(), with_role=(0, 3))
+    monkeypatch.setattr("headwise.cli.tasks.find_model_roles", lambda *_: roles)
     done = headwise("roles", place / "model", "--text", place / "texts.txt")
     assert done.code == 0
-    assert f"{found}\n" in done.err
+    assert f"{roles}\n" in done.err
     header, *rows = done.out.splitlines()
     assert header.split() == ["role", "effect", "baseline", "null", "lift", "p_adj"]
-    assert [row.split()[0] for row in rows] == found.found()["name"].tolist()
+    assert [row.split()[0] for row in rows] == roles.found()["name"].tolist()
 
 
-def test_where_no_head_has_a_role_nothing_else_is_printed(place: Path) -> None:
+def test_without_roles_nothing_else_is_printed(place: Path) -> None:
     (place / "few.txt").write_text("I sing\n", "utf-8")
     arguments = ("roles", place / "model", "--text", place / "few.txt", "--nulls", "none")
     done = headwise(*arguments)
@@ -93,7 +93,7 @@ def test_where_no_head_has_a_role_nothing_else_is_printed(place: Path) -> None:
         (("--text", "texts.txt", "--json", "--nulls", "permuted,none"), "no null 'none'"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(
+def test_impossible_arguments_give_a_one_line_error(
     place: Path, arguments: tuple[str, ...], tells: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)

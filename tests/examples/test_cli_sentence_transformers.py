@@ -24,9 +24,9 @@ LEFT = ("pytorch_model.bin", "tf_model.h5", "onnx/model.onnx", "openvino/openvin
         "README.md", "model.safetensors.index.json", "modeling_own.py", "notes.txt")  # fmt: skip
 
 
-def _write(place: Path, **how: Any) -> Path:
+def _write(place: Path, **options: Any) -> Path:
     folder = place / "model"
-    write_sentence_model(folder, **how)
+    write_sentence_model(folder, **options)
     for name in (*LEFT, "LICENSE"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(name, "utf-8")
@@ -43,8 +43,8 @@ def test_prune_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
     scores = tmp_path / "scores.parquet"
     done = headwise("importance", folder, "--text", tmp_path / "some.txt", "-o", scores)
     assert done.code == 0, done.err
-    how = ("--remove", 0.4, "--format", "padded", "--json")
-    done = headwise("prune", folder, "--by", scores, "-o", out, *how)
+    options = ("--remove", 0.4, "--format", "padded", "--json")
+    done = headwise("prune", folder, "--by", scores, "-o", out, *options)
     assert done.code == 0, done.err
     removed = json.loads(done.out)["removed"]
     full, small = open_sentence_model(folder), open_sentence_model(out)
@@ -60,7 +60,7 @@ def test_prune_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_group_keeps_them_too(tmp_path: Path) -> None:
+def test_group_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
     folder, out = _write(tmp_path, kv_heads=4), tmp_path / "grouped"
     done = headwise("group", folder, "--kv-heads", 2, "-o", out)
     assert done.code == 0, done.err
@@ -71,7 +71,7 @@ def test_group_keeps_them_too(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("format", ["headwise", "remote-code"])
-def test_other_formats_keep_them(format: Any, tmp_path: Path) -> None:
+def test_other_formats_keep_pooling_normalisation_and_length(format: Any, tmp_path: Path) -> None:
     folder = _write(tmp_path)
     small = hw.prune(hw.load(folder), {0: [1]})
     out = hw.save(small, tmp_path / "small", format=format, source=folder)
@@ -79,7 +79,7 @@ def test_other_formats_keep_them(format: Any, tmp_path: Path) -> None:
     assert not _files(out) & set(LEFT)
 
 
-def test_without_their_package_files_are_kept_and_not_compared(
+def test_without_sentence_transformers_files_are_kept_and_not_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = _write(tmp_path)
@@ -91,7 +91,7 @@ def test_without_their_package_files_are_kept_and_not_compared(
     assert _files(out) == KEPT | {"config.json", "model.safetensors"}
 
 
-def test_what_the_hub_s_client_keeps_is_links(tmp_path: Path) -> None:
+def test_files_of_the_hub_cache_are_links(tmp_path: Path) -> None:
     folder = _write(tmp_path)
     snapshot = tmp_path / "models--a--b" / "snapshots" / "0f"
     snapshot.mkdir(parents=True)
@@ -103,7 +103,7 @@ def test_what_the_hub_s_client_keeps_is_links(tmp_path: Path) -> None:
     assert set(source_files(snapshot)) == KEPT
 
 
-def test_a_link_that_leads_out(tmp_path: Path) -> None:
+def test_a_link_out_of_the_folder(tmp_path: Path) -> None:
     folder = _write(tmp_path)
     (tmp_path / "secret.json").write_text("{}", "utf-8")
     (folder / "added_tokens.json").symlink_to(tmp_path / "secret.json")
@@ -117,15 +117,15 @@ def _spoil(folder: Path, **changes: str) -> None:
     (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
 
 
-def test_modules_that_are_not_copied(tmp_path: Path) -> None:
+def test_unknown_modules_are_refused(tmp_path: Path) -> None:
     folder = _write(tmp_path)
-    for changes, told in (
+    for changes, message in (
         ({"path": "../elsewhere"}, r"names the folder '\.\./elsewhere'"),
         ({"path": "/etc"}, "names the folder '/etc'"),
         ({"path": "2_Dense", "type": "own.Dense"}, r"names the module 'own\.Dense'"),
     ):
         _spoil(folder, **changes)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             source_files(folder)
     _spoil(folder, type="sentence_transformers.models.Dense")
     weights = folder / "2_Dense" / "model.safetensors"
@@ -141,13 +141,13 @@ def test_modules_that_cannot_be_read(content: str, tmp_path: Path) -> None:
         source_files(tmp_path)
 
 
-def test_a_source_that_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(InputError, match="source='no/model' is neither a folder nor a reachable"):
         source_files("no/model")
 
 
-def test_what_cannot_be_kept_is_said_before_the_work(tmp_path: Path) -> None:
+def test_files_that_cannot_be_kept_are_refused_before_the_work(tmp_path: Path) -> None:
     folder = _write(tmp_path, kv_heads=4)
     _spoil(folder, type="own.Dense")
     done = headwise("group", folder, "--kv-heads", 2, "-o", tmp_path / "grouped")

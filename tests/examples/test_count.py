@@ -1,4 +1,4 @@
-"""Costs that papers and pencils give, and what the command prints of them."""
+"""Costs known from papers or computed by hand, and how the command prints them."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_heads_of_any_width_and_shared_keys():
 def test_the_caches_of_llama():
     # 2 (keys, values) x 32 layers x 4096 x 2 bytes: half a MiB a token.
     assert PRESETS["llama-7b"].cache_bytes() == 512 * 1024
-    # Ten times the parameters, a cache that is smaller: 8 heads of keys and values, not 64.
+    # Ten times the parameters but a smaller cache: 8 key/value heads instead of 64.
     assert PRESETS["llama-2-70b"].cache_bytes() == 320 * 1024
     assert PRESETS["mistral-7b"].cache_bytes("float32") == 2 * 32 * 8 * 128 * 4
 
@@ -93,13 +93,13 @@ def test_a_layer_is_counted_without_a_model():
     assert " x 1" not in out
 
 
-def test_every_option_says_what_python_can():
+def test_every_option_equals_its_python_argument():
     options = {"d-model": 10, "heads": 6, "kv-heads": 2, "head-dim": 7, "biases": "QV", "layers": 3,
                "tokens": 5, "keys": 17, "cached": 11, "dtype": "float32"}  # fmt: skip
-    given = [word for name, value in options.items() for word in (f"--{name}", value)]
+    arguments = [word for name, value in options.items() for word in (f"--{name}", value)]
     sizes = layer_sizes(10, 6, 2, head_dim=7, biases="QV")
     counted = count(ModelSizes("", sizes, 3), 5, 17, cached=11, dtype="float32")
-    assert json.loads(headwise("count", *given, "--json").out) == counted
+    assert json.loads(headwise("count", *arguments, "--json").out) == counted
 
 
 def test_json_is_what_python_counts():

@@ -29,7 +29,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_the_code_of_a_document_is_true(document: Path) -> None:
+def test_the_code_of_a_document_runs(document: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for code, printed, where in _blocks(document):
         if ">>>" in code:
@@ -47,7 +47,7 @@ def test_the_readme_shows_code() -> None:
 
 
 @pytest.mark.parametrize("source", WITH_EXAMPLES, ids=str)
-def test_the_examples_of_a_file_are_true(source: Source) -> None:
+def test_the_doctests_of_a_file_pass(source: Source) -> None:
     path = source.path.relative_to(PACKAGE.parent).with_suffix("")
     module = importlib.import_module(".".join(path.parts).removesuffix(".__init__"))
     tests = [test for test in doctest.DocTestFinder().find(module) if test.examples]
@@ -57,7 +57,7 @@ def test_the_examples_of_a_file_are_true(source: Source) -> None:
 
 
 def _blocks(document: Path) -> Iterator[tuple[str, str, str]]:
-    """The code of each block, what stands below it as printed, and where that is."""
+    """The code of each block, its expected output, and its line."""
     text = document.read_text("utf-8")
     for block in BLOCK.finditer(text):
         line = text.count("\n", 0, block.start()) + 1
@@ -65,7 +65,7 @@ def _blocks(document: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _run(test: doctest.DocTest) -> dict[str, Any]:
-    """Run one test; give the names that it knows at its end."""
+    """Run one test; return its names at the end."""
     said: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     runner.run(test, out=said.append, clear_globs=False)

@@ -1,4 +1,4 @@
-"""The example that collapses: a short run of its script, a whole one, and its page."""
+"""The example of entropy collapse: a short and a full run of its script, and its page."""
 
 import importlib.util
 import math
@@ -25,7 +25,7 @@ def test_a_short_run_prints_its_table(capsys: pytest.CaptureFixture[str]) -> Non
     ]  # fmt: skip
 
 
-def test_a_rise_is_told_from_the_lowest_and_after_its_patience() -> None:
+def test_a_rise_is_measured_from_the_minimum_and_after_its_patience() -> None:
     rise = script.Rise(by=0.5, patience=2)
     for step, loss in enumerate([3.0, 2.0, 2.6, 2.4, 2.6, 2.6, 1.0], 1):
         rise.follow(step, loss)
@@ -35,7 +35,7 @@ def test_a_rise_is_told_from_the_lowest_and_after_its_patience() -> None:
 
 
 @pytest.mark.full
-def test_attention_goes_off_before_the_loss() -> None:
+def test_the_attention_alarm_comes_before_the_loss() -> None:
     settings = TrainSettings(
         seed=2, steps=1000, learning_rate=script.TOO_HIGH, warmup=1000,
         batch_size=16, d_model=64, n_layers=2, dropout=0.0,

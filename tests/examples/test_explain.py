@@ -1,4 +1,4 @@
-"""`headwise explain` shows each step, and nothing in a user's file can steer the terminal."""
+"""`headwise explain` shows each step and escapes control characters of a user's file."""
 
 import io
 import json
@@ -25,7 +25,7 @@ def an_example(tokens: tuple[str, ...], n_heads: int = 2, head_dim: int = 3) -> 
     return WorkedExample(tokens, 0, weights, values.reshape(n_heads, len(tokens), head_dim))
 
 
-def test_every_step_is_there_with_its_shape():
+def test_every_step_is_shown_with_its_shape():
     lines = shown(worked_example()).splitlines()
     titles = [line for line in lines if line and not line.startswith(" ")]
     assert titles == [
@@ -53,7 +53,7 @@ def test_bars_are_as_long_as_the_weights(width: int, full_bar: int):
         assert line.count("█") == int(full_bar * weight + 1e-9)
 
 
-def test_json_holds_what_python_computes():
+def test_json_equals_what_python_computes():
     console = Console(file=io.StringIO(), width=40)
     run(None, None, True, console)
     held = json.loads(console.file.getvalue())
@@ -65,7 +65,7 @@ def test_json_holds_what_python_computes():
     assert np.shape(held["W_mix"]) == (8, 8)
 
 
-def test_own_files_are_shown(tmp_path: Path):
+def test_files_of_the_user_are_shown(tmp_path: Path):
     weights, values = tmp_path / "w.json", tmp_path / "v.json"
     weights.write_text('{"tokens": "yo trabajo", "query": "yo", "heads": [{"trabajo": 1}]}')
     values.write_text('{"trabajo": [-0.5, 12]}')
@@ -98,7 +98,7 @@ def test_a_bad_file_prints_nothing(tmp_path: Path):
         ("日本", "日本"),
     ],
 )
-def test_text_of_the_user_is_text(token: str, printed: str):
+def test_text_of_the_user_is_escaped(token: str, printed: str):
     text = shown(an_example((token, "b")))
     assert text.count(printed) == 6  # in the title, the sentence, two cards and two sums
     assert all(c.isprintable() for c in text.replace("\n", ""))

@@ -30,9 +30,9 @@ def test_a_tiny_run_trains_every_combination_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "runs.json"
-    some = run(out, "--heads", "1", "--W_O", "none", "--seeds", "1")
+    again = run(out, "--heads", "1", "--W_O", "none", "--seeds", "1")
     rows = run(out, "--heads", "1", "3", "--seeds", "1", "0")
-    assert rows[0] == some[0]
+    assert rows[0] == again[0]
     kinds = [(row["n_heads"], row["W_O"], row["seed"]) for row in rows]
     assert len(kinds) == len(set(kinds)) == 2 * 3 * 2
     assert all(row["loss"] > 0 and 0 <= row["translation"] <= 1 for row in rows)
@@ -44,8 +44,8 @@ def test_a_tiny_run_trains_every_combination_once(
 
 
 def test_the_same_seed_gives_the_same_model(tmp_path: Path):
-    one, two = (run(tmp_path / name, "--heads", "2", "--seeds", "3") for name in ("a", "b"))
-    assert [row | {"seconds": 0} for row in one] == [row | {"seconds": 0} for row in two]
+    first, second = (run(tmp_path / name, "--heads", "2", "--seeds", "3") for name in ("a", "b"))
+    assert [row | {"seconds": 0} for row in first] == [row | {"seconds": 0} for row in second]
 
 
 def test_runs_with_other_settings_are_not_mixed(tmp_path: Path):
@@ -55,7 +55,7 @@ def test_runs_with_other_settings_are_not_mixed(tmp_path: Path):
         study.main(["--out", str(out), *TINY, "--lr", "0.1"])
 
 
-def test_models_of_a_seed_begin_alike():
+def test_models_of_a_seed_start_alike():
     models = {
         (n_heads, W_O): study.make_model(TrainSettings(d_model=6, n_heads=n_heads), W_O).eval()
         for n_heads in (1, 2, 3)
@@ -71,11 +71,11 @@ def test_models_of_a_seed_begin_alike():
 
 
 def test_batches_depend_on_the_seed_alone():
-    one, two = (
+    first, second = (
         list(study.batches(TrainSettings(steps=3, batch_size=2, seed=5, n_heads=n))) for n in (1, 4)
     )
-    assert len(one) == 3
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert len(first) == 3
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_tables_show_means_ranges_and_paired_changes():
@@ -95,7 +95,7 @@ def test_tables_show_means_ranges_and_paired_changes():
     assert "| 2, not 1 | +7.500 (1 of 1 up) |" in study.compare(rows, "n_heads")
 
 
-def test_the_page_shows_what_was_found():
+def test_the_page_shows_the_results():
     held, page = json.loads(RUNS.read_text("utf-8")), PAGE.read_text("utf-8")
     rows = held["runs"]
     assert len(rows) == 4 * 3 * 3
@@ -104,8 +104,8 @@ def test_the_page_shows_what_was_found():
     assert f"torch {held['machine']['torch']}" in page
 
 
-def test_the_page_was_made_with_the_settings_of_the_script(tmp_path: Path):
-    asked = json.loads(RUNS.read_text("utf-8"))["settings"]
+def test_the_page_uses_the_settings_of_the_script(tmp_path: Path):
+    settings = json.loads(RUNS.read_text("utf-8"))["settings"]
     options = study.parse([])
     for name in ("d_model", "n_layers", "steps", "batch_size", "learning_rate"):
-        assert asked[name] == getattr(options, name)
+        assert settings[name] == getattr(options, name)

@@ -26,22 +26,22 @@ def test_shared_keys_and_values_save_their_share():
     assert count(whole) - count(shared) == 2 * 6 * (6 - 2)
 
 
-def test_an_untrained_model_knows_nothing():
+def test_an_untrained_model_scores_chance():
     torch.manual_seed(0)
     model = MiniGPT(MiniGPTConfig(len(Grammar().vocabulary)))
     ids = torch.arange(40)[None]
     spread = model(ids).softmax(-1)
-    # Near even: no word of 396 has a fifth of the whole.
+    # Nearly uniform: none of 396 words has a fifth of the probability.
     assert spread.max() < 0.2
 
 
-def test_the_words_of_the_issue():
+def test_every_word_of_a_line_is_one_token():
     tokenizer = make_tokenizer(Grammar().vocabulary)
     text = "I work , you work , he works = yo trabajo , tú trabajas , él trabaja"
     assert tokenizer.encode(text).tokens == ["<bos>", *text.split()]
 
 
-def test_the_default_run_is_the_size_it_should_be():
+def test_the_default_run_has_the_specified_size():
     settings = TrainSettings()
     assert (settings.n_heads, settings.d_model) == (4, 128)
     assert settings.n_layers in (2, 3)

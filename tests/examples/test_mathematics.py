@@ -1,4 +1,4 @@
-"""What docs/mathematics.md says, for layers of any size; its own numbers are tested with it."""
+"""The statements of docs/mathematics.md for layers of any size; its figures are tested there."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ sizes = st.integers(1, 4)
 
 
 class Attended(NamedTuple):
-    """A layer that has read a text, and what its heads said."""
+    """A layer, its input, and the outputs and weights of its heads."""
 
     layer: MultiHeadAttention
     x: Tensor
@@ -47,13 +47,13 @@ def test_the_output_is_the_sum_over_heads(run: Attended):
 
 
 def in_hull(point: np.ndarray, corners: np.ndarray) -> bool:
-    """Whether any weights at all blend the corners to this point."""
+    """Whether the point is a convex combination of the corners."""
     rows, goal = np.vstack([corners.T, np.ones(len(corners))]), np.append(point, 1)
     return linprog(np.zeros(len(corners)), A_eq=rows, b_eq=goal, bounds=(0, None)).success
 
 
 @given(attended())
-def test_a_head_lies_in_the_hull_of_its_values(run: Attended):
+def test_a_head_lies_in_the_convex_hull_of_its_values(run: Attended):
     for values, heads in zip(run.values.detach().numpy(), run.heads.detach().numpy(), strict=True):
         assert all(in_hull(head, values) for head in heads)
         longest = values[np.linalg.norm(values, axis=1).argmax()]
@@ -61,7 +61,7 @@ def test_a_head_lies_in_the_hull_of_its_values(run: Attended):
 
 
 @given(attended())
-def test_the_form_of_a_head_is_as_narrow_as_the_head(run: Attended):
+def test_the_rank_of_a_bilinear_form_is_at_most_the_head_width(run: Attended):
     H, _, D = run.heads.shape
     W_Q, W_K = (
         module.weight.T.reshape(-1, H, D).transpose(0, 1)
@@ -79,17 +79,17 @@ def test_without_W_O_no_head_reaches_another(run: Attended, data: st.DataObject)
     H, _, D = run.heads.shape
     torch.testing.assert_close(run.out, run.heads.transpose(0, 1).flatten(1))
     head = data.draw(st.integers(0, H - 1))
-    own = torch.arange(H).repeat_interleave(D) == head
+    of_head = torch.arange(H).repeat_interleave(D) == head
     with torch.no_grad():
         for module in (run.layer.q_proj, run.layer.k_proj, run.layer.v_proj):
-            module.weight[own] += 1
+            module.weight[of_head] += 1
     moved = (run.layer(run.x[None])[0] != run.out).any(dim=0)
-    assert torch.equal(moved, own)
+    assert torch.equal(moved, of_head)
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("T", [1, 7, 24])
-def test_costs_know_no_heads(n_heads: int, T: int):
+def test_costs_do_not_depend_on_the_number_of_heads(n_heads: int, T: int):
     d = 12
     work = layer_sizes(d, n_heads).multiply_adds(T)
     assert sum(work[role] for role in "QKVO") == 4 * T * d**2

@@ -30,7 +30,7 @@ def script():
 
 
 def make_tables(script, heads: Sequence[int]) -> Roles:
-    """Roles as the script finds them; the numbered heads have each of them."""
+    """Roles as the script computes them; the numbered heads have every role."""
     study = make_study(2, 2)
     names = [role + part for role in script.ROLES[:2] for part in ("", *script.PARTS)]
     tables = [make_roles(study, heads, role) for role in (*names, *script.ROLES[2:])]
@@ -50,8 +50,8 @@ def page_text(script, tmp_path_factory: pytest.TempPathFactory) -> str:
     make_tables(script, (0, 2)).save(place / "encoder-B.json")
     run.mkdir()
     make_tables(script, ()).save(run / "roles.json")
-    seen = {"conjugation": 0.5, "translation": 0.25}
-    (run / "judged.json").write_text(json.dumps({"seen": seen, "copying": 0.75}), "utf-8")
+    accuracy = {"conjugation": 0.5, "translation": 0.25}
+    (run / "judged.json").write_text(json.dumps({"seen": accuracy, "copying": 0.75}), "utf-8")
     numbers = ("accuracy", "ci_low", "ci_high", "aer", "chance", "offset", "diagonal")
     aligned = [
         {"name": "L0.H0", "query": query, "chosen_half": 1.0, **dict.fromkeys(numbers, 0.5)}
@@ -80,7 +80,7 @@ def test_labels_and_their_stability_are_those_of_the_tables(script, page_text: s
     assert f"4 heads: 2 have {2 * kinds} roles; 2 have none: L1.H0, L1.H1." in page_text
     assert f"{kinds} of the {2 * kinds} labels found on either half" in page_text
     assert f"{kinds} are found on both halves, 0 on one, {kinds} on neither" in page_text
-    # Of four heads one half names 1 and the other 2, both the first: (3/4 − 1/2) / (1 − 1/2).
+    # Of 4 heads one half labels 1 and the other 2, both the first: (3/4 − 1/2) / (1 − 1/2).
     assert "Cohen's κ over all heads and roles is 0.50" in page_text
     assert "| induction | 0 of 1 | – |" in page_text
     assert "- seed 3: L0.H0, L1.H1 (next subject): ablating all of them" in page_text
@@ -88,10 +88,10 @@ def test_labels_and_their_stability_are_those_of_the_tables(script, page_text: s
 
 def test_the_page_names_every_head_once_as_having_roles_or_none() -> None:
     page = PAGE.read_text("utf-8")
-    found = re.search(r"(\d+) heads: (\d+) have (\d+) roles; (\d+) have none: (.*)\.", page)
-    assert found is not None
-    heads, having, roles, none = map(int, found.groups()[:4])
+    match = re.search(r"(\d+) heads: (\d+) have (\d+) roles; (\d+) have none: (.*)\.", page)
+    assert match is not None
+    heads, having, roles, none = map(int, match.groups()[:4])
     named = re.findall(r"^\| (L\d+\.H\d+) \| ", page, re.MULTILINE)
-    without = re.findall(r"L\d+\.H\d+", found[5])
+    without = re.findall(r"L\d+\.H\d+", match[5])
     assert (heads, len(named), len(set(named)), len(without)) == (72, roles, having, none)
     assert set(named).isdisjoint(without)

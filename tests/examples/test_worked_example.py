@@ -1,4 +1,4 @@
-"""The worked example has its published figures, and its page tells the truth."""
+"""The worked example has its published figures, and its page shows them."""
 
 import io
 import json
@@ -44,8 +44,10 @@ def test_the_identity_keeps_the_heads_apart():
 
 def test_the_mixing_matrix_gives_sum_and_difference():
     example = worked_example()
-    one, two = np.array(HEADS)
-    np.testing.assert_allclose(example.out_mixed, [*(one + two), *(one - two)], atol=1e-15)
+    first, second = np.array(HEADS)
+    np.testing.assert_allclose(
+        example.out_mixed, [*(first + second), *(first - second)], atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("n_heads", [1, 2, 3, 5])
@@ -93,7 +95,7 @@ def test_the_files_of_the_page_can_be_read(tmp_path: Path):
     np.testing.assert_allclose(example.heads, [[0.95, 0.05], [0.15, 0.65]])
 
 
-# Reading one's own
+# Files of the user
 
 
 def write(path: Path, held: object) -> Path:
@@ -101,7 +103,7 @@ def write(path: Path, held: object) -> Path:
     return path
 
 
-def test_all_forms_of_a_file_say_the_same(tmp_path: Path):
+def test_all_forms_of_a_file_give_the_same_result(tmp_path: Path):
     tokens, rows = ["a", "b", "c"], [[1, 2], [3, 4], [5, 6]]
     by_token = dict(zip(tokens, rows, strict=True))
     forms = [
@@ -117,7 +119,7 @@ def test_all_forms_of_a_file_say_the_same(tmp_path: Path):
         np.testing.assert_allclose(example.heads, [[3, 4], [4, 5]], rtol=1e-3)
 
 
-def test_what_is_not_given_comes_from_the_worked_example(tmp_path: Path):
+def test_omitted_inputs_come_from_the_worked_example(tmp_path: Path):
     same = load_example()
     np.testing.assert_array_equal(same.heads, worked_example().heads)
     held = {"tokens": "it was tired", "query": "it", "heads": [{"was": 0.5, "tired": 0.5}]}
@@ -134,7 +136,7 @@ def test_a_word_that_occurs_twice_has_one_value_and_two_weights(tmp_path: Path):
     np.testing.assert_allclose(example.heads, [[1.25]])
 
 
-def test_a_byte_order_mark_is_no_trouble(tmp_path: Path):
+def test_a_byte_order_mark_is_ignored(tmp_path: Path):
     held = {"tokens": "it was", "query": "it", "heads": [{"was": 1}]}
     (tmp_path / "w").write_text(json.dumps(held), "utf-8-sig")
     assert load_example(tmp_path / "w").tokens == ("it", "was")

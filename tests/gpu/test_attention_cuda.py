@@ -1,4 +1,4 @@
-"""The laws of attention on a GPU: every backend equals the definition, watched bits are the same.
+"""Attention on a GPU: every backend equals the definition, watching changes no bit.
 
 Compiled code cannot be traced with the shape checks of annotations: it has a process of its own.
 """
@@ -34,10 +34,10 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["auto", "fused", "rows"])
 @given(problem=problems(extras=False), grad=st.booleans())
 def test_every_backend_equals_the_definition(backend: str, problem: Problem, grad: bool) -> None:
-    how = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in problem.how.items()}
+    options = {n: x.cuda() if isinstance(x, torch.Tensor) else x for n, x in problem.how.items()}
     q, k, v = (x.cuda().requires_grad_(grad) for x in problem.qkv)
-    ours = attend(q, k, v, **how, backend=backend, need_weights=True, need_lse=True)
-    plain = attend(q, k, v, **how, backend=backend)
+    ours = attend(q, k, v, **options, backend=backend, need_weights=True, need_lse=True)
+    plain = attend(q, k, v, **options, backend=backend)
     theirs = reference.attention(
         *(x.detach().numpy() for x in problem.qkv),
         **problem.numpy(),
@@ -45,9 +45,9 @@ def test_every_backend_equals_the_definition(backend: str, problem: Problem, gra
         need_lse=True,
     )
     assert torch.equal(ours.heads, plain)
-    for found, expected in ((ours.heads, theirs.out), (ours.weights, theirs.weights),
+    for actual, expected in ((ours.heads, theirs.out), (ours.weights, theirs.weights),
                             (ours.lse, theirs.lse)):  # fmt: skip
-        np.testing.assert_allclose(found.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(actual.detach().cpu().numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 @each_half
@@ -71,14 +71,14 @@ def test_what_is_hidden_reaches_nothing(backend: str) -> None:
     expected = attend(q, k, v, causal=True, backend=backend)[:, :, :-1]
     with torch.no_grad():
         k[:, :, -1], v[:, :, -1] = torch.nan, torch.inf
-    found = attend(q, k, v, causal=True, backend=backend)[:, :, :-1]
-    torch.testing.assert_close(found, expected)
-    for gradient in torch.autograd.grad(found.sum(), (q, k, v)):
+    output = attend(q, k, v, causal=True, backend=backend)[:, :, :-1]
+    torch.testing.assert_close(output, expected)
+    for gradient in torch.autograd.grad(output.sum(), (q, k, v)):
         assert gradient[:, :, :-1].isfinite().all()
 
 
 @each_kind
-def test_a_layer_gives_what_it_gives_on_a_cpu_and_reads_in_pieces(kind: str) -> None:
+def test_a_layer_agrees_with_the_cpu_and_decodes_in_pieces(kind: str) -> None:
     layer = MultiHeadAttention(32, 4, 2, **KINDS[kind]).double().requires_grad_(False)
     x = torch.randn(2, 13, 32, dtype=torch.float64)
     expected = layer(x, causal=True)
@@ -98,7 +98,7 @@ def test_watched_outputs_are_the_same_bits(kind: str) -> None:
     assert watch.table().heads
 
 
-def test_compiled_it_gives_the_same() -> None:
+def test_a_compiled_layer_gives_the_same_output() -> None:
     plain = ["-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
     laws = str(Path(__file__).with_name("attention_cuda_compiled.py"))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The kernel in Triton, compiled, at sizes that the interpreter takes too long for.
+"""The compiled Triton kernel at sizes that are too slow for the interpreter.
 
 Its laws are those of `tests/laws/test_triton.py`, which run on a GPU where there is one.
 """
@@ -21,14 +21,14 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @pytest.mark.parametrize("D", [64, 80, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
-@pytest.mark.parametrize("how", [{}, {"causal": True}, {"window": (300, 0)}], ids=str)
-def test_it_says_what_plain_pytorch_says(how: dict, dtype: torch.dtype, D: int) -> None:
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (300, 0)}], ids=str)
+def test_the_kernel_agrees_with_plain_pytorch(options: dict, dtype: torch.dtype, D: int) -> None:
     T, S = 997, 1511
     q = torch.randn(2, 8, T, D, device="cuda", dtype=dtype)
     k, v = (torch.randn(2, 2, S, D, device="cuda", dtype=dtype) for _ in "kv")
     keys = torch.randint(-1, S, (2, T, 4), device="cuda")
     classes = torch.eye(8, device="cuda")[torch.randint(8, (2, S), device="cuda")]
-    problem = Problem(q, k, v, how)
+    problem = Problem(q, k, v, options)
     request = RowRequest(distance=True, participation=True, keys=keys, classes=classes)
     exact = described(cast(problem, torch.float64, "cuda"), request, "rows")
     assert_same(described(problem, request, "triton"), exact, 1e-4)

@@ -1,4 +1,4 @@
-"""A pytest plugin that lets no test be skipped for want of something that can be installed.
+"""A pytest plugin that forbids skips for reasons that an installation would remove.
 
 CI loads it by name (`PYTEST_PLUGINS=no_skips`), so that a missing browser or package cannot
 hide a test. A reason that begins with "needs a GPU" is let through; so is an expected failure.

@@ -1,4 +1,4 @@
-"""The package and the repository as the house rules see them: files, trees, imports."""
+"""The files, syntax trees and imports of the package, for the house rules."""
 
 import ast
 import subprocess

@@ -26,7 +26,7 @@ FLOORS = (
     ("__init__", "__main__"),
 )
 FLOOR = {part: floor for floor, parts in enumerate(FLOORS) for part in parts}
-# Code that runs in a process of its own: a file, and what it imports there.
+# Code that runs in its own process: a file, and what it imports there.
 FRESH = {("headwise.models.checkpoints._fresh_process", "headwise.models")}
 
 each_source = pytest.mark.parametrize("source", sources(), ids=str)
@@ -38,13 +38,15 @@ def test_every_part_has_a_floor(source: Source) -> None:
 
 
 @each_source
-def test_imports_point_down(source: Source) -> None:
+def test_imports_point_to_lower_floors(source: Source) -> None:
     for line, name in source.imports():
         part = _part(name)
         if part is None or part == source.part:
             continue
-        here, there = FLOOR[source.part], FLOOR[part]
-        assert there < here, f"{source}:{line} imports {name}: floor {there} from floor {here}"
+        floor, imported = FLOOR[source.part], FLOOR[part]
+        assert imported < floor, (
+            f"{source}:{line} imports {name}: floor {imported} from floor {floor}"
+        )
 
 
 @each_source
@@ -122,7 +124,7 @@ def test_torchs_private_interface_is_used_in_one_file(source: Source) -> None:
 
 
 def test_importing_torchs_private_interface_needs_none_of_it() -> None:
-    """A version of torch without any of these names is met when one is used, not before."""
+    """A missing private name of torch raises when it is used, not on import."""
     code = (
         "import sys, torch; sys.modules['torch._subclasses.fake_tensor'] = None\n"
         "del torch.cpu._is_amx_tile_supported, torch._fused_sdp_choice\n"
@@ -161,8 +163,8 @@ def _owner(name: str) -> Path | None:
 
 def _part(name: str) -> str | None:
     """The part of the package that an import leads to; None leads out of it."""
-    head, *rest = name.split(".")
+    head, *parts = name.split(".")
     if head != "headwise":
         return None
     # `from headwise import __version__` and the like lead to the front door.
-    return rest[0] if rest and rest[0] in FLOOR else "__init__"
+    return parts[0] if parts and parts[0] in FLOOR else "__init__"

@@ -31,27 +31,27 @@ def test_importing_does_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", headwise.__all__)
-def test_a_public_name_is_there_and_documented(name: str) -> None:
+def test_a_public_name_exists_and_is_documented(name: str) -> None:
     assert name in dir(headwise)
     assert (getattr(headwise, name).__doc__ or "").strip()
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         headwise.no_such_name  # noqa: B018
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_lists_what_it_gives(folder: str) -> None:
+def test_a_folder_lists_its_public_names(folder: str) -> None:
     module = importlib.import_module(f"headwise.{folder}")
     assert sorted(set(module.__all__)) == sorted(module.__all__)
-    given = {name: getattr(module, name) for name in module.__all__}
-    for name, thing in given.items():  # a constant has its comment where it is made
+    exported = {name: getattr(module, name) for name in module.__all__}
+    for name, thing in exported.items():  # a constant has its comment where it is made
         documented = (thing.__doc__ or "").strip()
         assert documented or not (inspect.isclass(thing) or inspect.isroutine(thing)), name
 
 
-def test_every_folder_and_file_says_what_is_in_it() -> None:
+def test_every_folder_and_file_has_a_docstring() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py"]
     for path in files:
         assert path.read_text("utf-8").startswith('"""'), path

@@ -1,4 +1,4 @@
-"""The plugin that forbids skips: what it fails, what it lets through."""
+"""The plugin that forbids skips: which skips fail and which are allowed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The budgets for the tail: what is over them is told, what is far over them fails."""
+"""Size budgets: what exceeds them is reported, what exceeds them by far fails."""
 
 import ast
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def _arguments(function: ast.FunctionDef) -> int:
 
 
 def _nesting(node: ast.AST) -> int:
-    """How many blocks lie within one another; `elif` lies beside its `if`."""
+    """The depth of nested blocks; an `elif` is as deep as its `if`."""
     inner = (
         _nesting(child) - (isinstance(node, ast.If) and node.orelse == [child])
         for child in ast.iter_child_nodes(node)

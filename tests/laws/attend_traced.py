@@ -1,4 +1,4 @@
-"""`attend` compiled, exported and transformed: run by `test_attend_traced`.
+"""`attend` compiled, exported and transformed; run by `test_attend_traced`.
 
 Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
 """
@@ -49,7 +49,7 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @rules
-def test_it_compiles_into_one_graph(rule: str) -> None:
+def test_attend_compiles_into_one_graph(rule: str) -> None:
     torch.compiler.reset()
     inputs = [x.requires_grad_() for x in _inputs()]
     expected = _Module(rule)(*inputs)
@@ -60,15 +60,15 @@ def test_it_compiles_into_one_graph(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["plain", "boolean"])
-def test_it_compiles_where_every_size_is_open(rule: str) -> None:
+def test_attend_compiles_with_dynamic_sizes(rule: str) -> None:
     torch.compiler.reset()
     compiled = torch.compile(_Module(rule), fullgraph=True, backend="aot_eager", dynamic=True)
-    for inputs in (_inputs(), [_inputs()[0]] * 3):  # with shared keys, and without
+    for inputs in (_inputs(), [_inputs()[0]] * 3):  # with and without shared keys
         torch.testing.assert_close(compiled(*inputs), _Module(rule)(*inputs))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in ("plain", "sinks")])
-def test_compiled_too_what_is_hidden_reaches_nothing(rule: str) -> None:
+def test_hidden_keys_change_nothing_when_compiled(rule: str) -> None:
     torch.compiler.reset()
     q, k, v = _inputs()
     k[:, :, -1], v[:, :, -1] = torch.nan, torch.inf
@@ -78,32 +78,32 @@ def test_compiled_too_what_is_hidden_reaches_nothing(rule: str) -> None:
 
 @rules
 @pytest.mark.parametrize("strict", [True, False])
-def test_it_exports(rule: str, strict: bool) -> None:
+def test_attend_exports(rule: str, strict: bool) -> None:
     inputs = _inputs()
     exported = torch.export.export(_Module(rule), inputs, strict=strict).module()
     torch.testing.assert_close(exported(*inputs), _Module(rule)(*inputs))
 
 
 @rules
-def test_it_differentiates_as_a_function(rule: str) -> None:
+def test_torch_func_grad_works(rule: str) -> None:
     q, k, v = _inputs()
-    found = torch.func.grad(lambda q: _Module(rule)(q, k, v).square().sum())(q)
+    actual = torch.func.grad(lambda q: _Module(rule)(q, k, v).square().sum())(q)
     q.requires_grad_()
     (expected,) = torch.autograd.grad(_Module(rule)(q, k, v).square().sum(), q)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @rules
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's kernel
-def test_it_maps_over_one_more_axis(rule: str) -> None:
+def test_vmap_works(rule: str) -> None:
     inputs = [torch.stack([x, -x]) for x in _inputs()]
     mapped = torch.func.vmap(_Module(rule))(*inputs)
-    expected = torch.stack([_Module(rule)(*(x[at] for x in inputs)) for at in (0, 1)])
+    expected = torch.stack([_Module(rule)(*(x[index] for x in inputs)) for index in (0, 1)])
     torch.testing.assert_close(mapped, expected)
 
 
 class _Graphs(list[set[str]]):
-    """A compiler that runs what it is given, and remembers what is computed in each graph."""
+    """A compiler that runs graphs as they are, and records the operators of each."""
 
     def __call__(self, graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
         self.append(_operators(graph))
@@ -111,14 +111,14 @@ class _Graphs(list[set[str]]):
 
 
 def _operators(graph: torch.fx.GraphModule) -> set[str]:
-    """Which of our operators, and of torch's kernel, are computed."""
+    """The calls of our operators and of torch's kernel in a graph."""
     names = {str(node.target) for node in graph.graph.nodes}
     return {n for n in ("headwise.attention", "scaled_dot") if any(n in name for name in names)}
 
 
 @native
 @rules
-def test_the_native_kernel_is_an_operator_of_one_graph(rule: str) -> None:
+def test_the_native_kernel_is_one_operator_of_the_graph(rule: str) -> None:
     torch.compiler.reset()
     graphs, model, inputs = _Graphs(), _Module(rule, backend="native"), _inputs()
     compiled = torch.compile(model, fullgraph=True, backend=graphs)
@@ -128,7 +128,7 @@ def test_the_native_kernel_is_an_operator_of_one_graph(rule: str) -> None:
 
 @native
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "bias"])
-def test_its_gradients_are_compiled_too(rule: str) -> None:
+def test_gradients_of_the_native_kernel_compile(rule: str) -> None:
     torch.compiler.reset()
     model, inputs = _Module(rule, backend="native"), [x.requires_grad_() for x in _inputs()]
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -139,7 +139,7 @@ def test_its_gradients_are_compiled_too(rule: str) -> None:
 
 
 @native
-def test_torch_func_is_compiled_with_what_pytorch_computes() -> None:
+def test_torch_func_compiles_with_the_kernel_of_pytorch() -> None:
     torch.compiler.reset()
     q, k, v = (torch.randn(1, 4, 300, 32) for _ in range(3))  # long enough for the native kernel
     gradient = torch.func.grad(lambda q: _Module("plain")(q, k, v).square().sum())
@@ -150,7 +150,7 @@ def test_torch_func_is_compiled_with_what_pytorch_computes() -> None:
 @native
 @rules
 @pytest.mark.parametrize("strict", [True, False])
-def test_it_is_exported_where_it_is_asked_for_by_name(rule: str, strict: bool) -> None:
+def test_the_native_kernel_is_exported_when_named(rule: str, strict: bool) -> None:
     model, inputs = _Module(rule, backend="native"), _inputs()
     exported = torch.export.export(model, inputs, strict=strict)
     assert _operators(exported.graph_module) == {"headwise.attention"}
@@ -158,9 +158,9 @@ def test_it_is_exported_where_it_is_asked_for_by_name(rule: str, strict: bool) -
 
 
 @native
-@pytest.mark.parametrize("how", [{}, {"window": (3, 0)}, {"softcap": 2.0}])
-def test_exported_with_open_sizes_it_takes_any(how: dict[str, Any]) -> None:
-    model = _Module("causal", backend="native", **how)
+@pytest.mark.parametrize("options", [{}, {"window": (3, 0)}, {"softcap": 2.0}])
+def test_an_export_with_dynamic_sizes_takes_any_size(options: dict[str, Any]) -> None:
+    model = _Module("causal", backend="native", **options)
     texts, length = torch.export.Dim("B"), torch.export.Dim("T", min=5)
     open_sizes = ({0: texts, 2: length},) * 3
     exported = torch.export.export(model, _inputs(), dynamic_shapes=open_sizes)
@@ -172,7 +172,7 @@ def test_exported_with_open_sizes_it_takes_any(how: dict[str, Any]) -> None:
 
 @native
 @torch.no_grad()
-def test_compiled_it_is_chosen_as_it_is_otherwise() -> None:
+def test_the_native_kernel_is_chosen_alike_when_compiled() -> None:
     torch.compiler.reset()
     graphs = _Graphs()
     compiled = torch.compile(_Module("causal"), fullgraph=True, backend=graphs)
@@ -183,12 +183,12 @@ def test_compiled_it_is_chosen_as_it_is_otherwise() -> None:
         chosen.append(graphs[-1])
     long, short = {"headwise.attention"}, {"scaled_dot"}
     assert chosen == [long, long, long, short, short, short, short]
-    assert len(graphs) == 3  # for 500 tokens, for many, and for few
+    assert len(graphs) == 3  # for 500, many and few tokens
 
 
 @native
 @torch.no_grad()
-def test_an_exported_program_goes_where_the_native_kernel_may_not_be() -> None:
+def test_an_exported_program_runs_without_the_native_kernel() -> None:
     inputs = tuple(torch.randn(1, 12, 500, 64) for _ in range(3))
     exported = torch.export.export(_Module("causal"), inputs)
     assert _operators(exported.graph_module) == {"scaled_dot"}
@@ -196,7 +196,7 @@ def test_an_exported_program_goes_where_the_native_kernel_may_not_be() -> None:
 
 @native
 @torch.no_grad()
-def test_compiled_too_a_bias_by_distance_is_a_table() -> None:
+def test_a_bias_by_distance_stays_a_table_when_compiled() -> None:
     torch.compiler.reset()
     graphs = _Graphs()
     layer = MultiHeadAttention(512, 8, position_bias=ALiBi(8)).eval()
@@ -210,8 +210,8 @@ def test_compiled_too_a_bias_by_distance_is_a_table() -> None:
 @native
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-def test_torch_jit_writes_the_native_kernel_down() -> None:
+def test_torch_jit_traces_the_native_kernel() -> None:
     model, inputs = _Module("plain", backend="native"), _inputs()
     traced = torch.jit.trace(model, inputs, check_trace=False)
-    others = _inputs()
-    torch.testing.assert_close(traced(*others), model(*others))
+    fresh = _inputs()
+    torch.testing.assert_close(traced(*fresh), model(*fresh))

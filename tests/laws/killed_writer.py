@@ -41,7 +41,7 @@ def read_folder(place: Path) -> Any:
 
 
 def die_at(step: int) -> None:
-    """End this process, as a kill would, at a step of the writing from here on."""
+    """End this process as a kill would, at the given step of the write."""
     steps = 0
 
     def count(*_: object) -> None:
@@ -94,11 +94,11 @@ def main(kind: str, exchange: str, place: Path) -> int:
         status = in_child(lambda step=step: killed(step))
         between = exchange == "no" and not (place / name).exists()
         assert between or read(place) in (str(OLD), str(NEW)), (step, read(place))
-        # A write to another target in the same place sweeps, and puts back what stood there.
+        # A write to another target in the same folder cleans up and restores what was there.
         assert in_child(lambda: write_file_of_another(place)) == 0
         assert read(place) in (str(OLD), str(NEW)), (step, "after the sweep", read(place))
-        left = {path.name for path in place.iterdir()} - {name, "another.json"}
-        assert not left, (step, left)
+        leftover = {path.name for path in place.iterdir()} - {name, "another.json"}
+        assert not leftover, (step, leftover)
         if status == 0:
             assert read(place) == str(NEW)
             return step

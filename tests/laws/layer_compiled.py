@@ -1,4 +1,4 @@
-"""The layer compiled, exported, and written as ONNX: run by `test_layer_compiled`.
+"""The layer compiled, exported, and written as ONNX; run by `test_layer_compiled`.
 
 Dynamo cannot trace the shape checks of annotations, so these laws run in a process without them.
 """
@@ -44,7 +44,7 @@ each_case = pytest.mark.parametrize(("kind", "call"), CASES)
 
 
 class Called(nn.Module):
-    """A layer with how it is called, for exporters that take tensors alone."""
+    """A layer with fixed call arguments, for exporters that accept only tensors."""
 
     def __init__(self, kind: str, call: str) -> None:
         super().__init__()
@@ -55,13 +55,13 @@ class Called(nn.Module):
 
 
 @each_case
-def test_compiled_without_a_break_it_gives_the_same(kind: str, call: str) -> None:
+def test_a_layer_compiled_without_graph_breaks_gives_the_same_output(kind: str, call: str) -> None:
     torch._dynamo.reset()
     model = Called(kind, call)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     x = torch.randn(B, T, D_MODEL, requires_grad=True)
-    for found, expected in zip(_all_of(compiled, x), _all_of(model, x), strict=True):
-        torch.testing.assert_close(found, expected)
+    for actual, expected in zip(_all_of(compiled, x), _all_of(model, x), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def _all_of(model: nn.Module, x: Tensor) -> list[Tensor]:
@@ -82,18 +82,18 @@ def test_a_compiled_layer_takes_texts_of_any_length(kind: str) -> None:
         torch.testing.assert_close(compiled(x), model(x))
 
 
-def test_decoding_is_compiled_without_a_break() -> None:
+def test_decoding_compiles_without_graph_breaks() -> None:
     torch._dynamo.reset()
     layer = MultiHeadAttention(D_MODEL, 4, 2, rope=RoPE(2)).requires_grad_(False)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x, cache = torch.randn(B, T, D_MODEL), KVCache(max_length=T)
     layer(x[:, :4], cache=cache, causal=True)
-    found = [compiled(token, cache=cache) for token in x[:, 4:].split(1, dim=1)]
-    torch.testing.assert_close(torch.cat(found, dim=1), layer(x, causal=True)[:, 4:])
+    outputs = [compiled(token, cache=cache) for token in x[:, 4:].split(1, dim=1)]
+    torch.testing.assert_close(torch.cat(outputs, dim=1), layer(x, causal=True)[:, 4:])
 
 
 @each_case
-def test_exported_it_gives_the_same(kind: str, call: str) -> None:
+def test_an_exported_layer_gives_the_same_output(kind: str, call: str) -> None:
     model, x = Called(kind, call).eval(), torch.randn(B, T, D_MODEL)
     exported = torch.export.export(model, (x,))
     torch.testing.assert_close(exported.module()(x), model(x))
@@ -102,7 +102,7 @@ def test_exported_it_gives_the_same(kind: str, call: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "call"), [*((kind, "causal") for kind in MAKE), ("plain", "all"), ("plain", "weights")]
 )
-def test_exported_with_open_lengths_it_takes_texts_of_any(kind: str, call: str) -> None:
+def test_a_layer_exported_with_dynamic_lengths_takes_any_length(kind: str, call: str) -> None:
     model = Called(kind, call).eval()
     open_sizes = ({0: torch.export.Dim("B"), 1: torch.export.Dim("T")},)
     x = torch.randn(B, T, D_MODEL)
@@ -112,7 +112,7 @@ def test_exported_with_open_lengths_it_takes_texts_of_any(kind: str, call: str) 
         torch.testing.assert_close(exported(x), model(x))
 
 
-class _Told(nn.Module):
+class _MaskFromInput(nn.Module):
     """A layer whose lazy mask is made from an input."""
 
     def __init__(self, kind: str) -> None:
@@ -120,31 +120,31 @@ class _Told(nn.Module):
         self.layer = MultiHeadAttention(D_MODEL, 4)
         self.make = {"padding": masks.padding, "documents": masks.documents}[kind]
 
-    def forward(self, x: Tensor, told: Tensor) -> Tensor:
-        return self.layer(x, mask=self.make(told) & masks.causal())
+    def forward(self, x: Tensor, content: Tensor) -> Tensor:
+        return self.layer(x, mask=self.make(content) & masks.causal())
 
 
 @pytest.mark.parametrize("kind", ["padding", "documents"])
-def test_a_mask_made_from_an_input_leaves_the_batch_open(kind: str) -> None:
-    def told(n_texts: int, n_tokens: int) -> Tensor:
+def test_a_mask_made_from_an_input_keeps_the_batch_dynamic(kind: str) -> None:
+    def mask_argument(n_texts: int, n_tokens: int) -> Tensor:
         return torch.randint(1, 3, (n_texts, n_tokens) if kind == "documents" else (n_texts,))
 
-    model, batch, length = _Told(kind).eval(), torch.export.Dim("B"), torch.export.Dim("T")
-    inputs = torch.randn(B, T, D_MODEL), told(B, T)
+    model, batch, length = _MaskFromInput(kind).eval(), torch.export.Dim("B"), torch.export.Dim("T")
+    inputs = torch.randn(B, T, D_MODEL), mask_argument(B, T)
     open_sizes = ({0: batch, 1: length}, dict(enumerate((batch, length)[: inputs[1].ndim])))
     exported = torch.export.export(model, inputs, dynamic_shapes=open_sizes).module()
     for n_texts, n_tokens in ((B, T), (3, 40), (5, 300)):
-        inputs = torch.randn(n_texts, n_tokens, D_MODEL), told(n_texts, n_tokens)
+        inputs = torch.randn(n_texts, n_tokens, D_MODEL), mask_argument(n_texts, n_tokens)
         torch.testing.assert_close(exported(*inputs), model(*inputs))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("kind", ["plain", "rope", "normed", "window", "sinks", "t5"])
-def test_onnx_gives_the_same(kind: str) -> None:
+def test_onnx_gives_the_same_output(kind: str) -> None:
     model, x = Called(kind, "causal").eval(), torch.randn(B, T, D_MODEL)
     onnx = ReferenceEvaluator(
         torch.onnx.export(model, (x,), dynamo=True, verbose=False).model_proto
     )
-    (found,) = onnx.run(None, {onnx.input_names[0]: x.numpy()})
-    torch.testing.assert_close(torch.as_tensor(found), model(x).detach())
+    (output,) = onnx.run(None, {onnx.input_names[0]: x.numpy()})
+    torch.testing.assert_close(torch.as_tensor(output), model(x).detach())

@@ -1,4 +1,4 @@
-"""Heads as aligners: on heads built by hand, under both conventions for who asks."""
+"""Heads as aligners: heads built by hand, under both conventions of alignment."""
 
 import numpy as np
 import pytest
@@ -12,14 +12,14 @@ from planted import TOKENIZER, Planted
 
 
 def linked(n: int, links: tuple[tuple[int, int], ...], seed: int = 0) -> list[AnnotatedText]:
-    """Texts of eight words, of which the last four translate the first."""
+    """Texts of eight words; the last four translate the first four."""
     rng = np.random.default_rng(seed)
-    spans = tuple((3 * at, 3 * at + 2) for at in range(8))
-    drawn = (" ".join(f"w{one}" for one in rng.choice(10, 8)) for _ in range(n))
+    spans = tuple((3 * index, 3 * index + 2) for index in range(8))
+    drawn = (" ".join(f"w{number}" for number in rng.choice(10, 8)) for _ in range(n))
     return [AnnotatedText(text, spans, links=links) for text in drawn]
 
 
-STRAIGHT = tuple((4 + at, at) for at in range(4))
+STRAIGHT = tuple((4 + index, index) for index in range(4))
 HEADS = [("offset -4", "offset -3", "offset +0", "even")]
 
 
@@ -27,49 +27,49 @@ def rows(texts, layers=HEADS, causal=True):
     return alignment(Planted(layers, causal), TOKENIZER, texts).set_index(["query", "name"])
 
 
-def test_each_convention_has_the_head_that_answers_it():
-    found = rows(linked(60, STRAIGHT))
-    accuracy = found["accuracy"]
+def test_each_convention_finds_its_head():
+    scores = rows(linked(60, STRAIGHT))
+    accuracy = scores["accuracy"]
     assert accuracy["identity", "L0.H0"] == pytest.approx(1.0)
-    # The token before the target is one nearer to the source.
+    # The token before the target is one position nearer to the source.
     assert accuracy["prediction", "L0.H1"] == pytest.approx(1.0)
     assert accuracy["prediction", "L0.H0"] < 0.5
     assert accuracy["identity", "L0.H1"] < 0.5
-    assert found.loc[("identity", "L0.H0"), "aer"] == pytest.approx(0.0)
+    assert scores.loc[("identity", "L0.H0"), "aer"] == pytest.approx(0.0)
 
 
-def test_ties_score_chance_and_rules_what_they_name():
-    found = rows(linked(60, STRAIGHT))
-    even = found.loc[("identity", "L0.H3")]
+def test_ties_score_chance_and_heuristics_their_accuracy():
+    scores = rows(linked(60, STRAIGHT))
+    even = scores.loc[("identity", "L0.H3")]
     assert even["accuracy"] == pytest.approx(0.25)
     assert even["chance"] == pytest.approx(0.25)
-    assert (found["offset"] == 1.0).all()
-    assert (found["diagonal"] == 1.0).all()
+    assert (scores["offset"] == 1.0).all()
+    assert (scores["diagonal"] == 1.0).all()
     assert (even["n"], even["texts"]) == (4 * even["texts"], 30)
 
 
-def test_an_offset_is_no_rule_for_turned_words():
-    found = rows(linked(60, ((4, 3), (5, 2), (6, 1), (7, 0))))
-    assert found["diagonal"].iloc[0] == 0.0
-    assert found["offset"].iloc[0] == 0.25
+def test_an_offset_does_not_predict_reversed_words():
+    scores = rows(linked(60, ((4, 3), (5, 2), (6, 1), (7, 0))))
+    assert scores["diagonal"].iloc[0] == 0.0
+    assert scores["offset"].iloc[0] == 0.25
 
 
-def test_the_error_rate_counts_links_that_were_not_found():
-    # One word, two sources: one link is found of two, and one was drawn: 1 − 2·1/(1 + 2).
-    found = rows(linked(60, ((4, 0), (4, 1))))
-    assert found.loc[("identity", "L0.H0"), "accuracy"] == pytest.approx(1.0)
-    assert found.loc[("identity", "L0.H0"), "aer"] == pytest.approx(1 / 3)
+def test_the_error_rate_counts_missed_links():
+    # One word, two sources: one of two links is predicted: 1 − 2·1/(1 + 2).
+    scores = rows(linked(60, ((4, 0), (4, 1))))
+    assert scores.loc[("identity", "L0.H0"), "accuracy"] == pytest.approx(1.0)
+    assert scores.loc[("identity", "L0.H0"), "aer"] == pytest.approx(1 / 3)
 
 
-def test_an_encoder_aligns_too_and_texts_of_any_length_stay_apart():
+def test_an_encoder_aligns_texts_of_different_lengths():
     grammar, rng = Grammar(), np.random.default_rng(0)
     texts = [annotate(grammar.sentence(rng)) for _ in range(40)]
-    # Foreign words are unknown to the tokenizer; where they stand is enough.
-    found = rows([*texts, *linked(20, STRAIGHT)], [("offset -4", "even")], causal=False)
-    assert found["accuracy"].between(0, 1).all()
-    assert (found["ci_low"] <= found["accuracy"]).all()
-    assert found.loc[("identity", "L0.H1"), "accuracy"] == pytest.approx(
-        found["chance"].iloc[0], abs=1e-6
+    # Foreign words are unknown to the tokenizer; their positions suffice.
+    scores = rows([*texts, *linked(20, STRAIGHT)], [("offset -4", "even")], causal=False)
+    assert scores["accuracy"].between(0, 1).all()
+    assert (scores["ci_low"] <= scores["accuracy"]).all()
+    assert scores.loc[("identity", "L0.H1"), "accuracy"] == pytest.approx(
+        scores["chance"].iloc[0], abs=1e-6
     )
 
 

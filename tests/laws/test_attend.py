@@ -267,7 +267,7 @@ def _choice(T: int, S: int, backend: str = "auto", **how: Any) -> KernelChoice:
     return choose(rule, q, k, k, backend)
 
 
-def test_who_computes_is_told_with_a_reason() -> None:
+def test_the_chosen_kernel_is_reported_with_a_reason() -> None:
     assert _choice(5, 5).backend == "fused"
     capped = _choice(5, 5, softcap=2.0)
     assert capped.backend == "rows"

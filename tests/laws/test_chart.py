@@ -1,4 +1,4 @@
-"""The picture of curves: well-formed, complete, and safe whatever the names."""
+"""The chart of curves: well-formed, complete, and safe whatever the names."""
 
 from xml.etree import ElementTree
 
@@ -44,7 +44,7 @@ def test_higher_is_worse_and_further_right_is_fewer_heads() -> None:
     assert ">heads removed, of 4</text>" in picture
 
 
-def test_names_are_text() -> None:
+def test_names_are_escaped() -> None:
     hostile = "<script>alert('1')</script> & so on"
     picture = draw_curves(_curves({hostile: 1, "random": 5}), title="</title><script>")
     root = ElementTree.fromstring(picture)
@@ -63,7 +63,7 @@ def test_labels_do_not_cover_each_other(several: int) -> None:
     assert (np.diff(places) >= 14.9).all()
 
 
-def test_nothing_lost_is_a_flat_line() -> None:
+def test_no_loss_is_a_flat_line() -> None:
     zeros = Curves(np.array([0, 4]), 8, {"one": np.zeros((1, 2, 3))})
     assert "M64.0 372.0 L520.0 372.0" in draw_curves(zeros)
 
@@ -80,20 +80,20 @@ def test_the_elbow_is_a_dot_on_its_curve_and_has_a_row_with_its_interval() -> No
     assert [row.attrib["d"] for row in rows] == [
         f"M64.0 {y} v8 m0 -4 H292.0 m0 -4 v8" for y in (460.0, 478.0)
     ]
-    told = [text.text for text in root.iter(f"{SVG}text")]
-    assert told[-2:] == ["one: 2 (0 to 2)", "random, 3 orders: 2 (0 to 2)"]
-    assert "0.5 more" in told
+    labels = [text.text for text in root.iter(f"{SVG}text")]
+    assert labels[-2:] == ["one: 2 (0 to 2)", "random, 3 orders: 2 (0 to 2)"]
+    assert "0.5 more" in labels
     [bar] = [path for path in root.iter(f"{SVG}path") if "stroke-dasharray" in path.attrib]
     assert bar.attrib["d"] == "M64 198.0 H520"
     assert float(root.attrib["viewBox"].split()[3]) > 482
 
 
-def test_curves_that_go_on_from_others_are_dashed_in_their_color() -> None:
-    one = Curves(np.array([0, 2]), 8, {name: np.ones((1, 2, 2)) for name in ("a", "a, b", "z")})
-    two = Curves(
+def test_curves_that_continue_others_are_dashed_in_their_color() -> None:
+    first = Curves(np.array([0, 2]), 8, {name: np.ones((1, 2, 2)) for name in ("a", "a, b", "z")})
+    second = Curves(
         np.array([0, 2]), 8, {f"{name}, later": np.ones((1, 2, 2)) for name in ("a, b", "y")}
     )
-    root = ElementTree.fromstring(draw_curves(one, two))
+    root = ElementTree.fromstring(draw_curves(first, second))
     looks = {
         text.text: (path.attrib["stroke"], "stroke-dasharray" in path.attrib)
         for path, text in zip(
@@ -109,12 +109,12 @@ def test_curves_that_go_on_from_others_are_dashed_in_their_color() -> None:
 
 
 @given(low=st.floats(0, 1e3), span=st.floats(1e-6, 1e6))
-def test_marks_are_a_handful_of_round_numbers_around_what_is_drawn(low: float, span: float) -> None:
-    wanted = np.array([[[low], [low + span]]])
-    root = ElementTree.fromstring(draw_curves(Curves(np.array([0, 4]), 8, {"one": wanted})))
+def test_ticks_are_a_few_round_numbers_around_the_data(low: float, span: float) -> None:
+    losses = np.array([[[low], [low + span]]])
+    root = ElementTree.fromstring(draw_curves(Curves(np.array([0, 4]), 8, {"one": losses})))
     beside = [text for text in root.iter(f"{SVG}text") if text.attrib.get("text-anchor") == "end"]
     assert 2 <= len(beside) <= 8
-    # Whole heads only, each with its share of all.
+    # Whole heads only, each with its share of all heads.
     below = [
         text.text or "" for text in root.iter(f"{SVG}text") if "middle" in text.attrib.values()
     ]
@@ -129,24 +129,24 @@ def test_an_elbow_of_one_text_has_no_interval() -> None:
     assert "m0 -4" not in picture
 
 
-def test_a_loss_that_rounds_to_below_zero_begins_at_zero() -> None:
+def test_a_loss_that_rounds_to_below_zero_starts_at_zero() -> None:
     curves = Curves(np.array([0, 4]), 8, {"one": np.array([[[-1e-7], [0.4]]])})
     root = ElementTree.fromstring(draw_curves(curves))
     beside = [text.text for text in root.iter(f"{SVG}text") if "end" in text.attrib.values()]
     assert beside == ["0", "0.1", "0.2", "0.3", "0.4"]
 
 
-def test_what_is_allowed_lies_within_the_picture() -> None:
+def test_the_allowance_lies_within_the_picture() -> None:
     curves = Curves(np.array([0, 4]), 8, {"one": np.full((1, 2, 2), 0.5)})
     root = ElementTree.fromstring(draw_curves(curves, allowed=7.3))
     [bar] = [path for path in root.iter(f"{SVG}path") if "stroke-dasharray" in path.attrib]
     assert 24 <= float(bar.attrib["d"].split()[1]) <= 372
 
 
-def test_curves_of_their_own_points_are_drawn_together() -> None:
-    one = Curves(np.array([0, 2, 8]), 8, {"one": np.ones((1, 3, 2))})
-    two = Curves(np.array([0, 4]), 8, {"two": np.ones((1, 2, 2))})
-    root = ElementTree.fromstring(draw_curves(one, two))
+def test_curves_with_different_points_share_a_chart() -> None:
+    first = Curves(np.array([0, 2, 8]), 8, {"one": np.ones((1, 3, 2))})
+    second = Curves(np.array([0, 4]), 8, {"two": np.ones((1, 2, 2))})
+    root = ElementTree.fromstring(draw_curves(first, second))
     ends = [
         path.attrib["d"].split()[-2] for path in root.iter(f"{SVG}path") if " L" in path.attrib["d"]
     ]

@@ -1,4 +1,4 @@
-"""What always holds of annotated texts: spans spell their words, trees are trees."""
+"""Laws of annotated texts: spans spell their words, and arcs form trees."""
 
 import json
 from itertools import pairwise
@@ -51,7 +51,7 @@ def written(folder, text, name="corpus"):
 
 
 def words_of(text):
-    return [text.word(at) for at in range(len(text.words))]
+    return [text.word(index) for index in range(len(text.words))]
 
 
 def test_conllu_words_lie_on_the_raw_text(tmp_path):
@@ -60,18 +60,18 @@ def test_conllu_words_lie_on_the_raw_text(tmp_path):
     assert words_of(first) == ["Do", "n't", "go", "du", "du", "coin", "!"]
     assert first.tags == ("AUX", "PART", "VERB", "ADP", "DET", "NOUN", "PUNCT")
     assert Arc(1, 2, "advmod:neg") in first.arcs
-    assert len(first.arcs) == 6  # the root hangs on nothing
+    assert len(first.arcs) == 6  # the root has no head
     assert second.text == "It works."
     assert words_of(second) == ["It", "works", "."]
 
 
 def test_a_sentence_without_heads_has_no_tree(tmp_path):
-    lines = [f"{at}\t{word}" + "\t_" * 8 for at, word in enumerate(["A", "b"], 1)]
+    lines = [f"{index}\t{word}" + "\t_" * 8 for index, word in enumerate(["A", "b"], 1)]
     (text,) = read_conllu(written(tmp_path, "\n".join(lines)))
     assert (text.text, text.arcs, text.tags) == ("A b", (), ())
 
 
-def test_gap_mentions_are_where_they_are_said_to_be(tmp_path):
+def test_gap_mentions_lie_at_their_offsets(tmp_path):
     header = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
     row = "1\tAnn met Bea when she sang.\tshe\t17\tAnn\t0\tTRUE\tBea\t8\tFALSE\thttp://x"
     (text,) = read_gap(written(tmp_path, f"{header}\n{row}\n"))
@@ -82,9 +82,9 @@ def test_winobias_brackets_become_mentions(tmp_path):
     line = "12 [The developer ] met the clerk because [she] sang."
     (text,) = read_winobias(written(tmp_path, line + "\n"))
     assert text.text == "The developer  met the clerk because she sang."
-    spans = [text.text[one.start : one.end] for one in text.mentions]
+    spans = [text.text[mention.start : mention.end] for mention in text.mentions]
     assert spans == ["The developer", "she"]
-    assert {one.entity for one in text.mentions} == {0}
+    assert {mention.entity for mention in text.mentions} == {0}
 
 
 def test_aligned_texts_share_one_context(tmp_path):
@@ -95,7 +95,7 @@ def test_aligned_texts_share_one_context(tmp_path):
     ]
     first, second = read_aligned(*paths, joint=" = ")
     assert first.text == "the green house = la casa verde"
-    pairs = [(first.word(one), first.word(other)) for one, other in first.links]
+    pairs = [(first.word(source), first.word(target)) for source, target in first.links]
     assert pairs == [("la", "the"), ("verde", "green"), ("casa", "house")]
     assert second.links == ()
 
@@ -113,11 +113,11 @@ def test_the_grammar_knows_its_trees_mentions_and_links(seed, repeated):
     assert len(text.arcs) == len(text.words) - 1
     gold = grammar.relations(line.words)
     arcs = [(arc.dependent, arc.head, arc.relation) for arc in text.arcs]
-    assert {(head, one) for one, head, name in arcs if name == "nsubj"} == set(gold["subject"])
+    assert {(head, word) for word, head, name in arcs if name == "nsubj"} == set(gold["subject"])
     translations = {*gold["verb translation"], *gold["pronoun translation"]}
     assert translations <= set(text.links)
-    rest = set(text.links) - translations
-    assert all(text.tags[one] == text.tags[other] == "ADV" for one, other in rest)
+    others = set(text.links) - translations
+    assert all(text.tags[word] == text.tags[aligned] == "ADV" for word, aligned in others)
     entities = [[m for m in text.mentions if m.entity == e] for e in range(len(text.mentions) // 2)]
     spans = {tuple(sorted((m.start, m.end) for m in pair)) for pair in entities}
     pronouns = gold["pronoun translation"]
@@ -132,7 +132,7 @@ def test_json_lines_keep_everything(tmp_path_factory, seed):
         "words": text.words,
         "tags": text.tags,
         "arcs": [(arc.dependent, arc.head, arc.relation) for arc in text.arcs],
-        "mentions": [(one.start, one.end, one.entity) for one in text.mentions],
+        "mentions": [(mention.start, mention.end, mention.entity) for mention in text.mentions],
         "links": text.links,
     }
     path = tmp_path_factory.mktemp("json") / "texts.jsonl"
@@ -141,20 +141,20 @@ def test_json_lines_keep_everything(tmp_path_factory, seed):
 
 
 @given(st.lists(st.integers(-1, 6), min_size=1, max_size=7))
-def test_arcs_are_taken_exactly_when_they_run_in_no_circle(heads):
+def test_arcs_are_accepted_exactly_when_they_have_no_cycle(heads):
     n = len(heads)
     spans = tuple(pairwise(range(n + 1)))
-    arcs = tuple(Arc(at, head % n, "dep") for at, head in enumerate(heads) if head >= 0)
+    arcs = tuple(Arc(index, head % n, "dep") for index, head in enumerate(heads) if head >= 0)
     towards = {arc.dependent: arc.head for arc in arcs}
 
-    def comes_to_an_end(at):
+    def comes_to_an_end(index):
         for _ in range(n + 1):
-            if at not in towards:
+            if index not in towards:
                 return True
-            at = towards[at]
+            index = towards[index]
         return False
 
-    if all(comes_to_an_end(at) for at in range(n)):
+    if all(comes_to_an_end(index) for index in range(n)):
         assert AnnotatedText("x" * n, spans, arcs=arcs).arcs == arcs
     else:
         with pytest.raises(ValueError, match="form a cycle"):

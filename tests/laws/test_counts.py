@@ -1,4 +1,4 @@
-"""What is counted from sizes is what the real layers hold and do."""
+"""Counts from sizes equal the parameters and operations of real layers."""
 
 import json
 import re
@@ -26,10 +26,10 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
     """Arguments that `layer_sizes` and `MultiHeadAttention` share."""
     n_kv_heads, group, head_dim = (draw(sizes) for _ in range(3))
     n_heads = n_kv_heads * group
-    given = {"d_model": n_heads * draw(sizes), "n_heads": n_heads, "n_kv_heads": n_kv_heads}
+    chosen = {"d_model": n_heads * draw(sizes), "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     extras = {name: draw(sizes) for name in ("v_head_dim", "kdim", "vdim")}
     extras["head_dim"] = head_dim
-    return given | {name: extras[name] for name in draw(st.sets(st.sampled_from([*extras])))}
+    return chosen | {name: extras[name] for name in draw(st.sets(st.sampled_from([*extras])))}
 
 
 def held(module: nn.Module) -> int:
@@ -40,17 +40,19 @@ def held(module: nn.Module) -> int:
 
 
 @given(layers(), st.booleans(), st.booleans())
-def test_each_role_holds_what_is_counted(arguments: dict[str, Any], bias: bool, out_proj: bool):
+def test_each_projection_has_the_counted_parameters(
+    arguments: dict[str, Any], bias: bool, out_proj: bool
+):
     sizes = layer_sizes(**arguments, biases="QKVO" if bias else "", out_proj=out_proj)
     layer = MultiHeadAttention(**arguments, bias=bias, out_proj=out_proj)
     modules = {"Q": layer.q_proj, "K": layer.k_proj, "V": layer.v_proj, "O": layer.out_proj}
-    there = {role: held(module) for role, module in modules.items() if role != "O" or out_proj}
-    assert sizes.parameters() == there
-    assert sum(there.values()) == held(layer)
+    actual = {role: held(module) for role, module in modules.items() if role != "O" or out_proj}
+    assert sizes.parameters() == actual
+    assert sum(actual.values()) == held(layer)
 
 
 @given(layers(), st.integers(1, 7), st.integers(1, 7))
-def test_each_role_does_the_multiplications_that_are_counted(
+def test_each_projection_does_the_counted_multiplications(
     arguments: dict[str, Any], T: int, S: int
 ):
     layer = MultiHeadAttention(**arguments)
@@ -93,15 +95,15 @@ def test_a_single_head_without_projection_holds_three_matrices(d: int):
 
 
 @given(layers(), st.integers(1, 9), st.integers(1, 9))
-def test_decoding_step_by_step_makes_each_key_once(arguments: dict[str, Any], T: int, more: int):
+def test_decoding_computes_each_key_once(arguments: dict[str, Any], T: int, more: int):
     sizes = layer_sizes(**arguments)
-    first, rest = sizes.multiply_adds(T), sizes.multiply_adds(more, cached=T)
+    first, later = sizes.multiply_adds(T), sizes.multiply_adds(more, cached=T)
     whole = sizes.multiply_adds(T + more)
     for role in "QKVO":
-        assert first[role] + rest[role] == whole[role]
-    # Only what a causal mask hides is saved: the first queries never met the later keys.
+        assert first[role] + later[role] == whole[role]
+    # Only hidden pairs are saved: the first queries never see later keys.
     hidden = T * more
-    saved = {name: whole[name] - first[name] - rest[name] for name in ("logits", "mix")}
+    saved = {name: whole[name] - first[name] - later[name] for name in ("logits", "mix")}
     assert saved == {
         "logits": sizes.n_heads * hidden * sizes.head_dim,
         "mix": sizes.n_heads * hidden * sizes.v_head_dim,
@@ -118,7 +120,7 @@ def test_a_cache_holds_the_keys_and_values(arguments: dict[str, Any], tokens: in
     assert tokens * sizes.cache_bytes(dtype) == sum(tensor.nbytes for tensor in kept)
 
 
-# Other people's models, built from their configurations without a single weight.
+# Models of other libraries, built from their configurations without weights.
 
 ROLES = {
     "bert": {"Q": r"self\.query\.", "K": r"self\.key\.", "V": r"self\.value\.",
@@ -143,7 +145,7 @@ def built(config: PretrainedConfig) -> nn.Module:
 
 
 def projections(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Matrices and biases of attention layers, whatever their model calls them."""
+    """Matrices and biases of attention layers, whatever their names in the model."""
     for name, weight in model.named_parameters():
         ours = re.search(r"att(n|ention)\b.*\.(\w+)\.(weight|bias)$", name)
         if ours and "norm" not in name.lower() and "relative" not in name:
@@ -151,14 +153,14 @@ def projections(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_each_role_of_a_tiny_model_holds_what_is_counted(family: str, tmp_path: Path):
+def test_each_projection_of_a_tiny_model_has_the_counted_parameters(family: str, tmp_path: Path):
     config = AutoConfig.for_model(family, **TINY[family])
     config.save_pretrained(tmp_path)
     read, model = read_config(tmp_path), built(config)
     counted = read.layer.parameters()
     for roles, pattern in ROLES[family].items():
-        there = sum(w.numel() for name, w in model.named_parameters() if re.search(pattern, name))
-        assert there == read.n_layers * sum(counted[role] for role in roles), roles
+        actual = sum(w.numel() for name, w in model.named_parameters() if re.search(pattern, name))
+        assert actual == read.n_layers * sum(counted[role] for role in roles), roles
     assert read.parameters() == sum(weight.numel() for _, weight in projections(model))
 
 
@@ -177,7 +179,7 @@ def shortened(family: str) -> PretrainedConfig:
 
 @pytest.mark.parametrize("on", [None, True, False], ids=["default", "on", "off"])
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
-def test_the_layers_of_every_known_family_hold_what_is_counted(
+def test_the_layers_of_every_known_family_have_the_counted_parameters(
     family: str, on: bool | None, tmp_path: Path
 ):
     config, switch = shortened(family), FAMILIES[family].switch
@@ -190,26 +192,26 @@ def test_the_layers_of_every_known_family_hold_what_is_counted(
         del held[switch]
         path.write_text(json.dumps(held), "utf-8")
         config = AutoConfig.from_pretrained(tmp_path)
-    there = sum(weight.numel() for _, weight in projections(built(config)))
-    assert there > 0
-    assert read_config(tmp_path).parameters() == there
+    actual = sum(weight.numel() for _, weight in projections(built(config)))
+    assert actual > 0
+    assert read_config(tmp_path).parameters() == actual
 
 
 OPTIONAL = ("num_key_value_heads", "num_kv_heads", "head_dim", "multi_query")
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"headwise"}))
-def test_a_file_that_leaves_sizes_out_means_those_of_its_family(family: str, tmp_path: Path):
+def test_missing_sizes_default_to_those_of_the_family(family: str, tmp_path: Path):
     config = shortened(family)
     # 160 heads can share the keys and values of as many heads as any family has by itself.
     config.hidden_size, config.num_attention_heads = 1280, 160
-    if family == "helium":  # its heads have a width of their own, and fit only into this one
+    if family == "helium":  # its heads have a fixed width, which only this size fits
         config.hidden_size = 160 * 128
     held = {name: x for name, x in config.to_dict().items() if name not in OPTIONAL}
     (tmp_path / "config.json").write_text(json.dumps(held), "utf-8")
     model = built(AutoConfig.from_pretrained(tmp_path))
-    there = sum(weight.numel() for _, weight in projections(model))
-    assert read_config(tmp_path).parameters() == there
+    actual = sum(weight.numel() for _, weight in projections(model))
+    assert read_config(tmp_path).parameters() == actual
 
 
 @pytest.mark.parametrize("family", ["falcon", "gpt_bigcode"])
@@ -217,8 +219,8 @@ def test_a_file_that_leaves_sizes_out_means_those_of_its_family(family: str, tmp
 def test_one_key_head_for_all_is_read_from_the_file(family: str, shared: bool, tmp_path: Path):
     config = AutoConfig.for_model(family, multi_query=shared, num_hidden_layers=2)
     config.save_pretrained(tmp_path)
-    there = sum(weight.numel() for _, weight in projections(built(config)))
-    assert read_config(tmp_path).parameters() == there
+    actual = sum(weight.numel() for _, weight in projections(built(config)))
+    assert read_config(tmp_path).parameters() == actual
 
 
 def test_our_own_checkpoints_are_counted(tmp_path: Path):

@@ -44,13 +44,13 @@ def test_a_point_is_the_loss_with_those_heads_ablated(mean: bool) -> None:
     )
     assert curves.removed.tolist() == [0, 1, 4]  # of 8 heads, a layer keeps one
     loss = embedding()
-    how = ("mean", [reference]) if mean else ("zero", None)
+    options = ("mean", [reference]) if mean else ("zero", None)
     with torch.no_grad():
         full = loss.of(model(**batch), batch)
         for order, values in zip(orders, curves.per_text["random"], strict=True):
             for number, losses in zip(curves.removed, values, strict=True):
                 removed = removable(order)[:number]
-                with ablate(model, removed, *how):
+                with ablate(model, removed, *options):
                     expected = loss.per_text(model(**batch), batch, full).numpy()
                 np.testing.assert_allclose(losses, expected, atol=1e-6)
 
@@ -62,7 +62,7 @@ def test_each_layer_keeps_its_last_head(seed: int, heads: int) -> None:
     assert removed == [head for head in order if head in removed]
     remaining = [head for head in order if head not in removed]
     assert sorted({head.layer for head in order}) == sorted(head.layer for head in remaining)
-    for head, following in pairwise(order):  # a head that stays is the last of its layer
+    for head, following in pairwise(order):  # the remaining head is the last of its layer
         assert head not in remaining or head.layer != following.layer
 
 
@@ -73,38 +73,38 @@ def _curves() -> Curves:
     )
 
 
-def test_removable_is_the_last_point_below_the_allowance() -> None:
+def test_removable_heads_end_at_the_last_point_below_the_allowance() -> None:
     curves = _curves()
     assert curves.removable("one", 0.6) == 2
-    assert curves.removable("one", 0.5) == 0  # exactly at it is not below
+    assert curves.removable("one", 0.5) == 0  # a loss equal to the allowance is not below it
     assert curves.removable("one", 9.0) == 5
     assert curves.removable("random", 1.6) == 3  # the median of 5 and 2, whole heads
     np.testing.assert_allclose(curves.mean("random"), [[0.0, 0.5, 1.5], [0.0, 1.5, 4.5]])
 
 
-def test_a_curve_that_returns_counts_up_to_where_it_left() -> None:
+def test_a_curve_that_recovers_counts_up_to_its_first_crossing() -> None:
     values = np.array([[[0.0], [1.0], [0.1]]])
     assert Curves(np.array([0, 1, 2]), 4, {"one": values}).removable("one", 0.5) == 0
 
 
 def test_the_elbow_of_a_small_case() -> None:
-    # Two texts; drawing one twice, or both, all the draws there are lie a quarter to each side.
+    # Two texts: a quarter of all draws takes the first twice, a quarter the second twice.
     curves = _curves()
     assert curves.elbow("one", 0.6) == Elbow(2, 0.0, 2.0, 5)  # 0.25 and 0.75 of the two at 2 heads
     assert curves.elbow("one", 9.0) == Elbow(5, 5.0, 5.0, 5)
     assert curves.elbow("random", 1.6) == Elbow(3, 0.0, 5.0, 5)
-    one = Curves(np.array([0, 1]), 4, {"one": np.zeros((1, 2, 1))}).elbow("one", 0.1)
-    assert one.heads == 1
-    assert np.isnan([one.low, one.high]).all()
+    elbow = Curves(np.array([0, 1]), 4, {"one": np.zeros((1, 2, 1))}).elbow("one", 0.1)
+    assert elbow.heads == 1
+    assert np.isnan([elbow.low, elbow.high]).all()
 
 
 def test_the_interval_of_the_elbow_covers_as_often_as_it_says() -> None:
-    # What a text loses with k heads gone is k times a draw of mean 1: 9 may go below 9.5.
+    # A text loses k times a draw of mean 1 without k heads: 9 heads stay below 9.5.
     rng = np.random.default_rng(0)
     points, covered = np.arange(15), 0
     for _ in range(200):
         texts = rng.exponential(1.0, 80)
-        base = rng.random(80)  # what texts have in common does not count
+        base = rng.random(80)  # differences that all texts share do not count
         curves = Curves(points, 20, {"one": (base + points[:, None] * texts)[None]})
         elbow = curves.elbow("one", 9.5)
         assert elbow.low <= elbow.heads <= elbow.high
@@ -112,7 +112,7 @@ def test_the_interval_of_the_elbow_covers_as_often_as_it_says() -> None:
     assert covered >= 180
 
 
-def test_what_is_allowed_is_a_share_of_what_there_is_to_lose() -> None:
+def test_the_allowance_is_a_share_of_the_loss_of_the_whole_model() -> None:
     values = np.array([[[2.0, 4.0], [5.0, 6.0]]])
     assert Curves(np.array([0, 1]), 4, {"one": values}).allowance() == pytest.approx(0.03)
     embedding_curves = Curves(np.array([0, 1]), 4, {"one": values}, compares=True)
@@ -129,7 +129,7 @@ def test_random_orders_are_added() -> None:
     np.testing.assert_array_equal(curves.per_text["random"], explicit.per_text["drawn"])
 
 
-def test_cut_models_are_measured_as_they_are() -> None:
+def test_pruned_models_are_measured_themselves() -> None:
     model, batch = zoo.make("Llama"), padded(TEXTS, "right")
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     order = [Head("", *pair) for pair in [(0, 0), (1, 2), (0, 1), (1, 3)]]  # whole groups first
@@ -148,7 +148,7 @@ def test_cut_models_are_measured_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "labels", "score"),
+    ("options", "labels", "score"),
     [
         ({"num_labels": 3}, [2, 0, 1], "accuracy"),
         ({"num_labels": 1}, [0.5, 2.0, -1.0], "spearman"),
@@ -156,9 +156,9 @@ def test_cut_models_are_measured_as_they_are() -> None:
          [[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], "accuracy"),
     ],
 )  # fmt: skip
-def test_labels_give_the_task_score(how: Any, labels: Any, score: str) -> None:
+def test_labels_give_the_task_score(options: Any, labels: Any, score: str) -> None:
     config = zoo.make("Bert").config
-    config = type(config)(**{**config.to_dict(), "id2label": None, "label2id": None} | how)
+    config = type(config)(**{**config.to_dict(), "id2label": None, "label2id": None} | options)
     model = transformers.BertForSequenceClassification(config).eval()
     batch = padded(TEXTS, "right") | {"labels": torch.tensor(labels)}
     batch.pop("position_ids", None)
@@ -167,9 +167,9 @@ def test_labels_give_the_task_score(how: Any, labels: Any, score: str) -> None:
     for point, number in enumerate(curves.removed):
         with torch.no_grad(), ablate(model, removable(HEADS)[:number]):
             logits = model(**batch).logits
-        if how["num_labels"] == 3:
+        if options["num_labels"] == 3:
             expected = (logits.argmax(1) == batch["labels"]).float().mean()
-        elif how["num_labels"] == 2:
+        elif options["num_labels"] == 2:
             expected = ((logits > 0) == batch["labels"].bool()).float().mean()
         else:
             expected = spearmanr(logits[:, 0], labels).statistic
@@ -186,8 +186,10 @@ def test_pairs_give_the_correlation_of_their_cosines() -> None:
     tokenizer.pre_tokenizer = Whitespace()
     texts = ["a b c", "d", "e f g h", "b", "i j", "c c a b", "g", "a"]
     pairs = [
-        SentencePair(one, two, similarity)
-        for one, two, similarity in zip(texts, texts[::-1], [3.0, 1.0, 0.5, 2.0] * 2, strict=True)
+        SentencePair(first, second, similarity)
+        for first, second, similarity in zip(
+            texts, texts[::-1], [3.0, 1.0, 0.5, 2.0] * 2, strict=True
+        )
     ][:5]
     model = zoo.make("Bert")
     batches, loss = paired(pairs, model, tokenizer)
@@ -206,9 +208,9 @@ def test_pairs_give_the_correlation_of_their_cosines() -> None:
 
 def test_the_frame_has_the_elbow_with_an_allowance() -> None:
     frame = _curves().frame(allowed=0.6)
-    one = frame[frame["order"] == "one"]
-    assert one["elbow"].tolist() == [2, 2, 2]
-    assert one[["elbow.low", "elbow.high"]].drop_duplicates().to_numpy().tolist() == [[0.0, 2.0]]
+    rows = frame[frame["order"] == "one"]
+    assert rows["elbow"].tolist() == [2, 2, 2]
+    assert rows[["elbow.low", "elbow.high"]].drop_duplicates().to_numpy().tolist() == [[0.0, 2.0]]
 
 
 def test_the_frame_has_a_row_for_each_point() -> None:
@@ -218,5 +220,5 @@ def test_the_frame_has_a_row_for_each_point() -> None:
     band = frame[frame["order"] == "random"]
     assert band["low"].tolist() == [0.0, 0.5, 1.5]
     assert band["high"].tolist() == [0.0, 1.5, 4.5]
-    one = frame[frame["order"] == "one"]
-    assert ((one["low"] <= one["loss"]) & (one["loss"] <= one["high"])).all()
+    rows = frame[frame["order"] == "one"]
+    assert ((rows["low"] <= rows["loss"]) & (rows["loss"] <= rows["high"])).all()

@@ -1,4 +1,4 @@
-"""Tables at a prompt and in a terminal: what they are, some rows, no wider than there is room."""
+"""The display of tables: a summary and some rows, no wider than the terminal."""
 
 import re
 from io import StringIO
@@ -38,7 +38,7 @@ def test_a_table_shows_some_rows_as_wide_as_the_terminal(table: hw.HeadTable) ->
     assert first.split()[1] == f"{table.mean('entropy')[0]:.3g}"
 
 
-def test_scores_and_curves_show_what_they_are(table: hw.HeadTable) -> None:
+def test_scores_and_curves_have_a_short_repr(table: hw.HeadTable) -> None:
     values = np.arange(60.0).reshape(2, 30)
     scores = Scores(table.heads, table.kv_heads, values, method="ablation", loss="lm")
     title, header, first, *_ = repr(scores).splitlines()
@@ -63,7 +63,7 @@ def test_no_object_prints_all_its_arrays() -> None:
         assert "array(" not in repr(thing)
 
 
-def test_what_would_steer_a_terminal_is_not_shown() -> None:
+def test_terminal_control_characters_are_escaped() -> None:
     rows = pd.DataFrame({"name": ["L0.H0"], "role": ["\x1b[31mred\n"], "\x9b2J": [1.0]})
     roles = hw.Roles(
         rows.assign(
@@ -76,7 +76,7 @@ def test_what_would_steer_a_terminal_is_not_shown() -> None:
     assert not re.search("[\x1b\x9b]", shown)
 
 
-def test_only_a_terminal_is_as_wide_as_it_is(
+def test_only_a_terminal_limits_the_width(
     table: hw.HeadTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(StringIO):
@@ -91,7 +91,7 @@ def test_only_a_terminal_is_as_wide_as_it_is(
         assert (len(lines) == 31) == (most == 1000)
 
 
-def test_numbers_go_with_their_nouns() -> None:
+def test_nouns_agree_with_their_numbers() -> None:
     assert counted(1, "text") == "1 text"
     assert counted(0, "text") == "0 texts"
     assert counted(1200, "query", "queries") == "1,200 queries"

@@ -1,4 +1,4 @@
-"""The evidence keeps its promises on data whose truth is known, without any model."""
+"""The error rates of the evidence on simulated data, without a model."""
 
 from itertools import product
 
@@ -23,25 +23,25 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def null_data(rng, texts=40, questions=60):
-    """Gains without an effect: dependent on each other, of texts of unequal length."""
+    """Gains without an effect: correlated, from texts of unequal length."""
     length = rng.integers(1, 30, (texts, 1))
     shared = rng.standard_normal((texts, 1))
-    own = rng.standard_t(4, (texts, questions))
-    return (length * (0.5 * shared + own)).astype(np.float32)
+    noise = rng.standard_t(4, (texts, questions))
+    return (length * (0.5 * shared + noise)).astype(np.float32)
 
 
-def test_any_false_discovery_is_as_rare_as_promised():
+def test_false_discoveries_are_as_rare_as_promised():
     repeats = 400
     rng = np.random.default_rng(3)
-    found = 0
+    discoveries = 0
     for seed in range(repeats):
-        # Two families at once: the promise is about both together.
+        # Two families at once: the error rate is controlled over both.
         families = [null_data(rng), null_data(rng, texts=31, questions=7)]
         adjusted = max_t(families, flips=499, seed=seed)
-        found += min(p.min() for p in adjusted) <= 0.05
+        discoveries += min(p.min() for p in adjusted) <= 0.05
     # Three standard errors of a rate of .05 above it.
-    assert found / repeats <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
-    assert found > 0  # a test that never fires would pass the line above
+    assert discoveries / repeats <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / repeats)
+    assert discoveries > 0  # a test that never rejects would pass the line above
 
 
 def test_a_gain_below_zero_is_never_a_discovery():
@@ -49,33 +49,33 @@ def test_a_gain_below_zero_is_never_a_discovery():
     assert max_t([gains], flips=499)[0].min() > 0.5
 
 
-def test_p_is_the_share_of_all_sign_flips_that_reach_as_far():
+def test_p_is_the_share_of_sign_flips_with_as_large_a_gain():
     gains = np.random.default_rng(5).normal(0.6, 1.0, (9, 3)).astype(np.float32)
     signs = np.array(list(product((-1, 1), repeat=9)))
     t = (signs @ gains) / np.sqrt((gains**2).sum(0))
-    exact = (t.max(1)[:, None] >= t[-1] - 1e-5).mean(0)  # the last row flips nothing
+    exact = (t.max(1)[:, None] >= t[-1] - 1e-5).mean(0)  # the last row flips no sign
     drawn = max_t([gains], flips=40_000)[0]
     np.testing.assert_allclose(drawn, exact, atol=4 * np.sqrt(0.25 / 40_000))
 
 
 def test_columns_of_zeros_and_equal_columns():
     rng = np.random.default_rng(1)
-    one = rng.normal(2.0, 1.0, (40, 1)).astype(np.float32)
-    gains = np.concatenate([one, one, np.zeros_like(one), 5 * one], axis=1)
+    column = rng.normal(2.0, 1.0, (40, 1)).astype(np.float32)
+    gains = np.concatenate([column, column, np.zeros_like(column), 5 * column], axis=1)
     p = max_t([gains], flips=999)[0]
     assert p[0] == p[1] == p[3] == 1 / 1000
     assert p[2] > 0.9
-    # Nothing but zeros: every flip reaches what was seen.
+    # Zeros alone: every flip reaches the observed value.
     assert max_t([np.zeros((40, 3), np.float32)], flips=99)[0].tolist() == [1.0] * 3
 
 
-def test_without_questions_there_are_no_answers():
+def test_no_hypotheses_have_no_p():
     p = max_t([np.zeros((40, 0), np.float32), np.ones((35, 1), np.float32)], flips=99)
-    assert [len(one) for one in p] == [0, 1]
+    assert [len(values) for values in p] == [0, 1]
 
 
 @given(seeds)
-def test_relabelling_questions_relabels_their_p(seed):
+def test_reordering_hypotheses_reorders_their_p(seed):
     rng = np.random.default_rng(seed)
     gains = null_data(rng, texts=33, questions=9) + 2.0
     order = rng.permutation(9)
@@ -86,24 +86,24 @@ def test_relabelling_questions_relabels_their_p(seed):
 def drawn_scores(rng, texts, rate):
     """Hits in texts that differ in length and in their own rates around `rate`."""
     count = rng.integers(1, 25, (texts, 1)).astype(np.float32)
-    own = rng.beta(6 * rate, 6 * (1 - rate), (texts, 1))
-    return rng.binomial(count.astype(int), own).astype(np.float32), count
+    rates = rng.beta(6 * rate, 6 * (1 - rate), (texts, 1))
+    return rng.binomial(count.astype(int), rates).astype(np.float32), count
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.6])
-def test_the_interval_covers_the_truth_about_as_often_as_it_says(rate):
+def test_the_interval_covers_the_truth_at_its_level(rate):
     rng = np.random.default_rng(11)
     drawn = [drawn_scores(rng, 60, rate) for _ in range(500)]
-    value = np.concatenate([one for one, _ in drawn], axis=1)
+    value = np.concatenate([scores for scores, _ in drawn], axis=1)
     low, high = np.empty(500), np.empty(500)
-    for at, (one, count) in enumerate(drawn):
-        low[at : at + 1], high[at : at + 1] = ratio_interval(one, count, draws=400, seed=at)
+    for row, (scores, count) in enumerate(drawn):
+        low[row : row + 1], high[row : row + 1] = ratio_interval(scores, count, draws=400, seed=row)
     covered = ((low <= rate) & (rate <= high)).mean()
     assert value.shape == (60, 500)
     assert 0.91 <= covered <= 0.98
 
 
-def test_an_interval_takes_two_texts():
+def test_an_interval_needs_two_texts():
     value = np.array([[1.0, 1.0], [2.0, 0.0]], np.float32)
     count = np.array([[2.0, 2.0], [2.0, 0.0]], np.float32)
     low, high = ratio_interval(value, count)
@@ -112,7 +112,7 @@ def test_an_interval_takes_two_texts():
 
 
 def test_a_case_worked_out_by_hand():
-    # 40 texts of 2 queries: 3 of 4 hit, a rule gets 1 of 2, chance is 1 of 10.
+    # 40 texts of 2 queries: hits 3 of 4, a heuristic 1 of 2, chance 1 of 10.
     value = np.tile([[2.0], [1.0]], (20, 1)).astype(np.float32)
     count = np.full((40, 1), 2.0, np.float32)
     nulls = {"chance": count / 10, "rule": count / 2, "absent": np.full_like(count, np.nan)}
@@ -135,14 +135,14 @@ def test_a_case_worked_out_by_hand():
         (FEWEST_TEXTS, (FEWEST_INSTANCES - 1) / FEWEST_TEXTS, False),
     ],
 )
-def test_too_little_to_judge(texts, each, judged):
+def test_few_texts_are_not_tested(texts, each, judged):
     count = np.full((texts, 1), each, np.float32)
     (verdict,) = judge([Family(count.copy(), count, {"chance": count / 10})], flips=99)
     assert verdict.effect[0] == pytest.approx(1.0)
     assert np.isnan(verdict.p[0]) != judged
 
 
-def test_a_question_that_was_never_asked_is_nan_and_not_zero():
+def test_a_hypothesis_without_queries_is_nan_and_not_zero():
     nothing = np.zeros((40, 1), np.float32)
     (verdict,) = judge([Family(nothing, nothing, {"chance": nothing})], flips=9)
     said = [verdict.effect, verdict.low, verdict.high, verdict.baseline, verdict.lift, verdict.p]
@@ -155,25 +155,25 @@ def test_the_order_of_texts_does_not_matter(seed):
     rng = np.random.default_rng(seed)
     value, count = drawn_scores(rng, 35, 0.4)
     order = rng.permutation(35)
-    (mine,) = judge([Family(value, count, {"chance": count / 3})], flips=9, draws=9)
-    (theirs,) = judge(
+    (first,) = judge([Family(value, count, {"chance": count / 3})], flips=9, draws=9)
+    (second,) = judge(
         [Family(value[order], count[order], {"chance": count[order] / 3})], flips=9, draws=9
     )
     for name in ("effect", "baseline", "lift", "n", "texts", "rates"):
-        np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-5)
+        np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-5)
 
 
 @given(st.integers(0, 200), seeds)
-def test_halves_are_halves(texts, seed):
+def test_the_halves_are_disjoint_and_complete(texts, seed):
     assert halves(texts, seed).sum() == texts // 2
 
 
-def test_lift_leaves_out_what_leaves_nothing_open():
-    found = lift(np.array([0.5, 1.0, 0.1]), np.array([0.5, 1.0, 0.2]))
-    np.testing.assert_allclose(found, [0.0, np.nan, -0.125])
+def test_lift_is_nan_where_chance_is_one():
+    lifts = lift(np.array([0.5, 1.0, 0.1]), np.array([0.5, 1.0, 0.2]))
+    np.testing.assert_allclose(lifts, [0.0, np.nan, -0.125])
 
 
-def test_the_best_rule_is_the_one_with_the_best_ratio_of_sums():
+def test_the_best_heuristic_has_the_best_ratio_of_sums():
     value = np.array([[[1.0, 0.0]], [[0.0, 3.0]]])  # 2 texts, 1 role, 2 rules
     assert best_of(value, np.array([[1.0], [9.0]])).tolist() == [1]
-    assert best_of(np.zeros((2, 1, 2)), np.zeros((2, 1))).tolist() == [0]  # nothing to choose by
+    assert best_of(np.zeros((2, 1, 2)), np.zeros((2, 1))).tolist() == [0]  # no queries to select on

@@ -1,4 +1,4 @@
-"""What always holds of the generated grammar, and its forms against written-out paradigms."""
+"""Laws of the generated grammar, and its forms compared with full paradigms."""
 
 import numpy as np
 import pytest
@@ -66,17 +66,17 @@ def test_every_sentence_parses_and_its_second_half_translates_the_first(seed, he
 
 
 @given(seeds)
-def test_what_is_held_out_never_occurs_unless_it_is_asked_for(seed):
-    line, asked = sentence(seed), sentence(seed, held_out=True)
+def test_held_out_combinations_occur_only_on_request(seed):
+    line, held_out_line = sentence(seed), sentence(seed, held_out=True)
     english, _ = halves(line)
     assert not {(line.verb, clause[0]) for clause in english} & GRAMMAR.held_out
-    clauses = [(asked.verb, clause[0]) for clause in halves(asked)[0]]
+    clauses = [(held_out_line.verb, clause[0]) for clause in halves(held_out_line)[0]]
     assert [cell for cell in clauses if cell in GRAMMAR.held_out] != []
     assert clauses[0] not in GRAMMAR.held_out
     assert sum(cell in GRAMMAR.held_out for cell in clauses) == 1
 
 
-def test_over_many_draws_every_other_cell_occurs_and_no_held_out_one():
+def test_over_many_draws_every_form_occurs_except_held_out_ones():
     rng = np.random.default_rng(0)
     lines = [GRAMMAR.line(rng) for _ in range(4000)]
     met = {(line.verb, clause[0]) for line in lines if line.verb for clause in halves(line)[0]}
@@ -88,20 +88,20 @@ def test_over_many_draws_every_other_cell_occurs_and_no_held_out_one():
 def test_one_sister_of_each_pair_is_held_out_for_every_verb(seed):
     held_out = Grammar(seed).held_out
     for verb in VERBS:
-        pronouns = {pronoun for one, pronoun in held_out if one == verb}
+        pronouns = {pronoun for sister, pronoun in held_out if sister == verb}
         assert [len(pronouns & pair) for pair in SISTERS] == [1, 1]
         assert len(pronouns) == 2
 
 
-def test_the_seed_decides_what_is_held_out():
+def test_the_seed_decides_the_held_out_combinations():
     assert Grammar(3).held_out == Grammar(3).held_out
     assert Grammar(3).held_out != Grammar(5).held_out
 
 
 @given(seeds)
 def test_the_same_draws_give_the_same_line(seed):
-    one, two = (GRAMMAR.line(np.random.default_rng(seed)) for _ in range(2))
-    assert one == two
+    first, second = (GRAMMAR.line(np.random.default_rng(seed)) for _ in range(2))
+    assert first == second
 
 
 @given(seeds, st.booleans())
@@ -119,7 +119,7 @@ def test_the_vocabulary_starts_with_the_special_tokens_and_has_every_word_once()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_shares_are_kept(share):
+def test_shares_of_line_kinds_are_kept(share):
     rng = np.random.default_rng(0)
     grammar = Grammar(repeat_share=share)
     lines = [grammar.line(rng) for _ in range(600)]
@@ -142,11 +142,11 @@ def test_no_form_belongs_to_two_verbs_or_two_tenses():
             for tense in TENSES:
                 for pronoun in PRONOUNS:
                     owners.setdefault(form(verb, tense, pronoun), set()).add((verb, tense))
-        assert {word: who for word, who in owners.items() if len(who) > 1} == {}
+        assert {word: owned for word, owned in owners.items() if len(owned) > 1} == {}
 
 
 def test_no_word_has_two_parts_of_speech_or_languages():
-    cells = [(verb, tense, who) for verb in VERBS for tense in TENSES for who in PRONOUNS]
+    cells = [(verb, tense, pronoun) for verb in VERBS for tense in TENSES for pronoun in PRONOUNS]
     groups = [
         {english_form(*cell) for cell in cells},
         {spanish_form(*cell) for cell in cells},
@@ -158,9 +158,9 @@ def test_no_word_has_two_parts_of_speech_or_languages():
 def test_he_and_she_share_every_form_and_so_do_yall_and_they():
     for verb in VERBS:
         for tense in TENSES:
-            for one, other in SISTERS:
+            for pronoun, sister in SISTERS:
                 for form in (english_form, spanish_form):
-                    assert form(verb, tense, one) == form(verb, tense, other)
+                    assert form(verb, tense, pronoun) == form(verb, tense, sister)
 
 
 SPANISH = {
@@ -202,7 +202,7 @@ ENGLISH = {  # I, he, we; then the past
 
 @pytest.mark.parametrize(("cell", "paradigm"), SPANISH.items())
 def test_spanish_paradigms(cell, paradigm):
-    assert [spanish_form(*cell, who) for who in ("I", "you", "he", "we", "they")] == (
+    assert [spanish_form(*cell, pronoun) for pronoun in ("I", "you", "he", "we", "they")] == (
         paradigm.split()
     )
 
@@ -210,13 +210,13 @@ def test_spanish_paradigms(cell, paradigm):
 @pytest.mark.parametrize(("verb", "paradigm"), ENGLISH.items())
 def test_english_paradigms(verb, paradigm):
     *present, past = paradigm.split()
-    assert [english_form(verb, "present", who) for who in ("I", "he", "we")] == present
-    assert {english_form(verb, "past", who) for who in PRONOUNS} == {past}
+    assert [english_form(verb, "present", pronoun) for pronoun in ("I", "he", "we")] == present
+    assert {english_form(verb, "past", pronoun) for pronoun in PRONOUNS} == {past}
 
 
 def test_the_english_verb_to_be():
-    present = [english_form("be", "present", who) for who in PRONOUNS]
-    past = [english_form("be", "past", who) for who in PRONOUNS]
+    present = [english_form("be", "present", pronoun) for pronoun in PRONOUNS]
+    past = [english_form("be", "past", pronoun) for pronoun in PRONOUNS]
     assert list(PRONOUNS) == ["I", "you", "he", "she", "we", "y'all", "they"]
     assert present == ["am", "are", "is", "is", "are", "are", "are"]
     assert past == ["was", "were", "was", "was", "were", "were", "were"]
@@ -229,7 +229,7 @@ def test_relations_of_a_written_out_line():
     words = words_of("<bos> I work , he never works = yo trabajo , él nunca trabaja <eos> <pad>")
     #          0   1   2  3  4   5     6   7  8     9   10 11   12     13     14    15
     assert {name: sorted(pairs) for name, pairs in relations(words).items()} == {
-        "previous token": [(at, at - 1) for at in range(1, 15)],
+        "previous token": [(position, position - 1) for position in range(1, 15)],
         "subject": [(2, 1), (6, 4), (9, 8), (13, 11)],
         "same stem": [(6, 2), (13, 9)],
         "verb translation": [(9, 2), (13, 6)],
@@ -246,59 +246,69 @@ def test_relations_of_a_written_out_line():
 def test_relations_of_a_written_out_repetition():
     words = words_of("<bos> = ya work él ya work él ya")
     #          0   1  2  3   4  5   6   7  8
-    found = relations(words)
-    assert found["earlier copy"] == [(5, 2), (6, 3), (7, 4), (8, 2), (8, 5)]
-    assert found["after earlier copy"] == [(5, 3), (6, 4), (7, 5), (8, 3), (8, 6)]
-    assert found["previous token"] == [(at, at - 1) for at in range(1, 9)]
+    relation_pairs = relations(words)
+    assert relation_pairs["earlier copy"] == [(5, 2), (6, 3), (7, 4), (8, 2), (8, 5)]
+    assert relation_pairs["after earlier copy"] == [(5, 3), (6, 4), (7, 5), (8, 3), (8, 6)]
+    assert relation_pairs["previous token"] == [
+        (position, position - 1) for position in range(1, 9)
+    ]
     grammatical = RELATIONS.keys() - {"earlier copy", "after earlier copy", "previous token"}
-    assert all(found[name] == [] for name in grammatical)
+    assert all(relation_pairs[name] == [] for name in grammatical)
 
 
-def test_a_wrong_translation_is_none():
-    found = relations(words_of("I eat , he eats = yo como , ella vivía"))
-    assert found["verb translation"] == [(7, 1)]
-    assert found["pronoun translation"] == [(6, 0)]
-    assert found["same stem"] == [(4, 1)]
+def test_a_wrong_translation_is_no_relation():
+    relation_pairs = relations(words_of("I eat , he eats = yo como , ella vivía"))
+    assert relation_pairs["verb translation"] == [(7, 1)]
+    assert relation_pairs["pronoun translation"] == [(6, 0)]
+    assert relation_pairs["same stem"] == [(4, 1)]
 
 
 @given(seeds, st.integers(0, 40))
-def test_relations_hold_in_every_beginning_of_a_line(seed, length):
+def test_relations_hold_in_every_prefix_of_a_line(seed, length):
     words = [BOS, *sentence(seed).words, EOS]
     whole, part = relations(words), relations(words[:length])
     for name, pairs in part.items():
-        # What a word will be followed by is not known at the end of a beginning.
+        # At the end of a prefix the next word is unknown.
         assert set(pairs) <= set(whole[name])
         assert set(pairs) >= {(q, k) for q, k in whole[name] if q < length - 1}
 
 
 @given(seeds)
-def test_relations_point_at_what_they_say(seed):
+def test_relations_point_at_the_described_words(seed):
     words = (BOS, *sentence(seed).words, EOS, PAD)
-    found = relations(words)
+    relation_pairs = relations(words)
     equals = words.index("=")
     clauses = words.count(",") // 2 + 1
-    assert len(found["subject"]) == 2 * clauses
-    assert len(found["verb translation"]) == len(found["pronoun translation"]) == clauses
-    assert len(found["same stem"]) == clauses * (clauses - 1)
-    for verb, subject in found["subject"]:
+    assert len(relation_pairs["subject"]) == 2 * clauses
+    assert (
+        len(relation_pairs["verb translation"])
+        == len(relation_pairs["pronoun translation"])
+        == clauses
+    )
+    assert len(relation_pairs["same stem"]) == clauses * (clauses - 1)
+    for verb, subject in relation_pairs["subject"]:
         assert words[subject] in {*PRONOUNS, *PRONOUNS.values()}
         assert verb - subject in (1, 2)
-    for target, source in found["pronoun translation"]:
+    for target, source in relation_pairs["pronoun translation"]:
         assert words[target] == PRONOUNS[words[source]]
-    for target, source in found["verb translation"] + found["pronoun translation"]:
+    for target, source in (
+        relation_pairs["verb translation"] + relation_pairs["pronoun translation"]
+    ):
         assert source < equals < target
     for name in ("subject", "same stem", "verb translation", "pronoun translation"):
-        assert found[f"next {name}"] == [(query - 1, key) for query, key in found[name]]
+        assert relation_pairs[f"next {name}"] == [
+            (query - 1, key) for query, key in relation_pairs[name]
+        ]
 
 
 @given(seeds)
-def test_in_a_repetition_what_follows_the_earlier_copy_comes_next(seed):
+def test_the_word_after_the_earlier_copy_comes_next(seed):
     words = (BOS, *repeat(seed).words)
-    found = relations(words)
-    assert found["earlier copy"]
-    for query, key in found["earlier copy"]:
+    relation_pairs = relations(words)
+    assert relation_pairs["earlier copy"]
+    for query, key in relation_pairs["earlier copy"]:
         assert words[query] == words[key]
-    for query, key in found["after earlier copy"]:
+    for query, key in relation_pairs["after earlier copy"]:
         assert key <= query
         assert query + 1 == len(words) or words[query + 1] == words[key]
 
@@ -307,8 +317,8 @@ def test_in_a_repetition_what_follows_the_earlier_copy_comes_next(seed):
 def test_repetitions_have_no_delimiter_and_vary_in_distance(seed):
     distances = {
         query - key
-        for at in range(40)
-        for query, key in relations(repeat(seed + at).words)["earlier copy"][:1]
+        for offset in range(40)
+        for query, key in relations(repeat(seed + offset).words)["earlier copy"][:1]
     }
     assert len(distances) > 5
     assert distances <= set(range(5, 17))
@@ -317,14 +327,14 @@ def test_repetitions_have_no_delimiter_and_vary_in_distance(seed):
 @given(seeds, st.booleans())
 def test_every_relation_has_a_sentence_and_no_key_after_its_query(seed, held_out):
     words = (BOS, *GRAMMAR.line(np.random.default_rng(seed), held_out).words, EOS, PAD, PAD)
-    found = GRAMMAR.relations(words)
-    assert found.keys() == RELATIONS.keys()
-    for pairs in found.values():
+    relation_pairs = GRAMMAR.relations(words)
+    assert relation_pairs.keys() == RELATIONS.keys()
+    for pairs in relation_pairs.values():
         assert len(set(pairs)) == len(pairs)
         assert all(0 <= key <= query < len(words) - 2 for query, key in pairs)
 
 
-def test_padding_takes_part_in_nothing_on_either_side():
+def test_padding_on_either_side_is_in_no_relation():
     words = words_of("<bos> I work , he works")
     shifted = relations([PAD, PAD, *words, PAD])
     for name, pairs in relations(words).items():

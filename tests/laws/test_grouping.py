@@ -1,4 +1,4 @@
-"""Grouping shares the features with the least loss, and rotates only what positions leave free."""
+"""Grouping shares features with the least loss, and mixes only those that positions allow."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -98,7 +98,7 @@ def test_the_loss_is_the_weighted_error(kind: str, n: int, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["all", "pairs", "some"])
 @given(seed=seeds)
-def test_no_other_shared_features_lose_less(kind: str, seed: int) -> None:
+def test_shared_features_lose_least(kind: str, seed: int) -> None:
     torch.manual_seed(seed)
     symmetries = _symmetries(kind, 8)
     heads = _heads(3, 8, symmetries)
@@ -131,12 +131,12 @@ def test_clusters_are_all_heads_in_equal_groups(n_groups: int, size: int, seed: 
     groups = cluster(apart, n_groups)
     assert sorted(head for group in groups for head in group) == [*range(n)]
     assert {len(group) for group in groups} == {size}
-    # No two heads would do better in each other's place.
+    # No swap of two heads would be better.
     inside = _inside(apart, groups)
-    for one, two in ((i, j) for i in range(n) for j in range(i)):
-        swap = {one: two, two: one}
-        other = [[swap.get(head, head) for head in group] for group in groups]
-        assert inside <= _inside(apart, other) + 1e-9
+    for first, second in ((i, j) for i in range(n) for j in range(i)):
+        swap = {first: second, second: first}
+        swapped = [[swap.get(head, head) for head in group] for group in groups]
+        assert inside <= _inside(apart, swapped) + 1e-9
 
 
 def _inside(apart: np.ndarray, groups: list[list[int]]) -> float:
@@ -144,7 +144,7 @@ def _inside(apart: np.ndarray, groups: list[list[int]]) -> float:
 
 
 @given(n_groups, sizes, seeds)
-def test_heads_that_are_alike_come_together(n_groups: int, size: int, seed: int) -> None:
+def test_similar_heads_form_a_group(n_groups: int, size: int, seed: int) -> None:
     kinds = np.random.default_rng(seed).permutation(np.repeat(np.arange(n_groups), size))
     groups = cluster((kinds[:, None] != kinds).astype(float), n_groups)
     assert sorted(groups) == sorted(
@@ -152,30 +152,30 @@ def test_heads_that_are_alike_come_together(n_groups: int, size: int, seed: int)
     )
 
 
-def test_neighbors_stay_in_order() -> None:
+def test_neighbors_are_grouped_in_order() -> None:
     assert neighbors(6, 2) == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 @pytest.mark.parametrize("width", [0, 4, 8])
-def test_positions_bind_pairs(pairing: Literal["half", "interleaved"], width: int) -> None:
+def test_rope_ties_pairs_of_features(pairing: Literal["half", "interleaved"], width: int) -> None:
     rope = RoPE(width, pairing=pairing) if width else None
     keys, values = _free(MultiHeadAttention(16, 2, head_dim=8, bias=True, rope=rope).double())
     half = width // 2
-    wanted = [(i, i + half) if pairing == "half" else (2 * i, 2 * i + 1) for i in range(half)]
-    assert [*map(tuple, keys.pairs.tolist())] == wanted
+    expected = [(i, i + half) if pairing == "half" else (2 * i, 2 * i + 1) for i in range(half)]
+    assert [*map(tuple, keys.pairs.tolist())] == expected
     assert keys.free.tolist() == [*range(width, 8)]
     assert values.free.tolist() == [*range(8)]
 
 
-def test_norms_bind_keys_and_not_values() -> None:
+def test_norms_restrict_keys_and_not_values() -> None:
     keys, values = _free(MultiHeadAttention(16, 2, qk_norm=True).double())
     assert (len(keys.free), len(keys.pairs), len(values.free)) == (0, 0, 8)
     assert (str(keys), str(values)) == ("averaged", "8 features mixed")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_low_precision_binds_no_more(dtype: torch.dtype) -> None:
+def test_low_precision_restricts_no_more(dtype: torch.dtype) -> None:
     keys, _ = _free(MultiHeadAttention(64, 2, rope=RoPE(16)).to(dtype))
     assert str(keys) == "16 features mixed, 16 features rotated in pairs"
 

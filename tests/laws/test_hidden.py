@@ -1,4 +1,4 @@
-"""What a mask hides reaches nothing, whatever it holds: on every kernel, in every precision."""
+"""Hidden keys change nothing, whatever they hold: on every kernel, in every precision."""
 
 from typing import Any
 
@@ -20,26 +20,26 @@ dtypes = pytest.mark.parametrize(
 
 @st.composite
 def spoilt(draw: st.DrawFn, *, extras: bool) -> tuple[Problem, Problem, torch.Tensor]:
-    """A masked problem, the same with a few wild numbers in it, and the rows that these reach."""
+    """A masked problem, a copy with a few nonfinite values, and the rows that see them."""
     problem = draw(problems(extras=extras))
-    how = {"causal": True} | problem.how
+    options = {"causal": True} | problem.how
     wild = [x.clone() for x in problem.qkv]
     for x in wild:
         for _ in range(draw(st.integers(0, 2))):
-            at = tuple(draw(st.integers(0, size - 1)) for size in x.shape)
-            x[at] = draw(st.sampled_from(WILD))
+            index = tuple(draw(st.integers(0, size - 1)) for size in x.shape)
+            x[index] = draw(st.sampled_from(WILD))
     q_bad, k_bad, v_bad = (~x.isfinite().all(-1) for x in wild)
     groups = wild[0].shape[1] // wild[1].shape[1]
-    seen = attend(*problem.qkv, **how, need_weights=True).weights > 0
+    visible = attend(*problem.qkv, **options, need_weights=True).weights > 0
     bad = (k_bad | v_bad).repeat_interleave(groups, 1)[:, :, None] | q_bad[..., None]
-    calm = Problem(*(torch.where(x.isfinite(), x, 0.0) for x in wild), how)
-    assume(not seen.all())
-    return calm, Problem(*wild, how), (seen & bad).any(-1)
+    calm = Problem(*(torch.where(x.isfinite(), x, 0.0) for x in wild), options)
+    assume(not visible.all())
+    return calm, Problem(*wild, options), (visible & bad).any(-1)
 
 
-def _in(dtype: torch.dtype, how: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with their floats in another type."""
-    return {n: how[n].to(dtype) if n in ("bias", "sinks") else how[n] for n in how}
+def _in(dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with floats in another dtype."""
+    return {n: options[n].to(dtype) if n in ("bias", "sinks") else options[n] for n in options}
 
 
 def _with_gradients(
@@ -56,7 +56,7 @@ def _with_gradients(
 @pytest.mark.parametrize("backend", ["fused", "rows"])
 @settings(max_examples=25)
 @given(data=st.data())
-def test_what_is_hidden_reaches_nothing_whatever_it_holds(
+def test_hidden_keys_change_nothing_whatever_they_hold(
     backend: str, dtype: torch.dtype, data: st.DataObject
 ) -> None:
     calm, wild, reached = data.draw(spoilt(extras=backend == "rows"))
@@ -66,16 +66,16 @@ def test_what_is_hidden_reaches_nothing_whatever_it_holds(
     assert not heads[reached].isfinite().any()
     for ours, theirs, x in zip(grads, expected_grads, wild.qkv, strict=True):
         assert torch.equal(ours, torch.where(x.isfinite(), theirs, 0.0))
-    with torch.no_grad():  # where heads are looked at, not inputs
+    with torch.no_grad():  # where the heads are checked, not the inputs
         heads, expected = (
-            attend(*(x.to(dtype) for x in one.qkv), **_in(dtype, one.how), backend=backend)
-            for one in (wild, calm)
+            attend(*(x.to(dtype) for x in problem.qkv), **_in(dtype, problem.how), backend=backend)
+            for problem in (wild, calm)
         )
     assert torch.equal(heads[~reached], expected[~reached])
 
 
 def _forms(T: int) -> dict[str, dict[str, Any]]:
-    """A mask in each form that torch's kernel takes, with a bias and without."""
+    """A mask in each form that torch's kernel takes, with and without a bias."""
     rng = torch.Generator().manual_seed(T)
     lower = torch.ones(T, T).tril().bool()
     return {
@@ -98,45 +98,49 @@ FORMS = [*_forms(8)]
 @pytest.mark.parametrize(
     ("T", "backend"), [(24, "fused"), (300, "fused"), (24, "rows")]
 )  # whole, in blocks of rows, in cells
-def test_hidden_numbers_far_off_move_nothing(
+def test_huge_hidden_numbers_change_nothing(
     T: int, backend: str, form: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    how, at = _in(dtype, _forms(T)[form]), T - 5
+    options, position = _in(dtype, _forms(T)[form]), T - 5
     calm = [torch.randn(1, 2, T, 8) for _ in range(3)]
-    calm[0][:, :, :-1].abs_()  # so that it is not the last row which tells of a positive key
+    calm[0][:, :, :-1].abs_()  # so that not only the last row sees the largest logit
     calm[0][:, :, -1].abs_().neg_()
-    seen = attend(*calm, **_in(torch.float32, how), need_weights=True).weights[0] > 0
-    rows = ~seen[:, :, at].any(0)
+    visible = attend(*calm, **_in(torch.float32, options), need_weights=True).weights[0] > 0
+    rows = ~visible[:, :, position].any(0)
     assert rows.any()
-    rows[at] = False
+    rows[position] = False
     for x in calm:
-        x[:, :, at, 0] = 0.0
-    expected = _found(calm, how, dtype, rows, backend)
+        x[:, :, position, 0] = 0.0
+    expected = _found(calm, options, dtype, rows, backend)
     for part, number in [(1, torch.inf), (1, 3e38), (1, -3e38), (2, 3e38), (0, -3e38)]:
         far = [x.clone() for x in calm]
-        far[part][0, 0, at, 0] = number
-        for ours, theirs in zip(_found(far, how, dtype, rows, backend), expected, strict=True):
+        far[part][0, 0, position, 0] = number
+        for ours, theirs in zip(_found(far, options, dtype, rows, backend), expected, strict=True):
             assert torch.equal(ours, theirs)
             assert ours.isfinite().all()
 
 
 def _found(
-    qkv: list[torch.Tensor], how: dict[str, Any], dtype: torch.dtype, rows: torch.Tensor, by: str
+    qkv: list[torch.Tensor],
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    rows: torch.Tensor,
+    by: str,
 ) -> list[torch.Tensor]:
-    """Heads of some rows, and the gradients that they give."""
+    """Heads of some rows, and their gradients."""
     most = torch.finfo(dtype).max
     q, k, v = (torch.where(x.abs() == 3e38, most * x.sign(), x.double()).to(dtype) for x in qkv)
     with torch.no_grad():
-        heads = attend(q, k, v, **how, backend=by)[:, :, rows]
+        heads = attend(q, k, v, **options, backend=by)[:, :, rows]
     inputs = [x.requires_grad_() for x in (q, k, v)]
-    learned = attend(*inputs, **how, backend=by)[:, :, rows]
+    learned = attend(*inputs, **options, backend=by)[:, :, rows]
     return [heads, learned.detach(), *torch.autograd.grad(learned.square().sum(), inputs)]
 
 
 @pytest.mark.parametrize("number", [3e38, -3e38])
 @pytest.mark.parametrize(("T", "alibi"), [(30, True), (300, False)])
-def test_a_later_token_whose_logits_overflow_moves_nothing(
+def test_a_later_token_whose_logits_overflow_changes_nothing(
     T: int, alibi: bool, number: float
 ) -> None:
     torch.manual_seed(0)
@@ -151,7 +155,7 @@ def test_a_later_token_whose_logits_overflow_moves_nothing(
         assert projection.weight.grad.isfinite().all()
 
 
-def test_a_learned_bias_gets_no_gradient_from_what_is_hidden() -> None:
+def test_a_learned_bias_gets_no_gradient_from_hidden_pairs() -> None:
     q, k, v = (torch.randn(1, 2, 9, 3) for _ in range(3))
     v[:, :, -1] = torch.finfo(torch.float32).max
     bias = torch.zeros(9, 9, requires_grad=True)
@@ -160,20 +164,20 @@ def test_a_learned_bias_gets_no_gradient_from_what_is_hidden() -> None:
 
 
 @pytest.mark.parametrize("backend", ["fused", "rows"])
-def test_a_text_of_nothing_but_padding_may_hold_anything(backend: str) -> None:
+def test_a_text_of_padding_alone_may_hold_anything(backend: str) -> None:
     q, k, v = (torch.randn(2, 2, 5, 3) for _ in range(3))
     for x in (q, k, v):
         x[1] = torch.nan
         x.requires_grad_()
-    found = attend(
+    output = attend(
         q, k, v, mask=masks.padding([5, 0]) & masks.causal(), backend=backend,
         need_weights=True, need_lse=True,
     )  # fmt: skip
-    assert not found.heads[1].any()
-    assert not found.weights[1].any()
-    assert (found.lse[1] == -torch.inf).all()
-    assert found.lse[0].isfinite().all()
-    found.heads.sum().backward()
+    assert not output.heads[1].any()
+    assert not output.weights[1].any()
+    assert (output.lse[1] == -torch.inf).all()
+    assert output.lse[0].isfinite().all()
+    output.heads.sum().backward()
     for x in (q, k, v):
         assert x.grad[0].isfinite().all()
         assert not x.grad[1].any()

@@ -1,4 +1,4 @@
-"""Importance: gradients are slopes, ablation is what `ablate` does, and planted truth is found."""
+"""Importance: gradients are slopes, ablation agrees with `ablate`, planted heads are found."""
 
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def test_curvature_is_half_the_squared_jacobian(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("kind", ["Bert", "mini"])
 @pytest.mark.parametrize("method", METHODS)
-def test_the_only_head_that_matters_is_found(kind: str, method: str) -> None:
+def test_the_only_important_head_is_found(kind: str, method: str) -> None:
     if kind == "mini":
         model, batches = MiniGPT(MiniGPTConfig(13, 8, 12, 4, 2, 2)), _batches()
         batches = [{"input_ids": batch["input_ids"]} for batch in batches]
@@ -128,7 +128,7 @@ def test_the_only_head_that_matters_is_found(kind: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [*METHODS, SHORT])
-def test_the_model_is_left_as_it_was(method: str | Gates) -> None:
+def test_the_model_is_unchanged(method: str | Gates) -> None:
     model = zoo.make("Bert").train()
     model.encoder.layer[0].eval()
     model.embeddings.requires_grad_(False)
@@ -204,27 +204,27 @@ def test_rounds_separate_heads_that_back_each_other_up() -> None:
     assert again.importance[last] > 5 * max(again.importance[first], once.importance[twins[0]])
 
 
-def test_several_rounds_begin_with_the_order_of_one() -> None:
+def test_several_rounds_start_with_the_order_of_one() -> None:
     model, batches = zoo.make("Llama"), _batches()
-    one, many = (importance(model, batches, rounds=rounds) for rounds in (1, 4))
-    assert many.order()[:2] == one.order()[:2]
+    single, many = (importance(model, batches, rounds=rounds) for rounds in (1, 4))
+    assert many.order()[:2] == single.order()[:2]
     gone = [row for row in range(8) if many.round[row] == 0]
-    np.testing.assert_allclose(many.per_text[:, gone], one.per_text[:, gone])
+    np.testing.assert_allclose(many.per_text[:, gone], single.per_text[:, gone])
 
 
 @pytest.mark.parametrize("logit", [-3.0, 0.0, 2.0])
-def test_a_gate_is_open_as_often_as_its_chance_says(logit: float) -> None:
+def test_a_gate_is_open_with_its_probability(logit: float) -> None:
     gates = draw_gates(torch.full((7,), logit).double(), 20000, torch.Generator().manual_seed(1))
     assert ((gates >= 0) & (gates <= 1)).all()
     chance = open_chance(torch.tensor([logit], dtype=torch.float64)).item()
     assert (gates > 0).double().mean().item() == pytest.approx(chance, abs=0.005)
-    # The other end by symmetry: wholly open as often as a gate of the opposite logit is closed.
-    other = open_chance(torch.tensor([-logit], dtype=torch.float64)).item()
-    assert (gates == 1).double().mean().item() == pytest.approx(1 - other, abs=0.005)
+    # By symmetry: fully open as often as a gate of the opposite logit is fully closed.
+    closed = open_chance(torch.tensor([-logit], dtype=torch.float64)).item()
+    assert (gates == 1).double().mean().item() == pytest.approx(1 - closed, abs=0.005)
 
 
 @pytest.mark.full
-def test_learned_gates_keep_the_only_head_that_matters() -> None:
+def test_learned_gates_keep_the_only_important_head() -> None:
     model, only = zoo.make("Bert"), Head("", 1, 2)
     with torch.no_grad():
         for attention in find_attentions(model):
@@ -238,7 +238,7 @@ def test_learned_gates_keep_the_only_head_that_matters() -> None:
 
 
 @pytest.mark.full
-def test_what_costs_more_is_closed_more_and_draws_come_again() -> None:
+def test_a_higher_penalty_closes_more_gates_reproducibly() -> None:
     model, batches = zoo.make("GPT2"), _batches()
     cheap, dear, again = (
         importance(model, batches, Gates(penalty, steps=40, seeds=2)).per_text
@@ -271,24 +271,24 @@ def test_an_interrupted_ablation_resumes(tmp_path: Path, method: str, rounds: in
     expected = importance(
         model, batches, method, rounds=rounds, on_progress=lambda done, _: whole.append(done)
     )
-    how = {"rounds": rounds, "resume": path}
+    options = {"rounds": rounds, "resume": path}
     steps: list[list[int]] = []
     for after in (3, 2 * len(_batches()), 7):  # within a batch, at its end, in the next
         steps.append([])
         with pytest.raises(_StopError):
-            importance(model, batches, method, **how, on_progress=_stopping(after, steps[-1]))
+            importance(model, batches, method, **options, on_progress=_stopping(after, steps[-1]))
         assert path.exists()
     steps.append([])
     scores = importance(
-        model, batches, method, **how, on_progress=lambda done, _: steps[-1].append(done)
+        model, batches, method, **options, on_progress=lambda done, _: steps[-1].append(done)
     )
     assert (scores.per_text == expected.per_text).all()
     assert (scores.round == expected.round).all()
-    assert [done for attempt in steps for done in attempt] == whole  # nothing twice
+    assert [done for attempt in steps for done in attempt] == whole  # nothing is computed twice
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_checkpoint_is_written_as_it_fills(
+def test_the_checkpoint_is_written_during_scoring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headwise.scoring._checkpoint._SECONDS", 0.0)
@@ -302,7 +302,7 @@ def test_the_checkpoint_is_written_as_it_fills(
     assert all(written)
 
 
-def test_texts_are_read_with_their_tokenizer() -> None:
+def test_texts_are_encoded_with_their_tokenizer() -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -310,9 +310,9 @@ def test_texts_are_read_with_their_tokenizer() -> None:
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a"))
     tokenizer.pre_tokenizer = Whitespace()
     model = MiniGPT(MiniGPTConfig(3, 8, 12, 4, 2, 2)).eval()
-    one = {"input_ids": torch.tensor([[0, 1, 2]])}
-    # A batch alone is no list of texts, though what it holds goes by names.
-    alone, listed = (importance(model, given, tokenizer=tokenizer) for given in (one, [one]))
+    batch = {"input_ids": torch.tensor([[0, 1, 2]])}
+    # A single batch is no list of texts, although it is a mapping.
+    alone, listed = (importance(model, texts, tokenizer=tokenizer) for texts in (batch, [batch]))
     np.testing.assert_array_equal(alone.per_text, listed.per_text)
     scores: Scores = importance(model, ["a b c", "c b"], tokenizer=tokenizer)
     ids = [{"input_ids": torch.tensor([[2, 1]])}, {"input_ids": torch.tensor([[0, 1, 2]])}]
@@ -321,7 +321,7 @@ def test_texts_are_read_with_their_tokenizer() -> None:
     assert (scores.loss, len(scores.model)) == ("lm", 16)
 
 
-def test_a_masked_model_has_to_find_what_was_hidden() -> None:
+def test_a_masked_model_predicts_hidden_tokens() -> None:
     import transformers
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -337,13 +337,13 @@ def test_a_masked_model_has_to_find_what_was_hidden() -> None:
         intermediate_size=8, max_position_embeddings=40,
     )  # fmt: skip
     model, read = transformers.BertForMaskedLM(config).eval(), []
-    model.register_forward_pre_hook(lambda _, args, given: read.append(given), with_kwargs=True)
+    model.register_forward_pre_hook(lambda _, args, inputs: read.append(inputs), with_kwargs=True)
     texts = ["[CLS] " + "a b " * 15, "[CLS] b"]
     scores = importance(model, texts, tokenizer=tokenizer)
     assert scores.loss == "masked-lm"
-    for given in read:
-        hidden = given["input_ids"] == 1
+    for inputs in read:
+        hidden = inputs["input_ids"] == 1
         assert hidden.sum(1).tolist() == [1, 4]  # 15 % of 1 and of 30 words, one at least
-        assert (given["labels"] != -100).equal(hidden)
-        assert not (hidden & (given["labels"] < 3)).any()
-        assert given["input_ids"].equal(read[0]["input_ids"])
+        assert (inputs["labels"] != -100).equal(hidden)
+        assert not (hidden & (inputs["labels"] < 3)).any()
+        assert inputs["input_ids"].equal(read[0]["input_ids"])

@@ -1,4 +1,4 @@
-"""A write that is killed at any step leaves the old or the new whole, and the next one sweeps."""
+"""A write killed at any step leaves the old or the new file whole; the next one cleans up."""
 
 import errno
 import os
@@ -18,14 +18,16 @@ WRITER = Path(__file__).parent / "killed_writer.py"
 @pytest.mark.parametrize(
     ("kind", "exchange"), [("file", "yes"), ("folder", "yes"), ("folder", "no")]
 )
-def test_killed_at_every_step(kind: str, exchange: str, tmp_path: Path) -> None:
+def test_a_write_killed_at_any_step_leaves_a_whole_file(
+    kind: str, exchange: str, tmp_path: Path
+) -> None:
     command = [sys.executable, str(WRITER), kind, exchange, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 30
 
 
-def test_the_system_exchanges_folders_in_one_step(tmp_path: Path) -> None:
+def test_the_operating_system_exchanges_folders_atomically(tmp_path: Path) -> None:
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "content").write_text(name)
@@ -37,22 +39,22 @@ def test_the_system_exchanges_folders_in_one_step(tmp_path: Path) -> None:
         _scratch.exchange(tmp_path / "one", tmp_path / "nowhere")
 
 
-def test_a_sweep_leaves_what_a_living_process_writes(tmp_path: Path) -> None:
+def test_cleaning_up_keeps_files_of_a_living_process(tmp_path: Path) -> None:
     with (
         write_beside(tmp_path / "one.json") as file,
         folder_beside(tmp_path / "folder", False) as folder,
     ):
         file.write_text("one")
         (folder / "content").write_text("mine")
-        with write_beside(tmp_path / "other.json") as other:
-            other.write_text("other")
+        with write_beside(tmp_path / "other.json") as open_file:
+            open_file.write_text("other")
         _scratch.sweep(tmp_path)
         assert file.read_text() == "one"
         assert (folder / "content").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "one.json", "other.json"]
 
 
-def test_a_sweep_leaves_what_is_not_ours(tmp_path: Path) -> None:
+def test_cleaning_up_keeps_files_of_others(tmp_path: Path) -> None:
     for name in (".headwise-00000000-abc.json", ".one-abc.json", "headwise-abc"):
         (tmp_path / name).write_text("theirs")
     (tmp_path / f"{_scratch.PREFIX}link").symlink_to(tmp_path / "headwise-abc")
@@ -63,7 +65,7 @@ def test_a_sweep_leaves_what_is_not_ours(tmp_path: Path) -> None:
     assert not (tmp_path / f"{_scratch.PREFIX}dead.json").exists()
 
 
-def test_all_is_on_the_disk_before_it_takes_its_place(
+def test_files_are_synced_before_they_are_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -99,7 +101,7 @@ def test_a_full_disk_is_an_output_error(write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "half\ud800"])
-def test_a_name_that_no_file_can_have(name: str, tmp_path: Path) -> None:
+def test_a_file_name_that_is_too_long(name: str, tmp_path: Path) -> None:
     with (
         pytest.raises(OutputError, match=r"cannot be written \("),
         folder_beside(tmp_path / name, False),

@@ -1,4 +1,4 @@
-"""What always holds of the Mini-GPT: of its answers, its files and its training."""
+"""Laws of the Mini-GPT: its outputs, its files and its training."""
 
 import dataclasses
 import functools
@@ -55,27 +55,27 @@ def some_tokens(seed, B=2, T=11):
     return torch.randint(4, len(GRAMMAR.vocabulary), (B, T), generator=generator)
 
 
-def assert_same_weights(one, two):
-    one, two = one.state_dict(), two.state_dict()
-    assert one.keys() == two.keys()
-    for name in one:
-        assert torch.equal(one[name], two[name]), name
+def assert_same_weights(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
 
 
 # The model.
 
 
 @given(seeds, st.integers(1, 10))
-def test_the_future_never_moves_the_past(seed, at):
+def test_later_tokens_never_change_earlier_outputs(seed, position):
     model, ids = small_model(seed), some_tokens(seed)
     changed = ids.clone()
-    changed[:, at:] = some_tokens(seed + 1)[:, at:]
-    torch.testing.assert_close(model(ids)[:, :at], model(changed)[:, :at])
-    torch.testing.assert_close(model(ids)[:, :at], model(ids[:, :at]))
+    changed[:, position:] = some_tokens(seed + 1)[:, position:]
+    torch.testing.assert_close(model(ids)[:, :position], model(changed)[:, :position])
+    torch.testing.assert_close(model(ids)[:, :position], model(ids[:, :position]))
 
 
 @given(seeds, st.integers(0, 7), st.sampled_from(["left", "right"]))
-def test_padding_never_moves_the_text(seed, amount, side):
+def test_padding_never_changes_the_text(seed, amount, side):
     model, ids = small_model(seed, n_kv_heads=1), some_tokens(seed)
     padding = ids.new_zeros(len(ids), amount)
     real, ones = torch.zeros_like(padding), torch.ones_like(ids)
@@ -93,7 +93,7 @@ def test_padding_on_the_right_needs_no_mask():
     torch.testing.assert_close(model(padded)[:, :11], model(ids))
 
 
-def test_every_parameter_takes_part():
+def test_every_parameter_gets_a_gradient():
     model = small_model()
     model(some_tokens(0, T=37)).square().sum().backward()
     for name, parameter in model.named_parameters():
@@ -105,9 +105,9 @@ def test_every_parameter_takes_part():
 
 
 @given(seeds)
-def test_words_come_back_from_their_tokens(seed):
-    words = [GRAMMAR.vocabulary[4 + (seed * 31 + at) % (len(GRAMMAR.vocabulary) - 4)]
-             for at in range(13)]  # fmt: skip
+def test_decoding_tokens_returns_the_words(seed):
+    words = [GRAMMAR.vocabulary[4 + (seed * 31 + index) % (len(GRAMMAR.vocabulary) - 4)]
+             for index in range(13)]  # fmt: skip
     encoding = TOKENIZER.encode(" ".join(words))
     assert encoding.tokens == [BOS, *words]
     assert TOKENIZER.decode(encoding.ids) == " ".join(words)
@@ -122,7 +122,7 @@ def test_every_word_is_one_token_in_the_order_of_the_vocabulary():
 
 
 @given(seeds)
-def test_a_row_is_a_line_between_its_ends_and_padding_behind(seed):
+def test_a_row_is_a_line_with_special_tokens_and_padding(seed):
     ids = draw_batch(GRAMMAR, TOKENIZER, 3, seed=(seed,))
     assert torch.equal(ids, draw_batch(GRAMMAR, TOKENIZER, 3, seed=(seed,)))
     for row in ids:
@@ -136,19 +136,19 @@ def test_a_row_is_a_line_between_its_ends_and_padding_behind(seed):
 # Training.
 
 
-def test_the_same_settings_give_the_same_weights_and_leave_the_callers_numbers(tmp_path):
+def test_the_same_settings_give_the_same_weights_and_leave_the_random_state(tmp_path):
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    one = train(SMALL, tmp_path / "one")
+    run = train(SMALL, tmp_path / "one")
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(6)
-    assert_same_weights(one.model, train(SMALL, tmp_path / "two").model)
+    assert_same_weights(run.model, train(SMALL, tmp_path / "two").model)
 
 
 def test_another_seed_gives_other_weights(tmp_path):
-    one = train(SMALL, tmp_path / "one")
+    run = train(SMALL, tmp_path / "one")
     two = train(dataclasses.replace(SMALL, seed=1), tmp_path / "two")
-    assert not torch.equal(one.model.head.weight, two.model.head.weight)
+    assert not torch.equal(run.model.head.weight, two.model.head.weight)
 
 
 @pytest.mark.parametrize("last", [1, 3, 6, 7])
@@ -160,11 +160,11 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path, last):
     resumed = train(SMALL, tmp_path / "cut", on_progress=lambda step, *_: steps.append(step))
     assert steps == list(range({1: 0, 3: 2, 6: 6, 7: 7}[last] + 1, 8))
     assert_same_weights(whole.model, resumed.model)
-    told = [run.facts() | {"seconds": 0} for run in (whole, resumed)]
-    assert told[0] == told[1]
+    facts = [run.facts() | {"seconds": 0} for run in (whole, resumed)]
+    assert facts[0] == facts[1]
 
 
-def test_an_interruption_while_writing_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+def test_an_interrupted_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):
     from headwise import _tensors
 
     write, calls = _tensors.save_file, []
@@ -186,17 +186,17 @@ def test_an_interruption_while_writing_leaves_the_checkpoint_before(tmp_path, mo
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
-    one = train(SMALL, tmp_path)
+    run = train(SMALL, tmp_path)
     two = train(SMALL, tmp_path, on_progress=interrupt_after(1))
-    assert_same_weights(one.model, two.model)
-    assert one.facts() == two.facts()
+    assert_same_weights(run.model, two.model)
+    assert run.facts() == two.facts()
 
 
 def test_progress_counts_every_step(tmp_path):
-    told = []
-    train(SMALL, tmp_path, on_progress=lambda *what: told.append(what))
-    assert [(step, total) for step, total, _ in told] == [(step, 7) for step in range(1, 8)]
-    assert all(4 < loss < 9 for *_, loss in told)
+    calls = []
+    train(SMALL, tmp_path, on_progress=lambda *arguments: calls.append(arguments))
+    assert [(step, total) for step, total, _ in calls] == [(step, 7) for step in range(1, 8)]
+    assert all(4 < loss < 9 for *_, loss in calls)
 
 
 def test_training_lowers_the_loss_and_learns_the_line(tmp_path):
@@ -210,7 +210,7 @@ def test_training_lowers_the_loss_and_learns_the_line(tmp_path):
     assert trained.evaluation.seen.loss < 4
 
 
-def test_facts_are_what_was_written_and_hold_no_nan(tmp_path):
+def test_facts_equal_the_file_and_have_no_nan(tmp_path):
     trained = train(dataclasses.replace(SMALL, adverb_share=0.0), tmp_path)
     written = json.loads((tmp_path / "training.json").read_text("utf-8"))
     assert written == {
@@ -223,7 +223,7 @@ def test_facts_are_what_was_written_and_hold_no_nan(tmp_path):
 
 
 @given(st.integers(1, 300), st.integers(0, 50))
-def test_the_rate_rises_then_falls_to_a_tenth(steps, warmup):
+def test_the_learning_rate_rises_then_falls_to_a_tenth(steps, warmup):
     settings = TrainSettings(steps=steps, warmup=warmup, learning_rate=0.5)
     rates = [settings.learning_rate_at(step) for step in range(steps)]
     assert all(0 < rate <= 0.5 for rate in rates)
@@ -236,7 +236,7 @@ def test_the_rate_rises_then_falls_to_a_tenth(steps, warmup):
 
 
 @pytest.mark.parametrize("sizes", [{}, {"n_kv_heads": 1, "n_layers": 1, "mlp_ratio": 3}])
-def test_what_was_saved_loads_equal(tmp_path, sizes):
+def test_a_saved_file_loads_equal(tmp_path, sizes):
     model = small_model(3, **sizes)
     save(model, TOKENIZER, tmp_path / "a" / "b")
     again, tokenizer = load(tmp_path / "a" / "b")
@@ -263,11 +263,11 @@ def test_training_saves_the_model_it_returns(tmp_path):
     assert_same_weights(trained.model, load(tmp_path)[0])
 
 
-# Judging and sampling.
+# Evaluation and sampling.
 
 
 class Knowing(MiniGPT):
-    """Looks the next token up in the very batch it is judged on."""
+    """A predictor that looks the next token up in the evaluated batch."""
 
     def __init__(self, wrong_after=None):
         super().__init__(MiniGPTConfig(len(GRAMMAR.vocabulary)))
@@ -280,7 +280,7 @@ class Knowing(MiniGPT):
         return 50 * torch.nn.functional.one_hot(following, len(GRAMMAR.vocabulary)).float()
 
 
-def test_who_knows_every_word_is_right_everywhere():
+def test_a_perfect_predictor_scores_one_everywhere():
     judged = evaluate(Knowing(), TOKENIZER, GRAMMAR, lines=37)
     for scores in (judged.held_out, judged.seen):
         assert dataclasses.asdict(scores) == {
@@ -289,20 +289,20 @@ def test_who_knows_every_word_is_right_everywhere():
     assert judged.copying == 1
 
 
-def test_who_errs_after_a_pronoun_fails_where_no_adverb_stands():
+def test_a_predictor_wrong_after_pronouns_fails_without_adverbs():
     judged = evaluate(Knowing(wrong_after="he"), TOKENIZER, GRAMMAR, lines=211)
     assert judged.held_out.conjugation_with_adverb == 1
     assert 0.5 < judged.held_out.conjugation_without_adverb < 0.95
     assert judged.held_out.translation == 1
 
 
-def test_who_errs_after_the_equals_sign_translates_nothing():
+def test_a_predictor_wrong_after_the_equals_sign_translates_nothing():
     judged = evaluate(Knowing(wrong_after="="), TOKENIZER, GRAMMAR, lines=29)
     assert judged.seen.translation == judged.held_out.translation == 0
     assert judged.seen.conjugation == 1
 
 
-def test_judging_is_repeatable_and_leaves_the_mode():
+def test_evaluation_is_repeatable_and_keeps_the_mode():
     model = small_model().train()
     judged = [evaluate(model, TOKENIZER, GRAMMAR, lines=5) for _ in range(2)]
     assert dataclasses.astuple(judged[0].held_out)[0] == dataclasses.astuple(judged[1].held_out)[0]
@@ -311,7 +311,7 @@ def test_judging_is_repeatable_and_leaves_the_mode():
 
 @settings(max_examples=12)
 @given(seeds, st.sampled_from([0, 1, 40]), st.sampled_from([0.0, 0.7, 1.0]))
-def test_a_sample_goes_on_from_its_prompt_repeatably(seed, words, temperature):
+def test_a_sample_continues_its_prompt_repeatably(seed, words, temperature):
     model = small_model(seed)
     draw = {"max_new_tokens": words, "temperature": temperature, "seed": seed}
     text = sample(model, TOKENIZER, "I work , y'all", **draw)
@@ -328,6 +328,6 @@ def test_the_likeliest_words_are_those_of_the_logits():
     assert torch.equal(likeliest[2:-1], ids[0, 3:])
 
 
-def test_a_cold_draw_takes_the_likeliest_word():
+def test_a_low_temperature_takes_the_likeliest_word():
     model = small_model(2)
     assert sample(model, TOKENIZER, "I", temperature=1e-6) == sample(model, TOKENIZER, "I")

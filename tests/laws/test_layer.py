@@ -1,4 +1,4 @@
-"""What holds for every layer: it equals the definition, whatever its sizes, masks and inputs."""
+"""Every layer equals the definition, whatever its sizes, masks and inputs."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ B, T, S, D_MODEL, KDIM, VDIM = 2, 5, 7, 12, 11, 13
 
 @dataclass(frozen=True)
 class Call:
-    """A layer in float64, what it is given, and how it attends."""
+    """A layer in float64, its inputs, and its keyword arguments."""
 
     layer: MultiHeadAttention
     inputs: tuple[Tensor, ...]
@@ -32,7 +32,7 @@ class Call:
 
 @st.composite
 def options(draw: st.DrawFn, n_heads: int) -> dict[str, Any]:
-    """What a constructor takes beside its sizes; each is more often left out than not."""
+    """Optional constructor arguments; each is omitted more often than not."""
     head_dim = draw(st.integers(2, 5))
     ropes = st.builds(RoPE, width=st.sampled_from([2, head_dim // 2 * 2]))
     sinks = torch.randn(n_heads, dtype=torch.float64)
@@ -66,16 +66,16 @@ def calls(draw: st.DrawFn) -> Call:
     layer = MultiHeadAttention(d_model, H, n_kv_heads, **draw(options(H)), **widths)
     shapes = ((B, T, d_model), (B, S, kdim), (B, S, vdim))[:n_inputs]
     inputs = tuple(torch.randn(*s, generator=rng, dtype=torch.float64) for s in shapes)
-    how: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if draw(st.booleans()):
         shape = draw(st.sampled_from([(T, S), (B, 1, 1, S), (B, 1, T, S), (B, H, T, S)]))
-        seen = torch.rand(*shape, generator=rng) < draw(st.sampled_from([0.2, 0.8]))
+        visible = torch.rand(*shape, generator=rng) < draw(st.sampled_from([0.2, 0.8]))
         additive = torch.randn(*shape, generator=rng, dtype=torch.float64)
-        additive = additive.masked_fill(~seen, -torch.inf)
-        how["mask"] = draw(st.sampled_from([seen, additive]))
+        additive = additive.masked_fill(~visible, -torch.inf)
+        arguments["mask"] = draw(st.sampled_from([visible, additive]))
     if draw(st.booleans()):
-        how["causal"] = True
-    return Call(layer.double(), inputs, how)
+        arguments["causal"] = True
+    return Call(layer.double(), inputs, arguments)
 
 
 @given(call=calls())
@@ -87,29 +87,29 @@ def test_a_layer_equals_the_definition(call: Call) -> None:
 
 
 @given(call=calls())
-def test_asking_for_weights_does_not_change_a_bit(call: Call) -> None:
+def test_requesting_weights_does_not_change_a_bit(call: Call) -> None:
     plain = call.layer(*call.inputs, **call.how)
     assert torch.equal(plain, call.layer(*call.inputs, **call.how, need_weights=True).out)
 
 
 @given(call=calls(), need_weights=st.booleans(), grad=st.booleans())
-def test_log_sum_exps_come_along_and_change_nothing(
+def test_requesting_log_sum_exps_changes_nothing(
     call: Call, need_weights: bool, grad: bool
 ) -> None:
     with torch.set_grad_enabled(grad):
         plain = call.layer(*call.inputs, **call.how)
-        told = call.layer(*call.inputs, **call.how, need_weights=need_weights, need_lse=True)
-    assert torch.equal(plain, told.out)
+        output = call.layer(*call.inputs, **call.how, need_weights=need_weights, need_lse=True)
+    assert torch.equal(plain, output.out)
     lse, weights = by_definition_with_lse(call.layer, *call.inputs, **call.how)
-    close(told.lse, lse)
+    close(output.lse, lse)
     if need_weights:
-        close(told.weights, weights)
+        close(output.weights, weights)
     else:
-        assert told.weights is None
+        assert output.weights is None
 
 
 @given(call=calls())
-def test_weights_are_of_each_head(call: Call) -> None:
+def test_weights_have_a_row_for_each_head(call: Call) -> None:
     _, weights = call.layer(*call.inputs, **call.how, need_weights=True)
     query, key = call.inputs[0], call.inputs[:2][-1]
     assert weights.shape == (len(query), call.layer.n_heads, query.shape[1], key.shape[1])
@@ -133,7 +133,7 @@ def test_weights_are_of_each_head(call: Call) -> None:
     ],
     ids=["causal", "window", "not", "padding", "documents", "blocked"],
 )
-def test_a_lazy_mask_is_the_mask_it_stands_for(mask: masks.Mask, visible: Tensor) -> None:
+def test_a_lazy_mask_equals_its_dense_mask(mask: masks.Mask, visible: Tensor) -> None:
     layer = MultiHeadAttention(D_MODEL, 3).double()
     x = torch.randn(B, T, D_MODEL, dtype=torch.float64)
     close(layer(x, mask=mask), by_definition(layer, x, mask=visible)[0])
@@ -155,7 +155,7 @@ def test_a_query_without_keys_adds_zeros_before_the_output_projection(bias: bool
     assert not x.grad[1].any()
 
 
-def test_dropout_is_for_training_alone() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     layer = MultiHeadAttention(D_MODEL, 3, dropout=0.5)
     x = torch.randn(B, T, D_MODEL)
     trained = layer(x)
@@ -185,14 +185,14 @@ def _reloaded(layer: MultiHeadAttention) -> MultiHeadAttention:
 
 
 @pytest.mark.parametrize("remade", [_copied, _pickled, _reloaded])
-def test_a_remade_layer_gives_the_same_bits(remade: Any) -> None:
+def test_a_copied_layer_gives_the_same_bits(remade: Any) -> None:
     layer = MultiHeadAttention(D_MODEL, 4, 2, kdim=KDIM, vdim=VDIM, bias=True)
     inputs = torch.randn(B, T, D_MODEL), torch.randn(B, S, KDIM), torch.randn(B, S, VDIM)
     before = layer(*inputs)
-    other = remade(layer)
-    assert torch.equal(before, other(*inputs))
-    torch.nn.init.zeros_(other.out_proj.weight)
-    assert torch.equal(before, layer(*inputs))  # nothing is shared
+    copied = remade(layer)
+    assert torch.equal(before, copied(*inputs))
+    torch.nn.init.zeros_(copied.out_proj.weight)
+    assert torch.equal(before, layer(*inputs))  # no tensor is shared
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
@@ -201,24 +201,24 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
     inputs = [x, *layer.parameters()]
     plain = torch.autograd.grad(layer(x, causal=True).square().sum(), inputs)
     again = checkpoint(layer, x, causal=True, use_reentrant=False)
-    for one, two in zip(plain, torch.autograd.grad(again.square().sum(), inputs), strict=True):
-        assert torch.equal(one, two)
+    for before, after in zip(plain, torch.autograd.grad(again.square().sum(), inputs), strict=True):
+        assert torch.equal(before, after)
 
 
 @given(call=calls())
-def test_gradients_are_those_of_small_steps(call: Call) -> None:
+def test_gradients_equal_finite_differences(call: Call) -> None:
     inputs = [x.clone().requires_grad_() for x in call.inputs]
     assert torch.autograd.gradcheck(lambda *x: call.layer(*x, **call.how), inputs, fast_mode=True)
 
 
 def test_the_projections_are_called_as_modules() -> None:
     layer = MultiHeadAttention(D_MODEL, 3)
-    seen = []
+    called = []
     for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
         hook = layer.get_submodule(name).register_forward_hook
-        hook(lambda *_, name=name: seen.append(name))
+        hook(lambda *_, name=name: called.append(name))
     layer(torch.randn(B, T, D_MODEL))
-    assert seen == ["q_proj", "k_proj", "v_proj", "out_proj"]
+    assert called == ["q_proj", "k_proj", "v_proj", "out_proj"]
 
 
 @pytest.mark.parametrize("sinks", [0.5, torch.linspace(-1, 1, 4)], ids=["one", "each"])
@@ -226,19 +226,19 @@ def test_the_projections_are_called_as_modules() -> None:
 def test_constant_sinks_survive_the_meta_device(sinks: Any, assign: bool) -> None:
     layer = MultiHeadAttention(12, 4, sinks=sinks)
     with torch.device("meta"):
-        other = MultiHeadAttention(12, 4, sinks=sinks)
-    other = other if assign else other.to_empty(device="cpu")
-    other.load_state_dict(layer.state_dict(), assign=assign)
+        loaded = MultiHeadAttention(12, 4, sinks=sinks)
+    loaded = loaded if assign else loaded.to_empty(device="cpu")
+    loaded.load_state_dict(layer.state_dict(), assign=assign)
     x = torch.randn(2, 3, 12)
-    assert torch.equal(other(x), layer(x))
-    assert not torch.equal(other(x), MultiHeadAttention(12, 4).requires_grad_(False)(x))
+    assert torch.equal(loaded(x), layer(x))
+    assert not torch.equal(loaded(x), MultiHeadAttention(12, 4).requires_grad_(False)(x))
 
 
-def test_a_layer_tells_what_it_is() -> None:
+def test_the_repr_of_a_layer_lists_its_arguments() -> None:
     layer = MultiHeadAttention(
         D_MODEL, 4, 2, rope=RoPE(2), softcap=3.0, window=(4, 0), position_bias=T5Bias(4)
     )
-    told = repr(layer)
-    assert "d_model=12, n_heads=4, n_kv_heads=2, head_dim=3, v_head_dim=3, rope=RoPE(" in told
-    assert "HeadAttention(dropout=0.0, softcap=3.0, window=(4, 0))" in told
-    assert "max_distance=128, bidirectional=True" in told
+    text = repr(layer)
+    assert "d_model=12, n_heads=4, n_kv_heads=2, head_dim=3, v_head_dim=3, rope=RoPE(" in text
+    assert "HeadAttention(dropout=0.0, softcap=3.0, window=(4, 0))" in text
+    assert "max_distance=128, bidirectional=True" in text

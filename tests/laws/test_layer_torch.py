@@ -1,4 +1,4 @@
-"""What holds between the layer and torch's own: the same numbers there and back, and each name."""
+"""Conversion from and to torch's layer keeps every number, name and mode."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ options = st.fixed_dictionaries(
 )
 
 
-def _theirs(**how: Any) -> nn.MultiheadAttention:
-    module = nn.MultiheadAttention(D_MODEL, **how).double()
+def _theirs(**options: Any) -> nn.MultiheadAttention:
+    module = nn.MultiheadAttention(D_MODEL, **options).double()
     for parameter in module.parameters():
         nn.init.normal_(parameter)
     return module
@@ -37,30 +37,32 @@ def _inputs(module: nn.MultiheadAttention) -> tuple[Tensor, ...]:
     return tuple(torch.randn(B, *shape, dtype=torch.float64) for shape in widths)
 
 
-def _run(module: nn.MultiheadAttention, inputs: tuple[Tensor, ...], **how: Any) -> tuple[Any, Any]:
-    """Batch first, and without the weight of the further key of zeros."""
+def _run(
+    module: nn.MultiheadAttention, inputs: tuple[Tensor, ...], **options: Any
+) -> tuple[Any, Any]:
+    """Call torch's layer batch first, and drop the weight of the added zero key."""
     if module.batch_first:
-        out, weights = module(*inputs, average_attn_weights=False, **how)
+        out, weights = module(*inputs, average_attn_weights=False, **options)
     else:
         turned = (x.transpose(0, 1) for x in inputs)
-        out, weights = module(*turned, average_attn_weights=False, **how)
+        out, weights = module(*turned, average_attn_weights=False, **options)
         out = out.transpose(0, 1)
     return out, weights[..., :S]
 
 
-@given(how=options)
-def test_a_layer_made_from_torch_gives_the_same(how: dict[str, Any]) -> None:
-    theirs = _theirs(**how)
+@given(config=options)
+def test_a_layer_converted_from_torch_gives_the_same_output(config: dict[str, Any]) -> None:
+    theirs = _theirs(**config)
     inputs = _inputs(theirs)
     out, weights = _run(theirs, inputs)
-    found = MultiHeadAttention.from_torch(theirs)(*inputs, need_weights=True)
-    torch.testing.assert_close(found.out, out)
-    torch.testing.assert_close(found.weights, weights)
+    output = MultiHeadAttention.from_torch(theirs)(*inputs, need_weights=True)
+    torch.testing.assert_close(output.out, out)
+    torch.testing.assert_close(output.weights, weights)
 
 
-@given(how=options)
-def test_there_and_back_no_bit_is_lost(how: dict[str, Any]) -> None:
-    theirs = _theirs(**how)
+@given(config=options)
+def test_converting_to_torch_and_back_loses_no_bit(config: dict[str, Any]) -> None:
+    theirs = _theirs(**config)
     back = MultiHeadAttention.from_torch(theirs).to_torch()
     assert back.batch_first
     assert back.state_dict().keys() == theirs.state_dict().keys()
@@ -70,17 +72,17 @@ def test_there_and_back_no_bit_is_lost(how: dict[str, Any]) -> None:
     torch.testing.assert_close(_run(back, inputs)[0], _run(theirs, inputs)[0])
 
 
-def test_their_masks_are_ours_turned_round() -> None:
+def test_masks_of_torch_are_the_inverse_of_ours() -> None:
     theirs = _theirs(num_heads=3)
     inputs = _inputs(theirs)
     blocked = torch.rand(T, S) < 0.3
     padding = torch.arange(S) >= torch.tensor([[S], [4]])
     out, _ = _run(theirs, inputs, attn_mask=blocked, key_padding_mask=padding)
-    seen = ~(blocked | padding[:, None, None])  # B 1 T S
-    torch.testing.assert_close(MultiHeadAttention.from_torch(theirs)(*inputs, mask=seen), out)
+    visible = ~(blocked | padding[:, None, None])  # B 1 T S
+    torch.testing.assert_close(MultiHeadAttention.from_torch(theirs)(*inputs, mask=visible), out)
 
 
-def test_dtype_mode_and_dropout_come_along() -> None:
+def test_dtype_mode_and_dropout_are_converted() -> None:
     theirs = nn.MultiheadAttention(D_MODEL, 3, dropout=0.25, dtype=torch.bfloat16).eval()
     ours = MultiHeadAttention.from_torch(theirs)
     assert (ours.attention.dropout, ours.training) == (0.25, False)
@@ -89,11 +91,11 @@ def test_dtype_mode_and_dropout_come_along() -> None:
     assert (back.dropout, back.training, back.out_proj.weight.dtype) == (0.25, True, torch.bfloat16)
 
 
-@given(how=options, frozen=st.sets(st.integers(0, 5)))
-def test_what_is_not_trained_stays_so(how: dict[str, Any], frozen: set[int]) -> None:
-    theirs = _theirs(**how)
-    for at, parameter in enumerate(theirs.parameters()):
-        parameter.requires_grad_(at not in frozen)
+@given(config=options, frozen=st.sets(st.integers(0, 5)))
+def test_frozen_parameters_stay_frozen(config: dict[str, Any], frozen: set[int]) -> None:
+    theirs = _theirs(**config)
+    for index, parameter in enumerate(theirs.parameters()):
+        parameter.requires_grad_(index not in frozen)
     ours = MultiHeadAttention.from_torch(theirs)
     packed = theirs.in_proj_weight
     for role in "qkv":
@@ -105,42 +107,42 @@ def test_what_is_not_trained_stays_so(how: dict[str, Any], frozen: set[int]) -> 
     assert {name: tensor.requires_grad for name, tensor in back} == trained
 
 
-@pytest.mark.parametrize("how", [{}, {"kdim": 11, "vdim": 13}], ids=["packed", "unpacked"])
-def test_a_larger_model_reads_their_names_too(how: dict[str, int]) -> None:
-    theirs = nn.ModuleDict({"a": nn.ModuleDict({"attention": _theirs(num_heads=3, **how)})})
-    ours = MultiHeadAttention(D_MODEL, 3, bias=True, **how).double()
+@pytest.mark.parametrize("config", [{}, {"kdim": 11, "vdim": 13}], ids=["packed", "unpacked"])
+def test_a_larger_model_loads_a_state_with_torch_names(config: dict[str, int]) -> None:
+    theirs = nn.ModuleDict({"a": nn.ModuleDict({"attention": _theirs(num_heads=3, **config)})})
+    ours = MultiHeadAttention(D_MODEL, 3, bias=True, **config).double()
     model = nn.ModuleDict({"a": nn.ModuleDict({"attention": ours})})
     model.load_state_dict(theirs.state_dict())
     inputs = _inputs(theirs["a"]["attention"])
     torch.testing.assert_close(ours(*inputs), _run(theirs["a"]["attention"], inputs)[0])
 
 
-def test_packed_tensors_are_cut_by_the_sizes_of_grouped_heads() -> None:
+def test_packed_tensors_are_split_by_the_sizes_of_grouped_heads() -> None:
     packed = torch.randn(12 + 3 + 2, D_MODEL)
     layer = MultiHeadAttention(D_MODEL, 4, 1, v_head_dim=2)
     layer.load_state_dict({"in_proj_weight": packed, "out_proj.weight": torch.ones(D_MODEL, 8)})
-    found = torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight])
-    assert torch.equal(found, packed)
+    weights = torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight])
+    assert torch.equal(weights, packed)
 
 
-def test_a_partial_state_is_taken_when_asked_for() -> None:
+def test_a_partial_state_loads_with_strict_false() -> None:
     layer = MultiHeadAttention(D_MODEL, 3)
-    found = layer.load_state_dict({"q_proj_weight": torch.ones(12, 12)}, strict=False)
+    keys = layer.load_state_dict({"q_proj_weight": torch.ones(12, 12)}, strict=False)
     assert layer.q_proj.weight.detach().eq(1).all()
-    assert found.missing_keys == ["k_proj.weight", "v_proj.weight", "out_proj.weight"]
+    assert keys.missing_keys == ["k_proj.weight", "v_proj.weight", "out_proj.weight"]
 
 
 class _Named(MultiHeadAttention):
-    """A subclass that takes what its base takes."""
+    """A subclass with the arguments of its base."""
 
     def __init__(self, *args: Any, name: str = "mine", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.name = name
 
 
-@given(how=options)
-def test_a_subclass_makes_layers_of_its_own_class(how: dict[str, Any]) -> None:
-    theirs = _theirs(**how)
+@given(config=options)
+def test_a_subclass_makes_layers_of_its_own_class(config: dict[str, Any]) -> None:
+    theirs = _theirs(**config)
     layer = _Named.from_torch(theirs)
     assert type(layer) is _Named
     assert layer.name == "mine"
@@ -150,7 +152,7 @@ def test_a_subclass_makes_layers_of_its_own_class(how: dict[str, Any]) -> None:
     assert torch.equal(layer(*inputs), base(*inputs))
 
 
-def test_a_subclass_stays_one_when_heads_are_cut_out() -> None:
+def test_pruning_keeps_the_subclass() -> None:
     layer = _Named(D_MODEL, 4, name="kept")
     layer.q_proj.eval()
     small = hw.prune(layer, [(0, 1)])

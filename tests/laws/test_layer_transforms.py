@@ -1,4 +1,4 @@
-"""What holds under torch's transforms: precisions, autocast, a batch of calls, gradients."""
+"""The layer under precisions, autocast, vmap and torch.func gradients."""
 
 from typing import Any
 
@@ -42,15 +42,15 @@ def _plain(layer: MultiHeadAttention, x: Tensor) -> Tensor:
 @each_half
 def test_half_precision_is_as_good_as_a_plain_implementation(half: torch.dtype) -> None:
     layer, x = _layer("plain").to(half).requires_grad_(False), torch.randn(B, T, D_MODEL).to(half)
-    found, plain = layer(x, causal=True), _plain(layer, x)
+    output, plain = layer(x, causal=True), _plain(layer, x)
     exact = layer.double()(x.double(), causal=True)
-    assert found.dtype == half
-    assert (found.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max()
+    assert output.dtype == half
+    assert (output.double() - exact).abs().max() <= 2 * (plain.double() - exact).abs().max()
 
 
 @each_kind
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_what_comes_in_comes_out_and_learns(kind: str, dtype: torch.dtype) -> None:
+def test_dtype_is_kept_and_gradients_are_finite(kind: str, dtype: torch.dtype) -> None:
     layer, x = _layer(kind).to(dtype), torch.randn(B, T, D_MODEL, dtype=dtype)
     out, weights = layer(x, causal=True, need_weights=True)
     assert out.dtype == dtype
@@ -63,70 +63,74 @@ def test_what_comes_in_comes_out_and_learns(kind: str, dtype: torch.dtype) -> No
 
 @each_kind
 @each_half
-def test_autocast_computes_in_half_and_learns_in_full(kind: str, half: torch.dtype) -> None:
+def test_autocast_computes_in_half_precision_with_float32_gradients(
+    kind: str, half: torch.dtype
+) -> None:
     layer, x = _layer(kind), torch.randn(B, T, D_MODEL)
     with torch.autocast("cpu", half):
-        found = layer(x, causal=True)
+        output = layer(x, causal=True)
         cached = layer(x, causal=True, cache=KVCache())
         mixed = layer(x.to(half), x)
-    assert found.dtype == cached.dtype == mixed.dtype == half
-    torch.testing.assert_close(found.float(), layer(x, causal=True), rtol=0.05, atol=0.05)
-    found.float().square().sum().backward()
+    assert output.dtype == cached.dtype == mixed.dtype == half
+    torch.testing.assert_close(output.float(), layer(x, causal=True), rtol=0.05, atol=0.05)
+    output.float().square().sum().backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in layer.parameters())
 
 
 @each_kind
-def test_sizes_alone_are_enough_to_know_what_comes_out(kind: str) -> None:
+def test_meta_tensors_give_the_output_shapes(kind: str) -> None:
     layer, x = _layer(kind).to("meta"), torch.randn(B, T, D_MODEL, device="meta")
     with torch.no_grad():
         cached = layer(x, causal=True, cache=KVCache())
     assert cached.shape == layer(x, causal=True).shape == layer(x).shape == x.shape
-    found = layer(x, causal=True, need_weights=True, need_lse=True)
-    assert found.weights.shape == (B, layer.n_heads, T, T)
-    assert found.lse.shape == (B, layer.n_heads, T)
+    output = layer(x, causal=True, need_weights=True, need_lse=True)
+    assert output.weights.shape == (B, layer.n_heads, T, T)
+    assert output.lse.shape == (B, layer.n_heads, T)
 
 
 @each_kind
-def test_a_batch_of_calls_is_each_call(kind: str) -> None:
+def test_vmap_over_inputs_equals_single_calls(kind: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(3, B, T, D_MODEL, dtype=torch.float64)
-    found = vmap(lambda one: layer(one, causal=True))(x)
-    torch.testing.assert_close(found, torch.stack([layer(one, causal=True) for one in x]))
+    mapped = vmap(lambda text: layer(text, causal=True))(x)
+    torch.testing.assert_close(mapped, torch.stack([layer(text, causal=True) for text in x]))
 
 
 @each_kind
 @pytest.mark.parametrize("name", ["q_proj.weight", "k_proj.weight", "v_proj.weight"])
-def test_layers_that_differ_in_one_part_are_each_layer(kind: str, name: str) -> None:
+def test_vmap_over_parameters_equals_single_layers(kind: str, name: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(B, T, D_MODEL, dtype=torch.float64)
     stack = torch.randn(3, *layer.get_parameter(name).shape, dtype=torch.float64)
 
-    def one(weight: Tensor) -> Tensor:
+    def call_layer(weight: Tensor) -> Tensor:
         return functional_call(layer, {name: weight}, (x,), {"causal": True})
 
     with torch.no_grad():
-        torch.testing.assert_close(vmap(one)(stack), torch.stack([one(x) for x in stack]))
+        torch.testing.assert_close(
+            vmap(call_layer)(stack), torch.stack([call_layer(x) for x in stack])
+        )
 
 
 @pytest.mark.parametrize("extras", [{}, {"need_lse": True}, {"softcap": 2.0}], ids=str)
 @pytest.mark.parametrize("name", ["q", "k", "v", "mask", "bias", "sinks"])
-@pytest.mark.parametrize("T", [T, 256])  # the longer one is for the native kernel
-def test_attend_maps_over_each_of_its_tensors(name: str, extras: dict[str, Any], T: int) -> None:
-    given = {part: torch.randn(B, 4, T, 32) for part in "qkv"}
-    given |= {"mask": torch.randn(B, 1, T, T) > -1, "bias": torch.randn(4, T, T)[None]}
-    given |= {"sinks": torch.randn(4)} if name == "sinks" else {}
-    stack = torch.stack([given[name], given[name].roll(1, -1)])
+@pytest.mark.parametrize("T", [T, 256])  # the longer text uses the native kernel
+def test_vmap_works_over_each_tensor_of_attend(name: str, extras: dict[str, Any], T: int) -> None:
+    inputs = {part: torch.randn(B, 4, T, 32) for part in "qkv"}
+    inputs |= {"mask": torch.randn(B, 1, T, T) > -1, "bias": torch.randn(4, T, T)[None]}
+    inputs |= {"sinks": torch.randn(4)} if name == "sinks" else {}
+    stack = torch.stack([inputs[name], inputs[name].roll(1, -1)])
 
-    def one(x: Tensor) -> tuple[Tensor, ...]:
-        found = attend(**given | {name: x}, causal=True, **extras)
-        return (found,) if isinstance(found, Tensor) else (found.heads, found.lse)
+    def attend_with(x: Tensor) -> tuple[Tensor, ...]:
+        output = attend(**inputs | {name: x}, causal=True, **extras)
+        return (output,) if isinstance(output, Tensor) else (output.heads, output.lse)
 
-    each = [one(x) for x in stack]
-    for ours, *theirs in zip(vmap(one)(stack), *each, strict=True):
+    each = [attend_with(x) for x in stack]
+    for ours, *theirs in zip(vmap(attend_with)(stack), *each, strict=True):
         torch.testing.assert_close(ours, torch.stack(theirs))
 
 
 @each_kind
 @pytest.mark.parametrize("training", [False, True])
-def test_a_layer_of_fake_tensors_tells_its_shape(kind: str, training: bool) -> None:
+def test_fake_tensors_give_the_output_shapes(kind: str, training: bool) -> None:
     with FakeTensorMode(), torch.set_grad_enabled(training):
         out, weights = _layer(kind)(torch.randn(B, 300, D_MODEL), causal=True, need_weights=True)
         assert _layer(kind)(torch.randn(B, 300, D_MODEL), causal=True).shape == out.shape
@@ -134,22 +138,22 @@ def test_a_layer_of_fake_tensors_tells_its_shape(kind: str, training: bool) -> N
 
 
 @pytest.mark.parametrize("kind", ["plain", "rope", "normed"])
-def test_gradients_of_each_text(kind: str) -> None:
+def test_gradients_per_text_equal_single_gradients(kind: str) -> None:
     layer, x = _layer(kind).double(), torch.randn(B, T, D_MODEL, dtype=torch.float64)
     parameters = dict(layer.named_parameters())
 
     def loss(parameters: dict[str, nn.Parameter], text: Tensor) -> Tensor:
         return functional_call(layer, parameters, text[None], {"causal": True}).square().sum()
 
-    found = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+    gradients = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
     for row in range(B):
-        one = torch.autograd.grad(loss(parameters, x[row]), list(parameters.values()))
-        for name, expected in zip(parameters, one, strict=True):
-            torch.testing.assert_close(found[name][row], expected)
+        single = torch.autograd.grad(loss(parameters, x[row]), list(parameters.values()))
+        for name, expected in zip(parameters, single, strict=True):
+            torch.testing.assert_close(gradients[name][row], expected)
 
 
-def test_the_whole_jacobian() -> None:
+def test_the_jacobian_equals_that_of_autograd() -> None:
     layer, x = _layer("rope").double(), torch.randn(1, 3, D_MODEL, dtype=torch.float64)
-    found = jacrev(lambda one: layer(one, causal=True))(x)
-    expected = torch.autograd.functional.jacobian(lambda one: layer(one, causal=True), x)
-    torch.testing.assert_close(found, expected)
+    actual = jacrev(lambda text: layer(text, causal=True))(x)
+    expected = torch.autograd.functional.jacobian(lambda text: layer(text, causal=True), x)
+    torch.testing.assert_close(actual, expected)

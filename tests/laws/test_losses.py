@@ -1,4 +1,4 @@
-"""Losses of each text: equal to Hugging Face's own, padding aside, and to their definitions."""
+"""Losses of each text equal Hugging Face's own without padding, and their definitions."""
 
 from typing import Any
 
@@ -61,8 +61,10 @@ def test_the_mini_gpt_has_a_language_model_loss() -> None:
 def test_the_masked_loss_counts_masked_tokens() -> None:
     model = _bert("MaskedLM")
     hidden = [[-100] * len(ids) for ids in TEXTS]
-    for at, labels in enumerate(hidden):
-        labels[at] = TEXTS[at][min(at, len(TEXTS[at]) - 1)] if at < len(labels) else labels[0]
+    for index, labels in enumerate(hidden):
+        labels[index] = (
+            TEXTS[index][min(index, len(TEXTS[index]) - 1)] if index < len(labels) else labels[0]
+        )
     hidden[1][1] = 6
     batch = padded(TEXTS, "right")
     batch["labels"] = torch.full_like(batch["input_ids"], -100)
@@ -81,7 +83,9 @@ def test_the_masked_loss_counts_masked_tokens() -> None:
         ({"num_labels": 2, "problem_type": "multi_label_classification"}, [[1.0, 0.0]] * 3),
     ],
 )
-def test_a_label_loss_is_that_of_the_models_head(more: dict[str, Any], labels: list[Any]) -> None:
+def test_a_label_loss_equals_that_of_the_models_head(
+    more: dict[str, Any], labels: list[Any]
+) -> None:
     model = _bert("SequenceClassification", **more)
     batch = padded(TEXTS, "right") | {"labels": torch.tensor(labels)}
     np.testing.assert_allclose(_ours(model, batch, "label"), _each_alone(model, labels), rtol=1e-5)
@@ -98,8 +102,8 @@ def test_labels_of_tokens_count_for_their_text() -> None:
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize(("pooling", "which"), [("mean", ...), ("first", 0), ("last", -1)])
-def test_the_embedding_loss_is_one_minus_the_cosine(side: str, pooling: Any, which: Any) -> None:
+@pytest.mark.parametrize(("pooling", "index"), [("mean", ...), ("first", 0), ("last", -1)])
+def test_the_embedding_loss_is_one_minus_the_cosine(side: str, pooling: Any, index: Any) -> None:
     states = torch.randn(2, 3, 7, 5)  # twice three texts
     batch = padded(TEXTS, side)
     loss = embedding(pooling)
@@ -108,7 +112,7 @@ def test_the_embedding_loss_is_one_minus_the_cosine(side: str, pooling: Any, whi
     for text, ids in enumerate(TEXTS):
         tokens = slice(0, len(ids)) if side == "right" else slice(7 - len(ids), 7)
         x, y = (state[text, tokens] for state in states)
-        x, y = (z.mean(0) if which is ... else z[which] for z in (x, y))
+        x, y = (z.mean(0) if index is ... else z[index] for z in (x, y))
         expected = 1 - torch.cosine_similarity(x, y, dim=0)
         torch.testing.assert_close(losses[text], expected)
     torch.testing.assert_close(loss.per_text(states[0], batch, full), torch.zeros(3))

@@ -1,4 +1,4 @@
-"""Masks are rules: combined before or after they become tensors, they say the same."""
+"""Masks are rules: combining them before or after they become tensors is the same."""
 
 import torch
 from hypothesis import given
@@ -44,48 +44,50 @@ def _full(mask: Mask) -> torch.Tensor:
     return mask.dense(T, S).expand(2, 1, T, S)
 
 
-@given(one=_some(), two=_some())
-def test_combining_rules_is_combining_tensors(one: Mask, two: Mask) -> None:
-    assert torch.equal(_full(one & two), _full(one) & _full(two))
-    assert torch.equal(_full(one | two), _full(one) | _full(two))
-    assert torch.equal(_full(~one), ~_full(one))
-    assert torch.equal(_full(~(one & two)), _full(~one | ~two))
+@given(first=_some(), second=_some())
+def test_combining_masks_equals_combining_tensors(first: Mask, second: Mask) -> None:
+    assert torch.equal(_full(first & second), _full(first) & _full(second))
+    assert torch.equal(_full(first | second), _full(first) | _full(second))
+    assert torch.equal(_full(~first), ~_full(first))
+    assert torch.equal(_full(~(first & second)), _full(~first | ~second))
 
 
-@given(one=_some(), two=_some(), rows=st.tuples(st.integers(0, T), st.integers(0, T)))
-def test_outside_its_extent_a_rule_sees_nothing(one: Mask, two: Mask, rows: tuple) -> None:
+@given(first=_some(), second=_some(), rows=st.tuples(st.integers(0, T), st.integers(0, T)))
+def test_a_mask_hides_everything_outside_its_extent(first: Mask, second: Mask, rows: tuple) -> None:
     block = range(*sorted(rows))
-    for mask in (one, two, one & two, one | two, ~one, one & ~two):
+    for mask in (first, second, first & second, first | second, ~first, first & ~second):
         extent = mask.extent(block, T, S)
-        seen = _full(mask)[:, :, block.start : block.stop]
+        visible = _full(mask)[:, :, block.start : block.stop]
         outside = torch.ones(S, dtype=torch.bool)
         outside[extent.start : extent.stop] = False
-        assert not seen[..., outside].any()
+        assert not visible[..., outside].any()
         shared = mask.shared(block, T, S)
-        assert seen[..., shared.start : shared.stop].all()
+        assert visible[..., shared.start : shared.stop].all()
 
 
 @given(mask=_some(), rows=st.tuples(st.integers(0, T), st.integers(0, T)))
-def test_a_tile_is_a_part_of_the_whole(mask: Mask, rows: tuple) -> None:
+def test_a_tile_is_a_slice_of_the_dense_mask(mask: Mask, rows: tuple) -> None:
     block = range(*sorted(rows))
     tile = Tile(T, S, block, range(2, 6), torch.device("cpu"))
     whole = _full(mask)[:, :, block.start : block.stop, 2:6]
     assert torch.equal(mask.tile(tile).expand(2, 1, len(block), 4), whole)
 
 
-@given(one=_some(), two=_some())
-def test_what_a_simpler_rule_leaves_out_hides_nothing(one: Mask, two: Mask) -> None:
-    for mask in (one, one & two, one | two):
+@given(first=_some(), second=_some())
+def test_simplifying_a_mask_drops_only_rules_that_hide_nothing(first: Mask, second: Mask) -> None:
+    for mask in (first, first & second, first | second):
         simple = mask.simplify(T, S)
         assert torch.equal(
             _full(masks.window((None, None)) if simple is None else simple), _full(mask)
         )
 
 
-@given(one=_some(), two=_some(), seed=st.integers(0, 2**31))
-def test_a_rule_reaches_what_one_of_its_keys_marks(one: Mask, two: Mask, seed: int) -> None:
+@given(first=_some(), second=_some(), seed=st.integers(0, 2**31))
+def test_reaches_finds_the_queries_that_see_a_marked_key(
+    first: Mask, second: Mask, seed: int
+) -> None:
     marked = torch.rand(2, 3, S, generator=torch.Generator().manual_seed(seed)) < 0.3
-    for mask in (one, two, one & two, ~one):
+    for mask in (first, second, first & second, ~first):
         expected = (_full(mask) & marked[:, :, None]).any(-1)
         assert torch.equal(mask.reaches(marked, T).expand_as(expected), expected)
 
@@ -103,25 +105,25 @@ def test_a_window_counts_the_keys_beside_the_query() -> None:
 
 
 def test_both_polarities_and_additive_masks_mean_the_same() -> None:
-    seen = torch.rand(4, 6) < 0.5
-    additive = torch.zeros(4, 6).masked_fill(~seen, -torch.inf)
-    lowest = torch.zeros(4, 6).masked_fill(~seen, torch.finfo(torch.float32).min)
+    visible = torch.rand(4, 6) < 0.5
+    additive = torch.zeros(4, 6).masked_fill(~visible, -torch.inf)
+    lowest = torch.zeros(4, 6).masked_fill(~visible, torch.finfo(torch.float32).min)
     for mask in (
-        masks.from_blocked(~seen),
+        masks.from_blocked(~visible),
         masks.from_additive(additive),
         masks.from_additive(lowest),
     ):
-        assert torch.equal(mask.dense(4, 6)[0, 0], seen)
+        assert torch.equal(mask.dense(4, 6)[0, 0], visible)
 
 
 def test_a_flex_mask_counts_queries_from_the_first() -> None:
     block_mask = create_block_mask(lambda b, h, q, k: k <= q, None, None, T, S, device="cpu")
-    seen = torch.ones(T, S, dtype=torch.bool).tril()
-    assert torch.equal(masks.from_flex(block_mask).dense(T, S)[0, 0], seen)
+    visible = torch.ones(T, S, dtype=torch.bool).tril()
+    assert torch.equal(masks.from_flex(block_mask).dense(T, S)[0, 0], visible)
 
 
 @given(visible=st.lists(st.booleans(), min_size=T * S, max_size=T * S))
-def test_a_mask_of_zeros_and_ones_says_the_same_in_every_dtype(visible: list[bool]) -> None:
+def test_a_mask_of_zeros_and_ones_means_the_same_in_every_dtype(visible: list[bool]) -> None:
     booleans = torch.tensor(visible).view(T, S)
     for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64):
         mask = masks.from_binary(booleans.to(dtype))

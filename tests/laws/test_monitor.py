@@ -409,7 +409,7 @@ def test_an_alarm_stands_until_it_is_released() -> None:
     assert active == [["L0.H0 1"], ["L0.H0 1"], []]
 
 
-def test_numbers_that_are_none_break_every_rule() -> None:
+def test_nan_triggers_every_rule() -> None:
     for rule in (Above("max_logit", 10.0), Below("entropy", 0.1), Above("entropy", 5.0)):
         raised, active = _alarms(rule, [(1, 1), (1, float("nan"))])
         assert active == [[], ["L0.H1 2"]]

@@ -1,4 +1,4 @@
-"""The native kernel equals the definition, as far as float32 goes, and says what it says."""
+"""The native kernel equals the definition up to float32 rounding, in heads and statistics."""
 
 import ctypes
 import os
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {libra
 
 
 def _compare(problem: Problem, request: RowRequest) -> None:
-    """What the native kernel says in float32, and plain PyTorch in float64."""
+    """Row statistics of the native kernel in float32, and of plain PyTorch in float64."""
     ours = described(cast(problem, torch.float32), request, "native")
     assert ours.kernel == f"native ({library().name})"
     assert_same(ours, described(cast(problem, torch.float64), request, "rows"), CLOSE)
@@ -44,7 +44,7 @@ def _compare(problem: Problem, request: RowRequest) -> None:
 @given(problem=problems(), seed=seeds)
 def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> None:
     problem = cast(problem, torch.float32)
-    # Where a softcap is reached, float32 has ties that float64 has not.
+    # At a softcap float32 has ties that float64 does not have.
     clear = "softcap" not in problem.how
     _compare(problem, everything(problem, seed, top=clear, argmax=clear))
 
@@ -53,16 +53,16 @@ def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> 
 @given(problem=problems())
 def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:
     problem = cast(problem, torch.float32)
-    found = attend(*problem.qkv, **problem.how, backend="native", need_weights=True, need_lse=True)
+    output = attend(*problem.qkv, **problem.how, backend="native", need_weights=True, need_lse=True)
     known = reference.attention(
         *(x.numpy() for x in problem.qkv), **problem.numpy(), need_weights=True, need_lse=True
     )
     close = {"rtol": 1e-4, "atol": 1e-4}
-    np.testing.assert_allclose(found.heads, known.out, **close)
-    np.testing.assert_allclose(found.lse, known.lse, **close)
-    np.testing.assert_allclose(found.weights, known.weights, **close)
-    assert found.backend == "native"
-    assert torch.equal(attend(*problem.qkv, **problem.how, backend="native"), found.heads)
+    np.testing.assert_allclose(output.heads, known.out, **close)
+    np.testing.assert_allclose(output.lse, known.lse, **close)
+    np.testing.assert_allclose(output.weights, known.weights, **close)
+    assert output.backend == "native"
+    assert torch.equal(attend(*problem.qkv, **problem.how, backend="native"), output.heads)
 
 
 RULES = {
@@ -84,29 +84,33 @@ RULES = {
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("sizes", [(67, 67), (53, 67), (1, 67), (16, 64), (48, 65), (97, 67)])
-@pytest.mark.parametrize("how", RULES, ids=list(RULES))
-def test_every_rule_holds_across_blocks(how: str, sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize("rule_name", RULES, ids=list(RULES))
+def test_every_rule_holds_across_blocks(rule_name: str, sizes: tuple[int, int]) -> None:
     T, S = sizes
-    if how in ("two masks", "blocks of a mask") and sizes != (67, 67):
+    if rule_name in ("two masks", "blocks of a mask") and sizes != (67, 67):
         return
-    if how in ("documents", "lengths", "left lengths") and S != 67:
+    if rule_name in ("documents", "lengths", "left lengths") and S != 67:
         return
     q, k, v = torch.randn(2, 3, T, 19), torch.randn(2, 3, S, 19), torch.randn(2, 3, S, 37)
-    given_ = RULES[how]
-    if how == "documents" and T > S:
+    given_ = RULES[rule_name]
+    if rule_name == "documents" and T > S:
         return
 
     def rule(dtype: torch.dtype) -> AttentionRule:
-        made = {n: x.to(dtype) if n == "sinks" else x for n, x in given_.items()}
-        if "bias" in made:
-            at = torch.arange(S - T, S)[None], torch.arange(S)[None]
-            made["bias"] = PositionedBias(ALiBi(3), *at, dtype, in_steps=True)
+        arguments = {n: x.to(dtype) if n == "sinks" else x for n, x in given_.items()}
+        if "bias" in arguments:
+            positions = torch.arange(S - T, S)[None], torch.arange(S)[None]
+            arguments["bias"] = PositionedBias(ALiBi(3), *positions, dtype, in_steps=True)
             if given_["bias"] == "both":
                 values = torch.randn(1, 3, T, S, generator=torch.Generator().manual_seed(1))
-                made["bias"] = made["bias"] + make_rule(head_dim=1, bias=values.to(dtype)).bias
-        return make_rule(head_dim=19, **made)
+                arguments["bias"] = (
+                    arguments["bias"] + make_rule(head_dim=1, bias=values.to(dtype)).bias
+                )
+        return make_rule(head_dim=19, **arguments)
 
-    request = everything(Problem(q, k, v, {}), 0, top=how != "softcap", argmax=how != "softcap")
+    request = everything(
+        Problem(q, k, v, {}), 0, top=rule_name != "softcap", argmax=rule_name != "softcap"
+    )
     ours = row_statistics(q, k, v, rule(torch.float32), request, backend="native")
     wide = (x.double() for x in (q, k, v))
     assert_same(ours, row_statistics(*wide, rule(torch.float64), request, backend="rows"), CLOSE)
@@ -114,40 +118,40 @@ def test_every_rule_holds_across_blocks(how: str, sizes: tuple[int, int]) -> Non
 
 @pytest.mark.usefixtures("built")
 @given(data=st.data())
-def test_whatever_is_hidden_reaches_nothing(data: st.DataObject) -> None:
+def test_hidden_keys_change_nothing(data: st.DataObject) -> None:
     problem = cast(data.draw(problems()), torch.float32)
     S = problem.k.shape[2]
     marked = data.draw(st.lists(st.booleans(), min_size=S, max_size=S))
     hidden = torch.tensor(marked)
     mask = masks.as_mask(~hidden[None].expand(problem.q.shape[2], S))
-    how = problem.how | {"mask": mask}
-    plain = attend(*problem.qkv, **how, backend="native", need_lse=True)
+    options = problem.how | {"mask": mask}
+    plain = attend(*problem.qkv, **options, backend="native", need_lse=True)
     k, v = problem.k.clone(), problem.v.clone()
     k[:, :, hidden], v[:, :, hidden] = torch.nan, torch.inf
-    wild = attend(problem.q, k, v, **how, backend="native", need_lse=True)
+    wild = attend(problem.q, k, v, **options, backend="native", need_lse=True)
     assert torch.equal(wild.heads, plain.heads)
     assert torch.equal(wild.lse, plain.lse)
 
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("backend", ["native", "rows"])
-def test_what_is_no_number_stays_in_its_row(backend: str) -> None:
+def test_nan_stays_in_its_row(backend: str) -> None:
     q, k, v = (torch.randn(1, 2, 70, 24) for _ in range(3))
     given_ = (make_rule(head_dim=24), RowRequest(participation=True, heads=True))
     calm = row_statistics(q, k, v, *given_, backend=backend)
     q[0, 1, 33] = torch.nan
     wild = row_statistics(q, k, v, *given_, backend=backend)
     for name in ("lse", "entropy", "max_logit", "max_weight", "participation", "heads"):
-        mine, theirs = getattr(wild, name), getattr(calm, name)
-        assert mine[0, 1, 33].isnan().all(), name
-        mine[0, 1, 33] = theirs[0, 1, 33]
-        assert torch.equal(mine, theirs), name
+        actual, expected = getattr(wild, name), getattr(calm, name)
+        assert actual[0, 1, 33].isnan().all(), name
+        actual[0, 1, 33] = expected[0, 1, 33]
+        assert torch.equal(actual, expected), name
 
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("T", [3, 70])
 @pytest.mark.parametrize("wild", [torch.nan, torch.inf, -torch.inf])
-def test_the_kernel_says_whether_heads_are_finite(T: int, wild: float) -> None:
+def test_the_kernel_reports_whether_heads_are_finite(T: int, wild: float) -> None:
     for dtype in torch.float32, torch.float16, torch.bfloat16:
         q, k, v = (torch.randn(2, 2, n, 9).to(dtype) for n in (T, 75, 75))
         for packed in {False, T < 9}:
@@ -171,18 +175,18 @@ def test_threads_do_not_change_a_bit(threads: int) -> None:
         together = row_statistics(q, k, v, rule, request, backend="native")
     finally:
         torch.set_num_threads(before)
-    for one in (field.name for field in fields(alone) if field.name != "kernel"):
-        mine, theirs = getattr(alone, one), getattr(together, one)
-        assert mine is theirs or torch.equal(mine, theirs), one
+    for name in (field.name for field in fields(alone) if field.name != "kernel"):
+        actual, expected = getattr(alone, name), getattr(together, name)
+        assert actual is expected or torch.equal(actual, expected), name
 
 
 @pytest.mark.usefixtures("built")
 def test_ties_go_to_the_first_key() -> None:
     q, k = torch.zeros(1, 1, 70, 8), torch.randn(1, 1, 150, 8)
     request = RowRequest(argmax=True)
-    found = row_statistics(q, k, k, make_rule(head_dim=8, near=(9, 9)), request, backend="native")
-    at = torch.arange(80, 150)
-    assert torch.equal(found.argmax[0, 0], (at - 9).clamp(min=0))
+    result = row_statistics(q, k, k, make_rule(head_dim=8, near=(9, 9)), request, backend="native")
+    positions = torch.arange(80, 150)
+    assert torch.equal(result.argmax[0, 0], (positions - 9).clamp(min=0))
 
 
 TIED = {
@@ -195,29 +199,31 @@ TIED = {
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("how", TIED)
+@pytest.mark.parametrize("mask_name", TIED)
 @pytest.mark.parametrize("few", [1, 3, 150])
-def test_ties_are_shared_by_all_keys_and_their_classes(how: str, few: int) -> None:
+def test_ties_are_shared_by_all_keys_and_their_classes(mask_name: str, few: int) -> None:
     B, H, S, D = 2, 3, 300, 4
-    # Small whole numbers: many products are the same, and none is rounded.
+    # Small integers: many products are equal, and none is rounded.
     q, k = (torch.randint(-1, 2, (B, H, n, D)).float() for n in (few, S))
-    classes = torch.rand(B, S, 5)  # a key is in several, or in none
+    classes = torch.rand(B, S, 5)  # a key is in several classes, or in none
     classes = classes.where(classes < 0.4, 0.0)
     keys = torch.randint(0, S, (B, few, 7))
-    visible = TIED[how].dense(150, S)[:, :, -few:]
-    rule = make_rule(head_dim=D, mask=visible if how == "mask" else TIED[how])
+    visible = TIED[mask_name].dense(150, S)[:, :, -few:]
+    rule = make_rule(head_dim=D, mask=visible if mask_name == "mask" else TIED[mask_name])
     request = RowRequest(argmax=True, top=True, classes=classes, keys=keys)
-    found = row_statistics(q, k, k, rule, request, backend="native")
+    result = row_statistics(q, k, k, rule, request, backend="native")
 
     logits = (q @ k.mT).masked_fill(~visible, -torch.inf)
     largest = logits == logits.amax(-1, keepdim=True)
     shares = largest / largest.sum(-1, keepdim=True)
     assert (largest.sum(-1) > 1).any()
-    assert torch.equal(found.argmax, largest.int().argmax(-1))
-    torch.testing.assert_close(found.key_top, shares.gather(-1, keys[:, None].expand(B, H, few, 7)))
-    torch.testing.assert_close(found.class_top, shares @ classes[:, None])
-    seen = visible.float().expand(B, H, few, S)
-    torch.testing.assert_close(found.class_keys, seen @ classes[:, None])
+    assert torch.equal(result.argmax, largest.int().argmax(-1))
+    torch.testing.assert_close(
+        result.key_top, shares.gather(-1, keys[:, None].expand(B, H, few, 7))
+    )
+    torch.testing.assert_close(result.class_top, shares @ classes[:, None])
+    visible_keys = visible.float().expand(B, H, few, S)
+    torch.testing.assert_close(result.class_keys, visible_keys @ classes[:, None])
 
 
 @pytest.mark.usefixtures("built")
@@ -239,7 +245,7 @@ def _errors(
     dtype: torch.dtype = torch.float32,
     computed_in: torch.dtype | None = None,
 ) -> dict[str, tuple[float, float]]:
-    """Errors of the native kernel and of torch's way, squared in the mean, by what they are of."""
+    """Mean squared errors of the native kernel and of torch's kernel, by output."""
     q, k, v = (torch.randn(1, 8, T, D) for _ in range(3))
     q, k, v = (x.to(dtype).to(computed_in or dtype) for x in (q * size, k, v))
     wide = [x.double() for x in (q, k, v)]
@@ -247,14 +253,14 @@ def _errors(
     exact = row_statistics(*wide, rule, request, backend="rows")
     ours = row_statistics(q, k, v, rule, request, backend="native")
     plain = row_statistics(q, k, v, rule, request, backend="rows")
-    theirs = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     def error(x: Tensor, name: str) -> float:
         return (x.double() - getattr(exact, name)).square().mean().sqrt().item()
 
-    pairs = {"heads": (ours.heads, theirs)}
+    pairs = {"heads": (ours.heads, expected)}
     pairs |= {name: (getattr(ours, name), getattr(plain, name)) for name in ("lse", "entropy")}
-    return {n: (error(mine, n), error(other, n)) for n, (mine, other) in pairs.items()}
+    return {n: (error(actual, n), error(baseline, n)) for n, (actual, baseline) in pairs.items()}
 
 
 @pytest.mark.usefixtures("built")
@@ -276,11 +282,11 @@ def test_errors_of_half_precision_are_at_most_twice_those_of_torch(
     half: torch.dtype, T: int, D: int, size: float
 ) -> None:
     rng = torch.get_rng_state()
-    found = _errors(T, D, size, True, half)
+    errors = _errors(T, D, size, True, half)
     torch.set_rng_state(rng)
-    # Of large logits few rows make the error, and so rounding alone decides who has more.
+    # With large logits few rows determine the error, so that rounding decides which is larger.
     plain = _errors(T, D, size, True, half, computed_in=torch.float32)
-    for name, (ours, torchs) in found.items():
+    for name, (ours, torchs) in errors.items():
         assert ours <= 2 * max(torchs, plain[name][0] if name != "heads" else 0) + 1e-7, name
 
 
@@ -289,7 +295,7 @@ def test_errors_of_half_precision_are_at_most_twice_those_of_torch(
 def test_half_precision_of_any_strides_is_read(half: torch.dtype) -> None:
     plain = [torch.randn(2, 3, 70, D).to(half) for D in (18, 18, 7)]
     known = attend(*plain, causal=True, backend="native")
-    for step in (18, 19, 20):  # pairs are read in place where each row has a whole number of them
+    for step in (18, 19, 20):  # pairs are read in place if each row has an even number of values
         wide = [torch.full((2, 71, 3, step), torch.nan, dtype=half) for _ in plain]
         given_ = [
             w[:, 1:, :, step - x.shape[-1] :].transpose(1, 2)
@@ -302,15 +308,15 @@ def test_half_precision_of_any_strides_is_read(half: torch.dtype) -> None:
 
 @HALVES
 @pytest.mark.usefixtures("built_for_halves")
-def test_hidden_half_precision_reaches_nothing(half: torch.dtype) -> None:
+def test_hidden_half_precision_changes_nothing(half: torch.dtype) -> None:
     q, k, v = (torch.randn(2, 2, 75, 16).to(half) for _ in range(3))
     hidden = masks.padding([70, 33])
     known = attend(q, k, v, mask=hidden, backend="native", need_lse=True)
     k[0, :, 70:], v[1, :, 33:] = torch.nan, torch.inf
-    found = attend(q, k, v, mask=hidden, backend="native", need_lse=True)
-    assert torch.equal(found.heads, known.heads)
-    assert torch.equal(found.lse, known.lse)
-    assert found.heads.dtype == half
+    output = attend(q, k, v, mask=hidden, backend="native", need_lse=True)
+    assert torch.equal(output.heads, known.heads)
+    assert torch.equal(output.lse, known.lse)
+    assert output.heads.dtype == half
 
 
 @pytest.mark.full
@@ -323,19 +329,19 @@ def test_errors_stay_small_in_a_long_text() -> None:
     exact = row_statistics(*last, rule, request, backend="rows")
     for name in ("heads", "lse", "entropy"):
         errors = [
-            (getattr(one, name)[:, :, -99:] - getattr(exact, name)).abs().max()
-            for one in (ours, plain)
+            (getattr(output, name)[:, :, -99:] - getattr(exact, name)).abs().max()
+            for output in (ours, plain)
         ]
         assert errors[0] <= 2 * errors[1] + 1e-7, name
 
 
 def _halved(problem: Problem, half: torch.dtype) -> Problem:
-    """Queries, keys and values that half precision holds, in float32."""
+    """Queries, keys and values in float32 that half precision represents exactly."""
     return Problem(*(x.to(half).float() for x in problem.qkv), cast(problem, torch.float32).how)
 
 
 def _heads_near(ours: Tensor, exact: Tensor, half: torch.dtype) -> None:
-    """Weights are rounded to bfloat16, too, where pairs of it are multiplied."""
+    """Equal up to rounding; products of bfloat16 pairs also round the weights."""
     unit = torch.finfo(half).eps
     close = {"rtol": 2 * unit, "atol": 2 * unit * max(1.0, exact.abs().nan_to_num().max().item())}
     torch.testing.assert_close(ours.double(), exact.double(), **close, equal_nan=True)
@@ -344,7 +350,7 @@ def _heads_near(ours: Tensor, exact: Tensor, half: torch.dtype) -> None:
 @HALVES
 @pytest.mark.usefixtures("built_for_halves")
 @given(problem=problems(), seed=seeds)
-def test_every_statistic_is_told_of_half_precision(
+def test_every_statistic_works_in_half_precision(
     half: torch.dtype, problem: Problem, seed: int
 ) -> None:
     problem = _halved(problem, half)
@@ -357,9 +363,9 @@ def test_every_statistic_is_told_of_half_precision(
     assert_same(replace(ours, heads=None), replace(exact, heads=None), CLOSE)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # says torch, in vmap
-def test_transforms_are_left_to_pytorch() -> None:
-    q, k, v = (torch.randn(2, 2, 370, 16) for _ in range(3))  # long enough to be worth its call
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's own error under vmap
+def test_transforms_use_the_kernel_of_pytorch() -> None:
+    q, k, v = (torch.randn(2, 2, 370, 16) for _ in range(3))  # long enough for the native kernel
     assert attend(q, k, v, need_lse=True).backend == "native"
     with torch.autograd.forward_ad.dual_level():
         assert attend(q, k, v, need_lse=True).backend == "fused"
@@ -367,17 +373,17 @@ def test_transforms_are_left_to_pytorch() -> None:
     torch.testing.assert_close(mapped[0], attend(q, k, v), rtol=1e-5, atol=1e-6)
 
 
-def test_large_masks_of_unknown_rules_are_left_to_pytorch() -> None:
+def test_large_masks_of_unknown_rules_use_blocks_of_rows() -> None:
     q = torch.zeros(1, 1, 4096, 4)
-    rule = make_rule(head_dim=4, mask=~masks.causal())  # each sees what comes after
-    found = row_statistics(q, q, q, rule, RowRequest(entropy=False))
-    assert found.kernel == "blocks of rows"
-    assert found.n_keys[0, 0, 4095] == 0
-    assert found.n_keys[0, 0, 7] == 4096 - 8
+    rule = make_rule(head_dim=4, mask=~masks.causal())  # each query sees later keys
+    result = row_statistics(q, q, q, rule, RowRequest(entropy=False))
+    assert result.kernel == "blocks of rows"
+    assert result.n_keys[0, 0, 4095] == 0
+    assert result.n_keys[0, 0, 7] == 4096 - 8
 
 
 @pytest.mark.parametrize("T", [2**31 - 2**10 - 5, 2**31, 2**32 + 3])
-def test_lengths_that_a_lane_cannot_count_are_refused(T: int) -> None:
+def test_lengths_beyond_the_counter_of_a_lane_are_refused(T: int) -> None:
     with pytest.raises(ValueError, match=f"{T} queries and 6 keys"):
         check_sizes({"T": T, "S": 6}, {})
     check_sizes({"T": MOST_TOKENS - 6, "S": 6}, {"q": (2, 3, 2**31, 64)})
@@ -386,7 +392,7 @@ def test_lengths_that_a_lane_cannot_count_are_refused(T: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [2**31 - 1, 2**31, 2**32 + 8])
-def test_arrays_are_measured_in_64_bits(steps: int) -> None:
+def test_array_sizes_are_64_bit(steps: int) -> None:
     assert reach((3, 2, 5, 4), (steps, 20, 4, 1)) == 2 * steps + 20 + 16 + 3 + 1
     assert reach((2**31, 0, 5, 4), (steps, 20, 4, 1)) == 0
     far = [(0, 8 * steps, "k"), (8 * steps - 1, 8 * steps + 3, "heads")]
@@ -432,7 +438,7 @@ def test_a_forked_process_computes_the_same() -> None:
     assert (done.stderr, done.stdout) == ("", "0\n")
 
 
-def test_python_threads_compute_at_once() -> None:
+def test_python_threads_compute_concurrently() -> None:
     problems = [torch.randn(1, 3, 60 + n, 8 + n % 5) for n in range(24)]
 
     def heads(q: Tensor) -> Tensor:
@@ -448,7 +454,7 @@ def test_python_threads_compute_at_once() -> None:
     ("switch", "why"),
     [("0", "switched off by HEADWISE_NATIVE=0"), ("sse", "HEADWISE_NATIVE=sse is none of 0")],
 )
-def test_without_it_everything_works_and_says_why(switch: str, why: str) -> None:
+def test_without_the_native_kernel_everything_works_with_a_reason(switch: str, why: str) -> None:
     program = (
         "import torch; from headwise.kernels import *; q = torch.randn(1, 8, 400, 8)\n"
         "rows = row_statistics(q, q, q, make_rule(head_dim=8), RowRequest())\n"
@@ -458,20 +464,18 @@ def test_without_it_everything_works_and_says_why(switch: str, why: str) -> None
     run = {"capture_output": True, "text": True, "env": environment}
     done = subprocess.run([sys.executable, "-c", program], **run)
     assert (done.stderr, done.stdout) == ("", "blocks of rows, fused\n")
-    told = subprocess.run([sys.executable, "-m", "headwise", "--version"], **run).stdout
-    assert f"native kernel: none ({why}" in told
+    printed = subprocess.run([sys.executable, "-m", "headwise", "--version"], **run).stdout
+    assert f"native kernel: none ({why}" in printed
 
 
-def test_a_library_that_does_not_fit_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = tmp_path / f"{SETS[0]}.so"
-    other.write_text("no library")
-    assert "cannot be loaded" in open_library(other).why
+def test_an_unusable_library_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = tmp_path / f"{SETS[0]}.so"
+    copied.write_text("no library")
+    assert "cannot be loaded" in open_library(copied).why
     whole = Path(library().functions._name).read_bytes()
     for length in (1000, len(whole) // 2, len(whole) - 1):  # loading these would end the process
-        other.write_bytes(whole[:length])
-        assert "is not whole" in open_library(other).why
+        copied.write_bytes(whole[:length])
+        assert "is not whole" in open_library(copied).why
     monkeypatch.setattr(_library, "INTERFACE", -1)
     assert "built from other sources" in open_library(Path(library().functions._name)).why
     monkeypatch.delenv(_library.SWITCH, raising=False)
@@ -479,11 +483,11 @@ def test_a_library_that_does_not_fit_is_left_alone(
     assert "none was built" in library.__wrapped__().why
     monkeypatch.setenv(_library.SWITCH, "neon")
     assert "neon was not built" in library.__wrapped__().why
-    monkeypatch.setenv(_library.SWITCH, "\udcff.so")  # a byte that is no text
+    monkeypatch.setenv(_library.SWITCH, "\udcff.so")  # a byte that is not UTF-8
     assert "cannot be loaded" in library.__wrapped__().why
 
 
-def test_it_is_told_who_chose_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_of_the_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(library().functions._name)
     monkeypatch.chdir(path.parent)
     monkeypatch.setenv(_library.SWITCH, path.name)
@@ -495,17 +499,17 @@ def test_it_is_told_who_chose_the_library(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("lowest", [-1e28, -1e30, -0.7 * torch.finfo(torch.float32).max])
 @pytest.mark.parametrize("backend", ["native", "rows", "fused"])
-def test_what_is_added_may_be_as_low_as_numbers_go(backend: str, lowest: float) -> None:
-    """Such numbers stand in masks: a row of nothing else is even, whatever computes it."""
+def test_an_added_mask_may_hold_the_lowest_numbers(backend: str, lowest: float) -> None:
+    """Masks may hold such numbers: a row of nothing else is uniform on every kernel."""
     added = torch.zeros(5, 7)
     added[:, 3:] = lowest
     added[2] = lowest
     q, k, v = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 7, 4), torch.randn(1, 2, 7, 3)
-    found = attend(q, k, v, mask=added, causal=True, need_lse=True, backend=backend)
-    seen = attend(q, k, v, mask=added == 0, causal=True, backend=backend)
-    torch.testing.assert_close(found.heads[:, :, [0, 1, 3, 4]], seen[:, :, [0, 1, 3, 4]])
-    torch.testing.assert_close(found.heads[:, :, 2], v[:, :, :5].mean(-2))
-    assert found.lse.isfinite().all()
+    output = attend(q, k, v, mask=added, causal=True, need_lse=True, backend=backend)
+    expected = attend(q, k, v, mask=added == 0, causal=True, backend=backend)
+    torch.testing.assert_close(output.heads[:, :, [0, 1, 3, 4]], expected[:, :, [0, 1, 3, 4]])
+    torch.testing.assert_close(output.heads[:, :, 2], v[:, :, :5].mean(-2))
+    assert output.lse.isfinite().all()
 
 
 @pytest.mark.usefixtures("built")
@@ -516,12 +520,12 @@ def test_both_sides_of_the_interface_have_the_same_fields() -> None:
     assert sum(size for _, size in layout.values()) == ctypes.sizeof(_library.Problem)
 
 
-@pytest.mark.parametrize(("one", "other"), [("q", "k"), ("lse", "max_logit"), ("dk", "dv")])
+@pytest.mark.parametrize(("first", "second"), [("q", "k"), ("lse", "max_logit"), ("dk", "dv")])
 def test_a_library_whose_fields_are_swapped_is_not_loaded(
-    one: str, other: str, monkeypatch: pytest.MonkeyPatch
+    first: str, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = BUILT / f"{library().name}.so"
     assert open_library(path)
-    swapped = LAYOUT | {one: LAYOUT[other], other: LAYOUT[one]}
+    swapped = LAYOUT | {first: LAYOUT[second], second: LAYOUT[first]}
     monkeypatch.setattr(_library, "LAYOUT", swapped)
     assert "built from other sources" in open_library(path).why

@@ -1,4 +1,4 @@
-"""A few queries on many keys: what the native kernel says of them is that of the weights."""
+"""A few queries on many keys: the native kernel's statistics equal those of the weights."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,12 +44,12 @@ RULES: dict[str, Callable[[Sizes], dict[str, Any]]] = {
     "softcap": lambda _: {"softcap": 1.5},
     "sinks": lambda s: {"sinks": torch.randn(s[1])},
 }
-# Of the heads: the others are float32 always.
+# Tolerance of the heads; the other statistics are always float32.
 ROUNDING = {torch.float32: 5e-5, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
 def _inputs(sizes: Sizes, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """A query, and keys and values in a cache with room that nothing was written to."""
+    """A query, and keys and values in a cache with unwritten slots."""
     B, H, Hkv, T, S, D, Dv = sizes
     room = [torch.full((B, Hkv, S + 9, n), torch.nan, dtype=dtype) for n in (D, Dv)]
     k, v = (x[:, :, :S].copy_(torch.randn(B, Hkv, S, x.shape[3])) for x in room)
@@ -68,7 +68,7 @@ def _threads(n: int) -> Iterator[None]:
 
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(
-    ("dtype", "how"),
+    ("dtype", "rule_name"),
     [
         *((torch.float32, how) for how in RULES),
         *((dtype, "causal") for dtype in (torch.bfloat16, torch.float16)),
@@ -76,12 +76,14 @@ def _threads(n: int) -> Iterator[None]:
     ids=str,
 )
 @pytest.mark.parametrize("name", SIZES)
-def test_every_statistic_is_that_of_the_weights(name: str, how: str, dtype: torch.dtype) -> None:
+def test_every_statistic_is_that_of_the_weights(
+    name: str, rule_name: str, dtype: torch.dtype
+) -> None:
     sizes = SIZES[name]
     q, k, v = _inputs(sizes, dtype)
-    problem = Problem(q, k, v, RULES[how](sizes))
-    # Where a softcap is reached, float32 has ties that float64 has not.
-    clear = how != "softcap"
+    problem = Problem(q, k, v, RULES[rule_name](sizes))
+    # At a softcap float32 has ties that float64 does not have.
+    clear = rule_name != "softcap"
     request = everything(problem, 0, top=clear, argmax=clear)
     assert is_packed(sizes[3])
     ours = described(problem, request, "native")
@@ -99,13 +101,13 @@ def test_threads_do_not_change_a_bit() -> None:
         make_rule(head_dim=32, is_causal=True),
         everything(Problem(q, k, v, {}), 0, top=True, argmax=True),
     )
-    found: list[RowStatistics] = []
+    runs: list[RowStatistics] = []
     for n in (1, 2, 3):
         with _threads(n):
-            found.append(row_statistics(q, k, v, rule, request, backend="native"))
-    for one in (field.name for field in fields(found[0]) if field.name != "kernel"):
-        mine, *others = (getattr(run, one) for run in found)
-        assert all(mine is other or torch.equal(mine, other) for other in others), one
+            runs.append(row_statistics(q, k, v, rule, request, backend="native"))
+    for name in (field.name for field in fields(runs[0]) if field.name != "kernel"):
+        first, *others = (getattr(run, name) for run in runs)
+        assert all(first is x or torch.equal(first, x) for x in others), name
 
 
 @pytest.mark.usefixtures("built")
@@ -114,26 +116,26 @@ def test_ties_go_to_the_first_key_of_all_chunks() -> None:
     request = RowRequest(argmax=True, top=True, keys=torch.tensor([0, 400, 999]).view(1, 1, 3))
     for left in (999, 700, 3):
         rule = make_rule(head_dim=8, near=(left, 0))
-        found = row_statistics(q, k, v, rule, request, backend="native")
-        assert (found.argmax == 999 - left).all()
-        assert (found.n_keys == left + 1).all()
-        seen = torch.tensor([0, 400, 999]) >= 999 - left
-        assert torch.equal(found.key_top, (seen / (left + 1)).expand(1, 4, 1, 3))
+        result = row_statistics(q, k, v, rule, request, backend="native")
+        assert (result.argmax == 999 - left).all()
+        assert (result.n_keys == left + 1).all()
+        visible = torch.tensor([0, 400, 999]) >= 999 - left
+        assert torch.equal(result.key_top, (visible / (left + 1)).expand(1, 4, 1, 3))
 
 
 @pytest.mark.usefixtures("built")
-def test_a_late_peak_hides_what_came_before() -> None:
+def test_a_late_peak_outweighs_earlier_keys() -> None:
     q, k, v = torch.ones(1, 2, 1, 4), torch.zeros(1, 1, 900, 4), torch.zeros(1, 1, 900, 4)
     k[0, 0, 800], v[0, 0, 800] = 1e4, 7.0
-    found = row_statistics(q, k, v, make_rule(head_dim=4), RowRequest(argmax=True, heads=True))
-    assert found.kernel == f"native ({library().name})"
-    assert (found.argmax == 800).all()
-    assert (found.heads == 7.0).all()
-    assert (found.entropy == 0.0).all()
+    result = row_statistics(q, k, v, make_rule(head_dim=4), RowRequest(argmax=True, heads=True))
+    assert result.kernel == f"native ({library().name})"
+    assert (result.argmax == 800).all()
+    assert (result.heads == 7.0).all()
+    assert (result.entropy == 0.0).all()
 
 
 @pytest.mark.usefixtures("built")
-def test_what_is_hidden_reaches_nothing_and_what_is_no_number_its_own_group() -> None:
+def test_hidden_keys_change_nothing_and_nan_stays_in_its_group() -> None:
     q, k, v = _inputs((2, 6, 3, 1, 600, 16, 16))
     plain = attend(q, k, v, mask=masks.padding([600, 311]), backend="native")
     k[1, :, 311:], v[1, :, 311:] = torch.nan, torch.inf
@@ -164,20 +166,20 @@ def test_errors_are_at_most_twice_those_of_torch(
     pairs = {"heads": (ours.heads, torchs)}
     pairs |= {name: (getattr(ours, name), getattr(plain, name)) for name in ("lse", "entropy")}
     for name, pair in pairs.items():
-        mine, theirs = ((x - getattr(exact, name)).square().mean().sqrt() for x in pair)
-        assert mine <= 2 * theirs + 1e-7, name
+        actual, expected = ((x - getattr(exact, name)).square().mean().sqrt() for x in pair)
+        assert actual <= 2 * expected + 1e-7, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attend_takes_it_where_keys_are_shared_and_says_so(dtype: torch.dtype) -> None:
+def test_attend_chooses_the_native_kernel_for_shared_keys(dtype: torch.dtype) -> None:
     q, k, v = _inputs((1, 8, 2, 1, 4096, 64, 64), dtype)
-    found = attend(q, k, v, causal=True, need_lse=True)
-    assert (found.backend, found.choice.packed) == ("native", True)
-    assert "keys and values are read once" in found.choice.reason
-    torch.testing.assert_close(found.heads, attend(q, k, v, backend="rows"))
+    output = attend(q, k, v, causal=True, need_lse=True)
+    assert (output.backend, output.choice.packed) == ("native", True)
+    assert "keys and values are read once" in output.choice.reason
+    torch.testing.assert_close(output.heads, attend(q, k, v, backend="rows"))
     short = attend(q, k[:, :, :9], v[:, :, :9], need_lse=True)
     assert short.backend == "fused"
-    with _threads(1):  # where no keys are shared, torch's kernel is as fast up to some length
+    with _threads(1):  # without shared keys torch's kernel is as fast up to some length
         apart = attend(q[:, :2], k[:, :, :512], v[:, :, :512], need_lse=True)
     assert apart.backend == ("fused" if dtype == torch.float32 else "native")
     many = attend(q.expand(-1, -1, FEW + 1, -1), k, v, need_lse=True)

@@ -1,4 +1,4 @@
-"""The native kernel as an operator: what may be asked of any operator, and what it equals."""
+"""The native kernel as a torch operator: tracing, vmap, gradients and equality."""
 
 import pytest
 import torch
@@ -34,12 +34,12 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @each
-def test_it_is_an_operator_that_pytorch_can_trace(words: Lowered) -> None:
+def test_the_operator_can_be_traced(words: Lowered) -> None:
     torch.library.opcheck(attention, (*_inputs(), True, *words))
 
 
 def _learned(words: Lowered) -> tuple[list[Tensor], Lowered]:
-    """Queries, keys, values and sinks that gradients are asked of, and the words with them."""
+    """Queries, keys, values and sinks that require gradients, and their lowered arguments."""
     if words.sinks is not None:
         words = words._replace(sinks=words.sinks.clone().requires_grad_())
     inputs = [x.requires_grad_() for x in _inputs()]
@@ -47,122 +47,126 @@ def _learned(words: Lowered) -> tuple[list[Tensor], Lowered]:
 
 
 @each
-def test_it_is_one_in_training_too(words: Lowered) -> None:
+def test_the_operator_can_be_traced_in_training(words: Lowered) -> None:
     inputs, words = _learned(words)
     torch.library.opcheck(attention, (*inputs, True, *words))
 
 
 @each
 @pytest.mark.parametrize("back", [(0,), (1,), (0, 1, 2)], ids=str)
-def test_gradients_are_those_of_pytorch(words: Lowered, back: tuple[int, ...]) -> None:
+def test_gradients_equal_those_of_pytorch(words: Lowered, back: tuple[int, ...]) -> None:
     inputs, words = _learned(words)
     leaves = inputs + ([] if words.sinks is None else [words.sinks])
     rows = attend_rows(*inputs, rule_from_lowered(words, T, S), entropy=True)
     rows["lse"] = rows["lse"].masked_fill(rows["lse"] == -torch.inf, 0.0)
-    found = attention(*inputs, True, *words)
-    ours = [found[0], found[1].masked_fill(found[1] == -torch.inf, 0.0), found[2]]
-    theirs = [rows[name] for name in ("heads", "lse", "entropy")]
-    weights = [torch.randn_like(x) for x in theirs]
+    output = attention(*inputs, True, *words)
+    ours = [output[0], output[1].masked_fill(output[1] == -torch.inf, 0.0), output[2]]
+    expected = [rows[name] for name in ("heads", "lse", "entropy")]
+    weights = [torch.randn_like(x) for x in expected]
     grads = [
-        torch.autograd.grad([some[i] for i in back], leaves, [weights[i] for i in back],
+        torch.autograd.grad([outputs[i] for i in back], leaves, [weights[i] for i in back],
                             materialize_grads=True)
-        for some in (ours, theirs)
+        for outputs in (ours, expected)
     ]  # fmt: skip
-    for mine, other in zip(*grads, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    for actual, known in zip(*grads, strict=True):
+        torch.testing.assert_close(actual, known, rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_come_back_through_vmap() -> None:
+def test_gradients_flow_through_vmap() -> None:
     leaves = [x.requires_grad_() for x in _inputs()]
     stacked = [torch.stack([x, 2 * x]) for x in leaves]
     words = WORDS["window"]
     mapped = torch.func.vmap(attention, in_dims=(0, 0, None, *[None] * 11))
-    found = mapped(stacked[0], stacked[1], leaves[2], True, *words)[0]
+    output = mapped(stacked[0], stacked[1], leaves[2], True, *words)[0]
     each = [attention(stacked[0][n], stacked[1][n], leaves[2], True, *words)[0] for n in (0, 1)]
     ours, theirs = (
         torch.autograd.grad(x.square().sum(), leaves, retain_graph=True)
-        for x in (found, torch.stack(each))
+        for x in (output, torch.stack(each))
     )
     torch.testing.assert_close(ours, theirs)
 
 
 @each
 @pytest.mark.parametrize("mapped", ["gradients", "all"])
-def test_the_way_back_maps_too(words: Lowered, mapped: str) -> None:
+def test_vmap_works_over_the_backward_operator(words: Lowered, mapped: str) -> None:
     inputs = _inputs()
-    found = attention(*inputs, True, *words)
-    given = [*inputs, *found, *(torch.randn_like(x) for x in found), *words]
-    chosen = range(6, 9) if mapped == "gradients" else range(len(given))
-    at = {i: i % 2 for i in chosen if isinstance(given[i], Tensor)}  # which axis is mapped over
-    stacked = [torch.stack([x, x], dim=at[i]) if i in at else x for i, x in enumerate(given)]
+    output = attention(*inputs, True, *words)
+    arguments = [*inputs, *output, *(torch.randn_like(x) for x in output), *words]
+    chosen = range(6, 9) if mapped == "gradients" else range(len(arguments))
+    axes = {
+        i: i % 2 for i in chosen if isinstance(arguments[i], Tensor)
+    }  # the axis that vmap maps over
+    stacked = [
+        torch.stack([x, x], dim=axes[i]) if i in axes else x for i, x in enumerate(arguments)
+    ]
     for i in range(6, 9):
-        stacked[i].select(at[i], 1).neg_()
-    dims = tuple(at.get(i) for i in range(len(given)))
+        stacked[i].select(axes[i], 1).neg_()
+    dims = tuple(axes.get(i) for i in range(len(arguments)))
     gradients = torch.func.vmap(attention_backward, in_dims=dims)(*stacked)
-    for one, both in zip(attention_backward(*given), gradients, strict=True):
-        torch.testing.assert_close(both, torch.stack([one, -one]))
+    for gradient, stacked_pair in zip(attention_backward(*arguments), gradients, strict=True):
+        torch.testing.assert_close(stacked_pair, torch.stack([gradient, -gradient]))
 
 
-def test_half_precision_comes_back_as_by_attend() -> None:
+def test_half_precision_gradients_equal_those_of_attend() -> None:
     inputs = [x.bfloat16().requires_grad_() for x in _inputs()]
     sinks = torch.randn(H, dtype=torch.bfloat16, requires_grad=True)
-    found = attention(*inputs, True, *Lowered(scale=0.3, sinks=sinks))
+    output = attention(*inputs, True, *Lowered(scale=0.3, sinks=sinks))
     known = attend(
         *inputs, scale=0.3, sinks=sinks, need_lse=True, need_entropy=True, backend="native"
     )
     theirs = (known.heads, known.lse, known.entropy)
-    weights = [torch.randn_like(x) for x in found]
-    for ours, other in zip(
-        torch.autograd.grad(found, [*inputs, sinks], weights),
+    weights = [torch.randn_like(x) for x in output]
+    for ours, expected in zip(
+        torch.autograd.grad(output, [*inputs, sinks], weights),
         torch.autograd.grad(theirs, [*inputs, sinks], weights),
         strict=True,
     ):
         assert ours.dtype == torch.bfloat16
-        assert torch.equal(ours, other)
+        assert torch.equal(ours, expected)
 
 
-def test_torch_func_differentiates_what_pytorch_computes() -> None:
+def test_torch_func_differentiates_the_kernel_of_pytorch() -> None:
     def loss(q: Tensor) -> Tensor:
-        found = attend(q, q, q, need_lse=True)
-        assert found.backend == "fused"
-        return found.heads.square().sum()
+        output = attend(q, q, q, need_lse=True)
+        assert output.backend == "fused"
+        return output.heads.square().sum()
 
     q = torch.randn(1, 4, 300, 32)  # long enough for the native kernel
-    found = torch.func.grad(loss)(q)
+    actual = torch.func.grad(loss)(q)
     q.requires_grad_()
     (known,) = torch.autograd.grad(attend(q, q, q).square().sum(), q)
-    torch.testing.assert_close(found, known, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, known, rtol=1e-4, atol=1e-4)
 
 
 @each
-def test_words_and_rules_say_the_same(words: Lowered) -> None:
+def test_lowered_arguments_equal_their_rules(words: Lowered) -> None:
     q, k, v = _inputs()
     rule = rule_from_lowered(words, T, S)
     again = lower(rule, T, S)
-    for found, expected in zip(
+    for actual, expected in zip(
         attention(q, k, v, False, *again), attention(q, k, v, False, *words), strict=True
     ):
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 @each
-def test_without_the_kernel_it_still_computes(
+def test_the_operator_works_without_the_native_kernel(
     words: Lowered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = (*_inputs(), True, *words)
     with monkeypatch.context() as patch:
         patch.setenv(_library.SWITCH, "0")
         library.cache_clear()
-        found = attention(*inputs)
+        output = attention(*inputs)
     library.cache_clear()
-    for mine, theirs in zip(found, attention(*inputs), strict=True):
-        torch.testing.assert_close(mine, theirs)
-        assert mine.stride() == theirs.stride()
+    for actual, expected in zip(output, attention(*inputs), strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert actual.stride() == expected.stride()
 
 
 @each
 @pytest.mark.parametrize("mapped", ["all", "queries", "keys and values", "rule"])
-def test_it_maps_over_any_of_its_inputs(words: Lowered, mapped: str) -> None:
+def test_vmap_works_over_any_input(words: Lowered, mapped: str) -> None:
     inputs = [*_inputs(), True, *words]
     chosen = {
         "all": range(len(inputs)),
@@ -170,49 +174,52 @@ def test_it_maps_over_any_of_its_inputs(words: Lowered, mapped: str) -> None:
         "keys and values": [1, 2],
         "rule": range(4, len(inputs)),
     }[mapped]
-    at = {i: i % 2 for i in chosen if isinstance(inputs[i], Tensor)}  # which axis is mapped over
-    if not at:
+    axes = {
+        i: i % 2 for i in chosen if isinstance(inputs[i], Tensor)
+    }  # the axis that vmap maps over
+    if not axes:
         return
     stacked = [
-        torch.stack([x, x.flip(0), x], dim=at[i]) if i in at else x for i, x in enumerate(inputs)
+        torch.stack([x, x.flip(0), x], dim=axes[i]) if i in axes else x
+        for i, x in enumerate(inputs)
     ]
-    dims = tuple(at.get(i) for i in range(len(inputs)))
-    found = torch.func.vmap(attention, in_dims=dims)(*stacked)
+    dims = tuple(axes.get(i) for i in range(len(inputs)))
+    output = torch.func.vmap(attention, in_dims=dims)(*stacked)
     for n in range(3):
-        one = [x.select(at[i], n) if i in at else x for i, x in enumerate(stacked)]
-        for mine, theirs in zip(found, attention(*one), strict=True):
-            torch.testing.assert_close(mine[n], theirs)
+        single = [x.select(axes[i], n) if i in axes else x for i, x in enumerate(stacked)]
+        for actual, expected in zip(output, attention(*single), strict=True):
+            torch.testing.assert_close(actual[n], expected)
 
 
 @pytest.mark.parametrize("batches", [(0, 0, 0), (0, None, None), (None, 1, 1)])
-def test_attend_maps_over_a_batch_by_the_operator(batches: tuple[int | None, ...]) -> None:
-    def one(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-        found = attend(*inputs, causal=True, need_lse=True)
-        assert found.backend == "native"
-        return found.heads, found.lse
+def test_vmap_of_attend_uses_the_operator(batches: tuple[int | None, ...]) -> None:
+    def attend_heads(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        output = attend(*inputs, causal=True, need_lse=True)
+        assert output.backend == "native"
+        return output.heads, output.lse
 
     q, k, v = (torch.randn(2, 4, 300, 32) for _ in range(3))
     stacked = [
-        x if at is None else torch.stack([x, -x], dim=at)
-        for x, at in zip((q, k, v), batches, strict=True)
+        x if axis is None else torch.stack([x, -x], dim=axis)
+        for x, axis in zip((q, k, v), batches, strict=True)
     ]
-    found = torch.func.vmap(one, in_dims=batches)(*stacked)
+    output = torch.func.vmap(attend_heads, in_dims=batches)(*stacked)
     for n, sign in enumerate((1, -1)):
-        signs = (1 if at is None else sign for at in batches)
-        expected = one(*(x * s for x, s in zip((q, k, v), signs, strict=True)))
-        torch.testing.assert_close((found[0][n], found[1][n]), expected)
+        signs = (1 if axis is None else sign for axis in batches)
+        expected = attend_heads(*(x * s for x, s in zip((q, k, v), signs, strict=True)))
+        torch.testing.assert_close((output[0][n], output[1][n]), expected)
 
 
-def test_a_shape_alone_is_enough() -> None:
+def test_fake_tensors_give_the_output_shapes() -> None:
     with FakeTensorMode():
         q = torch.randn(2, 4, 300, 32)
-        found = attend(q, q, q, need_lse=True)
-    assert (found.heads.shape, found.lse.shape) == ((2, 4, 300, 32), (2, 4, 300))
-    assert found.backend == "native"
-    assert found.heads.stride() == (300 * 128, 32, 128, 1)
+        output = attend(q, q, q, need_lse=True)
+    assert (output.heads.shape, output.lse.shape) == ((2, 4, 300, 32), (2, 4, 300))
+    assert output.backend == "native"
+    assert output.heads.stride() == (300 * 128, 32, 128, 1)
 
 
-def test_a_tracer_that_sees_numbers_writes_the_kernel_down() -> None:
+def test_a_value_tracer_records_the_operator() -> None:
     def heads(q: Tensor) -> Tensor:
         return attend(q, q, q, backend="native")
 
@@ -220,7 +227,7 @@ def test_a_tracer_that_sees_numbers_writes_the_kernel_down() -> None:
     torch.testing.assert_close(make_fx(heads)(q)(-q), heads(-q))
 
 
-def test_tables_of_distances_are_the_bias_that_they_stand_for() -> None:
+def test_tables_of_distances_equal_their_bias() -> None:
     words = Lowered(by_distance=torch.arange(T + S - 1.0)[None, None])
     bias = rule_from_lowered(words, T, S).bias.values
     assert bias.shape == (1, 1, T, S)

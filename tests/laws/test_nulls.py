@@ -1,4 +1,4 @@
-"""Null models and shuffled texts are what they say, and leave the model alone."""
+"""Null models and shuffled texts are correct, and the model is unchanged."""
 
 import re
 from dataclasses import replace
@@ -31,29 +31,29 @@ def models():
 
 @pytest.mark.parametrize("make", [permuted, initialised])
 @pytest.mark.parametrize("model", models(), ids=["made from its config", "with reset_parameters"])
-def test_a_null_model_forgets_what_was_learned_and_leaves_the_model_alone(make, model):
-    before = {name: one.clone() for name, one in model.state_dict().items()}
+def test_a_null_model_loses_what_was_learned_and_the_model_is_unchanged(make, model):
+    before = {name: x.clone() for name, x in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    one, same, other = make(model, 0), make(model, 0), make(model, 1)
+    changed, same, reseeded = make(model, 0), make(model, 0), make(model, 1)
     assert torch.equal(torch.random.get_rng_state(), state)
-    for name, matrix in one.named_parameters():
+    for name, matrix in changed.named_parameters():
         assert torch.equal(matrix, same.get_parameter(name))
         if matrix.ndim > 1:
             assert not torch.equal(matrix, before[name])
-            assert not torch.equal(matrix, other.get_parameter(name))
+            assert not torch.equal(matrix, reseeded.get_parameter(name))
         if make is permuted and matrix.ndim > 1:
             assert torch.equal(matrix.flatten().sort()[0], before[name].flatten().sort()[0])
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def test_a_model_with_weights_of_its_own_does_not_tell_how_they_began():
+def test_a_model_without_initialisation_has_no_untrained_null():
     assert initialised(Planted([("first",)], causal=True)) is None
 
 
 TEXT = Item(
     ids=tuple(range(100, 110)),
     units={
-        "token": [(at,) for at in range(1, 9)],
+        "token": [(token,) for token in range(1, 9)],
         "word": [(1,), (2, 3), (3, 4), (), (5,), (6,), (7, 8)],
         "mention": [(1,), (5, 6)],
     },
@@ -63,20 +63,20 @@ ROLES = [Role("of tokens", "", lambda text: ()), Role("of words", "", lambda tex
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_shuffled_words_keep_their_pieces_and_take_their_pairs_along(seed):
+def test_shuffled_words_keep_their_tokens_and_their_pairs(seed):
     (item,) = shuffled([TEXT], ROLES, seed)
     assert (item.ids[0], item.ids[9]) == (100, 109)
     assert sorted(item.ids) == list(TEXT.ids)
     for grid in ("word", "mention"):
         for old, new in zip(TEXT.units[grid], item.units[grid], strict=True):
-            assert [TEXT.ids[at] for at in old] == [item.ids[at] for at in new]
+            assert [TEXT.ids[index] for index in old] == [item.ids[index] for index in new]
             assert list(new) == list(range(new[0], new[0] + len(new))) if new else not old
-    ids = [tuple(item.ids[at] for at in pair) for pair in item.pairs["of tokens"]]
+    ids = [tuple(item.ids[index] for index in pair) for pair in item.pairs["of tokens"]]
     assert ids == [(101, 105), (105, 100)]
     assert item.pairs["of words"] == TEXT.pairs["of words"]
 
 
-def test_every_null_says_what_it_costs():
+def test_every_null_states_its_cost():
     model = Planted([("offset -1",)], causal=True)
     relations = {"own": lambda text: [(2, 1)]}
     for evidence, tells in (
@@ -89,29 +89,29 @@ def test_every_null_says_what_it_costs():
         assert re.search(tells, note), note
 
 
-def test_a_null_head_is_one_that_sees_as_much():
-    """Of two heads one sees a window: it is asked less, and chance is on its side."""
+def test_a_null_head_sees_as_many_keys():
+    """One of two heads sees a window: it has fewer queries and a higher chance level."""
     rng = np.random.default_rng(0)
     count = np.stack([np.full((20, 2), 3.0), np.full((20, 2), 30.0)] * 2, axis=-1)  # M R N
     value = count * np.array([0.2, 0.6, 0.4, 0.5]) * rng.choice([0.99, 1.01], (20, 2, 1))
-    heads = tuple(Head("", 0, at) for at in range(4))
+    heads = tuple(Head("", 0, number) for number in range(4))
     best = null_head_baseline(
         RoleScores(heads, True, value, count, value),
         Split(np.arange(20), np.arange(20) < 10),
     )
     np.testing.assert_allclose(best.rates.mean(0), [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
     np.testing.assert_allclose(best.selection_rate, [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
-    other = replace(best, selection_rate=best.selection_rate - 0.1, rates=best.rates * 0)
-    np.testing.assert_array_equal(Baseline.strongest([other, best]).rates, best.rates)
+    weaker = replace(best, selection_rate=best.selection_rate - 0.1, rates=best.rates * 0)
+    np.testing.assert_array_equal(Baseline.strongest([weaker, best]).rates, best.rates)
 
 
-def test_more_null_models_only_raise_the_bar():
+def test_more_null_models_only_raise_the_baseline():
     model = MiniGPT(CONFIG)
     few, many = (
         find_roles(model, TOKENIZER, lines(12), evidence=Evidence(("permuted", "random"), models=m))
         for m in (1, 3)
     )
     for name in ("null.permuted", "null.random"):
-        # Chosen on one half: on the other the better of three is mostly better, too.
+        # Chosen on one half, the best of three is mostly better on the other half too.
         gain = many.frame()[name] - few.frame()[name]
         assert gain.mean() > 0

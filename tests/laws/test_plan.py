@@ -1,4 +1,4 @@
-"""A plan is what goes and what stays; written down and read back it is the same."""
+"""A plan lists removed and kept heads, and loads equal after saving."""
 
 from pathlib import Path
 
@@ -30,6 +30,6 @@ def test_heads_go_or_stay(plan: Plan) -> None:
 
 
 @given(plan=_plans())
-def test_it_is_read_as_it_was_written(plan: Plan, tmp_path_factory: object) -> None:
+def test_a_saved_plan_loads_equal(plan: Plan, tmp_path_factory: object) -> None:
     folder: Path = tmp_path_factory.mktemp("plan")  # type: ignore[attr-defined]
     assert Plan.load(plan.save(folder / "plan.json")) == plan

@@ -38,7 +38,7 @@ def _make(kind: str) -> nn.Module:
 
 
 def _distance(model: nn.Module, teacher: nn.Module, batch: dict[str, Tensor]) -> float:
-    """By its definition, token by token."""
+    """The definition, token by token."""
     with torch.no_grad():
         outputs = [module(**batch) for module in (model, teacher)]
     real = batch["attention_mask"].bool()
@@ -52,7 +52,7 @@ def _distance(model: nn.Module, teacher: nn.Module, batch: dict[str, Tensor]) ->
 
 
 @pytest.mark.parametrize("kind", ["Bert", "GPT2", "Llama", "mini", "classes"])
-def test_the_smaller_model_comes_closer_to_the_full_one(kind: str) -> None:
+def test_recovery_brings_the_smaller_model_closer_to_the_full_one(kind: str) -> None:
     teacher, batches = _make(kind), _batches()
     mark = fingerprint(teacher)
     small = hw.prune(teacher, REMOVED)
@@ -80,7 +80,7 @@ def test_a_regression_head_recovers_too() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_whole_model_has_nothing_to_recover() -> None:
+def test_an_unpruned_model_has_nothing_to_recover() -> None:
     teacher, copy = _make("GPT2"), _make("GPT2")
     assert abs(hw.recover(copy, teacher, _batches(), steps=1)[0]) < 1e-6
 
@@ -142,7 +142,7 @@ def test_an_interrupt_restores_the_weights() -> None:
     assert all(weight.grad is None for weight in small.parameters())
 
 
-def test_curves_of_recovered_models_lie_below_those_of_gated_ones() -> None:
+def test_curves_of_recovered_models_lie_below_those_of_ablated_ones() -> None:
     model, batches = _make("Llama"), _batches()
     heads = heads_of(find_attentions(model))
     orders = {"mine": [[heads[0], heads[7], heads[2], heads[1], *heads[3:7]]]}

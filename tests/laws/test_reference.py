@@ -1,4 +1,4 @@
-"""The definition against its own laws, and against three nested loops in plain Python."""
+"""The definition compared with its laws and with three nested loops in plain Python."""
 
 import math
 from typing import NamedTuple
@@ -12,21 +12,21 @@ from headwise import reference
 from headwise.reference import AttentionOutput, scaled_dot_product
 
 
-class Problem(NamedTuple):
+class AttentionInputs(NamedTuple):
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
     visible: np.ndarray
-    """`[B, H, T, S]`, with a good number of rows that see nothing."""
+    """`[B, H, T, S]`, with many rows that see no key."""
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> AttentionInputs:
     B, Hkv, G = (draw(st.integers(1, 3)) for _ in range(3))
     T, S, D, Dv = (draw(st.integers(1, 5)) for _ in range(4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     visible = rng.random((B, Hkv * G, T, S)) < draw(st.sampled_from([0.3, 0.7, 1.0]))
-    return Problem(
+    return AttentionInputs(
         rng.standard_normal((B, Hkv * G, T, D)),
         rng.standard_normal((B, Hkv, S, D)),
         rng.standard_normal((B, Hkv, S, Dv)),
@@ -34,16 +34,16 @@ def problems(draw: st.DrawFn) -> Problem:
     )
 
 
-def full(q: np.ndarray, k: np.ndarray, v: np.ndarray, **how: object) -> AttentionOutput:
-    return reference.attention(q, k, v, need_weights=True, need_lse=True, **how)
+def full(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: object) -> AttentionOutput:
+    return reference.attention(q, k, v, need_weights=True, need_lse=True, **options)
 
 
-def assert_same(one: AttentionOutput, two: AttentionOutput) -> None:
-    for left, right in zip(one, two, strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+def assert_same(first: AttentionOutput, second: AttentionOutput) -> None:
+    for actual, expected in zip(first, second, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_three_nested_loops_say_the_same():
+def test_three_nested_loops_give_the_same_output():
     rng = np.random.default_rng(0)
     B, H, Hkv, T, S, D, Dv = 2, 6, 3, 5, 7, 11, 13
     q = rng.standard_normal((B, H, T, D))
@@ -64,7 +64,7 @@ def test_three_nested_loops_say_the_same():
 
 
 @given(problems())
-def test_the_definition_equals_the_printed_formula(problem: Problem):
+def test_the_definition_equals_the_printed_formula(problem: AttentionInputs):
     q, k, v, visible = problem
     groups = q.shape[1] // k.shape[1]
     k, v = (array.repeat(groups, axis=1) for array in (k, v))
@@ -75,7 +75,7 @@ def test_the_definition_equals_the_printed_formula(problem: Problem):
 
 
 @given(problems())
-def test_grouped_heads_are_heads_that_read_repeated_keys(problem: Problem):
+def test_grouped_heads_are_heads_that_read_repeated_keys(problem: AttentionInputs):
     q, k, v, visible = problem
     groups = q.shape[1] // k.shape[1]
     repeated = full(q, k.repeat(groups, axis=1), v.repeat(groups, axis=1), mask=visible)
@@ -83,7 +83,7 @@ def test_grouped_heads_are_heads_that_read_repeated_keys(problem: Problem):
 
 
 @given(problems())
-def test_weights_are_shares_and_rows_without_keys_are_zeros(problem: Problem):
+def test_weights_are_shares_and_rows_without_keys_are_zeros(problem: AttentionInputs):
     q, k, v, visible = problem
     out, weights, lse = full(q, k, v, mask=visible)
     sees = visible.any(axis=-1)
@@ -96,17 +96,19 @@ def test_weights_are_shares_and_rows_without_keys_are_zeros(problem: Problem):
 
 
 @given(problems())
-def test_weights_are_what_the_logits_and_lse_say(problem: Problem):
+def test_weights_follow_from_the_logits_and_lse(problem: AttentionInputs):
     q, k, v, visible = problem
     _, weights, lse = full(q, k, v, mask=visible, scale=0.8)
     logits = 0.8 * q @ k.repeat(q.shape[1] // k.shape[1], axis=1).swapaxes(-1, -2)
-    rows, at = visible.any(axis=-1), visible
-    expected = np.where(at, np.exp(np.where(at, logits, 0) - np.where(rows, lse, 0)[..., None]), 0)
+    rows, allowed = visible.any(axis=-1), visible
+    expected = np.where(
+        allowed, np.exp(np.where(allowed, logits, 0) - np.where(rows, lse, 0)[..., None]), 0
+    )
     np.testing.assert_allclose(weights, expected, rtol=1e-11, atol=1e-13)
 
 
 @given(problems(), st.sampled_from([np.float16, np.float32, np.float64]), st.booleans())
-def test_additive_masks_equal_boolean_ones(problem: Problem, kind: type, endless: bool):
+def test_additive_masks_equal_boolean_ones(problem: AttentionInputs, kind: type, endless: bool):
     q, k, v, visible = problem
     never = -np.inf if endless else np.finfo(kind).min
     additive = np.where(visible, 0.0, never).astype(kind)
@@ -115,15 +117,15 @@ def test_additive_masks_equal_boolean_ones(problem: Problem, kind: type, endless
 
 
 @given(problems(), st.randoms())
-def test_a_float_mask_and_a_bias_are_added_to_the_logits(problem: Problem, random):
+def test_a_float_mask_and_a_bias_are_added_to_the_logits(problem: AttentionInputs, random):
     q, k, v, visible = problem
     bias = np.array([random.uniform(-2, 2) for _ in range(visible.size)]).reshape(visible.shape)
-    both = full(q, k, v, mask=visible, bias=bias)
-    assert_same(both, full(q, k, v, mask=np.where(visible, bias, -np.inf)))
+    combined = full(q, k, v, mask=visible, bias=bias)
+    assert_same(combined, full(q, k, v, mask=np.where(visible, bias, -np.inf)))
     groups = q.shape[1] // k.shape[1]
     logits = q @ k.repeat(groups, axis=1).swapaxes(-1, -2) / math.sqrt(q.shape[-1]) + bias
     exps = np.exp(np.where(visible, logits, -np.inf)).sum(axis=-1)
-    np.testing.assert_allclose(np.exp(both.lse), exps, rtol=1e-12)
+    np.testing.assert_allclose(np.exp(combined.lse), exps, rtol=1e-12)
 
 
 def test_a_mask_and_a_bias_of_few_digits_are_added_in_full():
@@ -133,7 +135,7 @@ def test_a_mask_and_a_bias_of_few_digits_are_added_in_full():
 
 
 @given(problems())
-def test_causal_is_the_triangle_that_ends_at_the_last_key(problem: Problem):
+def test_causal_is_the_triangle_that_ends_at_the_last_key(problem: AttentionInputs):
     q, k, v, _ = problem
     T, S = q.shape[2], k.shape[2]
     triangle = np.tril(np.ones((T, S), dtype=bool), S - T)
@@ -142,7 +144,7 @@ def test_causal_is_the_triangle_that_ends_at_the_last_key(problem: Problem):
 
 
 @given(problems(), *[st.none() | st.integers(0, 4)] * 2)
-def test_a_window_is_a_band(problem: Problem, left: int | None, right: int | None):
+def test_a_window_is_a_band(problem: AttentionInputs, left: int | None, right: int | None):
     q, k, v, visible = problem
     T, S = q.shape[2], k.shape[2]
     band = np.zeros((T, S), dtype=bool)
@@ -158,7 +160,7 @@ def test_a_window_is_a_band(problem: Problem, left: int | None, right: int | Non
 
 
 @given(problems())
-def test_the_future_never_moves_the_past(problem: Problem):
+def test_later_tokens_never_change_earlier_outputs(problem: AttentionInputs):
     q, k, v, _ = problem
     changed_k, changed_v = k.copy(), v.copy()
     changed_k[:, :, -1], changed_v[:, :, -1] = np.nan, np.inf
@@ -168,7 +170,7 @@ def test_the_future_never_moves_the_past(problem: Problem):
 
 
 @given(problems())
-def test_nothing_at_a_masked_place_reaches_the_answer(problem: Problem):
+def test_masked_keys_never_change_the_output(problem: AttentionInputs):
     q, k, v, visible = problem
     unseen = ~visible.any(axis=(1, 2))
     broken_k, broken_v = (array.swapaxes(1, 2).copy() for array in (k, v))
@@ -178,7 +180,7 @@ def test_nothing_at_a_masked_place_reaches_the_answer(problem: Problem):
 
 
 @given(problems(), st.randoms())
-def test_the_order_of_keys_does_not_matter(problem: Problem, random):
+def test_the_order_of_keys_does_not_matter(problem: AttentionInputs, random):
     q, k, v, visible = problem
     order = random.sample(range(k.shape[2]), k.shape[2])
     shuffled = full(q, k[:, :, order], v[:, :, order], mask=visible[..., order])
@@ -187,7 +189,9 @@ def test_the_order_of_keys_does_not_matter(problem: Problem, random):
 
 
 @given(problems(), st.floats(0.1, 50))
-def test_a_soft_cap_bounds_the_logits_and_a_high_one_does_nothing(problem: Problem, cap: float):
+def test_a_soft_cap_bounds_the_logits_and_a_high_cap_changes_nothing(
+    problem: AttentionInputs, cap: float
+):
     q, k, v, visible = problem
     weights = full(10 * q, k, v, mask=visible, softcap=cap).weights
     floor = np.exp(-2 * cap) / k.shape[2]
@@ -197,7 +201,7 @@ def test_a_soft_cap_bounds_the_logits_and_a_high_one_does_nothing(problem: Probl
 
 
 @given(problems())
-def test_a_sink_is_a_key_that_gives_nothing(problem: Problem):
+def test_a_sink_is_a_key_with_a_zero_value(problem: AttentionInputs):
     q, k, v, visible = problem
     H, groups = q.shape[1], q.shape[1] // k.shape[1]
     sinks = np.linspace(-2, 2, H)
@@ -219,7 +223,7 @@ def test_a_sink_is_a_key_that_gives_nothing(problem: Problem):
 
 
 @given(problems())
-def test_masks_broadcast_from_two_axes_or_four(problem: Problem):
+def test_masks_broadcast_from_two_axes_or_four(problem: AttentionInputs):
     q, k, v, visible = problem
     wide = visible.shape
     for narrow in (visible[0, 0], visible[:, :1], visible[:1], visible[:, :, :1], visible[..., :1]):
@@ -228,7 +232,7 @@ def test_masks_broadcast_from_two_axes_or_four(problem: Problem):
 
 
 @given(problems())
-def test_arguments_are_not_written_to(problem: Problem):
+def test_arguments_are_not_modified(problem: AttentionInputs):
     kept = [array.copy() for array in problem]
     q, k, v, visible = problem
     full(q, k, v, mask=visible, causal=True, softcap=3.0)
@@ -261,7 +265,7 @@ def test_huge_logits_neither_overflow_nor_turn_into_nan():
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
-def test_the_answer_has_the_type_of_the_input_and_is_rounded_once(kind: type):
+def test_the_output_has_the_dtype_of_the_input_and_is_rounded_once(kind: type):
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((1, 2, 3, 5)).astype(kind) for _ in range(3))
     exact = full(*(array.astype(np.float64) for array in (q, k, v)))
@@ -270,13 +274,13 @@ def test_the_answer_has_the_type_of_the_input_and_is_rounded_once(kind: type):
         np.testing.assert_array_equal(ours, wide.astype(kind))
 
 
-def test_whole_numbers_come_back_as_floats():
+def test_integers_give_floats():
     ones = np.ones((1, 1, 2, 1), dtype=np.int64)
     values = np.array([0, 1]).reshape(1, 1, 2, 1)
     np.testing.assert_allclose(reference.attention(ones, ones, values), 0.5)
 
 
-def test_only_what_was_asked_for_comes_back():
+def test_only_requested_outputs_are_returned():
     q = np.ones((1, 1, 2, 3))
     assert isinstance(reference.attention(q, q, q), np.ndarray)
     assert reference.attention(q, q, q, need_lse=True).weights is None

@@ -1,4 +1,4 @@
-"""The seeded layer of the definition: its recipe, and that all its forms agree."""
+"""The seeded layer of the definition: its initialisation, and the equality of all its forms."""
 
 from typing import NamedTuple
 
@@ -25,11 +25,11 @@ def test_matrices_follow_the_recipe():
         np.testing.assert_array_equal(matrix, drawn)
 
 
-def test_the_seed_is_zero_unless_said_and_heads_do_not_change_the_matrices():
-    one, two = MultiHeadAttention(6, 3), MultiHeadAttention(6, 2, seed=0)
-    np.testing.assert_array_equal(one.W_o, two.W_o)
-    np.testing.assert_array_equal(single_head(6).W_o, two.W_o)
-    assert not np.array_equal(one.W_o, MultiHeadAttention(6, 3, seed=1).W_o)
+def test_the_seed_defaults_to_zero_and_heads_do_not_change_the_matrices():
+    first, second = MultiHeadAttention(6, 3), MultiHeadAttention(6, 2, seed=0)
+    np.testing.assert_array_equal(first.W_o, second.W_o)
+    np.testing.assert_array_equal(single_head(6).W_o, second.W_o)
+    assert not np.array_equal(first.W_o, MultiHeadAttention(6, 3, seed=1).W_o)
 
 
 class LayerProblem(NamedTuple):
@@ -63,9 +63,12 @@ def layer_problems(draw: st.DrawFn) -> LayerProblem:
 @given(layer_problems())
 def test_the_loop_over_heads_equals_the_batched_expression(problem: LayerProblem):
     layer, x, memory, mask = problem
-    loop, batched = (how(layer, x, mask, memory) for how in (multi_head_loop, multi_head_batched))
-    for one, two in zip(loop, batched, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12)
+    loop, batched = (
+        implementation(layer, x, mask, memory)
+        for implementation in (multi_head_loop, multi_head_batched)
+    )
+    for actual, expected in zip(loop, batched, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @given(layer_problems())

@@ -1,4 +1,4 @@
-"""Words meet tokens where the tokenizer says, and weights are scored as defined."""
+"""Words are aligned with tokens, and relations are scored as defined."""
 
 from dataclasses import replace
 from itertools import product
@@ -30,10 +30,12 @@ seeds = st.integers(0, 2**32 - 1)
 def byte_level():
     """Tokens of one byte each, as in GPT-2 before any merge."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE({one: at for at, one in enumerate(alphabet)}, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    tokenizer = Tokenizer(
+        models.BPE({character: index for index, character in enumerate(alphabet)}, [])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
 
 
 TEXT = AnnotatedText(
@@ -45,52 +47,52 @@ TEXT = AnnotatedText(
 @pytest.mark.parametrize("tokenizer", [MINILM, MINILM.backend_tokenizer, byte_level()])
 def test_every_word_gets_the_tokens_that_spell_it(tokenizer):
     (piece,) = tokenize(tokenizer, [TEXT], 100).pieces
-    for at, tokens in enumerate(piece.words):
-        start, end = TEXT.words[at]
+    for index, tokens in enumerate(piece.words):
+        start, end = TEXT.words[index]
         assert tokens
-        spans = [piece.spans[one] for one in tokens]
-        # The first token starts the word and the last one ends it; spaces may come along.
-        assert TEXT.text[min(s for s, _ in spans) : start].strip() == "" or at == 2
+        spans = [piece.spans[token] for token in tokens]
+        # The first token starts the word and the last one ends it; spaces may be included.
+        assert TEXT.text[min(s for s, _ in spans) : start].strip() == "" or index == 2
         assert max(e for _, e in spans) >= end
-    inside = {one for tokens in piece.words for one in tokens}
-    outside = [one for one in range(len(piece.ids)) if one not in inside]
-    blank = [TEXT.text[slice(*piece.spans[one])].strip() == "" for one in outside]
+    inside = {token for tokens in piece.words for token in tokens}
+    outside = [token for token in range(len(piece.ids)) if token not in inside]
+    blank = [TEXT.text[slice(*piece.spans[token])].strip() == "" for token in outside]
     assert all(
         special or b for special, b in zip((piece.special[o] for o in outside), blank, strict=True)
     )
 
 
-def test_truncation_and_padding_of_a_tokenizer_are_left_out_and_left_alone():
-    made = Tokenizer.from_str(TOKENIZER.to_str())
-    made.enable_truncation(4)
-    made.enable_padding(length=30)
-    (piece,) = tokenize(made, [AnnotatedText("w1 w2 w3 w4 w5 w6")], 30).pieces
+def test_truncation_and_padding_of_a_tokenizer_are_not_used_and_not_changed():
+    tokenizer = Tokenizer.from_str(TOKENIZER.to_str())
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=30)
+    (piece,) = tokenize(tokenizer, [AnnotatedText("w1 w2 w3 w4 w5 w6")], 30).pieces
     assert len(piece.ids) == 7
-    assert made.truncation["max_length"] == 4
+    assert tokenizer.truncation["max_length"] == 4
 
 
 @given(st.integers(6, 40), seeds)
 def test_cut_texts_lose_no_word(limit, seed):
     rng = np.random.default_rng(seed)
     sentences = [" ".join(rng.choice(["w1", "w2", "w3"], rng.integers(1, 9))) for _ in range(9)]
-    text = ". ".join(f"{one} ." for one in sentences)
-    spans, at = [], 0
+    text = ". ".join(f"{sentence} ." for sentence in sentences)
+    spans, start = [], 0
     for word in text.split(" "):
-        spans.append((at, at + len(word)))
-        at += len(word) + 1
-    made = tokenize(TOKENIZER, [AnnotatedText(text, tuple(spans))], limit)
-    assert all(len(piece.ids) <= limit for piece in made.pieces)
-    owners = [[bool(piece.words[word]) for piece in made.pieces] for word in range(len(spans))]
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    tokenized = tokenize(TOKENIZER, [AnnotatedText(text, tuple(spans))], limit)
+    assert all(len(piece.ids) <= limit for piece in tokenized.pieces)
+    owners = [[bool(piece.words[word]) for piece in tokenized.pieces] for word in range(len(spans))]
     assert all(sum(owner) == 1 for owner in owners)
-    assert made.cut_at_sentences + made.cut_within == (len(made.pieces) > 1)
+    assert tokenized.cut_at_sentences + tokenized.cut_within == (len(tokenized.pieces) > 1)
 
 
-def test_sentences_end_where_they_end():
+def test_texts_are_cut_at_the_ends_of_sentences():
     text = AnnotatedText('He said "go." Then w1 w2. And w3?\nw4 w5')
-    made = tokenize(TOKENIZER, [text], 5)  # the last two sentences fit together
-    starts = [piece.spans[1][0] for piece in made.pieces]
-    assert [text.text[at:].split()[0] for at in starts] == ["He", "Then", "And"]
-    assert (made.cut_at_sentences, made.cut_within) == (1, 0)
+    tokenized = tokenize(TOKENIZER, [text], 5)  # the last two sentences fit together
+    starts = [piece.spans[1][0] for piece in tokenized.pieces]
+    assert [text.text[start:].split()[0] for start in starts] == ["He", "Then", "And"]
+    assert (tokenized.cut_at_sentences, tokenized.cut_within) == (1, 0)
 
 
 def test_clarks_words_from_tokens_by_hand():
@@ -114,22 +116,22 @@ def test_clarks_words_from_tokens_by_hand():
 
 
 def drawn_units(rng, S):
-    """Words of one to four tokens, some sharing a token, some of another piece."""
+    """Words of one to four tokens; some share a token, some are in another piece."""
     units = []
-    at = 0
-    while at < S:
+    start = 0
+    while start < S:
         size = int(rng.integers(1, 5))
-        units.append(tuple(range(at, min(S, at + size))))
-        at += size - bool(rng.random() < 0.3 and size > 1)
+        units.append(tuple(range(start, min(S, start + size))))
+        start += size - bool(rng.random() < 0.3 and size > 1)
         if rng.random() < 0.2:
             units.append(())
     return units
 
 
 @given(seeds)
-def test_words_and_mentions_are_those_of_every_token_taken_one_by_one(seed):
+def test_words_and_mentions_equal_sums_over_single_tokens(seed):
     rng = np.random.default_rng(seed)
-    sizes = [int(one) for one in rng.integers(2, 12, 3)]
+    sizes = rng.integers(2, 12, 3).tolist()
     S = max(sizes)
     items = [
         Item(tuple(range(n)), {grid: drawn_units(rng, n) for grid in ("word", "mention")}, {})
@@ -143,7 +145,8 @@ def test_words_and_mentions_are_those_of_every_token_taken_one_by_one(seed):
             for head, (q, query), (k, key) in product(range(2), enumerate(units), enumerate(units)):
                 if query and key:
                     rows = [
-                        of_key(weights[text, head, one, k].item() for k in key) for one in query
+                        of_key(weights[text, head, number, k].item() for k in key)
+                        for number in query
                     ]
                     expected = sum(rows) / len(rows)
                     assert folded[text, head, q, k].item() == pytest.approx(expected, abs=1e-5)
@@ -153,7 +156,7 @@ def scored(weights, visible, role, pairs, units=None):
     """Value, count and chance of one role in one text."""
     n = weights.shape[-1]
     item = Item(
-        tuple(range(n)), {role.grid: units or [(at,) for at in range(n)]}, {role.name: pairs}
+        tuple(range(n)), {role.grid: units or [(token,) for token in range(n)]}, {role.name: pairs}
     )
     index = RelationIndex(Units(role.grid, [item], n), [item], [role])
     eligible = EligiblePairs(index, visible[None, None])
@@ -161,11 +164,11 @@ def scored(weights, visible, role, pairs, units=None):
     return [sums.item() for sums in (eligible.value(block), eligible.count, eligible.chance)]
 
 
-TOP, MASS = (Role("r", "", lambda text: (), score=how) for how in ("top", "mass"))
+TOP, MASS = (Role("r", "", lambda text: (), score=score) for score in ("top", "mass"))
 
 
 @given(seeds, st.booleans())
-def test_scores_are_those_of_the_definition(seed, causal):
+def test_scores_equal_the_definition(seed, causal):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(2, 8))
     visible = torch.ones(n, n, dtype=torch.bool)
@@ -176,18 +179,18 @@ def test_scores_are_those_of_the_definition(seed, causal):
     pairs = [(int(q), int(k)) for q, k in rng.integers(0, n, (int(rng.integers(1, 9)), 2))]
     expected = {"top": [0.0, 0, 0.0], "mass": [0.0, 0, 0.0]}
     for q in {q for q, _ in pairs}:
-        keys = {k for one, k in pairs if one == q and visible[q, k]}
-        seen = [k for k in range(n) if visible[q, k]]
-        if not keys or len(seen) < 2:
+        keys = {k for query, k in pairs if query == q and visible[q, k]}
+        visible_keys = [k for k in range(n) if visible[q, k]]
+        if not keys or len(visible_keys) < 2:
             continue
-        best = [k for k in seen if weights[q, k] >= weights[q].max() * (1 - 1e-6)]
+        best = [k for k in visible_keys if weights[q, k] >= weights[q].max() * (1 - 1e-6)]
         for name, value in (
             ("top", len(keys & set(best)) / len(best)),
             ("mass", sum(weights[q, k].item() for k in keys)),
         ):
             expected[name][0] += value
             expected[name][1] += 1
-            expected[name][2] += len(keys) / len(seen)
+            expected[name][2] += len(keys) / len(visible_keys)
     for role in (TOP, MASS):
         np.testing.assert_allclose(
             scored(weights, visible, role, pairs), expected[role.score], atol=1e-5
@@ -211,13 +214,17 @@ def test_heads_that_see_different_keys_are_counted_apart():
 def test_exactly_even_attention_scores_chance():
     visible = torch.ones(7, 7, dtype=torch.bool).tril()
     weights = visible / visible.sum(-1, keepdim=True)
-    pairs = [(at, at - 1) for at in range(1, 7)]
+    pairs = [(query, query - 1) for query in range(1, 7)]
     value, count, chance = scored(weights, visible, TOP, pairs)
     assert count == 6
-    assert value == pytest.approx(chance) == pytest.approx(sum(1 / (at + 1) for at in range(1, 7)))
+    assert (
+        value
+        == pytest.approx(chance)
+        == pytest.approx(sum(1 / (query + 1) for query in range(1, 7)))
+    )
 
 
-def test_nobody_is_a_candidate_for_oneself_among_words():
+def test_a_word_is_no_candidate_for_itself():
     visible = torch.ones(3, 3, dtype=torch.bool)
     weights = torch.tensor([[0.8, 0.15, 0.05]] * 3)
     assert scored(weights, visible, replace(TOP, grid="word"), [(0, 1), (1, 1)])[:2] == [1.0, 1.0]
@@ -232,48 +239,52 @@ def test_the_mass_of_a_word_is_the_mean_over_its_pieces_of_the_sum_over_the_keys
     assert value == pytest.approx((0.7 + 0.3) / 2)
 
 
-def test_evenness_is_the_share_of_the_entropy_that_even_attention_has():
+def test_evenness_is_the_entropy_over_that_of_even_attention():
     heads = [("even", "offset -1", "first")]
     item = Item(
-        (6, 7, 8, 9), {"token": [(at,) for at in range(4)]}, {"e": [(at, at) for at in range(4)]}
+        (6, 7, 8, 9),
+        {"token": [(token,) for token in range(4)]},
+        {"e": [(token, token) for token in range(4)]},
     )
     role = Role("e", "", lambda text: (), score="entropy", kind="breadth")
     scores = Evaluator([item], [role]).evaluate(Planted(heads, causal=True))
-    # The first query has no choice, and counts for nothing.
+    # The first query has no choice, and does not count.
     assert scores.count[0, 0].tolist() == [3, 3, 3]
     np.testing.assert_allclose(scores.value[0, 0], [3, 0, 0], atol=1e-4)
 
 
-def test_rules_are_offsets_and_nearest_words_of_a_class():
+def test_heuristics_are_offsets_and_nearest_words_of_a_class():
     text = AnnotatedText("a b c d", ((0, 1), (2, 3), (4, 5), (6, 7)), ("N", "V", "V", "N"))
     names = heuristic_names("word", ["N", "V"])
     assert len(names) == len(OFFSETS) + 4
 
     def rates(pairs):
-        item = Item((0, 1, 2, 3), {"word": [(at,) for at in range(4)]}, {"r": pairs}, text.tags)
+        item = Item(
+            (0, 1, 2, 3), {"word": [(token,) for token in range(4)]}, {"r": pairs}, text.tags
+        )
         index = RelationIndex(Units("word", [item], 4), [item], [replace(TOP, grid="word")])
         eligible = EligiblePairs(index, torch.ones(1, 1, 4, 4, dtype=torch.bool))
         return dict(
             zip(names, heuristic_sums(eligible, [item], ["N", "V"])[0].tolist(), strict=True)
         )
 
-    left = "nearest V to the left"
-    assert [rates([(3, key)])[left] for key in range(3)] == [0, 0, 1]
-    assert [rates([(2, key)])[left] for key in (0, 1, 3)] == [0, 1, 0]
-    # No verb to the left: a guess among the others.
-    assert rates([(0, 1)])[left] == pytest.approx(1 / 3)
-    assert rates([(0, 1), (0, 3)])[left] == pytest.approx(2 / 3)
+    nearest = "nearest V to the left"
+    assert [rates([(3, key)])[nearest] for key in range(3)] == [0, 0, 1]
+    assert [rates([(2, key)])[nearest] for key in (0, 1, 3)] == [0, 1, 0]
+    # No verb to the left: a random other verb.
+    assert rates([(0, 1)])[nearest] == pytest.approx(1 / 3)
+    assert rates([(0, 1), (0, 3)])[nearest] == pytest.approx(2 / 3)
     assert (rates([(2, 1)])["offset -1"], rates([(2, 3)])["offset -1"]) == (1, 0)
     assert rates([(0, 3)])["nearest N to the right"] == 1
 
 
-def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
+def test_heuristics_of_classes_hold_for_tokens_and_may_choose_the_query():
     names = heuristic_names("token", ["N", "V"])
     assert len(names) == len(OFFSETS) + 6
     words = [(0,), (1, 2), (3,), (4,)]  # N V N V
 
     def rates(pairs, kind="structure"):
-        units = {"token": [(at,) for at in range(5)], "word": words}
+        units = {"token": [(token,) for token in range(5)], "word": words}
         item = Item(tuple(range(5)), units, {"r": pairs}, ["N", "V", "N", "V"])
         index = RelationIndex(Units("token", [item], 5), [item], [replace(TOP, kind=kind)])
         eligible = EligiblePairs(index, torch.ones(1, 1, 5, 5, dtype=torch.bool))
@@ -290,7 +301,7 @@ def test_classes_are_rules_for_tokens_too_and_a_token_may_be_its_own():
     assert heuristic_names("mention", ["N"]) == heuristic_names("token", [])
 
 
-def test_gold_roles_are_those_of_the_tree_and_both_ways():
+def test_gold_roles_follow_the_tree_in_both_directions():
     text = AnnotatedText(
         "Ann saw her",
         ((0, 3), (4, 7), (8, 11)),
@@ -309,7 +320,7 @@ def test_gold_roles_are_those_of_the_tree_and_both_ways():
         "coreference": [(0, 1), (1, 0)],
         "translation": [(2, 0)],
         "next translation": [(1, 0)],
-        # Where the verb is said its subject is the token itself.
+        # If the verb is the token itself, so is its subject.
         "next subject": [(1, 1)],
         "next subject, beside": [(1, 1)],
         "next subject, apart": [],
@@ -318,7 +329,7 @@ def test_gold_roles_are_those_of_the_tree_and_both_ways():
     }
 
 
-def test_agreement_is_asked_with_something_between_and_without():
+def test_agreement_is_tested_with_and_without_a_noun_between():
     text = AnnotatedText(
         "unbelievers rarely agree ; you agree ; agree they",
         ((0, 11), (12, 18), (19, 24), (25, 26), (27, 30), (31, 36), (37, 38), (39, 44), (45, 49)),
@@ -339,12 +350,12 @@ def test_agreement_is_asked_with_something_between_and_without():
 
 
 def test_token_roles_by_hand():
-    corpus = [AnnotatedText(one) for one in lines(20)]
+    corpus = [AnnotatedText(line) for line in lines(20)]
     corpus.append(AnnotatedText("w0 w1 , w0 unseen w1 w2 <eos>"))
     pieces = tokenize(TOKENIZER, corpus, 40).pieces
     item = as_item(pieces[-1], token_roles(pieces))
     assert (3, 2) in item.pairs["previous token"]
-    assert (1, 0) not in item.pairs["previous token"]  # the one before is no text
+    assert (1, 0) not in item.pairs["previous token"]  # the token before is no part of the text
     assert (1, 0) in item.pairs["first token"]
     assert item.pairs["separator"][-1][1] == 8
     assert {key for _, key in item.pairs["punctuation"]} == {3}
@@ -368,17 +379,19 @@ def test_repeated_sequences_repeat_and_their_controls_do_not(seed):
         for query, key in item.pairs["induction"]:
             assert key <= query
             assert item.ids[key - 1] == item.ids[query]
-    periods = {min(q - k for q, k in one.pairs["same token"] if q > k) for one in repeated}
+    periods = {
+        min(q - k for q, k in sequence.pairs["same token"] if q > k) for sequence in repeated
+    }
     assert len(periods) > 1
 
 
-def test_a_corpus_of_few_words_has_no_probe():
+def test_a_corpus_of_few_words_has_no_repeated_sequences():
     pieces = tokenize(TOKENIZER, [AnnotatedText("w1 w2 w1")], 40).pieces
     assert probe(pieces, 40, 5) == ([], [])
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_what_is_visible_is_what_the_mask_says(causal):
+def test_eligible_keys_are_those_that_the_mask_shows(causal):
     model = Planted([("even",)], causal=causal)
     ids, mask = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64)
     mask[1, 3:] = 0
@@ -390,7 +403,7 @@ def test_what_is_visible_is_what_the_mask_says(causal):
         assert torch.equal(watch.weights("L0.H0") > 0, expected)
 
 
-def test_tokens_that_stand_for_the_unknown_are_counted():
+def test_unknown_tokens_are_counted():
     text = AnnotatedText("road ሰላም road ሰላም")
     for tokenizer in (MINILM, MINILM.backend_tokenizer):
         assert tokenize(tokenizer, [text], 20).unknown == 0.5

@@ -1,4 +1,4 @@
-"""The page holds what the study holds, runs nothing that is not its own, and stays small."""
+"""The page shows the study, runs no foreign script, and stays small."""
 
 import base64
 import hashlib
@@ -32,11 +32,11 @@ HOSTILE = (
     "line\nbreak\x00",
     "\ud800",
 )
-RELATIONS = {f"relation {at}": f"a word → the word number {at}" for at in range(12)}
+RELATIONS = {f"relation {n}": f"a word → the word number {n}" for n in range(12)}
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: elements with attributes, and what is inside."""
+    """The elements of a page as a browser parses them: attributes and content."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def decode(cells: list[str], peak: float, data: str) -> np.ndarray:
 
 
 def study_of(means: list[float], texts: int = 40, noise: float = 0.02, even: float = 0.1) -> Study:
-    """A study of heads in one layer with these shares on the token before."""
+    """A study of heads in one layer with these shares on the previous token."""
     table = HeadTable(
         make_heads(1, len(means)),
         np.arange(len(means)),
@@ -82,24 +82,24 @@ def study_of(means: list[float], texts: int = 40, noise: float = 0.02, even: flo
 def test_page_of_a_large_model_stays_below_3_megabytes(causal: bool) -> None:
     words = " ".join(["word"] * 24)
     study = make_study(32, 32, relations=RELATIONS, sentences=[words] * 7, causal=causal)
-    study = study.with_roles(make_roles(study, found=range(1024)))
+    study = study.with_roles(make_roles(study, with_role=range(1024)))
     data = payload(study)
     assert len(render(study).encode()) < 3_000_000
     assert len(data["samples"]) >= 1
     assert len(data["samples"]) + data["left_out"] == 7
 
 
-def test_page_asks_for_nothing_from_anywhere() -> None:
+def test_the_page_makes_no_requests() -> None:
     html = render(make_study(relations=RELATIONS))
     page = Page(html)
     assert page.attributes("src") == set()
     assert {link for link in page.attributes("href") if not (link or "").startswith("#")} == set()
     assert not {"link", "iframe", "img", "object", "embed", "base"} & page.inside.keys()
-    found = re.findall(r"https?:|url\(|@import|import\(|fetch\(|XMLHttp|WebSocket|Beacon", html)
-    assert found == []
+    requests = re.findall(r"https?:|url\(|@import|import\(|fetch\(|XMLHttp|WebSocket|Beacon", html)
+    assert requests == []
 
 
-def test_policy_lets_in_exactly_the_style_and_script_of_the_page() -> None:
+def test_the_policy_allows_exactly_the_style_and_script_of_the_page() -> None:
     page = Page(render(make_study()))
     (policy,) = page.attributes("content") - {"width=device-width, initial-scale=1", "light dark"}
     assert policy is not None
@@ -133,7 +133,7 @@ def test_text_from_models_and_corpora_is_never_markup(hostile: str) -> None:
     html.encode("utf-8")
 
 
-def test_data_can_not_end_its_element() -> None:
+def test_data_cannot_end_its_element() -> None:
     text = as_json({"tokens": list(HOSTILE)})
     assert text.isascii()
     assert not set("<>&") & set(text)
@@ -141,7 +141,7 @@ def test_data_can_not_end_its_element() -> None:
 
 
 @given(st.text(st.characters()))
-def test_every_mark_is_made_visible(text: str) -> None:
+def test_every_control_character_is_made_visible(text: str) -> None:
     shown = visible(text)
     assert not {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"} & set(map(unicodedata.category, shown))
     assert visible(shown) == shown
@@ -161,9 +161,9 @@ def test_maps_decode_to_half_a_step(size: int, causal: bool, style: int) -> None
     heads = make_heads(2, 3)
     sample = make_sample(["w"] * size, heads, np.full(len(heads), style), causal)
     data = payload(replace(make_study(2, 3), samples=(sample,)))["samples"][0]
-    for at, head in enumerate(heads):
-        read = decode(data["views"][0]["cells"], data["peaks"][at], data["maps"][at])
-        step = data["peaks"][at] / 255
+    for index, head in enumerate(heads):
+        read = decode(data["views"][0]["cells"], data["peaks"][index], data["maps"][index])
+        step = data["peaks"][index] / 255
         np.testing.assert_allclose(read, sample.weights[head], atol=step / 2 + 1e-6, rtol=0)
 
 
@@ -197,7 +197,7 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
             "maximum": study.table.maximum(name),
             "even": study.table.even(name),
         }.items():
-            # None stands for what does not apply, and for nothing else.
+            # None means that a statistic does not apply.
             read = np.array([np.nan if x is None else x for x in statistic[part]])
             np.testing.assert_allclose(read, column, rtol=0.006 if part == "error" else 1e-4)
         assert statistic["requested"] == (name in RELATIONS)
@@ -205,39 +205,39 @@ def test_numbers_of_the_page_are_those_of_the_table() -> None:
 
 def test_roles_stand_with_their_evidence() -> None:
     study = make_study(2, 3)
-    study = study.with_roles(make_roles(study, found=(0, 4)))
+    study = study.with_roles(make_roles(study, with_role=(0, 4)))
     page = Page(render(study))
     cells = [text.strip() for text in page.inside["td"]]
-    for told in ("0.875 [0.812, 0.938]", "0.83", "0.00025", "1,234 in 56 texts"):
-        assert told in cells
+    for content in ("0.875 [0.812, 0.938]", "0.83", "0.00025", "1,234 in 56 texts"):
+        assert content in cells
     assert "0.250 of previous token" in page.inside["bdi"]
     assert "previous token +0.500 [+0.375, +0.625]" in page.inside["bdi"]  # without the head
-    assert "–" in cells  # the other was not tried
+    assert "–" in cells  # the other head was not ablated
     assert any("back each other up" in line for line in page.inside["p"])
     data = payload(study)["roles"]
-    assert [len(one["rows"]) for one in data] == [1, 0, 0, 0, 1, 0]
-    assert [bool(one["lines"]) for one in data] == [True, False, False, False, False, True]
+    assert [len(role["rows"]) for role in data] == [1, 0, 0, 0, 1, 0]
+    assert [bool(role["lines"]) for role in data] == [True, False, False, False, False, True]
 
 
-def test_no_role_found_is_said() -> None:
+def test_a_study_that_found_no_role_says_so() -> None:
     study = make_study(2, 3)
-    page = Page(render(study.with_roles(make_roles(study, found=()))))
+    page = Page(render(study.with_roles(make_roles(study, with_role=()))))
     assert "No role found." in page.inside["p"]
     assert "Roles and their evidence" in page.inside["h2"]
 
 
-def test_what_was_not_tested_is_not_told_as_without_a_role() -> None:
+def test_heads_that_were_not_tested_are_not_reported_without_a_role() -> None:
     study = make_study(2, 3)
-    roles = make_roles(study, found=())
+    roles = make_roles(study, with_role=())
     untested = replace(roles, rows=roles.rows.assign(p_adj=np.nan, texts=1.0))
     page = Page(render(study.with_roles(untested)))
     said = "Not tested: 1 held-out text, 30 needed."
     assert said in page.inside["p"]
-    assert {one["none"] for one in payload(study.with_roles(untested))["roles"]} == {said}
+    assert {role["none"] for role in payload(study.with_roles(untested))["roles"]} == {said}
     assert "No role found" not in render(study.with_roles(untested))
 
 
-def test_pieces_of_one_text_tell_nothing() -> None:
+def test_pieces_of_one_text_give_no_finding() -> None:
     cut = replace(study_of([0.9, 0.1]), text={"texts": 1})
     (line,) = cut.findings()
     assert line.startswith("Not tested: 1 text, 5 needed")
@@ -245,7 +245,7 @@ def test_pieces_of_one_text_tell_nothing() -> None:
     assert study_of([0.9, 0.1]).findings()[0].startswith("L0.H0 puts")
 
 
-def test_a_study_without_roles_does_not_speak_of_them() -> None:
+def test_a_study_without_roles_does_not_mention_them() -> None:
     study = make_study(2, 3)
     assert payload(study)["roles"] is None
     assert "Roles and their evidence" not in Page(render(study)).inside["h2"]
@@ -276,25 +276,25 @@ def test_a_planted_head_is_found() -> None:
 
 
 @given(st.lists(st.floats(0.0, 0.3), min_size=1, max_size=7))
-def test_where_nothing_stands_out_the_page_says_so(means: list[float]) -> None:
+def test_a_page_without_findings_says_so(means: list[float]) -> None:
     (line,) = study_of(means).findings()
     assert line.startswith("No head stands out: on 40 texts, ")
     assert f"{counted(len(means), 'head')} × 1 share of attention (previous)" in line
 
 
 @pytest.mark.parametrize("texts", [1, 2, 4])
-def test_few_texts_tell_nothing(texts: int) -> None:
+def test_few_texts_give_no_finding(texts: int) -> None:
     (line,) = study_of([0.9, 0.1], texts, noise=0.0).findings()
     plural = "" if texts == 1 else "s"
     assert line.startswith(f"Not tested: {texts} text{plural}, 5 needed")
 
 
-def test_a_large_share_with_a_wide_interval_is_not_told() -> None:
+def test_a_large_share_with_a_wide_interval_is_no_finding() -> None:
     (line,) = study_of([0.9, 0.1], texts=6, noise=0.9).findings()
     assert line.startswith("No head stands out")
 
 
-def test_all_of_the_attention_on_the_only_keys_is_no_lift() -> None:
+def test_attention_on_the_only_visible_keys_has_no_lift() -> None:
     (line,) = study_of([1.0, 1.0], noise=0.0, even=1.0).findings()
     assert line.startswith("No head stands out")
 
@@ -305,12 +305,12 @@ def test_a_table_without_shares_says_so() -> None:
     assert "no share of attention" in line
 
 
-def test_of_two_equal_heads_the_first_is_told() -> None:
+def test_of_two_equal_heads_the_first_is_reported() -> None:
     (line,) = study_of([0.1, 0.8, 0.8], noise=0.0).findings()
     assert line.startswith("L0.H1 puts 0.80 ± 0.01 ")
 
 
-def test_a_head_and_a_statistic_are_told_once() -> None:
+def test_a_head_and_a_statistic_are_reported_once() -> None:
     high, low = np.array([0.9, 0.7, 0.1, 0.1, 0.1]), np.full(5, 0.1)
     columns = {
         "previous": high,
@@ -333,10 +333,10 @@ def test_at_most_three_findings_the_largest_lift_first() -> None:
     assert [line.split()[0] for line in lines] == ["L0.H1", "L0.H3", "L0.H2"]
 
 
-def test_an_asked_for_relation_is_told_with_its_meaning() -> None:
+def test_a_relation_is_reported_with_its_description() -> None:
     study = study_of([0.1, 0.9])
     totals = {"subject": study.table.totals["previous"]}
-    told = replace(
+    with_finding = replace(
         study, table=replace(study.table, totals=totals), meanings={"subject": "a verb → its own"}
     )
-    assert "on “subject” (a verb → its own); even attention" in told.findings()[0]
+    assert "on “subject” (a verb → its own); even attention" in with_finding.findings()[0]

@@ -1,4 +1,4 @@
-"""Heads built by hand are found, each under its name; nothing is found where nothing is."""
+"""Heads built by hand get their roles; random heads get none."""
 
 import re
 from dataclasses import replace
@@ -59,11 +59,11 @@ def found(roles):
     return set(zip(rows["name"], rows["role"], strict=True))
 
 
-def test_the_heads_of_an_encoder_are_found_and_no_others(encoder):
+def test_exactly_the_planted_heads_of_an_encoder_are_found(encoder):
     assert found(encoder) == truth(ENCODER)
 
 
-def test_an_encoder_has_no_induction_which_is_nan_and_not_zero(encoder):
+def test_induction_in_an_encoder_is_nan_and_not_zero(encoder):
     rows = encoder.frame()
     rows = rows[rows["role"] == "induction"]
     assert len(rows) == 10
@@ -71,14 +71,14 @@ def test_an_encoder_has_no_induction_which_is_nan_and_not_zero(encoder):
     assert not rows["found"].any()
 
 
-def test_the_heads_of_a_decoder_are_found_and_no_others():
+def test_exactly_the_planted_heads_of_a_decoder_are_found():
     model = Planted(DECODER, causal=True)
     roles = find_roles(model, TOKENIZER, TEXTS)
-    # Nothing after the last token looks at it, so a decoder has no separator to look at.
+    # No token follows the last one, so a decoder has no separator to attend to.
     assert found(roles) == truth(DECODER) - {("L1.H3", "separator")}
 
 
-def test_a_head_that_agrees_is_found_and_not_for_the_nearest_subject_or_any_of_that_person():
+def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head():
     model = Planted([("agree", "even"), ("any", "offset -1")], causal=True)
     roles = find_roles(model, TOKENIZER, clauses(90))
     assert found(roles) == {
@@ -94,10 +94,10 @@ def test_a_head_that_agrees_is_found_and_not_for_the_nearest_subject_or_any_of_t
     assert row["null.shuffled"] < 0.7
 
 
-def test_a_head_that_goes_by_words_alone_has_no_role_of_structure():
+def test_a_head_that_depends_on_words_alone_has_no_structural_role():
     def same_person(text):
-        ones = [at for at, one in enumerate(text.ids) if one == IDS[SUBJECTS[0]]]
-        return [(at, other) for at in ones for other in ones if at != other]
+        ones = [position for position, token in enumerate(text.ids) if token == IDS[SUBJECTS[0]]]
+        return [(position, target) for position in ones for target in ones if position != target]
 
     model = Planted([("same", "any")], causal=False)
     roles = find_roles(model, TOKENIZER, clauses(70), relations={"same person": same_person})
@@ -110,12 +110,16 @@ def test_a_head_that_goes_by_words_alone_has_no_role_of_structure():
 def test_a_model_that_knows_one_period_has_no_induction():
     model = Planted([("offset -9",)], causal=True)
     rng = np.random.default_rng(0)
-    ids = [int(one) for one in np.tile(rng.choice(np.arange(6, 46), 10, replace=False), 4)]
-    pairs = [(at, key + 1) for at in range(40) for key in range(at % 10, at, 10)]
-    one_period = Item(tuple(ids), {"token": [(at,) for at in range(40)]}, {INDUCTION.name: pairs})
+    ids = [int(token) for token in np.tile(rng.choice(np.arange(6, 46), 10, replace=False), 4)]
+    pairs = [
+        (position, key + 1) for position in range(40) for key in range(position % 10, position, 10)
+    ]
+    one_period = Item(
+        tuple(ids), {"token": [(position,) for position in range(40)]}, {INDUCTION.name: pairs}
+    )
     scores = Evaluator([one_period], PROBED).evaluate(model)
     column = PROBED.index(INDUCTION)
-    assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # taken in by it
+    assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # explained by it
     assert found(find_roles(model, TOKENIZER, TEXTS)) == set()
 
 
@@ -131,24 +135,24 @@ def test_random_models_have_no_roles():
     grammar, rng = Grammar(), np.random.default_rng(0)
     corpus = [annotate(grammar.sentence(rng)) for _ in range(80)]
     false = [
-        bool(found(find_roles(*random_model(at), corpus, evidence=Evidence(seed=at))))
-        for at in range(20)
+        bool(found(find_roles(*random_model(seed), corpus, evidence=Evidence(seed=seed))))
+        for seed in range(20)
     ]
     assert sum(false) <= 1  # 5 % of 20
 
 
 class Nearest(torch.nn.Module):
-    """A head that looks at the latest of some tokens, itself included."""
+    """A head that attends to the latest of some tokens, itself included."""
 
-    def __init__(self, vocabulary, those):
+    def __init__(self, vocabulary, targets):
         super().__init__()
         self.config = SimpleNamespace(context=64)
         self.wanted = torch.nn.Parameter(torch.zeros(vocabulary, 1))
-        self.wanted.data[those] = 1.0
+        self.wanted.data[targets] = 1.0
 
     def forward(self, input_ids, attention_mask):
-        wanted = self.wanted[input_ids][:, None]
-        keys = wanted * (SHARP + SHARP * torch.arange(input_ids.shape[1])[:, None])
+        is_target = self.wanted[input_ids][:, None]
+        keys = is_target * (SHARP + SHARP * torch.arange(input_ids.shape[1])[:, None])
         mask = attention_mask.bool()[:, None, None] & torch.ones(len(input_ids[0]), 1).bool()
         mask = mask & torch.ones(mask.shape[-1], mask.shape[-1]).bool().tril()
         return torch.nn.functional.scaled_dot_product_attention(
@@ -156,12 +160,12 @@ class Nearest(torch.nn.Module):
         )
 
 
-def test_a_head_that_looks_at_the_nearest_pronoun_looks_for_no_subject():
+def test_a_nearest_pronoun_head_is_no_subject_head():
     grammar, rng = Grammar(), np.random.default_rng(0)
     corpus = [annotate(grammar.sentence(rng)) for _ in range(100)]
     tokenizer = make_tokenizer(grammar.vocabulary)
     ids = tokenizer.get_vocab()
-    pronouns = [ids[one] for one in (*PRONOUNS, *PRONOUNS.values())]
+    pronouns = [ids[word] for word in (*PRONOUNS, *PRONOUNS.values())]
     roles = find_roles(Nearest(len(ids), pronouns), tokenizer, corpus)
     row = roles.frame().set_index("role").loc["next subject"]
     assert (row["effect"], row["null"]) == (1.0, "nearest PRON to the left or itself")
@@ -172,38 +176,38 @@ VERDICT = {"low": 0.0, "high": 1.0, "null": 0, "n": 99.0, "texts": 40.0, "p": 0.
 
 
 @pytest.mark.parametrize(
-    ("points", "baseline", "other", "effect", "has"),
+    ("points", "baseline", "second_half", "effect", "has"),
     [
         (0.0, 0.10, 0.50, 0.50, True),
-        (0.0, 0.10, 0.30, 0.50, False),  # chosen on neither half but this
+        (0.0, 0.10, 0.30, 0.50, False),  # a verdict for this half alone
         (0.0, 0.10, 0.50, 0.30, False),
-        (0.1, 0.90, 0.95, 0.95, False),  # half of what is open, and five points
+        (0.1, 0.90, 0.95, 0.95, False),  # half of the gap, and five points
         (0.1, 0.80, 0.95, 0.95, True),
     ],
 )
-def test_a_head_is_chosen_on_one_half_and_must_do_it_on_the_other(
-    points, baseline, other, effect, has
+def test_a_head_chosen_on_one_half_is_tested_on_the_other(
+    points, baseline, second_half, effect, has
 ):
     role = replace(PROBED[0], points=points)
-    at = {name: np.array([one]) for name, one in VERDICT.items()}
+    scores = {name: np.array([value]) for name, value in VERDICT.items()}
     verdict = Verdict(
         effect=np.array([effect]),
         rates=np.full((len(NULLS), 1), baseline),
         baseline=np.array([baseline]),
         lift=np.array([(effect - baseline) / (1 - baseline)]),
-        **at,
+        **scores,
     )
     family = Family(
         *np.ones((2, 1, 1)),
         {},
         roles=(role,),
         null_names={name: [name] for name in NULLS},
-        measures={"chosen_half": np.array([other]), "mass": np.ones(1), "value": np.ones(1)},
+        measures={"chosen_half": np.array([second_half]), "mass": np.ones(1), "value": np.ones(1)},
     )
     assert role_rows([Head("", 0, 0)], family, verdict)["found"].tolist() == [has]
 
 
-def test_a_text_is_one_text_however_often_it_is_annotated():
+def test_a_text_annotated_twice_counts_once():
     bare = TEXTS[0]
     trees = [AnnotatedText(bare, ((0, 2),), tags=(tag,)) for tag in "XY"]
     roles = find_roles(
@@ -215,7 +219,7 @@ def test_a_text_is_one_text_however_often_it_is_annotated():
     assert roles.notes[0].startswith("2 distinct texts of 5;")
 
 
-def test_an_encoder_of_a_model_that_reads_two_texts_is_one_that_reads_one():
+def test_the_encoder_of_an_encoder_decoder_is_evaluated_alone():
     config = T5Config(
         vocab_size=len(IDS), d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
         decoder_start_token_id=0,
@@ -241,8 +245,8 @@ def test_relations_drawn_at_random_are_no_roles(encoder):
     def at_random(seed):
         def pairs(text):
             rng = np.random.default_rng([seed, *text.ids])
-            inside = [at for at, special in enumerate(text.special) if not special]
-            return [(at, int(rng.choice(inside))) for at in inside]
+            inside = [position for position, special in enumerate(text.special) if not special]
+            return [(position, int(rng.choice(inside))) for position in inside]
 
         return pairs
 
@@ -254,12 +258,12 @@ def test_relations_drawn_at_random_are_no_roles(encoder):
 
 def test_a_relation_of_the_user_is_a_role():
     def two_before(text):
-        return [(at, at - 2) for at in range(3, len(text.ids) - 1)]
+        return [(position, position - 2) for position in range(3, len(text.ids) - 1)]
 
     model = Planted([("offset -2", "even")], causal=True)
     roles = find_roles(model, TOKENIZER, TEXTS, relations={"two before": two_before})
     rows = roles.frame().set_index(["role", "name"])
-    # A fixed offset explains it, and that is the null it has to beat.
+    # A fixed offset explains it, which is the baseline to beat.
     assert rows.loc[("two before", "L0.H0"), "effect"] == pytest.approx(1.0)
     assert rows.loc[("two before", "L0.H0"), "null"] == "offset -2"
     assert not rows.loc[("two before", "L0.H0"), "found"]
@@ -268,7 +272,7 @@ def test_a_relation_of_the_user_is_a_role():
     assert row["effect"] == pytest.approx(row["null.chance"], abs=1e-6)
 
 
-def test_too_few_texts_have_no_role_and_say_so():
+def test_too_few_texts_are_reported_as_not_tested():
     roles = find_roles(Planted([("offset -1",)], causal=True), TOKENIZER, TEXTS[:50])
     assert found(roles) == set()
     assert any("25 held-out texts, not 30" in note for note in roles.notes)
@@ -281,20 +285,20 @@ def test_too_few_texts_have_no_role_and_say_so():
     assert str(roles).startswith("0 heads have 0 roles: no role found among 2 tested; ")
 
 
-def test_a_single_text_tests_nothing_and_is_not_told_as_without_a_role():
+def test_a_single_text_is_reported_as_not_tested():
     model = Planted([("offset -1",)], causal=True)
-    few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for sequences
+    few = " ".join(TEXTS[0].split()[:3] * 4)  # and too few different tokens for repeated sequences
     roles = find_roles(model, TOKENIZER, few)
-    told = "not tested: 1 held-out text, 30 needed"
+    message = "not tested: 1 held-out text, 30 needed"
     outcomes = set(roles.frame()["outcome"])
-    assert outcomes == {told, "not tested: no held-out text has a query for it"}
-    assert roles.none_found() == roles.none_found("L0.H0") == told
-    assert f"\n  {told}\n" in roles.why("L0.H0")
+    assert outcomes == {message, "not tested: no held-out text has a query for it"}
+    assert roles.none_found() == roles.none_found("L0.H0") == message
+    assert f"\n  {message}\n" in roles.why("L0.H0")
     assert "no role found" not in roles.why("L0.H0")
-    assert str(roles) == f"0 heads have 0 roles: {told}"
+    assert str(roles) == f"0 heads have 0 roles: {message}"
 
 
-def test_the_outcome_says_what_came_of_each_test(encoder):
+def test_each_test_has_an_outcome(encoder):
     rows = encoder.frame()
     tested = rows["p_adj"].notna()
     assert (rows["found"] == (rows["outcome"] == "found")).all()
@@ -305,14 +309,14 @@ def test_the_outcome_says_what_came_of_each_test(encoder):
     assert not rows["found"][~tested].any()
 
 
-def test_roles_that_were_saved_without_outcomes_get_them(encoder, tmp_path):
+def test_roles_saved_without_outcomes_get_them_when_loaded(encoder, tmp_path):
     old = replace(encoder, rows=encoder.frame().drop(columns="outcome"))
     loaded = Roles.load(old.save(tmp_path / "roles.parquet"))
     pd.testing.assert_frame_equal(loaded.frame(), encoder.frame())
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
-def test_what_was_saved_loads_equal(encoder, tmp_path, ending):
+def test_a_saved_file_loads_equal(encoder, tmp_path, ending):
     loaded = Roles.load(encoder.save(tmp_path / f"roles{ending}"))
     pd.testing.assert_frame_equal(loaded.frame(), encoder.frame())
     assert loaded.why("L0.H3") == encoder.why("L0.H3")
@@ -324,7 +328,7 @@ def test_what_was_saved_loads_equal(encoder, tmp_path, ending):
     )
 
 
-def test_why_and_examples_tell_the_case(encoder):
+def test_why_and_examples_show_the_evidence(encoder):
     why = encoder.why("L0.H3")
     assert why.startswith("L0.H3\n  offset -3, strongly: a token → 3 tokens before it\n    1.000 [")
     assert "adjusted p 0.00025" in why
@@ -344,8 +348,8 @@ def test_the_same_seed_finds_the_same():
 
 
 def test_long_texts_are_cut_and_count_once():
-    # A planted model knows 48 places.
-    joined = [" ".join(TEXTS[at : at + 4]) for at in range(0, 88, 4)]
+    # A planted model has 48 positions.
+    joined = [" ".join(TEXTS[start : start + 4]) for start in range(0, 88, 4)]
     model = Planted([("offset -1",)], causal=True)
     roles = find_roles(model, TOKENIZER, joined, max_tokens=48)
     row = roles.frame().set_index("role").loc["previous token"]
@@ -353,10 +357,10 @@ def test_long_texts_are_cut_and_count_once():
     assert any("22 texts were longer" in note for note in roles.notes)
 
 
-def test_nothing_is_left_behind_on_the_model():
+def test_the_model_is_unchanged():
     model = Planted([("offset -1",)], causal=True).train()
-    before = {name: one.clone() for name, one in model.state_dict().items()}
+    before = {name: x.clone() for name, x in model.state_dict().items()}
     find_roles(model, TOKENIZER, TEXTS[:8])
     assert model.training
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert not model._forward_hooks

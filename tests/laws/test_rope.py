@@ -1,4 +1,4 @@
-"""What holds for positions: turning keeps lengths and tells distances; biases tell distances."""
+"""Laws of positions: rotation keeps norms and encodes distances, as biases do."""
 
 import math
 
@@ -36,7 +36,7 @@ def _at(*positions: int) -> Tensor:
 
 
 @given(rope=ropes)
-def test_turning_is_a_product_of_complex_numbers(rope: RoPE) -> None:
+def test_rotation_is_a_product_of_complex_numbers(rope: RoPE) -> None:
     x = torch.randn(2, 3, 5, 11, dtype=torch.float64)
     close(
         rope.rotate(x, _at(0, 1, 2, 70, -3)), turned(rope, x.numpy(), np.array([0, 1, 2, 70, -3]))
@@ -44,11 +44,11 @@ def test_turning_is_a_product_of_complex_numbers(rope: RoPE) -> None:
 
 
 @given(rope=ropes)
-def test_each_text_may_have_positions_of_its_own(rope: RoPE) -> None:
+def test_each_text_may_have_its_own_positions(rope: RoPE) -> None:
     x = torch.randn(2, 3, 2, 11, dtype=torch.float64)
-    both = rope.rotate(x, torch.tensor([[0, 1], [5, 6]]))
-    torch.testing.assert_close(both[:1], rope.rotate(x[:1], _at(0, 1)))
-    torch.testing.assert_close(both[1:], rope.rotate(x[1:], _at(5, 6)))
+    output = rope.rotate(x, torch.tensor([[0, 1], [5, 6]]))
+    torch.testing.assert_close(output[:1], rope.rotate(x[:1], _at(0, 1)))
+    torch.testing.assert_close(output[1:], rope.rotate(x[1:], _at(5, 6)))
 
 
 @given(rope=ropes, shift=st.integers(-50, 1000))
@@ -60,7 +60,7 @@ def test_only_the_distance_matters(rope: RoPE, shift: int) -> None:
 
 
 @given(rope=ropes)
-def test_turning_keeps_lengths_and_what_is_not_turned(rope: RoPE) -> None:
+def test_rotation_keeps_norms_and_unrotated_features(rope: RoPE) -> None:
     x = torch.randn(1, 1, 4, 11, dtype=torch.float64)
     out = rope.rotate(x, _at(0, 9, 99, 999))
     size = 1.0 if rope.scaling is None else rope.scaling.magnitude
@@ -70,7 +70,7 @@ def test_turning_keeps_lengths_and_what_is_not_turned(rope: RoPE) -> None:
 
 
 @pytest.mark.parametrize("scaling", SCALINGS[1:], ids=lambda s: type(s).__name__)
-def test_scaling_never_quickens_and_slows_down_to_its_factor(scaling: LinearScaling) -> None:
+def test_scaling_lowers_frequencies_by_at_most_its_factor(scaling: LinearScaling) -> None:
     plain = RoPE(64).frequencies(torch.float64)
     slowness = plain / RoPE(64, scaling=scaling).frequencies(torch.float64)
     assert torch.all(slowness.diff() >= -1e-9)
@@ -88,7 +88,7 @@ def test_scaling_as_the_papers_print_it() -> None:
     assert YaRN(16.0, trained_length=4096).magnitude == 0.1 * math.log(16.0) + 1
 
 
-def test_half_precision_does_not_garble_far_positions() -> None:
+def test_half_precision_rotates_far_positions_precisely() -> None:
     x = torch.randn(1, 1, 1, 64, dtype=torch.float64).bfloat16()
     exact = RoPE(64).rotate(x.double(), _at(30_001))
     error = (RoPE(64).rotate(x, _at(30_001)).double() - exact).abs().max()
@@ -97,21 +97,23 @@ def test_half_precision_does_not_garble_far_positions() -> None:
 
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_turns_as_well_as_a_plain_implementation(
+def test_half_precision_rotates_as_exactly_as_a_plain_implementation(
     dtype: torch.dtype, pairing: str
 ) -> None:
-    rope, at = RoPE(64, pairing=pairing), torch.arange(500)[None]
+    rope, positions = RoPE(64, pairing=pairing), torch.arange(500)[None]
     x = torch.randn(1, 2, 500, 64, dtype=torch.float64).to(dtype)
-    exact = rope.rotate(x.double(), at)
+    exact = rope.rotate(x.double(), positions)
     angles = torch.arange(500)[:, None] * rope.frequencies()
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     if pairing == "half":
-        one, two = x.chunk(2, -1)
-        plain = torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+        first, second = x.chunk(2, -1)
+        plain = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     else:
-        one, two = x[..., 0::2], x[..., 1::2]
-        plain = torch.stack((one * cos - two * sin, two * cos + one * sin), -1).flatten(-2)
-    error = (rope.rotate(x, at).double() - exact).abs()
+        first, second = x[..., 0::2], x[..., 1::2]
+        plain = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(
+            -2
+        )
+    error = (rope.rotate(x, positions).double() - exact).abs()
     worst = (plain.double() - exact).abs()
     assert error.max() <= 2 * worst.max()
     assert error.mean() <= worst.mean()
@@ -122,8 +124,10 @@ def test_half_precision_turns_as_well_as_a_plain_implementation(
 def test_a_bias_along_diagonals_is_the_bias_of_every_pair(
     part: ALiBi | T5Bias, T: int, S: int
 ) -> None:
-    at = torch.arange(S - T, S)[None], torch.arange(S)[None]
-    quick, plain = (PositionedBias(part, *at, torch.float64, steps) for steps in (True, False))
+    positions = torch.arange(S - T, S)[None], torch.arange(S)[None]
+    quick, plain = (
+        PositionedBias(part, *positions, torch.float64, steps) for steps in (True, False)
+    )
     tiles = [Tile.whole(T, S)]
     if T > 2 and S > 3:
         tiles.append(Tile(T, S, range(1, T - 1), range(2, S), tiles[0].device))
@@ -140,13 +144,13 @@ def test_alibi_is_a_slope_times_the_distance(n_heads: int) -> None:
     )
 
 
-def test_alibi_slopes_are_those_of_the_paper() -> None:
+def test_alibi_slopes_equal_those_of_the_paper() -> None:
     assert ALiBi(8).slopes() == tuple(2.0**-n for n in range(1, 9))
     assert ALiBi(12).slopes()[8:] == tuple(2.0**-n for n in (0.5, 1.5, 2.5, 3.5))
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_t5_buckets_are_those_of_the_paper(bidirectional: bool) -> None:
+def test_t5_buckets_equal_those_of_the_paper(bidirectional: bool) -> None:
     part = T5Bias(2, bidirectional=bidirectional)
     ahead = torch.arange(-200, 201)
     assert part.bucket(ahead).tolist() == [t5_bucket(part, n) for n in ahead.tolist()]
@@ -156,5 +160,5 @@ def test_t5_buckets_are_those_of_the_paper(bidirectional: bool) -> None:
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_bias_is_looked_up_by_bucket(bidirectional: bool) -> None:
     part = T5Bias(3, 8, 16, bidirectional=bidirectional).double()
-    found = part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64)
-    close(found, position_bias(part, 5, 7))
+    bias = part(torch.arange(2, 7)[None], torch.arange(7)[None], torch.float64)
+    close(bias, position_bias(part, 5, 7))

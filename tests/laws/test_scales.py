@@ -23,7 +23,7 @@ NAMES = {"causal": "is_causal", "window": "near"}
 
 
 def _scaled(problem: Problem, scale: float, dtype: torch.dtype) -> Problem:
-    """The problem at that scale, of numbers that the dtype can hold."""
+    """The problem at that scale, with values that the dtype can represent."""
     q, k, v = (x.to(dtype).double() for x in problem.qkv)
     return Problem(q, k, v, problem.how | {"scale": scale})
 
@@ -39,7 +39,7 @@ def _products(problem: Problem) -> Tensor:
 
 
 def _is_decided(problem: Problem) -> bool:
-    """Whether no two products are so near that rounding decides which of them is larger."""
+    """Whether no two products are so close that rounding decides which is larger."""
     products = _products(problem)
     near = (products[..., :, None] - products[..., None, :]).abs()
     near = near.masked_fill(torch.eye(near.shape[-1], dtype=torch.bool), 1.0)
@@ -47,7 +47,7 @@ def _is_decided(problem: Problem) -> bool:
 
 
 def _can(problem: Problem, backend: str, dtype: torch.dtype) -> bool:
-    """Whether a kernel has all this; those that have not are refused elsewhere."""
+    """Whether a kernel supports all of this; refusals are tested elsewhere."""
     if backend == "fused":
         return not problem.how.keys() & {"softcap", "sinks"}
     return backend != "native" or dtype != torch.float64
@@ -58,22 +58,22 @@ def _check(problem: Problem, scale: float, backend: str, dtype: torch.dtype) -> 
     scaled = _scaled(problem, scale, dtype)
     wide = torch.promote_types(dtype, torch.float32)
     inputs = [x.to(dtype).detach().clone().requires_grad_() for x in scaled.qkv]
-    found = attend(*inputs, **scaled.how, need_lse=True, need_weights=True, backend=backend)
+    output = attend(*inputs, **scaled.how, need_lse=True, need_weights=True, backend=backend)
     theirs, close = _reference(scaled), CLOSE[dtype]
-    np.testing.assert_allclose(found.heads.detach().double(), theirs.out, rtol=0, atol=close)
-    np.testing.assert_allclose(found.weights.detach().double(), theirs.weights, rtol=0, atol=close)
+    np.testing.assert_allclose(output.heads.detach().double(), theirs.out, rtol=0, atol=close)
+    np.testing.assert_allclose(output.weights.detach().double(), theirs.weights, rtol=0, atol=close)
     lse = torch.tensor(theirs.lse).to(wide)
-    torch.testing.assert_close(found.lse.detach(), lse, rtol=close, atol=close)
+    torch.testing.assert_close(output.lse.detach(), lse, rtol=close, atol=close)
     plain = attend(*(x.detach() for x in inputs), **scaled.how, backend=backend)
     np.testing.assert_allclose(plain.double(), theirs.out, rtol=0, atol=close)
-    grads = torch.autograd.grad(found.heads.double().square().sum(), inputs)
+    grads = torch.autograd.grad(output.heads.double().square().sum(), inputs)
     for ours, exact in zip(grads, _gradients(scaled), strict=True):
         most = close * max(1.0, abs(scale)) * 20 if scale in ORDINARY else close * 20
         assert (ours.double() - exact).abs().max() <= most * max(1.0, exact.abs().max().item())
 
 
 def _gradients(problem: Problem) -> tuple[Tensor, ...]:
-    """Those of the written-out softmax in float64."""
+    """Gradients of an explicit softmax in float64."""
     q, k, v = (x.clone().requires_grad_() for x in problem.qkv)
     groups, rule = q.shape[1] // k.shape[1], _rule(problem)
     logits = rule.scale * (q @ k.repeat_interleave(groups, 1).mT)
@@ -94,8 +94,8 @@ def _gradients(problem: Problem) -> tuple[Tensor, ...]:
 
 
 def _rule(problem: Problem) -> AttentionRule:
-    how = {NAMES.get(name, name): x for name, x in problem.how.items()}
-    return make_rule(head_dim=problem.q.shape[-1], **how)
+    options = {NAMES.get(name, name): x for name, x in problem.how.items()}
+    return make_rule(head_dim=problem.q.shape[-1], **options)
 
 
 @pytest.mark.parametrize("backend", ["auto", "fused", "rows", pytest.param("native", marks=NATIVE)])
@@ -108,7 +108,7 @@ def test_every_kernel_equals_the_definition_at_every_scale(
 
 @pytest.mark.parametrize("backend", ["auto", "rows"])
 @given(problem=problems(), scale=st.sampled_from(HUGE), dtype=dtypes)
-def test_huge_scales_are_computed_where_their_logits_fit(
+def test_huge_scales_are_computed_if_their_logits_fit(
     backend: str, problem: Problem, scale: float, dtype: torch.dtype
 ) -> None:
     assume(_is_decided(_scaled(problem, scale, dtype)))
@@ -128,7 +128,7 @@ def test_kernels_without_float64_logits_refuse_huge_scales(backend: str, scale: 
 @pytest.mark.parametrize("T", [1, 2, 100, 300, 700])
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1e-46, -1e-320])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_causal_mask_holds_at_every_scale_and_length(
+def test_a_causal_mask_hides_the_future_at_every_scale_and_length(
     T: int, scale: float, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -141,26 +141,26 @@ def test_a_causal_mask_holds_at_every_scale_and_length(
 
 @pytest.mark.parametrize("backend", ["auto", "rows"])
 @given(problem=problems(), scale=st.sampled_from(ORDINARY + HUGE), dtype=dtypes)
-def test_statistics_are_those_of_the_weights_at_every_scale(
+def test_statistics_equal_those_of_the_weights_at_every_scale(
     backend: str, problem: Problem, scale: float, dtype: torch.dtype
 ) -> None:
     scaled = _scaled(problem, scale, dtype)
     assume(scale in ORDINARY or _is_decided(scaled))
     rule, request = _rule(scaled), RowRequest(participation=True, argmax=True, heads=True)
-    found = row_statistics(*(x.to(dtype) for x in scaled.qkv), rule, request, backend=backend)
+    result = row_statistics(*(x.to(dtype) for x in scaled.qkv), rule, request, backend=backend)
     theirs, close = _reference(scaled), CLOSE[torch.promote_types(dtype, torch.float32)]
     p = torch.tensor(theirs.weights)
     entropy = -(p * p.clamp(min=1e-300).log()).sum(-1)
-    torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=close)
-    torch.testing.assert_close(found.max_weight.double(), p.amax(-1), rtol=0, atol=close)
+    torch.testing.assert_close(result.entropy.double(), entropy, rtol=0, atol=close)
+    torch.testing.assert_close(result.max_weight.double(), p.amax(-1), rtol=0, atol=close)
     torch.testing.assert_close(
-        found.lse, torch.tensor(theirs.lse).to(found.lse.dtype), rtol=close, atol=close
+        result.lse, torch.tensor(theirs.lse).to(result.lse.dtype), rtol=close, atol=close
     )
-    np.testing.assert_allclose(found.heads.double(), theirs.out, rtol=0, atol=CLOSE[dtype])
-    assert found.lse.dtype == torch.promote_types(dtype, torch.float32)
+    np.testing.assert_allclose(result.heads.double(), theirs.out, rtol=0, atol=CLOSE[dtype])
+    assert result.lse.dtype == torch.promote_types(dtype, torch.float32)
 
 
-def test_a_huge_scale_says_why_it_is_computed_so() -> None:
+def test_a_huge_scale_gives_the_reason_for_its_kernel() -> None:
     q = torch.randn(1, 2, 5, 4)
     choice = choose(make_rule(head_dim=4, scale=1e30), q, q, q)
     assert (choice.backend, "scale=1e+30" in choice.reason) == ("rows", True)

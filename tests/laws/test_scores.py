@@ -1,4 +1,4 @@
-"""Scores: intervals over texts that cover, orders, and what was saved loads equal."""
+"""Scores: coverage of intervals over texts, orders, saving and loading."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def _spread(per_text: np.ndarray) -> Scores:
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
 @given(saved=scores())
-def test_what_was_saved_loads_equal(
+def test_a_saved_file_loads_equal(
     tmp_path_factory: pytest.TempPathFactory, ending: str, saved: Scores
 ) -> None:
     path = tmp_path_factory.mktemp("scores") / f"scores.{ending}"
@@ -48,7 +48,7 @@ def test_what_was_saved_loads_equal(
 
 
 @given(any_scores=scores())
-def test_earlier_rounds_go_first_and_lesser_heads_within_them(any_scores: Scores) -> None:
+def test_the_order_is_by_round_then_by_importance(any_scores: Scores) -> None:
     order = any_scores.order()
     assert sorted(order) == sorted(any_scores.heads)
     rows = [any_scores.row(head) for head in order]
@@ -56,7 +56,7 @@ def test_earlier_rounds_go_first_and_lesser_heads_within_them(any_scores: Scores
     assert keys == sorted(keys)
 
 
-def test_the_interval_covers_the_true_mean_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_true_mean_at_its_level() -> None:
     rng = np.random.default_rng(0)
     # One column, one experiment: 400 of them, with the skew that real importances have.
     low, high = _spread(rng.exponential(2.0, (60, 400))).interval()
@@ -76,7 +76,7 @@ def test_columns_share_their_draws() -> None:
     np.testing.assert_allclose(means[:, 1] - means[:, 0], 3.0)
 
 
-def test_random_orders_differ_and_come_again() -> None:
+def test_random_orders_differ_and_are_repeatable() -> None:
     heads = [Head("", layer, head) for layer in range(3) for head in range(5)]
     orders = random_orders(heads, n=7)
     assert all(sorted(order) == heads for order in orders)
@@ -92,15 +92,15 @@ def test_every_head_comes_first_equally_often() -> None:
 
 
 @given(any_scores=scores())
-def test_layers_are_made_alike_when_asked(any_scores: Scores) -> None:
+def test_per_layer_gives_every_layer_the_same_norm(any_scores: Scores) -> None:
     alike = any_scores.per_layer()
     for layer in {head.layer for head in any_scores.heads}:
-        rows = [at for at, head in enumerate(any_scores.heads) if head.layer == layer]
+        rows = [row for row, head in enumerate(any_scores.heads) if head.layer == layer]
         assert np.linalg.norm(alike.importance[rows]) == pytest.approx(1.0)
         ratio = alike.per_text[:, rows] / any_scores.per_text[:, rows]
         np.testing.assert_allclose(ratio, ratio[0, 0])
     assert alike.method == "half-gate per layer"
 
 
-def test_a_layer_of_zeros_stays_so() -> None:
+def test_a_layer_of_zeros_stays_zero() -> None:
     assert (_spread(np.zeros((2, 3))).per_layer().importance == 0).all()

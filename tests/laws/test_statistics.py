@@ -24,12 +24,12 @@ def cell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 
 
 def _rows(problem: Problem, request: RowRequest) -> RowStatistics:
-    how = dict(problem.how)
+    options = dict(problem.how)
     rule = make_rule(
         head_dim=problem.q.shape[-1],
-        is_causal=how.pop("causal", False),
-        near=how.pop("window", None),
-        **how,
+        is_causal=options.pop("causal", False),
+        near=options.pop("window", None),
+        **options,
     )
     return row_statistics(*problem.qkv, rule, request)
 
@@ -41,25 +41,25 @@ def _reference(problem: Problem) -> reference.AttentionOutput:
 
 @pytest.mark.usefixtures("cell")
 @given(problem=problems())
-def test_they_equal_those_of_the_weights(problem: Problem) -> None:
-    found = _rows(problem, RowRequest(distance=True, heads=True))
+def test_row_statistics_equal_those_of_the_weights(problem: Problem) -> None:
+    result = _rows(problem, RowRequest(distance=True, heads=True))
     known = _reference(problem)
     weights = known.weights
     logs = np.log(np.where(weights > 0, weights, 1.0))
     T, S = weights.shape[-2:]
     away = np.abs(np.arange(T)[:, None] + S - T - np.arange(S))
     close = {"rtol": 1e-9, "atol": 1e-11}
-    np.testing.assert_allclose(found.lse, known.lse, **close)
-    np.testing.assert_allclose(found.heads, known.out, **close)
-    np.testing.assert_allclose(found.entropy, -(weights * logs).sum(-1), **close)
-    np.testing.assert_allclose(found.max_weight, weights.max(-1), **close)
-    np.testing.assert_allclose(found.distance, (weights * away).sum(-1), **close)
-    np.testing.assert_array_equal(found.n_keys, (weights > 0).sum(-1))
-    seen = weights > 0
-    even = (away * seen).sum(-1) / np.maximum(seen.sum(-1), 1)
-    np.testing.assert_allclose(found.even_distance, even, **close)
-    if found.sink is not None:
-        np.testing.assert_allclose(found.sink, 1 - weights.sum(-1), **close)
+    np.testing.assert_allclose(result.lse, known.lse, **close)
+    np.testing.assert_allclose(result.heads, known.out, **close)
+    np.testing.assert_allclose(result.entropy, -(weights * logs).sum(-1), **close)
+    np.testing.assert_allclose(result.max_weight, weights.max(-1), **close)
+    np.testing.assert_allclose(result.distance, (weights * away).sum(-1), **close)
+    np.testing.assert_array_equal(result.n_keys, (weights > 0).sum(-1))
+    visible = weights > 0
+    even = (away * visible).sum(-1) / np.maximum(visible.sum(-1), 1)
+    np.testing.assert_allclose(result.even_distance, even, **close)
+    if result.sink is not None:
+        np.testing.assert_allclose(result.sink, 1 - weights.sum(-1), **close)
 
 
 @pytest.mark.usefixtures("cell")
@@ -70,14 +70,14 @@ def test_the_largest_logit_is_of_visible_keys_without_bias(problem: Problem) -> 
     logits = scale * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
     if cap := problem.how.get("softcap"):
         logits = cap * torch.tanh(logits / cap)
-    seen = torch.from_numpy(_reference(problem).weights > 0)
-    expected = logits.masked_fill(~seen, -torch.inf).amax(-1)
+    visible = torch.from_numpy(_reference(problem).weights > 0)
+    expected = logits.masked_fill(~visible, -torch.inf).amax(-1)
     torch.testing.assert_close(_rows(problem, RowRequest()).max_logit, expected)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Keys and classes of a problem, and how amounts of all keys fall on them."""
+    """Keys and classes of a problem, and the sums of amounts over them."""
 
     keys: Tensor
     classes: Tensor
@@ -90,8 +90,8 @@ class _Columns:
         return cls(torch.randint(-1, S, (B, T, 3), generator=rng), classes.double())
 
     def of(self, amounts: Tensor) -> tuple[Tensor, Tensor]:
-        at = self.keys[:, None].expand(-1, amounts.shape[1], -1, -1)
-        single = amounts.gather(-1, at.clamp(min=0)).masked_fill(at < 0, 0)
+        index = self.keys[:, None].expand(-1, amounts.shape[1], -1, -1)
+        single = amounts.gather(-1, index.clamp(min=0)).masked_fill(index < 0, 0)
         return single, amounts.double() @ self.classes[:, None]
 
 
@@ -101,33 +101,33 @@ def _draw_columns(problem: Problem, seed: int) -> tuple[_Columns, Tensor]:
 
 @pytest.mark.usefixtures("cell")
 @given(problem=problems(), seed=seeds)
-def test_mass_on_keys_and_classes_is_that_of_the_weights(problem: Problem, seed: int) -> None:
+def test_mass_on_keys_and_classes_equals_that_of_the_weights(problem: Problem, seed: int) -> None:
     columns, weights = _draw_columns(problem, seed)
     request = RowRequest(entropy=False, keys=columns.keys, classes=columns.classes)
-    found = _rows(problem, request)
+    result = _rows(problem, request)
     key_mass, class_mass = columns.of(weights)
-    torch.testing.assert_close(found.key_mass, key_mass)
-    torch.testing.assert_close(found.class_mass, class_mass)
+    torch.testing.assert_close(result.key_mass, key_mass)
+    torch.testing.assert_close(result.class_mass, class_mass)
     key_seen, class_keys = columns.of(weights > 0)
-    assert torch.equal(found.key_seen, key_seen)
-    torch.testing.assert_close(found.class_keys, class_keys)
-    assert found.entropy is found.key_top is found.key_share is found.received is None
+    assert torch.equal(result.key_seen, key_seen)
+    torch.testing.assert_close(result.class_keys, class_keys)
+    assert result.entropy is result.key_top is result.key_share is result.received is None
 
 
 @pytest.mark.usefixtures("cell")
 @given(problem=problems(), seed=seeds, even=st.booleans())
-def test_the_top_is_where_the_largest_weight_is_and_ties_share_it(
+def test_the_top_key_has_the_largest_weight_and_ties_share_it(
     problem: Problem, seed: int, even: bool
 ) -> None:
     if even:  # every visible key ties, unless a bias tells them apart
         problem.q.zero_()
     columns, weights = _draw_columns(problem, seed)
     request = RowRequest(keys=columns.keys, classes=columns.classes, top=True)
-    found = _rows(problem, request)
+    result = _rows(problem, request)
     largest = torch.isclose(weights, weights.amax(-1, keepdim=True), rtol=1e-12) & (weights > 0)
     key_top, class_top = columns.of(largest.double() / largest.sum(-1, keepdim=True).clamp(min=1))
-    torch.testing.assert_close(found.key_top, key_top)
-    torch.testing.assert_close(found.class_top, class_top)
+    torch.testing.assert_close(result.key_top, key_top)
+    torch.testing.assert_close(result.class_top, class_top)
 
 
 @pytest.mark.usefixtures("cell")
@@ -137,21 +137,21 @@ def test_shares_of_the_output_weigh_each_key_by_its_norm(problem: Problem, seed:
     rng = torch.Generator().manual_seed(seed)
     norms = torch.rand(*weights.shape[:2], weights.shape[-1], generator=rng, dtype=torch.float64)
     request = RowRequest(keys=columns.keys, classes=columns.classes, key_norms=norms)
-    found = _rows(problem, request)
+    result = _rows(problem, request)
     parts = weights * norms[:, :, None]
     key_share, class_share = (part / parts.sum(-1, keepdim=True) for part in columns.of(parts))
-    torch.testing.assert_close(found.key_share, key_share, equal_nan=True)
-    torch.testing.assert_close(found.class_share, class_share, equal_nan=True)
-    assert torch.equal(found.class_share.isnan().all(-1), found.n_keys == 0)
+    torch.testing.assert_close(result.key_share, key_share, equal_nan=True)
+    torch.testing.assert_close(result.class_share, class_share, equal_nan=True)
+    assert torch.equal(result.class_share.isnan().all(-1), result.n_keys == 0)
 
 
-def test_shares_of_keys_without_a_norm_are_no_number() -> None:
+def test_shares_of_keys_without_a_norm_are_nan() -> None:
     q = torch.randn(1, 2, 5, 3)
     norms = torch.tensor([0.0, 0.0, torch.nan, torch.inf, 1.0]).expand(1, 2, 5)
     request = RowRequest(classes=torch.eye(5)[None], key_norms=norms)
-    found = row_statistics(q, q, q, make_rule(head_dim=3, is_causal=True), request)
-    assert found.class_share[:, :, :4].isnan().all()
-    assert torch.equal(found.class_share[:, :, 4, 4], torch.ones(1, 2))
+    result = row_statistics(q, q, q, make_rule(head_dim=3, is_causal=True), request)
+    assert result.class_share[:, :, :4].isnan().all()
+    assert torch.equal(result.class_share[:, :, 4, 4], torch.ones(1, 2))
 
 
 @pytest.mark.usefixtures("cell")
@@ -172,30 +172,30 @@ def test_participation_is_the_effective_number_of_keys(problem: Problem) -> None
     weights = torch.from_numpy(_reference(problem).weights)
     squares = weights.square().sum(-1)
     expected = weights.sum(-1).square() / squares.where(squares > 0, 1.0)
-    found = _rows(problem, RowRequest(participation=True))
-    torch.testing.assert_close(found.participation, expected)
-    assert torch.equal(found.participation == 0, found.n_keys == 0)
+    result = _rows(problem, RowRequest(participation=True))
+    torch.testing.assert_close(result.participation, expected)
+    assert torch.equal(result.participation == 0, result.n_keys == 0)
 
 
-def test_a_sink_far_above_all_logits_leaves_no_participation_out() -> None:
+def test_participation_ignores_a_sink_far_above_all_logits() -> None:
     q = torch.zeros(1, 1, 3, 2)
     rule = make_rule(head_dim=2, sinks=torch.tensor([200.0]))
-    found = row_statistics(q, q, q, rule, RowRequest(participation=True))
-    torch.testing.assert_close(found.participation, torch.full((1, 1, 3), 3.0))
+    result = row_statistics(q, q, q, rule, RowRequest(participation=True))
+    torch.testing.assert_close(result.participation, torch.full((1, 1, 3), 3.0))
 
 
 @given(problem=problems(), size=st.sampled_from([1.0, 30.0]))
 def test_every_statistic_stays_in_its_range(problem: Problem, size: float) -> None:
     single = (x.float() * size for x in problem.qkv)
     request = RowRequest(participation=True)
-    found = _rows(Problem(*single, problem.how | _float_extras(problem)), request)
-    assert (found.participation >= (found.n_keys > 0) * (1 - 1e-6)).all()
-    assert (found.participation <= found.n_keys * (1 + 1e-6)).all()
-    assert (found.entropy >= 0).all()
-    # What a sink takes is one more share, though its own term is not part of the entropy.
-    shares = found.n_keys.clamp(min=1) + ("sinks" in problem.how)
-    assert (found.entropy <= shares.log() + 1e-5).all()
-    assert ((found.max_weight >= 0) & (found.max_weight <= 1 + 1e-6)).all()
+    result = _rows(Problem(*single, problem.how | _float_extras(problem)), request)
+    assert (result.participation >= (result.n_keys > 0) * (1 - 1e-6)).all()
+    assert (result.participation <= result.n_keys * (1 + 1e-6)).all()
+    assert (result.entropy >= 0).all()
+    # A sink takes one more share, though its own term is not part of the entropy.
+    shares = result.n_keys.clamp(min=1) + ("sinks" in problem.how)
+    assert (result.entropy <= shares.log() + 1e-5).all()
+    assert ((result.max_weight >= 0) & (result.max_weight <= 1 + 1e-6)).all()
 
 
 def _float_extras(problem: Problem) -> dict[str, Tensor]:
@@ -218,7 +218,7 @@ def test_entropy_is_as_exact_as_that_of_float32_weights(size: float) -> None:
 @pytest.mark.parametrize("backend", ["rows", "native"] if library() else ["rows"])
 @pytest.mark.parametrize("wild", [torch.nan, torch.inf, -torch.inf])
 @given(problem=problems(), seed=seeds)
-def test_what_is_hidden_is_in_no_statistic(
+def test_hidden_keys_change_no_statistic(
     backend: str, wild: float, problem: Problem, seed: int
 ) -> None:
     problem = cast(problem, torch.float32)
@@ -231,7 +231,7 @@ def test_what_is_hidden_is_in_no_statistic(
     assert_same(described(problem, request, backend), calm, 0.0)
 
 
-def test_no_array_grows_with_the_square_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_does_not_grow_with_the_square_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = 0
     whole = _cells.powers_of_cell
 

@@ -1,4 +1,4 @@
-"""Tables add, in any order, and what was saved loads equal."""
+"""Tables add in any order, and load equal after saving."""
 
 from pathlib import Path
 
@@ -11,19 +11,19 @@ from headwise.tables import COLUMNS, Head, HeadTable, Totals
 from strategies import tables
 
 
-def _assert_same(one: HeadTable, two: HeadTable, **tolerance: float) -> None:
-    assert one.heads == two.heads
-    assert one.statistics == two.statistics
-    assert (one.model, one.versions) == (two.model, two.versions)
-    np.testing.assert_array_equal(one.kv_heads, two.kv_heads)
-    for name in one.statistics:
+def _assert_same(first: HeadTable, second: HeadTable, **tolerance: float) -> None:
+    assert first.heads == second.heads
+    assert first.statistics == second.statistics
+    assert (first.model, first.versions) == (second.model, second.versions)
+    np.testing.assert_array_equal(first.kv_heads, second.kv_heads)
+    for name in first.statistics:
         for part in COLUMNS:
-            mine, theirs = (getattr(t.totals[name], part) for t in (one, two))
-            np.testing.assert_allclose(mine, theirs, **tolerance)
-        mine, theirs = (t.totals[name].per_text for t in (one, two))
-        assert (mine is None) == (theirs is None)
-        if mine is not None and theirs is not None:
-            for ours, known in zip(mine.parts, theirs.parts, strict=True):
+            actual, expected = (getattr(t.totals[name], part) for t in (first, second))
+            np.testing.assert_allclose(actual, expected, **tolerance)
+        actual, expected = (t.totals[name].per_text for t in (first, second))
+        assert (actual is None) == (expected is None)
+        if actual is not None and expected is not None:
+            for ours, known in zip(actual.parts, expected.parts, strict=True):
                 np.testing.assert_allclose(_sorted(ours), _sorted(known), **tolerance)
 
 
@@ -38,7 +38,7 @@ def test_tables_add_in_any_order(a: HeadTable, b: HeadTable, c: HeadTable) -> No
 
 
 @given(table=tables())
-def test_a_row_finds_its_head_whatever_the_order(table: HeadTable) -> None:
+def test_row_finds_a_head_in_any_order(table: HeadTable) -> None:
     turned = HeadTable(
         heads=table.heads[::-1],
         kv_heads=table.kv_heads[::-1],
@@ -51,7 +51,7 @@ def test_a_row_finds_its_head_whatever_the_order(table: HeadTable) -> None:
 
 @pytest.mark.parametrize("ending", ["parquet", "csv", "json"])
 @given(table=tables())
-def test_what_was_saved_loads_equal(
+def test_a_saved_file_loads_equal(
     tmp_path_factory: pytest.TempPathFactory, ending: str, table: HeadTable
 ) -> None:
     path = tmp_path_factory.mktemp("tables") / f"table.{ending}"
@@ -68,9 +68,9 @@ def test_the_mean_weighs_rows_not_texts() -> None:
     assert totals.texts == [2.0]
 
 
-def test_the_standard_error_takes_the_text_as_the_unit() -> None:
+def test_the_standard_error_treats_texts_as_units() -> None:
     rng = np.random.default_rng(0)
-    # Rows of one text are copies of each other: they tell no more than one row would.
+    # Rows of one text are copies of each other: they carry no more information than one.
     values = rng.standard_normal((400, 1))
     copied = Totals.of_texts(values * 10, np.full((400, 1), 10.0), np.array([9.0]))
     single = Totals.of_texts(values, np.ones((400, 1)), np.array([9.0]))
@@ -80,7 +80,7 @@ def test_the_standard_error_takes_the_text_as_the_unit() -> None:
 
 
 @given(table=tables())
-def test_what_is_kept_of_each_text_adds_up(table: HeadTable) -> None:
+def test_sums_of_single_texts_add_up(table: HeadTable) -> None:
     for name in table.statistics:
         kept = table.per_text(name)
         np.testing.assert_allclose(kept.count.sum(0), table.count(name))
@@ -97,18 +97,18 @@ def test_an_interval_lies_among_the_means_of_texts(table: HeadTable) -> None:
         np.testing.assert_array_equal(np.isnan(low), ~several)
         np.testing.assert_array_equal(np.isnan(high), ~several)
         for head in np.flatnonzero(several):
-            seen = kept.count[:, head] > 0
-            means = kept.total[seen, head] / kept.count[seen, head]
+            with_rows = kept.count[:, head] > 0
+            means = kept.total[with_rows, head] / kept.count[with_rows, head]
             assert means.min() - 1e-9 <= low[head] <= high[head] <= means.max() + 1e-9
 
 
-def test_an_interval_is_as_wide_as_the_texts_differ() -> None:
+def test_the_width_of_an_interval_follows_the_spread_of_texts() -> None:
     rng = np.random.default_rng(0)
     counts = np.full((400, 1), 10.0)
     means = rng.standard_normal((400, 1))
-    # Rows of one text are copies of each other: they tell no more than one row would.
-    one = Totals.of_texts(means * counts, counts, np.array([9.0]), keep=True)
-    table = HeadTable((Head("", 5, 3),), np.array([1]), {"lse": one})
+    # Rows of one text are copies of each other: they carry no more information than one.
+    totals = Totals.of_texts(means * counts, counts, np.array([9.0]), keep=True)
+    table = HeadTable((Head("", 5, 3),), np.array([1]), {"lse": totals})
     low, high = table.interval("lse", level=0.9)
     assert low < means.mean() < high
     expected = 2 * 1.645 * means.std(ddof=1) / 20
@@ -117,7 +117,7 @@ def test_an_interval_is_as_wide_as_the_texts_differ() -> None:
     assert wider[0] < low < high < wider[1]
 
 
-def test_nothing_seen_is_nan_never_zero() -> None:
+def test_a_statistic_without_rows_is_nan_and_not_zero() -> None:
     nothing = Totals.of_texts(np.zeros((2, 1)), np.zeros((2, 1)), np.array([np.nan]))
     table = HeadTable((Head("", 5, 3),), np.array([1]), {"next": nothing})
     assert np.isnan(table.mean("next"))
@@ -126,16 +126,16 @@ def test_nothing_seen_is_nan_never_zero() -> None:
 
 
 def test_the_frame_is_tidy() -> None:
-    one = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([2.0]))
-    table = HeadTable((Head("decoder.cross", 5, 3),), np.array([1]), {"entropy": one})
+    totals = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([2.0]))
+    table = HeadTable((Head("decoder.cross", 5, 3),), np.array([1]), {"entropy": totals})
     frame = table.frame()
     assert list(frame.columns) == ["name", "stack", "layer", "head", "entropy"]
     assert frame.iloc[0].tolist() == ["decoder.cross.L5.H3", "decoder.cross", 5, 3, 1.5]
 
 
 def test_saving_to_a_file_that_exists_keeps_it_when_saving_fails(tmp_path: Path) -> None:
-    one = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([np.inf]))
-    table = HeadTable((Head("", 5, 3),), np.array([1]), {"entropy": one})
+    totals = Totals.of_texts(np.array([[3.0]]), np.array([[2.0]]), np.array([np.inf]))
+    table = HeadTable((Head("", 5, 3),), np.array([1]), {"entropy": totals})
     path = tmp_path / "table.json"
     path.write_text("precious")
     with pytest.raises(OutputError, match="infinite number"):

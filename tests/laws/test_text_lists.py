@@ -1,4 +1,4 @@
-"""One rule for every function that takes texts: what a list of texts is, and what is refused."""
+"""Every function that takes texts accepts the same lists of texts and refuses the rest."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,10 +29,10 @@ from headwise.roles import alignment as align_words
 from headwise.scoring import importance, prune_curves, read_batches
 from headwise.surgery import costs, prune
 
-WORDS = ("she", "sang", "a", "long", "song", "and", "he", "heard", "it", "well", "while", "we")
+WORDS = ("she", "sang", "a", "long", "song", "and", "he", "liked", "it", "well", "while", "we")
 WORDS += ("slept",)
 TOKENIZER = make_tokenizer([*SPECIALS, *WORDS])
-TEXT = "she sang a long song and he heard it well"
+TEXT = "she sang a long song and he liked it well"
 TEXTS = [TEXT, "we slept while she sang"]
 
 
@@ -44,14 +44,14 @@ def model() -> nn.Module:
 
 
 def _study(model: nn.Module, texts: Any) -> Any:
-    seen = study(model, TOKENIZER, texts)
-    counts = [seen.table.count(name).tolist() for name in seen.table.statistics]
-    return seen.text, counts, [sample.tokens for sample in seen.samples]
+    result = study(model, TOKENIZER, texts)
+    counts = [result.table.count(name).tolist() for name in result.table.statistics]
+    return result.text, counts, [sample.tokens for sample in result.samples]
 
 
 def _roles(model: nn.Module, texts: Any) -> Any:
-    found = find_roles(model, TOKENIZER, texts, evidence=Evidence(nulls=()))
-    return found.notes, found.rows["n"].tolist()
+    roles = find_roles(model, TOKENIZER, texts, evidence=Evidence(nulls=()))
+    return roles.notes, roles.rows["n"].tolist()
 
 
 def _importance(model: nn.Module, texts: Any) -> Any:
@@ -69,8 +69,8 @@ def _recover(model: nn.Module, texts: Any) -> Any:
 
 
 def _repetition(model: nn.Module, texts: Any) -> Any:
-    asked = repetition(model, TOKENIZER, texts, sequences=3).batches
-    return [one.inputs["input_ids"].tolist() for one in asked]
+    batches = repetition(model, TOKENIZER, texts, sequences=3).batches
+    return [batch.inputs["input_ids"].tolist() for batch in batches]
 
 
 def _encode(model: nn.Module, texts: Any) -> Any:
@@ -82,7 +82,7 @@ def _batches(model: nn.Module, texts: Any) -> Any:
 
 
 Door = Callable[[nn.Module, Any], Any]
-# `translation` and `alignment` need annotations to go on: what they refuse stands below.
+# `translation` and `alignment` need annotations; their refusals are tested below.
 DOORS: dict[str, Door] = {
     "study": _study,
     "find_roles": _roles,
@@ -93,7 +93,7 @@ DOORS: dict[str, Door] = {
     "encode": _encode,
     "read_batches": _batches,
 }
-# These take batches, too.
+# These accept batches as well.
 BATCHES = ("read_batches", "importance", "prune_curves", "recover")
 REFUSING: dict[str, Door] = DOORS | {
     "translation": lambda model, texts: translation(model, TOKENIZER, texts),
@@ -109,14 +109,14 @@ def test_a_string_is_one_text(model: nn.Module, door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize(
-    "made",
+    "as_iterable",
     [tuple, iter, np.array, pd.Series, lambda texts: [*texts, "", " \n"]],
     ids=["tuple", "generator", "array", "series", "with empty texts"],
 )
 def test_any_iterable_is_the_list_of_its_texts(
-    model: nn.Module, door: str, made: Callable[[list[str]], Iterable[str]]
+    model: nn.Module, door: str, as_iterable: Callable[[list[str]], Iterable[str]]
 ) -> None:
-    assert DOORS[door](model, made(TEXTS)) == DOORS[door](model, TEXTS)
+    assert DOORS[door](model, as_iterable(TEXTS)) == DOORS[door](model, TEXTS)
 
 
 @pytest.mark.parametrize("door", REFUSING)
@@ -131,7 +131,9 @@ def test_any_iterable_is_the_list_of_its_texts(
     ],
     ids=["None", "bytes", "nested", "surrogate", "frame"],
 )
-def test_what_is_no_text_is_named(model: nn.Module, door: str, wrong: Any, named: str) -> None:
+def test_an_item_that_is_no_text_is_named(
+    model: nn.Module, door: str, wrong: Any, named: str
+) -> None:
     with pytest.raises(ArgumentError, match=named):
         REFUSING[door](model, wrong)
 
@@ -148,7 +150,9 @@ def test_what_is_no_text_is_named(model: nn.Module, door: str, wrong: Any, named
     ],
     ids=["bytes", "mapping", "path", "None", "number"],
 )
-def test_what_holds_no_texts_is_named(model: nn.Module, door: str, wrong: Any, named: str) -> None:
+def test_an_argument_that_holds_no_texts_is_named(
+    model: nn.Module, door: str, wrong: Any, named: str
+) -> None:
     if door in BATCHES:
         named = r"batches: one is a|no tensor in \['text'\]"
     with pytest.raises(ArgumentError, match=named):
@@ -157,7 +161,7 @@ def test_what_holds_no_texts_is_named(model: nn.Module, door: str, wrong: Any, n
 
 @pytest.mark.parametrize("door", REFUSING)
 @pytest.mark.parametrize("texts", [[], "", ["", " \n"]], ids=["no text", "empty", "white space"])
-def test_nothing_to_read_is_refused(model: nn.Module, door: str, texts: Any) -> None:
+def test_no_texts_are_refused(model: nn.Module, door: str, texts: Any) -> None:
     said = r"hold no token|0 given|2 targets|of pair 0 is empty"
     with pytest.raises((InputError, ArgumentError), match=said):
         REFUSING[door](model, texts)

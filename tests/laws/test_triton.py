@@ -1,4 +1,4 @@
-"""The kernel in Triton equals the definition: on a GPU, or in Triton's interpreter without one."""
+"""The Triton kernel equals the definition: on a GPU, or else in Triton's interpreter."""
 
 import subprocess
 import sys
@@ -25,9 +25,9 @@ from headwise.layer._biases import PositionedBias
 from strategies import Problem, problems, seeds
 
 pytestmark = [
-    pytest.mark.full,  # the interpreter is slow; what is refused stands in the quick tier
+    pytest.mark.full,  # the interpreter is slow; refusals are in the quick tier
     pytest.mark.skipif(not is_installed(), reason="no Triton: pip install 'headwise[triton]'"),
-    # NumPy, in which the interpreter computes, tells of every NaN and overflow; a GPU does not.
+    # The interpreter computes in NumPy, which warns of NaN and overflow; a GPU does not.
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,7 +36,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 16, so that short texts have several of them."""
-    if DEVICE == "cpu":  # a GPU is given the blocks that it is used with
+    if DEVICE == "cpu":  # a GPU keeps its usual blocks
         from headwise.kernels.triton import _launch
 
         small = _launch.Tiles(rows=16, keys=16, warps=4, stages=1)
@@ -48,9 +48,9 @@ def _random(*shape: int) -> Tensor:
 
 
 def _everything(problem: Problem, seed: int, **more: Any) -> RowRequest:
-    """All that this kernel tells."""
-    asked = everything(cast(problem, torch.float32, DEVICE), seed, **more)
-    return replace(asked, received=None, key_norms=None)
+    """A request for all statistics of this kernel."""
+    request = everything(cast(problem, torch.float32, DEVICE), seed, **more)
+    return replace(request, received=None, key_norms=None)
 
 
 def _compare(problem: Problem, request: RowRequest, close: float = 8e-5) -> None:
@@ -63,7 +63,7 @@ def _compare(problem: Problem, request: RowRequest, close: float = 8e-5) -> None
 @settings(max_examples=7)
 @given(problem=problems(most=2), seed=seeds)
 def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> None:
-    # Where a softcap is reached, float32 has ties that float64 has not.
+    # At a softcap float32 has ties that float64 does not have.
     problem = cast(problem, torch.float32)
     _compare(problem, _everything(problem, seed, argmax="softcap" not in problem.how))
 
@@ -72,15 +72,15 @@ def test_every_statistic_is_that_of_the_weights(problem: Problem, seed: int) -> 
 @given(problem=problems(most=2))
 def test_heads_and_weights_equal_the_definition(problem: Problem) -> None:
     single = cast(problem, torch.float32, DEVICE)
-    asked = {"need_weights": True, "need_lse": True, "need_entropy": True}
-    found = attend(*single.qkv, **single.how, backend="triton", **asked)
+    options = {"need_weights": True, "need_lse": True, "need_entropy": True}
+    output = attend(*single.qkv, **single.how, backend="triton", **options)
     known = reference.attention(
         *(x.numpy() for x in problem.qkv), **problem.numpy(), need_weights=True, need_lse=True
     )
-    for mine, theirs in zip(found[:3], (known.out, known.weights, known.lse), strict=True):
-        np.testing.assert_allclose(mine.cpu(), theirs, rtol=1e-4, atol=1e-4)
-    assert found.backend == "triton"
-    assert torch.equal(attend(*single.qkv, **single.how, backend="triton"), found.heads)
+    for actual, expected in zip(output[:3], (known.out, known.weights, known.lse), strict=True):
+        np.testing.assert_allclose(actual.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert output.backend == "triton"
+    assert torch.equal(attend(*single.qkv, **single.how, backend="triton"), output.heads)
 
 
 RULES = {
@@ -103,20 +103,20 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("how", RULES)
-def test_every_rule_holds_across_blocks(how: str) -> None:
+@pytest.mark.parametrize("rule_name", RULES)
+def test_every_rule_holds_across_blocks(rule_name: str) -> None:
     q, k, v = _random(2, 2, 23, 19), _random(2, 1, 43, 19), _random(2, 1, 43, 37)
-    problem = Problem(q, k, v, RULES[how])
-    _compare(problem, _everything(problem, 0, argmax=how != "softcap"))
+    problem = Problem(q, k, v, RULES[rule_name])
+    _compare(problem, _everything(problem, 0, argmax=rule_name != "softcap"))
 
 
 @pytest.mark.parametrize("more", [{}, {"bias": torch.randn(1, 3, 23, 43)}])
-def test_biases_by_distance_are_looked_up(more: dict[str, Tensor]) -> None:
-    at = torch.arange(20, 43, device=DEVICE)[None], torch.arange(43, device=DEVICE)[None]
+def test_biases_by_distance_are_read_from_a_table(more: dict[str, Tensor]) -> None:
+    positions = torch.arange(20, 43, device=DEVICE)[None], torch.arange(43, device=DEVICE)[None]
     q, k = _random(1, 3, 23, 8), _random(1, 3, 43, 8)
 
     def found(dtype: torch.dtype, backend: str) -> Tensor:
-        bias: Any = PositionedBias(ALiBi(3), *at, dtype, in_steps=True)
+        bias: Any = PositionedBias(ALiBi(3), *positions, dtype, in_steps=True)
         for values in more.values():
             bias = bias + make_rule(head_dim=8, bias=values.to(DEVICE, dtype)).bias
         inputs = (x.to(dtype) for x in (q, k, k))
@@ -128,14 +128,14 @@ def test_biases_by_distance_are_looked_up(more: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(("T", "S"), [(1, 47), (47, 1), (47, 16), (5, 0), (0, 5), (32, 32)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_every_length_is_taken(T: int, S: int, causal: bool) -> None:
+def test_every_length_works(T: int, S: int, causal: bool) -> None:
     q, k, v = _random(1, 1, T, 5), _random(1, 1, S, 5), _random(1, 1, S, 3)
     problem = Problem(q, k, v, {"causal": causal})
     _compare(problem, _everything(problem, 0, argmax=True))
 
 
 @pytest.mark.parametrize(("D", "Dv"), [(1, 1), (80, 96), (256, 200)])
-def test_every_width_is_taken(D: int, Dv: int) -> None:
+def test_every_head_width_works(D: int, Dv: int) -> None:
     q, k, v = _random(1, 1, 20, D), _random(1, 1, 20, D), _random(1, 1, 20, Dv)
     problem = Problem(q, k, v, {})
     _compare(problem, _everything(problem, 0, argmax=True))
@@ -143,20 +143,20 @@ def test_every_width_is_taken(D: int, Dv: int) -> None:
 
 @settings(max_examples=5)
 @given(data=st.data())
-def test_whatever_is_hidden_reaches_nothing(data: st.DataObject) -> None:
+def test_hidden_keys_change_nothing(data: st.DataObject) -> None:
     problem = cast(data.draw(problems(most=2)), torch.float32, DEVICE)
     T, S = problem.q.shape[2], problem.k.shape[2]
     marked = torch.tensor(data.draw(st.lists(st.booleans(), min_size=S, max_size=S)))
-    how = problem.how | {"mask": masks.as_mask(~marked[None].expand(T, S))}
-    plain = attend(*problem.qkv, **how, backend="triton", need_lse=True)
+    options = problem.how | {"mask": masks.as_mask(~marked[None].expand(T, S))}
+    plain = attend(*problem.qkv, **options, backend="triton", need_lse=True)
     k, v = problem.k.clone(), problem.v.clone()
     k[:, :, marked], v[:, :, marked] = torch.nan, torch.inf
-    wild = attend(problem.q, k, v, **how, backend="triton", need_lse=True)
+    wild = attend(problem.q, k, v, **options, backend="triton", need_lse=True)
     assert torch.equal(wild.heads, plain.heads)
     assert torch.equal(wild.lse, plain.lse)
 
 
-def test_what_is_no_number_stays_in_its_row() -> None:
+def test_nan_stays_in_its_row() -> None:
     q, k, v = (_random(1, 2, 37, 24) for _ in range(3))
     problem = Problem(q, k, v, {"causal": True})
     names = ("lse", "entropy", "max_logit", "max_weight", "heads")
@@ -164,19 +164,19 @@ def test_what_is_no_number_stays_in_its_row() -> None:
     q[0, 1, 33], v[0, 0, 30, 7] = torch.nan, torch.inf
     wild = described(problem, RowRequest(heads=True), "triton")
     for name in names:
-        mine, theirs = getattr(wild, name), getattr(calm, name)
-        assert mine[0, 1, 33].isnan().all(), name
-        mine[0, 1, 33] = theirs[0, 1, 33]
-        if name == "heads":  # who sees a value that is none has none of this head
-            assert not mine[0, 0, 30:].isfinite().all(-1).any()
-            mine[0, 0, 30:] = theirs[0, 0, 30:]
-        assert torch.equal(mine, theirs), name
+        actual, expected = getattr(wild, name), getattr(calm, name)
+        assert actual[0, 1, 33].isnan().all(), name
+        actual[0, 1, 33] = expected[0, 1, 33]
+        if name == "heads":  # rows that see a NaN value have NaN in this head
+            assert not actual[0, 0, 30:].isfinite().all(-1).any()
+            actual[0, 0, 30:] = expected[0, 0, 30:]
+        assert torch.equal(actual, expected), name
 
 
 def test_ties_go_to_the_first_key() -> None:
     q, k = torch.zeros(1, 1, 40, 8, device=DEVICE), _random(1, 1, 70, 8)
-    found = described(Problem(q, k, k, {"window": (9, 9)}), RowRequest(argmax=True), "triton")
-    assert torch.equal(found.argmax[0, 0].cpu(), (torch.arange(30, 70) - 9).clamp(min=0))
+    result = described(Problem(q, k, k, {"window": (9, 9)}), RowRequest(argmax=True), "triton")
+    assert torch.equal(result.argmax[0, 0].cpu(), (torch.arange(30, 70) - 9).clamp(min=0))
 
 
 def test_strides_of_any_kind_are_read() -> None:
@@ -213,17 +213,17 @@ def test_half_precision_is_as_good_as_a_plain_implementation() -> None:
     assert ours.dtype == dtype
     assert (ours - exact).abs().max() <= 2 * (plain - exact).abs().max()
     rule, request = make_rule(head_dim=32), RowRequest(keys=torch.zeros(1, 70, 1).long())
-    told = row_statistics(q, k, v, rule, request, backend="triton")
-    assert_same(told, row_statistics(q, k, v, rule, request, backend="rows"), 2e-5)
+    result = row_statistics(q, k, v, rule, request, backend="triton")
+    assert_same(result, row_statistics(q, k, v, rule, request, backend="rows"), 2e-5)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.3, 1e-46, -8.0])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-def test_every_scale_gives_what_the_definition_gives(scale: float, softcap: float | None) -> None:
+def test_every_scale_equals_the_definition(scale: float, softcap: float | None) -> None:
     q, k = _random(1, 4, 19, 8), _random(1, 2, 23, 8)
-    how = {"causal": True, "scale": scale, "softcap": softcap}
-    exact = attend(q.double(), k.double(), k.double(), **how, backend="rows", need_lse=True)
-    ours = attend(q, k, k, **how, backend="triton", need_lse=True)
+    options = {"causal": True, "scale": scale, "softcap": softcap}
+    exact = attend(q.double(), k.double(), k.double(), **options, backend="rows", need_lse=True)
+    ours = attend(q, k, k, **options, backend="triton", need_lse=True)
     torch.testing.assert_close(ours.heads.double(), exact.heads, rtol=0, atol=1e-4)
     torch.testing.assert_close(ours.lse.double(), exact.lse, rtol=1e-5, atol=1e-4)
 
@@ -234,7 +234,7 @@ def test_huge_scales_are_refused() -> None:
         attend(q, q, q, scale=1e30, backend="triton")
 
 
-def test_a_whole_watch_is_served_where_the_switch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_serves_a_whole_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(MultiHeadAttention(32, 4, 2)).to(DEVICE)
     x = _random(2, 13, 32)
     with torch.no_grad(), hw.observe(model) as watch:
@@ -244,16 +244,16 @@ def test_a_whole_watch_is_served_where_the_switch_says_so(monkeypatch: pytest.Mo
         assert torch.equal(model(x), plain)
     assert [site.statistics.split(" (")[0] for site in switched.sites()] == ["triton"]
     assert not watch.sites()[0].statistics.startswith("triton")
-    one, other = (w.table().frame().select_dtypes("number") for w in (switched, watch))
-    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    actual, expected = (w.table().frame().select_dtypes("number") for w in (switched, watch))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad(), hw.observe(model, hw.Request(top=("first",))) as more:
-        model(x)  # which Triton does not compute, and something else does
+        model(x)  # which Triton does not support, so another kernel computes it
     assert more.table().frame()["top(first)"].notna().all()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(("arch", "memory"), [(80, 163), (86, 99), (90, 227)])
-def test_it_compiles_where_there_is_no_gpu_and_fits_one(arch: int, memory: int) -> None:
+def test_the_kernel_compiles_without_a_gpu_and_fits_shared_memory(arch: int, memory: int) -> None:
     program = str(Path(__file__).with_name("triton_compiled.py"))
     done = subprocess.run([sys.executable, program, str(arch)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

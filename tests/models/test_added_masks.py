@@ -1,4 +1,4 @@
-"""A model may add zeros and ones to its logits: a watch reads such a mask as the model does."""
+"""A float mask of zeros and ones is added to the logits, by the model and by a watch."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ import headwise as hw
 MASK = torch.ones(5, 5).tril()
 
 
-class Attention(nn.Module):
+class AddedMaskAttention(nn.Module):
     """Attention whose float mask is added, as `scaled_dot_product_attention` adds it."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 def test_a_mask_of_zeros_and_ones_is_watched_as_added(kind: str) -> None:
     torch.manual_seed(0)
     layer = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
-    model = Attention() if kind == "function" else layer
+    model = AddedMaskAttention() if kind == "function" else layer
     x = torch.randn(3, 5, 8)
     with torch.no_grad(), hw.observe(model) as watch:
         if kind == "function":
@@ -39,5 +39,5 @@ def test_a_mask_of_zeros_and_ones_is_watched_as_added(kind: str) -> None:
             q, k = q.transpose(1, 2), k.transpose(1, 2)
     weights = (q @ k.mT / 2 + MASK).softmax(-1)
     expected = -(weights * weights.log()).sum(-1).mean((0, 2))
-    found = torch.tensor(watch.table().mean("entropy"), dtype=torch.float32)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    entropy = torch.tensor(watch.table().mean("entropy"), dtype=torch.float32)
+    torch.testing.assert_close(entropy, expected, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""With `exact=False` our rows answer for the model: equal to rounding, and named in `sites`."""
+"""With `exact=False` our kernel computes the output: equal to rounding, named in `sites`."""
 
 from pathlib import Path
 
@@ -33,12 +33,12 @@ def _assert_answered(model: nn.Module, batch: dict[str, torch.Tensor]) -> None:
     assert {site.kernel for site in exact.sites()} == {"sdpa"}
     assert {site.kernel for site in watch.sites()} == {OURS}
     assert torch.equal(ours[0], outs[0])  # the first call is compared, not replaced
-    for one, other in zip(ours, outs, strict=True):
-        assert (one - other).abs().max() <= 1e-5 * other.abs().max()
-    mine, theirs = watch.table(), exact.table()
-    for name in theirs.statistics:
-        np.testing.assert_array_equal(mine.count(name), theirs.count(name))
-        np.testing.assert_allclose(mine.mean(name), theirs.mean(name), rtol=1e-4, atol=1e-5)
+    for x, y in zip(ours, outs, strict=True):
+        assert (x - y).abs().max() <= 1e-5 * y.abs().max()
+    actual, expected = watch.table(), exact.table()
+    for name in expected.statistics:
+        np.testing.assert_array_equal(actual.count(name), expected.count(name))
+        np.testing.assert_allclose(actual.mean(name), expected.mean(name), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -49,7 +49,7 @@ def test_outputs_are_equal_to_rounding_and_statistics_are_the_same(name: str, si
     _assert_answered(model, padded(TEXTS, side))
 
 
-def test_a_real_encoder_is_answered_too() -> None:
+def test_a_real_encoder_is_served() -> None:
     tokens = load_tokenizer(MINILM)(
         ["A short text.", "Another one that is a good deal longer."],
         padding=True, return_tensors="pt",
@@ -72,7 +72,7 @@ class _Attends(nn.Module):
         return out.transpose(1, 2).flatten(2)
 
 
-def test_torchs_function_is_answered_in_place() -> None:
+def test_the_function_of_torch_is_served_in_place() -> None:
     model, x = _Attends().eval(), torch.randn(2, 7, 12)
     plain = model(x).detach()
     with torch.no_grad(), observe(model, exact=False) as watch:
@@ -87,7 +87,7 @@ def test_torchs_function_is_answered_in_place() -> None:
 
 
 @pytest.mark.parametrize("why", ["gradients", "dropout", "exact"])
-def test_elsewhere_the_model_answers_itself_and_says_so(why: str) -> None:
+def test_otherwise_the_model_computes_itself_with_a_reason(why: str) -> None:
     model, x = _Attends(dropout=0.5 if why == "dropout" else 0.0), torch.randn(2, 7, 12)
     model.train(why == "dropout")
     results = []
@@ -99,8 +99,8 @@ def test_elsewhere_the_model_answers_itself_and_says_so(why: str) -> None:
                     results.append([model(x) for _ in range(3)])
             else:
                 results.append([model(x) for _ in range(3)])
-    for plain, seen in zip(*results, strict=True):
-        assert torch.equal(plain, seen)
+    for plain, with_watch in zip(*results, strict=True):
+        assert torch.equal(plain, with_watch)
     assert [site.kernel for site in watch.sites()] == ["scaled_dot_product_attention"]
 
 
@@ -112,24 +112,24 @@ def test_written_out_attention_keeps_its_weights() -> None:
         plain = model(**batch, output_attentions=True).attentions
         with observe(model, exact=False) as watch:
             for _ in range(2):
-                seen = model(**batch, output_attentions=True).attentions
+                watched = model(**batch, output_attentions=True).attentions
     assert {site.kernel for site in watch.sites()} == {"eager"}
-    for one, other in zip(plain, seen, strict=True):
-        assert torch.equal(one, other)
+    for before, after in zip(plain, watched, strict=True):
+        assert torch.equal(before, after)
 
 
 def test_two_watches_of_one_model_see_the_same_calls() -> None:
     model = zoo.make("GPT2")
     batch = padded(TEXTS, "right")
-    with torch.no_grad(), observe(model, exact=False) as one, observe(model) as other:
+    with torch.no_grad(), observe(model, exact=False) as first, observe(model) as second:
         for _ in range(3):
             model(**batch)
     for name in ("entropy", "lse"):
-        np.testing.assert_array_equal(one.table().count(name), other.table().count(name))
-        np.testing.assert_allclose(one.table().mean(name), other.table().mean(name), rtol=1e-5)
+        np.testing.assert_array_equal(first.table().count(name), second.table().count(name))
+        np.testing.assert_allclose(first.table().mean(name), second.table().mean(name), rtol=1e-5)
 
 
-def test_only_some_passes_and_layers_are_answered() -> None:
+def test_only_selected_passes_and_layers_are_served() -> None:
     model = zoo.make("GPT2")
     batch = padded(TEXTS, "right")
     with torch.no_grad(), observe(model, layers=[1], every=2, exact=False) as watch:

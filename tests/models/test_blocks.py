@@ -1,4 +1,4 @@
-"""Blocks as timm and diffusers have them: whose keys they are, and both of their paths."""
+"""Blocks of timm and diffusers in both of their paths, with the owners of their keys."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ TEXT = torch.randn(3, 7, 11, generator=torch.Generator().manual_seed(1))  # as m
 
 
 class TimmAttention(nn.Module):
-    """As in timm's vision transformer."""
+    """The attention of timm's vision transformer."""
 
     def __init__(self, fused: bool) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class TimmModel(nn.Module):
 
 
 class AttnProcessor:
-    """As in diffusers: heads as a longer batch, and a softmax."""
+    """The attention of diffusers: heads folded into the batch, and a softmax."""
 
     def __call__(self, attn: "DiffusersAttention", x: Tensor, encoder: Tensor | None) -> Tensor:
         encoder = x if encoder is None else encoder
@@ -79,7 +79,7 @@ class AttnProcessor:
 
 
 class AttnProcessor2:
-    """As in diffusers: the fused function."""
+    """The attention of diffusers with the fused function."""
 
     def __call__(self, attn: "DiffusersAttention", x: Tensor, encoder: Tensor | None) -> Tensor:
         encoder = x if encoder is None else encoder
@@ -113,7 +113,7 @@ class DiffusersAttention(nn.Module):
 
 
 class DiffusersBlock(nn.Module):
-    """As in diffusers' transformer: to itself, then to the text; its conditioning is no text."""
+    """A diffusers block: self-attention, then cross-attention to a text."""
 
     def __init__(self, processor: Any) -> None:
         super().__init__()
@@ -149,11 +149,11 @@ def _watched(model: nn.Module, *inputs: Any) -> HeadTable:
     return watch.table()
 
 
-def _assert_alike(one: HeadTable, two: HeadTable, but: tuple[str, ...] = ()) -> None:
-    assert one.heads == two.heads
-    for name in set(one.statistics) - set(but):
-        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
-        np.testing.assert_allclose(one.mean(name), two.mean(name), rtol=1e-4, err_msg=name)
+def _assert_alike(first: HeadTable, second: HeadTable, but: tuple[str, ...] = ()) -> None:
+    assert first.heads == second.heads
+    for name in set(first.statistics) - set(but):
+        np.testing.assert_array_equal(first.count(name), second.count(name), err_msg=name)
+        np.testing.assert_allclose(first.mean(name), second.mean(name), rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -170,16 +170,16 @@ def test_a_block_of_diffusers_in_both_of_its_paths() -> None:
     fused, written = DiffusersModel(AttnProcessor2()), DiffusersModel(AttnProcessor())
     written.load_state_dict(fused.state_dict())
     tables = [_watched(model, X, TEXT) for model in (fused, written)]
-    # The text is as long as the image: only what it was projected from tells it apart.
+    # The text is as long as the image: only its projection distinguishes them.
     names = ["L0.H0", "L1.H0", "cross.L0.H0", "cross.L1.H0"]
     assert [str(head) for head in tables[0].heads[::HEADS]] == names
     assert np.isnan(tables[0].mean("self")[2 * HEADS :]).all()
     assert not np.isnan(tables[0].mean("self")[: 2 * HEADS]).any()
-    _assert_alike(*tables, but=("max_logit",))  # `baddbmm` may have added anything
+    _assert_alike(*tables, but=("max_logit",))  # `baddbmm` may have added a bias
 
 
 class Cached(nn.Module):
-    """Decodes with the keys and values of earlier tokens, in its fused or its written path."""
+    """Decodes with cached keys and values, by the fused function or by hand."""
 
     def __init__(self, fused: bool) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class Cached(nn.Module):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("steps", [[7], [3, 1, 2, 1], [1] * 7])
-def test_cached_keys_are_the_texts_own(fused: bool, steps: list[int]) -> None:
+def test_cached_keys_belong_to_their_text(fused: bool, steps: list[int]) -> None:
     model = Cached(fused)
     with torch.no_grad(), observe(model) as whole:
         model(X)
@@ -211,13 +211,13 @@ def test_cached_keys_are_the_texts_own(fused: bool, steps: list[int]) -> None:
     with torch.no_grad(), observe(model) as stepwise:
         for part in X.split(steps, dim=1):
             model(part)
-    one, two = stepwise.table(), whole.table()
-    assert {head.stack for head in one.heads} == {""}
-    _assert_alike(one, two)
+    actual, expected = stepwise.table(), whole.table()
+    assert {head.stack for head in actual.heads} == {""}
+    _assert_alike(actual, expected)
 
 
 class PerceiverLayer(nn.Module):
-    """Queries that are fewer than their keys, or more: another text, as it was given beside."""
+    """Cross-attention from fewer or more latents to the keys of a text."""
 
     def __init__(self, order: str) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class PerceiverLayer(nn.Module):
 
 @pytest.mark.parametrize("order", ["plain", "module"])
 @pytest.mark.parametrize("n_latents", [2, 9])
-def test_latents_that_read_a_text_attend_across(order: str, n_latents: int) -> None:
+def test_latents_that_read_a_text_use_cross_attention(order: str, n_latents: int) -> None:
     latents = torch.randn(3, n_latents, DIM)
     table = _watched(PerceiverLayer(order), latents, X)
     assert {head.stack for head in table.heads} == {"cross"}

@@ -1,4 +1,4 @@
-"""A copy of a model, made or saved while its heads are watched or taken out, is a plain one."""
+"""A copy of a model, made or saved while it is watched or ablated, is a plain model."""
 
 import copy
 import io
@@ -37,28 +37,28 @@ def _saved_and_read(model: nn.Module) -> nn.Module:
     return torch.load(io.BytesIO(held.getvalue()), weights_only=False)
 
 
-def _answer(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
+def _answer(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        found = model(given)
-    return found if isinstance(found, torch.Tensor) else found[0]
+        output = model(x)
+    return output if isinstance(output, torch.Tensor) else output[0]
 
 
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("copied", [copy.deepcopy, _saved_and_read])
-def test_a_copy_is_neither_watched_nor_without_heads(
+def test_a_copy_is_neither_watched_nor_ablated(
     name: str, inside: str, copied: Callable[[nn.Module], nn.Module]
 ) -> None:
     torch.manual_seed(0)
-    make, given = MODELS[name]
+    make, x = MODELS[name]
     model = make()
-    expected = _answer(model, given)
+    expected = _answer(model, x)
     with INSIDE[inside](model) as block:
-        within = _answer(model, given)
+        within = _answer(model, x)
         twin = copied(model)
-        torch.testing.assert_close(_answer(twin, given), expected)
+        torch.testing.assert_close(_answer(twin, x), expected)
         if inside == "observe":
-            assert (block.table().count("entropy") == given.shape[1]).all()
-    torch.testing.assert_close(_answer(twin, given), expected)
-    assert torch.equal(_answer(model, given), expected)
+            assert (block.table().count("entropy") == x.shape[1]).all()
+    torch.testing.assert_close(_answer(twin, x), expected)
+    assert torch.equal(_answer(model, x), expected)
     assert torch.allclose(within, expected) == (inside == "observe")

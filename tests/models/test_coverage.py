@@ -1,4 +1,4 @@
-"""Which of a text's queries a table is about, and what is no attention between its tokens."""
+"""The queries a table covers, and modules that do not attend between tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def _big_bird() -> nn.Module:
     return transformers.BigBirdModel(config).eval()
 
 
-def test_a_block_sparse_table_says_which_rows_it_is_about(tmp_path: Path) -> None:
+def test_a_block_sparse_table_reports_its_coverage(tmp_path: Path) -> None:
     ids = torch.randint(3, 20, (1, 64), generator=torch.Generator().manual_seed(0))
     watch = _watched(_big_bird(), ids)
     site, middle = watch.sites()
@@ -51,7 +51,7 @@ def test_a_block_sparse_table_says_which_rows_it_is_about(tmp_path: Path) -> Non
     np.testing.assert_allclose(loaded.coverage, table.coverage)
 
 
-def test_a_whole_table_has_no_such_column() -> None:
+def test_a_table_of_all_queries_has_no_coverage_column() -> None:
     config = transformers.BertConfig(
         hidden_size=D_MODEL, num_hidden_layers=1, num_attention_heads=HEADS, intermediate_size=8,
         vocab_size=23,
@@ -62,8 +62,8 @@ def test_a_whole_table_has_no_such_column() -> None:
     assert "coverage" not in watch.table().frame()
 
 
-class Attends(nn.Module):
-    """Attention of `[B, T, C]`, of which a subclass decides what attends to what."""
+class ConfigurableAttention(nn.Module):
+    """Attention of `[B, T, C]`, whose subclasses decide what attends to what."""
 
     num_heads = HEADS
 
@@ -75,22 +75,22 @@ class Attends(nn.Module):
         raise NotImplementedError
 
 
-class Channels(Attends):
-    """As XCiT has it: each channel of a head attends to its other channels."""
+class Channels(ConfigurableAttention):
+    """The attention of XCiT: each channel of a head attends to its other channels."""
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.mT for x in (q, k, v))
         return ((q @ k.mT).softmax(-1) @ v).permute(0, 3, 1, 2).flatten(2)
 
 
-class Chunks(Attends):
+class Chunks(ConfigurableAttention):
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.unflatten(2, (-1, 5)) for x in (q, k, v))
         return ((q @ k.mT).softmax(-1) @ v).flatten(2, 3).transpose(1, 2).flatten(2)
 
 
-class Windows(Attends):
-    """The same chunks, folded into the batch: each is a text of its own."""
+class Windows(ConfigurableAttention):
+    """The same chunks folded into the batch, where each is a text."""
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.unflatten(2, (-1, 5)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
@@ -98,8 +98,8 @@ class Windows(Attends):
         return heads.transpose(1, 2).reshape(-1, 10, D_MODEL)
 
 
-class Some(Attends):
-    """As Informer has it: some queries alone attend."""
+class Some(ConfigurableAttention):
+    """The attention of Informer: only some queries attend."""
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads = (q[:, :, :6] @ k.mT).softmax(-1) @ v
@@ -113,7 +113,9 @@ X = torch.randn(2, 10, D_MODEL, generator=torch.Generator().manual_seed(0))
     ("model", "why"),
     [(Channels, "not supported: attends among 4 channels"), (Chunks, "among 5 positions")],
 )
-def test_what_is_no_attention_over_the_text_is_named(model: type[nn.Module], why: str) -> None:
+def test_modules_that_do_not_attend_over_the_text_are_named(
+    model: type[nn.Module], why: str
+) -> None:
     watch = _watched(nn.Sequential(model(), Some()), X)
     known, unsupported = watch.sites()
     assert (known.name, unsupported.name, unsupported.n_heads) == ("1", "0", 0)
@@ -123,7 +125,7 @@ def test_what_is_no_attention_over_the_text_is_named(model: type[nn.Module], why
         _watched(nn.Sequential(model()), X).table()
 
 
-def test_queries_that_are_left_out_are_counted() -> None:
+def test_omitted_queries_are_counted() -> None:
     watch = _watched(nn.Sequential(Some()), X)
     assert [site.coverage for site in watch.sites()] == ["12 queries for 20 tokens"]
     np.testing.assert_allclose(watch.table().coverage, 0.6)
@@ -153,7 +155,7 @@ def test_latents_in_place_of_tokens_have_no_neighbors() -> None:
     assert not np.isnan(table.mean("entropy")).any()
 
 
-def test_means_over_all_queries_add_what_is_never_eligible() -> None:
+def test_means_over_all_queries_include_queries_without_eligible_keys() -> None:
     layer = transformers.GPT2Model(
         transformers.GPT2Config(n_embd=12, n_layer=1, n_head=3, vocab_size=23)
     ).eval()
@@ -166,11 +168,11 @@ def test_means_over_all_queries_add_what_is_never_eligible() -> None:
             layer(ids)
         tables.append(watch.table())
         weights = torch.cat([watch.weights((0, head)) for head in range(3)]).double()
-    some, every = tables
+    eligible, every = tables
     assert every.count("rare").tolist() == [7.0] * 3
-    assert some.count("rare").tolist() == [3.0] * 3
+    assert eligible.count("rare").tolist() == [3.0] * 3
     np.testing.assert_allclose(every.mean("rare"), weights[:, :, 4].mean(1), atol=1e-6)
-    np.testing.assert_allclose(some.mean("rare"), weights[:, 4:, 4].mean(1), atol=1e-6)
+    np.testing.assert_allclose(eligible.mean("rare"), weights[:, 4:, 4].mean(1), atol=1e-6)
     np.testing.assert_allclose(every.mean("first"), weights[:, :, 0].mean(1), atol=1e-6)
     diagonal = weights.diagonal(dim1=1, dim2=2)
     np.testing.assert_allclose(every.mean("self"), diagonal.mean(1), atol=1e-6)
@@ -180,7 +182,7 @@ def test_means_over_all_queries_add_what_is_never_eligible() -> None:
     entropy = -torch.xlogy(weights, weights).sum(2).mean(1)
     np.testing.assert_allclose(every.mean("entropy"), entropy, atol=1e-5)
     assert every.count("top(rare)").tolist() == [7.0] * 3
-    np.testing.assert_allclose(every.mean("lse"), some.mean("lse"))
+    np.testing.assert_allclose(every.mean("lse"), eligible.mean("lse"))
 
 
 def test_tables_of_other_queries_do_not_add() -> None:

@@ -71,7 +71,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "M2M100": lambda: _like_bart("M2M100", "M2M100ForConditionalGeneration"),
     "two BERTs": _two_berts,
 }
-# These take no labels.
+# These models take no labels.
 BARE: dict[str, Callable[[], nn.Module]] = {
     "T5": lambda: _t5("T5Model"),
     "BART": lambda: _like_bart("Bart", "BartModel"),
@@ -84,7 +84,7 @@ def _make(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _tokenizer(longest: int = 40) -> Any:
-    words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, "<unk>"))
+    words = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, "<unk>"))
     words.pre_tokenizer = Whitespace()
     words.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return transformers.PreTrainedTokenizerFast(
@@ -98,7 +98,7 @@ def _ids(text: str) -> list[int]:
 
 
 def _count(table: HeadTable, stack: str, name: str = "lse") -> int:
-    rows = [at for at, head in enumerate(table.heads) if head.stack == stack]
+    rows = [row for row, head in enumerate(table.heads) if head.stack == stack]
     counts = table.count(name)[rows]
     assert (counts == counts[0]).all()
     return int(counts[0])
@@ -106,7 +106,7 @@ def _count(table: HeadTable, stack: str, name: str = "lse") -> int:
 
 @pytest.mark.filterwarnings("ignore:Version v4.12.0 introduces")
 @pytest.mark.parametrize("name", MODELS)
-def test_decoders_read_what_the_model_itself_makes_of_labels(name: str) -> None:
+def test_decoder_inputs_equal_those_the_model_makes_from_labels(name: str) -> None:
     model, labels = _make(MODELS[name]), _ids("c d e")
     read: list[list[int]] = []
 
@@ -151,8 +151,8 @@ def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
     assert {head.stack for head in table.heads} == set(STACKS)
     for statistic in alone.statistics:
         for of in ("mean", "count"):
-            both = [getattr(one, of)(statistic) for one in (table, alone)]
-            np.testing.assert_allclose(*both, atol=2e-5, rtol=2e-4, err_msg=statistic)
+            pair = [getattr(source, of)(statistic) for source in (table, alone)]
+            np.testing.assert_allclose(*pair, atol=2e-5, rtol=2e-4, err_msg=statistic)
     sources = sum(len(_ids(text)) for text in TEXTS)
     targets = sum(len(_ids(text)) for text in TARGETS)
     assert [_count(table, stack) for stack in STACKS] == [sources, targets, targets]
@@ -160,49 +160,51 @@ def test_a_study_of_pairs_is_that_of_each_pair_alone(name: str) -> None:
 
 def test_without_targets_each_text_is_its_own() -> None:
     model, tokenizer = _make(MODELS["T5"]), _tokenizer()
-    own, named = (study(model, tokenizer, TEXTS, targets=one) for one in (None, TEXTS))
-    for statistic in own.table.statistics:
-        np.testing.assert_array_equal(own.table.mean(statistic), named.table.mean(statistic))
-    assert own.text["targets"] == "the texts themselves"
+    alone, named = (study(model, tokenizer, TEXTS, targets=targets) for targets in (None, TEXTS))
+    for statistic in alone.table.statistics:
+        np.testing.assert_array_equal(alone.table.mean(statistic), named.table.mean(statistic))
+    assert alone.text["targets"] == "the texts themselves"
     assert named.text["targets"] == "separate texts"
-    assert own.text["tokens of targets"] == own.text["tokens"] == sum(map(len, map(_ids, TEXTS)))
+    assert (
+        alone.text["tokens of targets"] == alone.text["tokens"] == sum(map(len, map(_ids, TEXTS)))
+    )
 
 
 def test_a_long_text_that_is_its_own_target_is_cut_like_any_other() -> None:
-    seen = study(_make(MODELS["T5"]), _tokenizer(), "a b c d e f g h i j", max_tokens=6)
-    assert (seen.text["texts"], seen.text["pieces of texts"]) == (1, 2)
-    assert seen.findings()[0].startswith("Not tested: 1 text, 5 needed")
+    result = study(_make(MODELS["T5"]), _tokenizer(), "a b c d e f g h i j", max_tokens=6)
+    assert (result.text["texts"], result.text["pieces of texts"]) == (1, 2)
+    assert result.findings()[0].startswith("Not tested: 1 text, 5 needed")
 
 
-def test_every_sort_of_map_has_its_own_tokens() -> None:
+def test_every_kind_of_map_has_its_own_tokens() -> None:
     model, tokenizer = _make(MODELS["BART"]), _tokenizer()
-    seen = study(model, tokenizer, TEXTS[:1], targets=TARGETS[:1])
-    (sample,) = seen.samples
+    result = study(model, tokenizer, TEXTS[:1], targets=TARGETS[:1])
+    (sample,) = result.samples
     source, target = ["a", "b", "c", "d", "</s>"], ["</s>", "c", "d"]
     assert (list(sample.tokens), list(sample.targets)) == (source, target)
     for head, weights in sample.weights.items():
         sides = [len(sample.side(side)) for side in sample.sides(head)]
         assert weights.shape == (sides[0], sides[1])
         np.testing.assert_allclose(weights.sum(1), 1, atol=1e-5)
-    (shown,) = payload(seen)["samples"]
+    (shown,) = payload(result)["samples"]
     assert all(data is not None for data in shown["maps"])
     views = {
-        head.stack: shown["views"][at]
-        for head, at in zip(seen.table.heads, shown["view"], strict=True)
+        head.stack: shown["views"][view]
+        for head, view in zip(result.table.heads, shown["view"], strict=True)
     }
-    assert {stack: (one["queries"], one["keys"]) for stack, one in views.items()} == {
+    assert {stack: (entry["queries"], entry["keys"]) for stack, entry in views.items()} == {
         "encoder": (source, source),
         "decoder": (target, target),
         "decoder.cross": (target, source),
     }
     assert views["decoder"]["cells"] == ["1..", "++.", "+++"]
     assert views["decoder.cross"]["cells"] == ["+" * 5] * 3
-    assert render(seen).count("decoder.cross.L0.H0")
+    assert render(result).count("decoder.cross.L0.H0")
 
 
-def test_classes_of_keys_are_those_of_the_text_that_is_looked_at() -> None:
-    seen = study(_make(MODELS["T5"]), _tokenizer(), ["a , b"], targets=["c d"])
-    table = seen.table
+def test_classes_of_keys_come_from_the_attended_text() -> None:
+    result = study(_make(MODELS["T5"]), _tokenizer(), ["a , b"], targets=["c d"])
+    table = result.table
     # The text ends with a special token; the decoder's own begins with one.
     assert [_count(table, stack, "special") for stack in STACKS] == [4, 2, 3]
     assert _count(table, "decoder.cross", "punctuation") == 3
@@ -235,7 +237,7 @@ def test_pairs_that_do_not_fit_are_refused() -> None:
         study(gpt, tokenizer, TEXTS, targets=TARGETS)
 
 
-def test_a_decoder_that_does_not_say_how_it_begins() -> None:
+def test_a_decoder_without_a_start_token_is_refused() -> None:
     model = _make(MODELS["T5"])
     model.config.decoder_start_token_id = None
     with pytest.raises(ArgumentError, match=r"T5ForCond.* does not say how its decoder begins"):
@@ -351,20 +353,20 @@ def test_targets_that_do_not_fit(
     assert not out.exists()
 
 
-def test_roles_that_are_asked_for_are_refused(place: Path, tmp_path: Path) -> None:
+def test_requested_roles_are_refused(place: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = headwise("report", place, "--text", place / "texts.txt", "-o", page, "--roles")
     assert done.code == 2
     assert "T5ForConditionalGeneration reads two texts, and a relation is of one" in done.err
 
 
-def test_a_target_without_a_model() -> None:
+def test_targets_need_a_model() -> None:
     done = headwise("report", "--target", "any.txt")
     assert (done.code, done.out) == (2, "")
     assert "--target is for a MODEL" in done.err
 
 
-def test_a_study_of_pairs_says_what_it_is(place: Path) -> None:
-    seen: Study = study(_make(MODELS["T5"]), _tokenizer(), TEXTS, targets=TARGETS)
-    assert seen.roles is None
-    assert seen.text["texts"] == 4
+def test_a_study_of_pairs_states_its_texts(place: Path) -> None:
+    result: Study = study(_make(MODELS["T5"]), _tokenizer(), TEXTS, targets=TARGETS)
+    assert result.roles is None
+    assert result.text["texts"] == 4

@@ -1,4 +1,4 @@
-"""Gates on heads: 1 is the identity to the last bit, 0 is removal, means are those of tokens."""
+"""Gates on heads: 1 is the identity to the last bit, 0 removes; means are over tokens."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +24,8 @@ def _batch(model: nn.Module) -> dict[str, Tensor]:
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
-def _torch_encoder(**how: Any) -> nn.Module:
-    layer = nn.TransformerEncoderLayer(12, 4, 16, batch_first=True, **how)
+def _torch_encoder(**options: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(12, 4, 16, batch_first=True, **options)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
 
 
@@ -49,7 +49,7 @@ BARE: dict[str, Made] = {
 def _made(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     if name in BARE:
         model, args = BARE[name]()
-        for bias in model.parameters():  # those of zeros prove nothing
+        for bias in model.parameters():  # biases of zeros prove nothing
             if bias.ndim == 1:
                 nn.init.normal_(bias)
         return model, args, {}
@@ -72,24 +72,24 @@ def ordinary() -> Any:
 
 @pytest.mark.usefixtures("ordinary")
 @pytest.mark.parametrize("name", [*BARE, *zoo.mixing()])
-def test_one_is_the_identity_and_zero_is_removal(name: str) -> None:
+def test_a_gate_of_one_is_the_identity_and_zero_removes_the_head(name: str) -> None:
     model, args, kwargs = _made(name)
     before = modules_of(model)
-    found = find_attentions(model)
-    H = found[0].site.n_heads
+    attentions = find_attentions(model)
+    H = attentions[0].site.n_heads
     with torch.no_grad():
         plain = _first(model(*args, **kwargs))
-        with gate_heads(model, found, lambda _: torch.ones(H)):
+        with gate_heads(model, attentions, lambda _: torch.ones(H)):
             assert torch.equal(_first(model(*args, **kwargs)), plain)
         gates = torch.ones(H)
         gates[[0, 2]] = 0
-        with gate_heads(model, found, lambda _: gates):
+        with gate_heads(model, attentions, lambda _: gates):
             gated = _first(model(*args, **kwargs))
-        with ablate(model, [head for head in heads_of(found) if head.head in (0, 2)]):
+        with ablate(model, [head for head in heads_of(attentions) if head.head in (0, 2)]):
             ablated = _first(model(*args, **kwargs))
         assert modules_of(model) == before
         assert torch.equal(_first(model(*args, **kwargs)), plain)
-        for attention in found:
+        for attention in attentions:
             attention.output.per_head[[0, 2]] = 0
         without = _first(model(*args, **kwargs))
     assert torch.equal(gated, ablated)
@@ -103,23 +103,25 @@ def test_gates_for_each_text_give_each_text_its_gradient(name: str) -> None:
     model, args, _ = _made(name)
     model, args = model.double(), [x.double() if x.is_floating_point() else x for x in args]
     axis = 1 if name == "torch, T first" else 0
-    found = find_attentions(model)
+    attentions = find_attentions(model)
     B = args[0].shape[axis]
 
-    def loss(gates: Tensor, given: list[Tensor]) -> Tensor:
-        with gate_heads(model, found, lambda one: gates[..., found.index(one), :]):
-            return _first(model(*given)).square().sum()
+    def loss(gates: Tensor, inputs: list[Tensor]) -> Tensor:
+        with gate_heads(
+            model, attentions, lambda attention: gates[..., attentions.index(attention), :]
+        ):
+            return _first(model(*inputs)).square().sum()
 
-    together = torch.full((B, len(found), 4), 0.5, dtype=torch.float64, requires_grad=True)
+    together = torch.full((B, len(attentions), 4), 0.5, dtype=torch.float64, requires_grad=True)
     loss(together, args).backward()
     for text in range(B):
-        alone = torch.full((len(found), 4), 0.5, dtype=torch.float64)
-        mine = [x.narrow(axis, text, 1) for x in args]
-        for attention in range(len(found)):
+        alone = torch.full((len(attentions), 4), 0.5, dtype=torch.float64)
+        inputs = [x.narrow(axis, text, 1) for x in args]
+        for attention in range(len(attentions)):
             for head in range(4):
                 step = torch.zeros_like(alone)
                 step[attention, head] = 1e-5
-                slope = (loss(alone + step, mine) - loss(alone - step, mine)) / 2e-5
+                slope = (loss(alone + step, inputs) - loss(alone - step, inputs)) / 2e-5
                 torch.testing.assert_close(
                     together.grad[text, attention, head], slope, rtol=1e-6, atol=1e-7
                 )
@@ -130,22 +132,26 @@ def test_gates_for_each_text_give_each_text_its_gradient(name: str) -> None:
 def test_means_are_over_tokens_and_not_over_padding(name: str, side: str) -> None:
     model = zoo.make(name)
     batches = [padded(TEXTS[:2], side), padded(TEXTS[2:], side)]
-    found = find_attentions(model)
-    given: list[Tensor] = []
-    hook = found[1].output.module.register_forward_pre_hook(lambda m, args: given.append(args[0]))
+    attentions = find_attentions(model)
+    captured: list[Tensor] = []
+    hook = attentions[1].output.module.register_forward_pre_hook(
+        lambda m, args: captured.append(args[0])
+    )
     with torch.no_grad():
         for text in TEXTS:
             model(input_ids=torch.tensor([text]))
     hook.remove()
     every = 2 if name == "Albert" else 1  # one module for both layers
-    tokens = torch.cat([x[0] for x in given[every - 1 :: every]])
+    tokens = torch.cat([x[0] for x in captured[every - 1 :: every]])
     expected = tokens.unflatten(-1, (4, -1)).mean(0)[1]
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
     with torch.no_grad(), ablate(model, "L1.H1", "mean", batches) as ablation:
-        hook = found[1].output.module.register_forward_pre_hook(lambda m, a: seen.append(a[0]))
+        hook = attentions[1].output.module.register_forward_pre_hook(
+            lambda m, a: inputs.append(a[0])
+        )
         model(**batches[0])
     hook.remove()
-    heads = seen[-1].unflatten(-1, (4, -1))
+    heads = inputs[-1].unflatten(-1, (4, -1))
     torch.testing.assert_close(heads[:, :, 1], expected.expand_as(heads[:, :, 1]))
     assert (ablation.mode, ablation.mean_of) == ("mean", "reference")
 
@@ -154,29 +160,29 @@ def test_without_a_reference_the_mean_is_that_of_each_batch() -> None:
     model = zoo.make("Llama")
     batch = _batch(model)
     with torch.no_grad():
-        with ablate(model, [(0, 3), (1, 0)], "mean") as own:
+        with ablate(model, [(0, 3), (1, 0)], "mean") as ablation:
             by_batch = model(**batch)[0]
         with ablate(model, [(0, 3)], "mean", [batch]):
             first = model(**batch)[0]
         with ablate(model, [(0, 3)], "mean"):
             torch.testing.assert_close(model(**batch)[0], first)
-    assert own.mean_of == "batch"
-    assert [str(head) for head in own.heads] == ["L0.H3", "L1.H0"]
+    assert ablation.mean_of == "batch"
+    assert [str(head) for head in ablation.heads] == ["L0.H3", "L1.H0"]
     assert not torch.allclose(by_batch, first)
 
 
 @pytest.mark.parametrize("make", ["ours", "mini"])
 @torch.no_grad()
-def test_heads_are_taken_away_in_steps(make: str) -> None:
+def test_heads_can_be_ablated_in_steps(make: str) -> None:
     model, batch = BARE[make]()
     layer = 0 if make == "ours" else 1
     with ablate(model, [(0, 1), (layer, 2)]):
-        wanted = model(*batch)
+        expected = model(*batch)
     with ablate(model, (0, 1)), ablate(model, (layer, 2)):
-        assert torch.equal(model(*batch), wanted)
+        assert torch.equal(model(*batch), expected)
 
 
-def test_layers_that_share_their_weights_lose_heads_apart() -> None:
+def test_layers_with_shared_weights_are_ablated_separately() -> None:
     model = zoo.make("Albert")
     batch = _batch(model)
     answers = {}
@@ -185,28 +191,28 @@ def test_layers_that_share_their_weights_lose_heads_apart() -> None:
             with ablate(model, heads):
                 answers[heads] = [model(**batch)[0] for _ in range(2)]
         with ablate(model, [(0, 1), (1, 1)]):
-            both = model(**batch)[0]
+            ablated = model(**batch)[0]
         find_attentions(model)[0].output.per_head[1] = 0
-        torch.testing.assert_close(both, model(**batch)[0])
+        torch.testing.assert_close(ablated, model(**batch)[0])
     first, second = answers.values()
-    assert torch.equal(*first)  # turns begin anew in each pass
+    assert torch.equal(*first)  # the order starts again in each pass
     assert torch.equal(*second)
     assert not torch.allclose(first[0], second[0])
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_generation_goes_on_without_the_heads(cache: str) -> None:
+def test_generation_works_with_ablated_heads(cache: str) -> None:
     model = zoo.make("Llama")
-    how = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     prompt = {"input_ids": torch.tensor([TEXTS[0]])}
     with ablate(model, {0: [1, 2], 1: [3]}):
-        ablated = model.generate(**prompt, **how, cache_implementation=cache)
-    plain = model.generate(**prompt, **how, cache_implementation=cache)
-    found = find_attentions(model)
+        ablated = model.generate(**prompt, **options, cache_implementation=cache)
+    plain = model.generate(**prompt, **options, cache_implementation=cache)
+    attentions = find_attentions(model)
     with torch.no_grad():
-        found[0].output.per_head[[1, 2]] = 0
-        found[1].output.per_head[3] = 0
-    assert torch.equal(ablated, model.generate(**prompt, **how, cache_implementation=cache))
+        attentions[0].output.per_head[[1, 2]] = 0
+        attentions[1].output.per_head[3] = 0
+    assert torch.equal(ablated, model.generate(**prompt, **options, cache_implementation=cache))
     assert not torch.equal(ablated, plain)
 
 
@@ -227,7 +233,7 @@ def test_an_exception_leaves_nothing_behind(name: str) -> None:
     handle.remove()
 
 
-def test_finding_heads_leaves_modes_draws_and_gradients_alone() -> None:
+def test_finding_heads_leaves_modes_random_state_and_gradients() -> None:
     model = zoo.make("Bert").train()
     model.encoder.layer[0].eval()
     modes = [module.training for module in model.modules()]
@@ -246,8 +252,8 @@ def test_encoder_decoders_have_their_stacks() -> None:
             **sizes, **heads, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32
         )
     ).eval()
-    found = find_attentions(model)
-    assert {str(attention.site.heads()[0]) for attention in found} == {
+    attentions = find_attentions(model)
+    assert {str(attention.site.heads()[0]) for attention in attentions} == {
         "encoder.L0.H0", "decoder.L0.H0", "decoder.cross.L0.H0",
     }  # fmt: skip
     batch = padded(TEXTS, "right")

@@ -1,4 +1,4 @@
-"""Decoding with a cache counts each query once, as one pass over the whole text does."""
+"""Decoding with a cache counts each query once, like one pass over the whole text."""
 
 from collections.abc import Callable
 
@@ -20,15 +20,15 @@ HOW = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "pad_token_
 PROMPTS = padded([[5, 9, 7, 3, 11], [4, 6, 8]], "left")
 NAMES = ("BloomForCausalLM", "DeepseekV3", "Falcon", "GPT2", "GPTJForCausalLM", "GPTNeoX")
 NAMES += ("GPTNeoForCausalLM", "Gemma3", "GptOss", "Mistral", "OPT", "Qwen3")
-# These have no cache of a size that is given beforehand.
+# These models have no static cache.
 DYNAMIC = ("BloomForCausalLM", "Falcon", "GPTNeoForCausalLM", "GPTJForCausalLM")
 
 
-def _assert_alike(one: HeadTable, two: HeadTable) -> None:
-    assert one.heads == two.heads
-    for name in one.statistics:
-        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
-        np.testing.assert_allclose(one.mean(name), two.mean(name), atol=1e-4, err_msg=name)
+def _assert_alike(first: HeadTable, second: HeadTable) -> None:
+    assert first.heads == second.heads
+    for name in first.statistics:
+        np.testing.assert_array_equal(first.count(name), second.count(name), err_msg=name)
+        np.testing.assert_allclose(first.mean(name), second.mean(name), atol=1e-4, err_msg=name)
 
 
 def _prompt(model: nn.Module) -> dict[str, Tensor]:
@@ -57,8 +57,8 @@ def test_decoders(name: str, cache: str) -> None:
 
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "GptOss"])
-def test_a_cache_tells_how_far_a_text_was_read(name: str, kind: type[Cache]) -> None:
-    # Without a mask, and in a window that has slid, neither keys nor positions tell it.
+def test_the_cache_gives_the_position_of_a_text(name: str, kind: type[Cache]) -> None:
+    # Without a mask and after the window has moved, neither keys nor positions show it.
     model, text = (
         zoo.make(name),
         torch.tensor([[5, 9, 7, 3, 11, 8, 2, 4], [1, 2, 3, 4, 5, 6, 7, 8]]),
@@ -90,7 +90,7 @@ def test_encoder_decoders(make: Callable[[], nn.Module]) -> None:
         model(**prompt, decoder_input_ids=watched[:, :-1])
     _assert_alike(watch.table(), whole.table())
     counts = dict(zip(map(str, watch.table().heads), watch.table().count("lse"), strict=True))
-    # The encoder ran by itself, and its padding was told to it alone.
+    # The encoder ran separately, and only it was given the padding.
     assert counts["encoder.L0.H0"] == 8
     assert counts["decoder.cross.L0.H0"] == 10
 

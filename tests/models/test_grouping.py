@@ -242,7 +242,7 @@ def test_fitted_heads_lose_less_than_their_mean(reference: bool) -> None:
     assert fit.norm() < 0.9 * mean.norm()
 
 
-def test_padding_is_no_part_of_the_reference() -> None:
+def test_padding_does_not_count_in_the_reference() -> None:
     model = _make("Llama", 8)
     batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
     padded = {name: nn.functional.pad(x, (0, 3)) for name, x in batch.items()}

@@ -1,4 +1,4 @@
-"""Hugging Face models: the answer untouched, the numbers those of their own weights."""
+"""Hugging Face models: outputs unchanged, statistics equal to those of their own weights."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def test_statistics_are_those_of_the_models_own_weights(name: str, side: str) ->
             np.testing.assert_allclose(ours, theirs, atol=1e-4, err_msg=f"{statistic} L{layer}")
 
 
-def test_they_are_for_a_real_encoder_with_padding() -> None:
+def test_statistics_of_a_real_encoder_with_padding_are_exact() -> None:
     model, tokenizer = load(MINILM), load_tokenizer(MINILM)
     texts = tokenizer(["The animal crossed the road because it was tired.", "It was not."])
     table = _watched(model, padded(texts["input_ids"], "right"), Request())
@@ -126,7 +126,7 @@ def test_gradients_are_equal_to_the_last_bit(name: str) -> None:
     with observe(model):
         watched = gradients()
     assert len(plain) > 5
-    assert all(torch.equal(one, two) for one, two in zip(plain, watched, strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(plain, watched, strict=True))
 
 
 def _stop(*_: object) -> None:
@@ -146,13 +146,13 @@ def test_an_exception_leaves_nothing_behind() -> None:
 
 
 def test_two_watches_do_not_disturb_each_other() -> None:
-    model, other = _tiny("bert"), _tiny("llama")
+    model, llama = _tiny("bert"), _tiny("llama")
     batch = padded(TEXTS, "right")
     with observe(model) as outer:
         model(**batch)
-        with observe(model) as inner, observe(other) as third:
+        with observe(model) as inner, observe(llama) as third:
             model(**batch)
-            other(**batch)
+            llama(**batch)
         model(**batch)
     assert outer.table().count("lse")[0] == 3 * inner.table().count("lse")[0]
     np.testing.assert_allclose(outer.table().mean("entropy"), inner.table().mean("entropy"))
@@ -165,10 +165,10 @@ def test_generation_with_a_cache_counts_every_query_once(cache: str, padding: in
     model = _tiny("llama")
     prompt = padded([TEXTS[0], [*TEXTS[0], *range(padding)]], "left")
     prompt = {name: prompt[name][:1] for name in ("input_ids", "attention_mask")}
-    how = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    plain = model.generate(**prompt, **how, cache_implementation=cache)
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(**prompt, **options, cache_implementation=cache)
     with observe(model) as watch:
-        watched = model.generate(**prompt, **how, cache_implementation=cache)
+        watched = model.generate(**prompt, **options, cache_implementation=cache)
     assert torch.equal(plain, watched)
     # The last token is written but never read.
     whole = _watched(model, padded([watched[0, padding:-1].tolist()], "right"), Request())
@@ -197,10 +197,10 @@ def test_encoder_decoders_have_three_stacks() -> None:
     model.set_attn_implementation("eager")
     with torch.no_grad():
         out = model(**batch, output_attentions=True)
-    real, asked = batch["attention_mask"].bool(), batch["decoder_attention_mask"].bool()
+    real, targets = batch["attention_mask"].bool(), batch["decoder_attention_mask"].bool()
     cross = [
         weights[:, q][:, :, k].double().numpy()
-        for weights, q, k in zip(out.cross_attentions[0], asked, real, strict=True)
+        for weights, q, k in zip(out.cross_attentions[0], targets, real, strict=True)
     ]
     entropy = np.concatenate([-(w * np.log(w)).sum(-1) for w in cross], axis=1).mean(1)
     first = np.concatenate([w[:, :, 0] for w in cross], axis=1).mean(1)
@@ -210,7 +210,7 @@ def test_encoder_decoders_have_three_stacks() -> None:
         assert np.isnan(table.mean(statistic)[4:8]).all()
 
 
-def test_shared_layers_are_as_many_layers_as_they_are_called() -> None:
+def test_shared_layers_count_once_per_call() -> None:
     table = _watched(_tiny("albert"), padded(TEXTS, "right"), Request())
     assert [str(head) for head in table.heads[::4]] == ["L0.H0", "L1.H0"]
 

@@ -1,4 +1,4 @@
-"""Implementations that are told less than a whole mask: flash kernels and flex attention."""
+"""Implementations without a full mask argument: flash kernels and flex attention."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,12 +21,12 @@ TEXTS = [[5, 9, 7, 3, 11, 8, 2], [4, 6], [10, 3, 3, 12, 9]]
 REQUEST = Request(statistics=(*Request().statistics, "participation"), per_text=True)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, **how: Any) -> Tensor:
-    """One text, `T H D`, as flash kernels take it."""
-    left, right = (None if side < 0 else side for side in how["window_size"])
+def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float, **options: Any) -> Tensor:
+    """One text, `T H D`, in the layout of flash kernels."""
+    left, right = (None if side < 0 else side for side in options["window_size"])
     heads = reference.attention(
         *(x.transpose(0, 1)[None].numpy() for x in (q, k, v)),
-        causal=causal, window=(left, right), scale=scale, softcap=how["softcap"] or None,
+        causal=causal, window=(left, right), scale=scale, softcap=options["softcap"] or None,
     )  # fmt: skip
     return torch.from_numpy(heads)[0].transpose(0, 1).to(q)
 
@@ -35,9 +35,9 @@ def _flash(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = False, softmax_scale: float = 1.0,
     window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, dropout_p: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    how = {"window_size": window_size, "softcap": softcap}
+    options = {"window_size": window_size, "softcap": softcap}
     return torch.stack(
-        [_attend(*one, causal, softmax_scale, **how) for one in zip(q, k, v, strict=True)]
+        [_attend(*text, causal, softmax_scale, **options) for text in zip(q, k, v, strict=True)]
     )
 
 
@@ -47,11 +47,11 @@ def _flash_varlen(
     softmax_scale: float = 1.0, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
     dropout_p: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    how = {"window_size": window_size, "softcap": softcap}
-    ends = [one.tolist()[1:-1] for one in (cu_seqlens_q, cu_seqlens_k)]
+    options = {"window_size": window_size, "softcap": softcap}
+    ends = [item.tolist()[1:-1] for item in (cu_seqlens_q, cu_seqlens_k)]
     parts = [torch.tensor_split(x, end) for x, end in zip((q, k, v), (*ends, ends[1]), strict=True)]
     return torch.cat(
-        [_attend(*one, causal, softmax_scale, **how) for one in zip(*parts, strict=True)]
+        [_attend(*item, causal, softmax_scale, **options) for item in zip(*parts, strict=True)]
     )
 
 
@@ -62,11 +62,11 @@ def flash_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(flash, "_lazy_imports", lambda *_, **__: kernels)
     monkeypatch.setattr(flash, "_loaded_implementation", None)
     name = "flash_written_out"
-    for interface, made in (
+    for interface, implementation in (
         (AttentionInterface, flash_attention_forward),
         (AttentionMaskInterface, flash_attention_mask),
     ):
-        monkeypatch.setitem(interface._global_mapping, name, made)
+        monkeypatch.setitem(interface._global_mapping, name, implementation)
     return name
 
 
@@ -89,8 +89,10 @@ def _padded(side: str) -> dict[str, Tensor]:
 
 def _same(ours: HeadTable, known: HeadTable, rtol: float = 1e-6) -> None:
     for name in known.statistics:
-        for one, other in zip(ours.per_text(name).parts, known.per_text(name).parts, strict=True):
-            np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol, err_msg=name)
+        for actual, expected in zip(
+            ours.per_text(name).parts, known.per_text(name).parts, strict=True
+        ):
+            np.testing.assert_allclose(actual, expected, rtol=rtol, atol=rtol, err_msg=name)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -102,18 +104,20 @@ def test_flash_kernels_are_understood_with_padding(name: str, side: str, flash_o
     _same(_watched(model, [_padded(side)]), known, rtol=1e-4)
 
 
-@pytest.mark.parametrize("told", ["positions", "lengths"])
+@pytest.mark.parametrize("boundaries", ["positions", "lengths"])
 @pytest.mark.parametrize("name", ["Llama", "Mistral"])
-def test_flash_kernels_keep_packed_texts_apart(name: str, told: str, flash_on_cpu: str) -> None:
+def test_flash_kernels_keep_packed_texts_apart(
+    name: str, boundaries: str, flash_on_cpu: str
+) -> None:
     model = zoo.make(name).double()
     known = _watched(model, [{"input_ids": torch.tensor([text])} for text in TEXTS])
     model.set_attn_implementation(flash_on_cpu)
     batch: dict[str, Any] = {
-        "input_ids": torch.tensor([[one for text in TEXTS for one in text]]),
+        "input_ids": torch.tensor([[token for text in TEXTS for token in text]]),
         "position_ids": torch.cat([torch.arange(len(text)) for text in TEXTS])[None],
         "use_cache": False,
     }
-    if told == "lengths":
+    if boundaries == "lengths":
         lengths = torch.tensor([0, *map(len, TEXTS)])
         ends = lengths.cumsum(0).int()
         batch |= {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
@@ -124,17 +128,17 @@ def test_flash_kernels_keep_packed_texts_apart(name: str, told: str, flash_on_cp
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_flash_kernels_are_understood_while_generating(cache: str, flash_on_cpu: str) -> None:
     model = zoo.make("Mistral").double()
-    how = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": cache}
+    options = {"max_new_tokens": 4, "do_sample": False, "cache_implementation": cache}
     tables = []
     for kernel in ("sdpa", flash_on_cpu):
         model.set_attn_implementation(kernel)
         with torch.no_grad(), observe(model, REQUEST) as watch:
-            model.generate(**_padded("left"), **how, disable_compile=True)
+            model.generate(**_padded("left"), **options, disable_compile=True)
         tables.append(watch.table())
     _same(tables[1], tables[0])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of how Hugging Face calls torch
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by Hugging Face's call of torch
 @pytest.mark.filterwarnings("ignore:flex_attention called without")  # compiling takes a minute
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Bert"])

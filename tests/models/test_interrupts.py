@@ -1,4 +1,4 @@
-"""An interrupt at any line leaves a model as it was: no hook, no mode, no setting stays."""
+"""An interrupt at any line leaves the model unchanged: hooks, modes and settings."""
 
 import signal
 import threading
@@ -33,7 +33,7 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-class Written(nn.Module):
+class ProjectedHandwrittenAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv, self.out_proj = nn.Linear(12, 36), nn.Linear(12, 12)
@@ -43,7 +43,7 @@ class Written(nn.Module):
         return self.out_proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-class Fused(Written):
+class ProjectedFusedAttention(ProjectedHandwrittenAttention):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
         return self.out_proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
@@ -52,8 +52,8 @@ class Fused(Written):
 MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "interface": (lambda: zoo.make("Bert"), IDS),
     "ours": (lambda: hw.MultiHeadAttention(12, 4), X),
-    "fused": (lambda: nn.Sequential(Fused()), X),
-    "written out": (lambda: nn.Sequential(Written()), X),
+    "fused": (lambda: nn.Sequential(ProjectedFusedAttention()), X),
+    "written out": (lambda: nn.Sequential(ProjectedHandwrittenAttention()), X),
     "torch": (lambda: nn.TransformerEncoderLayer(12, 3, 16, batch_first=True).eval(), X),
 }
 
@@ -102,20 +102,20 @@ FILES = ("/models/", "/watch/_watch", "_interrupts", "/gauge/_still", "/monitor/
 def _check(work: Callable[[nn.Module, Tensor], None], model: nn.Module, x: Tensor) -> int:
     def answer() -> Tensor:
         with torch.no_grad():
-            given = model(x)
-        return given if isinstance(given, Tensor) else given[0]
+            output = model(x)
+        return output if isinstance(output, Tensor) else output[0]
 
-    work(model, x)  # what is made once in a process is made
+    work(model, x)  # warm up what is created once per process
     expected, before = answer(), _state(model)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     count = Interrupts(None, files=FILES)
     assert not count.run(lambda: work(model, x))
-    for at in range(count.lines):
-        interrupts = Interrupts(at, files=FILES)
-        assert interrupts.run(lambda: work(model, x)), f"{at}: swallowed at {interrupts.where}"
+    for line in range(count.lines):
+        interrupts = Interrupts(line, files=FILES)
+        assert interrupts.run(lambda: work(model, x)), f"{line}: swallowed at {interrupts.where}"
         after = _state(model)
         gone = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
-        assert not gone, f"{at}: {sorted(gone)[:4]} after an interrupt at {interrupts.where}"
+        assert not gone, f"{line}: {sorted(gone)[:4]} after an interrupt at {interrupts.where}"
         assert torch.equal(answer(), expected), interrupts.where
     return count.lines
 
@@ -148,7 +148,7 @@ def _changed(model: nn.Module) -> Iterator[None]:
         del model.changed
 
 
-def test_whoever_handles_interrupts_goes_on_to() -> None:
+def test_a_custom_interrupt_handler_is_kept() -> None:
     model, received = nn.Linear(2, 2), []
 
     def theirs(number: int, frame: FrameType | None) -> None:
@@ -183,16 +183,16 @@ def test_a_block_is_interrupted_at_once() -> None:
 
 
 def test_other_threads_set_no_handler() -> None:
-    model, seen = nn.Linear(2, 2), []
+    model, results = nn.Linear(2, 2), []
 
     def work() -> None:
         with _changed(model):
-            seen.append((model.changed, signal.getsignal(signal.SIGINT)))
+            results.append((model.changed, signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [(True, signal.default_int_handler)]
+    assert results == [(True, signal.default_int_handler)]
     assert not hasattr(model, "changed")
 
 
@@ -200,7 +200,7 @@ def test_a_hook_that_is_left_behind_does_nothing() -> None:
     layer, calls = nn.Linear(2, 2), []
     with hooked(before=[(layer, lambda *_: calls.append("before"))]):
         layer(torch.ones(2))
-        left = dict(layer._forward_pre_hooks)
-    layer._forward_pre_hooks.update(left)
+        hooks = dict(layer._forward_pre_hooks)
+    layer._forward_pre_hooks.update(hooks)
     layer(torch.ones(2))
     assert calls == ["before"]

@@ -1,4 +1,4 @@
-"""Adapters, quantised weights and pruning masks find real `nn.Linear` modules, and are used."""
+"""Adapters, quantised weights and pruning masks find real `nn.Linear` modules and take effect."""
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -10,8 +10,8 @@ from headwise.layer import MultiHeadAttention
 B, T, D_MODEL = 2, 5, 12
 
 
-class Model(nn.Module):
-    """The least that an adapter can be put on."""
+class MinimalModel(nn.Module):
+    """The smallest model that accepts an adapter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Model(nn.Module):
 
 
 def test_lora_learns_on_queries_and_values_and_merges() -> None:
-    model, x = Model(), torch.randn(B, T, D_MODEL)
+    model, x = MinimalModel(), torch.randn(B, T, D_MODEL)
     before = model(x)
     kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))

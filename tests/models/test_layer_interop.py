@@ -1,4 +1,4 @@
-"""The layer with the tensors of others gives what theirs gives: torch's own, and transformers'."""
+"""Our layer with the weights of transformers gives the output of their attention."""
 
 from typing import Any
 
@@ -44,8 +44,8 @@ LLAMA3 = {
 }
 
 
-class Heard:
-    """What went into a module, what came out, while the whole model ran."""
+class CapturedModule:
+    """The inputs and outputs of a module during a pass of the whole model."""
 
     def __init__(self, module: nn.Module) -> None:
         module.register_forward_hook(self._hear, with_kwargs=True)
@@ -57,15 +57,15 @@ class Heard:
 
 
 def _alive(model: PreTrainedModel) -> PreTrainedModel:
-    """Every parameter is drawn anew, or biases would be zeros and norms ones."""
+    """Draw every parameter at random; otherwise biases would be zeros and norms ones."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.double().eval().requires_grad_(False)
 
 
-def _same(found: LayerOutput, out: Tensor, weights: Tensor) -> None:
-    torch.testing.assert_close(found.weights, weights)
-    torch.testing.assert_close(found.out, out)
+def _same(output: LayerOutput, out: Tensor, weights: Tensor) -> None:
+    torch.testing.assert_close(output.weights, weights)
+    torch.testing.assert_close(output.out, out)
 
 
 def _ids() -> Tensor:
@@ -79,13 +79,13 @@ def test_bert() -> None:
     )  # fmt: skip
     model = _alive(BertModel(config))
     theirs = model.encoder.layer[1].attention
-    inside, mixed = Heard(theirs), Heard(theirs.output.dense)
-    seen = torch.arange(T) < torch.tensor([[T], [4]])
-    maps = model(_ids(), attention_mask=seen.long(), output_attentions=True).attentions
+    inside, mixed = CapturedModule(theirs), CapturedModule(theirs.output.dense)
+    visible = torch.arange(T) < torch.tensor([[T], [4]])
+    maps = model(_ids(), attention_mask=visible.long(), output_attentions=True).attentions
     ours = MultiHeadAttention(12, 3, bias=True).double()
     ours.load_state_dict(theirs.state_dict())
-    found = ours(inside.x, mask=seen[:, None, None], need_weights=True)
-    _same(found, mixed.out, maps[1])
+    output = ours(inside.x, mask=visible[:, None, None], need_weights=True)
+    _same(output, mixed.out, maps[1])
 
 
 def test_gpt2() -> None:
@@ -94,11 +94,11 @@ def test_gpt2() -> None:
     )
     model = _alive(GPT2Model(config))
     theirs = model.h[1].attn
-    heard = Heard(theirs)
+    recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
     ours = MultiHeadAttention(12, 3, bias=True).double()
     ours.load_state_dict(theirs.state_dict())
-    _same(ours(heard.x, causal=True, need_weights=True), heard.out, maps[1])
+    _same(ours(recorded.x, causal=True, need_weights=True), recorded.out, maps[1])
 
 
 @pytest.mark.parametrize(
@@ -117,48 +117,48 @@ def test_llama(rope: RoPE, parameters: dict[str, Any]) -> None:
     )  # fmt: skip
     model = _alive(LlamaModel(config))
     theirs = model.layers[1].self_attn
-    heard = Heard(theirs)
+    recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
     ours = MultiHeadAttention(12, 4, 2, head_dim=6, rope=rope).double()
     ours.load_state_dict(theirs.state_dict())
-    found = ours(heard.x, causal=True, need_weights=True)
-    # Theirs turns in float32.
-    torch.testing.assert_close(found.weights, maps[1], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found.out, heard.out, rtol=1e-4, atol=1e-5)
+    output = ours(recorded.x, causal=True, need_weights=True)
+    # Theirs rotates in float32.
+    torch.testing.assert_close(output.weights, maps[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
 
 
-def test_qwen2_with_biases_on_the_way_in_alone() -> None:
+def test_qwen2_with_input_biases_only() -> None:
     config = Qwen2Config(
         vocab_size=50, hidden_size=24, num_attention_heads=4, num_key_value_heads=2,
         num_hidden_layers=2, intermediate_size=16, attn_implementation="eager",
     )  # fmt: skip
     model = _alive(Qwen2Model(config))
     theirs = model.layers[1].self_attn
-    heard = Heard(theirs)
+    recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
     rope = RoPE(6, base=config.rope_parameters["rope_theta"])
     ours = MultiHeadAttention(24, 4, 2, rope=rope, bias="qkv").double()
     ours.load_state_dict(theirs.state_dict())
-    found = ours(heard.x, causal=True, need_weights=True)
-    torch.testing.assert_close(found.weights, maps[1], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found.out, heard.out, rtol=1e-4, atol=1e-5)
+    output = ours(recorded.x, causal=True, need_weights=True)
+    torch.testing.assert_close(output.weights, maps[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
 
 
-def test_qwen3_with_its_normed_queries_and_keys() -> None:
+def test_qwen3_with_normalised_queries_and_keys() -> None:
     config = Qwen3Config(
         vocab_size=50, hidden_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
         num_hidden_layers=2, intermediate_size=16, attn_implementation="eager",
     )  # fmt: skip
     model = _alive(Qwen3Model(config))
     theirs = model.layers[1].self_attn
-    heard = Heard(theirs)
+    recorded = CapturedModule(theirs)
     maps = model(_ids(), output_attentions=True).attentions
     rope = RoPE(6, base=config.rope_parameters["rope_theta"])
     ours = MultiHeadAttention(12, 4, 2, head_dim=6, rope=rope, qk_norm=True).double()
     ours.load_state_dict(theirs.state_dict())
-    found = ours(heard.x, causal=True, need_weights=True)
-    torch.testing.assert_close(found.weights, maps[1], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(found.out, heard.out, rtol=1e-4, atol=1e-5)
+    output = ours(recorded.x, causal=True, need_weights=True)
+    torch.testing.assert_close(output.weights, maps[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(output.out, recorded.out, rtol=1e-4, atol=1e-5)
 
 
 def test_t5() -> None:
@@ -173,26 +173,26 @@ def test_t5() -> None:
         "decoder": model.decoder.block[0].layer[0].SelfAttention,
         "cross": model.decoder.block[0].layer[1].EncDecAttention,
     }
-    heard = {name: Heard(module) for name, module in sites.items()}
+    recorded = {name: CapturedModule(module) for name, module in sites.items()}
     whole = model(input_ids=_ids(), decoder_input_ids=_ids()[:, :S], output_attentions=True)
     maps = whole.encoder_attentions, whole.decoder_attentions, whole.cross_attentions
 
-    def ours(name: str, **how: Any) -> MultiHeadAttention:
-        layer = MultiHeadAttention(12, 3, head_dim=5, scale=1.0, **how).double()
+    def ours(name: str, **options: Any) -> MultiHeadAttention:
+        layer = MultiHeadAttention(12, 3, head_dim=5, scale=1.0, **options).double()
         layer.load_state_dict(sites[name].state_dict())
         return layer
 
-    x = {name: one.x for name, one in heard.items()}
-    memory = heard["cross"].kwargs["key_value_states"]
+    x = {name: site.x for name, site in recorded.items()}
+    memory = recorded["cross"].kwargs["key_value_states"]
     encoder = ours("encoder", position_bias=T5Bias(3, 8, 16))
     decoder = ours("decoder", position_bias=T5Bias(3, 8, 16, bidirectional=False))
-    found = {
+    outputs = {
         "encoder": encoder(x["encoder"], need_weights=True),
         "decoder": decoder(x["decoder"], causal=True, need_weights=True),
         "cross": ours("cross")(x["cross"], memory, need_weights=True),
     }
-    for (name, one), theirs in zip(found.items(), maps, strict=True):
-        _same(one, heard[name].out, theirs[0])
+    for (name, site), theirs in zip(outputs.items(), maps, strict=True):
+        _same(site, recorded[name].out, theirs[0])
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0}

@@ -1,4 +1,4 @@
-"""Whatever takes a model gives it back: flags of every submodule, gradients, weights, draws."""
+"""Every verb leaves a model unchanged: modes, flags, gradients, weights, random state."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +54,7 @@ def _llama() -> nn.Module:
 
 
 def _model(verb: str) -> nn.Module:
-    """A model in training, with dropout, of which some is frozen on purpose."""
+    """A model in training with dropout, partly frozen on purpose."""
     torch.manual_seed(4)
     model = MODELS.get(verb, _gpt2)().train()
     layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
@@ -86,7 +86,7 @@ def _state(model: nn.Module) -> dict[str, Any]:
 
 
 def _recover(model: nn.Module, folder: Path) -> None:
-    """The model as the teacher; what is trained is another."""
+    """Recover with the model as the teacher; another model is trained."""
     small = hw.prune(model, [(0, 0)])
     hw.recover(small, model, BATCHES, steps=2)
 
@@ -148,7 +148,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_model_is_given_back_as_it_was(verb: str, tmp_path: Path) -> None:
+def test_every_verb_leaves_the_model_unchanged(verb: str, tmp_path: Path) -> None:
     model = _model(verb)
     before = _state(model)
     VERBS[verb](model, tmp_path)
@@ -165,14 +165,14 @@ def test_a_model_is_given_back_as_it_was(verb: str, tmp_path: Path) -> None:
         for passes in ([0] if verb == "save" else [0, 1])
     ],
 )
-def test_so_it_is_after_an_exception(verb: str, passes: int, tmp_path: Path) -> None:
+def test_an_exception_leaves_the_model_unchanged(verb: str, passes: int, tmp_path: Path) -> None:
     model = _model(verb)
-    left = [passes]
+    remaining = [passes]
 
     def fail(module: nn.Module, args: Any) -> None:
-        if not left[0]:
+        if not remaining[0]:
             raise KeyboardInterrupt
-        left[0] -= 1
+        remaining[0] -= 1
 
     layers = next(part for part in model.modules() if isinstance(part, nn.ModuleList))
     layers[1].mlp.register_forward_pre_hook(fail)
@@ -210,7 +210,7 @@ def _a_block(model: MiniGPT) -> str:
 
 
 @pytest.mark.parametrize("verb", OF_MINI_GPT)
-def test_so_is_a_mini_gpt(verb: str) -> None:
+def test_every_verb_leaves_a_mini_gpt_unchanged(verb: str) -> None:
     model = _mini_gpt()
     before = _state(model)
     OF_MINI_GPT[verb](model)
@@ -219,7 +219,7 @@ def test_so_is_a_mini_gpt(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", OF_MINI_GPT)
-def test_so_is_a_mini_gpt_after_an_exception(verb: str) -> None:
+def test_an_exception_leaves_a_mini_gpt_unchanged(verb: str) -> None:
     model = _mini_gpt()
 
     def fail(module: nn.Module, args: Any) -> None:
@@ -243,7 +243,7 @@ class _Merging(nn.Linear):
         return super().train(mode)
 
 
-def test_the_mode_has_no_side_effects() -> None:
+def test_switching_modes_has_no_side_effects() -> None:
     layer = _Merging(2, 2).train()
     with in_evaluation(layer):
         assert not layer.training

@@ -1,4 +1,4 @@
-"""Every model that was saved is opened again: no limit of its size is too narrow."""
+"""Every saved model can be loaded: the size limit is never too strict."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def _names() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _names())
-def test_a_saved_model_is_opened_again(name: str, tmp_path: Path) -> None:
+def test_a_saved_model_can_be_loaded(name: str, tmp_path: Path) -> None:
     model: Any = zoo.make(name)
     model.save_pretrained(tmp_path)
     opened = load(tmp_path)

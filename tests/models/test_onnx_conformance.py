@@ -1,6 +1,6 @@
 """The operator `Attention` of ONNX: its own 93 cases, by the definition and by each kernel.
 
-One adapter translates a case into the words of this library. The judge is ONNX's own.
+One adapter translates a case into the arguments of this library; ONNX's own code compares.
 """
 
 import warnings
@@ -42,8 +42,8 @@ def cases() -> tuple[Case, ...]:
     """All cases but the expanded ones, which have the same data for a graph of small operators."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the collection makes the data of every operator
-        found = collect_testcases("Attention")
-    return tuple(_read(case) for case in found if not case.name.endswith("_expanded"))
+        collected = collect_testcases("Attention")
+    return tuple(_read(case) for case in collected if not case.name.endswith("_expanded"))
 
 
 def _read(case: Any) -> Case:
@@ -52,8 +52,8 @@ def _read(case: Any) -> Case:
     schema = onnx.defs.get_schema("Attention")
 
     def named(parameters: Any, used: Any, arrays: Any) -> Arrays:
-        given = iter(arrays)
-        return {p.name: next(given) for p, name in zip(parameters, used, strict=False) if name}
+        values = iter(arrays)
+        return {p.name: next(values) for p, name in zip(parameters, used, strict=False) if name}
 
     return Case(
         name=case.name,
@@ -69,25 +69,25 @@ def answer(case: Case, engine: Engine) -> Arrays:
     if "past_key" in case.inputs:
         k = np.concatenate([case.inputs["past_key"], k], axis=2)
         v = np.concatenate([case.inputs["past_value"], v], axis=2)
-    how = _rule(case, q.shape[2], k.shape[2])
+    options = _rule(case, q.shape[2], k.shape[2])
     plain = {"scale": case.settings.get("scale"), "softcap": case.get("softcap", 0.0) or None}
-    heads, weights, _ = engine(q, k, v, **plain, **how)
+    heads, weights, _ = engine(q, k, v, **plain, **options)
     if case.inputs["Q"].ndim == 3:
         heads = heads.swapaxes(1, 2).reshape(*case.inputs["Q"].shape[:2], -1)
-    found = {"Y": heads, "present_key": k, "present_value": v, "qk_matmul_output": weights}
+    outputs = {"Y": heads, "present_key": k, "present_value": v, "qk_matmul_output": weights}
     mode = case.get("qk_matmul_output_mode", 0)
     if "qk_matmul_output" in case.outputs and mode < 3:
         # Logits are the logs of the weights, up to what the softmax divided by.
         wide = (x.astype(np.float64) for x in (q, k, v))
         plain["softcap"] = plain["softcap"] if mode else None
-        _, weights, lse = engine(*wide, **plain, **(how if mode == 2 else {}))
+        _, weights, lse = engine(*wide, **plain, **(options if mode == 2 else {}))
         with np.errstate(divide="ignore"):
-            found["qk_matmul_output"] = (np.log(weights) + lse[..., None]).astype(q.dtype)
-    return {name: found[name] for name in case.outputs}
+            outputs["qk_matmul_output"] = (np.log(weights) + lse[..., None]).astype(q.dtype)
+    return {name: outputs[name] for name in case.outputs}
 
 
 def _split(case: Case, name: str) -> np.ndarray:
-    """Heads side by side become an axis of their own."""
+    """Split concatenated heads into an axis."""
     x = case.inputs[name]
     if x.ndim == 4:
         return x
@@ -97,15 +97,15 @@ def _split(case: Case, name: str) -> np.ndarray:
 
 def _rule(case: Case, T: int, S: int) -> dict[str, Any]:
     """Which keys a query may attend to, and what is added to its logits."""
-    how = _positions(case, T, S)
+    options = _positions(case, T, S)
     mask = case.inputs.get("attn_mask")
     if mask is None:
-        return how
+        return options
     missing = [(0, 0)] * (mask.ndim - 1) + [(0, S - mask.shape[-1])]
     if mask.dtype == bool:
         visible = _four(np.pad(mask, missing, constant_values=False))
-        return how | {"mask": how.get("mask", True) & visible}
-    return how | {"bias": _four(np.pad(mask, missing, constant_values=-np.inf))}
+        return options | {"mask": options.get("mask", True) & visible}
+    return options | {"bias": _four(np.pad(mask, missing, constant_values=-np.inf))}
 
 
 def _positions(case: Case, T: int, S: int) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _positions(case: Case, T: int, S: int) -> dict[str, Any]:
         offset = np.array(case.inputs["past_key"].shape[2])
     else:
         offset = np.array(0) if lengths is None else lengths[:, None, None, None] - T
-    if (offset == S - T).all():  # where they stand at the end of the keys we agree
+    if (offset == S - T).all():  # queries at the end of the keys need no mask
         return {"causal": causal, "window": window}
     ahead = np.arange(S) - (np.arange(T)[:, None] + offset)
     visible = (ahead <= 0) | (not causal)
@@ -133,28 +133,30 @@ def _four(mask: np.ndarray) -> np.ndarray:
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
 
 
-def by_definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, **how: Any) -> Any:
+def by_definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Any:
     """The definition; NumPy's own types only, so bfloat16 goes in as float32."""
     wide = (x.astype(np.float32) if x.dtype.name == "bfloat16" else x for x in (q, k, v))
-    bias = how.pop("bias", None)
+    bias = options.pop("bias", None)
     bias = None if bias is None else bias.astype(np.float64)
-    found = reference.attention(*wide, **how, bias=bias, need_weights=True, need_lse=True)
-    return found.out.astype(q.dtype), found.weights.astype(q.dtype), found.lse
+    output = reference.attention(*wide, **options, bias=bias, need_weights=True, need_lse=True)
+    return output.out.astype(q.dtype), output.weights.astype(q.dtype), output.lse
 
 
-def by_kernel(backend: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **how: Any) -> Any:
+def by_kernel(backend: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any) -> Any:
     """`attend` on one of its kernels."""
-    given = {n: _tensor(x) if isinstance(x, np.ndarray) else x for n, x in how.items()}
-    found = attend(
-        _tensor(q), _tensor(k), _tensor(v), **given, backend=backend,
+    arguments = {n: _tensor(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
+    output = attend(
+        _tensor(q), _tensor(k), _tensor(v), **arguments, backend=backend,
         need_weights=True, need_lse=True,
     )  # fmt: skip
-    assert found.backend == backend
-    return tuple(_array(x, q.dtype) for x in (found.heads, found.weights, found.lse))
+    assert output.backend == backend
+    return tuple(_array(x, q.dtype) for x in (output.heads, output.weights, output.lse))
 
 
 def _tensor(x: np.ndarray) -> torch.Tensor:
-    if x.dtype.name == "bfloat16":  # which torch cannot read from NumPy, but float32 holds it all
+    if (
+        x.dtype.name == "bfloat16"
+    ):  # torch cannot read bfloat16 from NumPy; float32 represents it exactly
         return torch.from_numpy(x.astype(np.float32)).bfloat16()
     return torch.from_numpy(np.ascontiguousarray(x))
 
@@ -177,17 +179,17 @@ def test_the_cases_are_all_there() -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_case_passes(name: str) -> None:
-    # Torch's kernel has no softcap: `attend` refuses, which its own tests see to.
-    mine = [case for case in cases() if not (name == "fused" and case.get("softcap", 0.0))]
-    assert len(mine) == (82 if name == "fused" else 93)
+    # Torch's kernel has no softcap: `attend` refuses it, as its own tests check.
+    supported = [case for case in cases() if not (name == "fused" and case.get("softcap", 0.0))]
+    assert len(supported) == (82 if name == "fused" else 93)
     failed = {}
-    for case in mine:
-        found = answer(case, ENGINES[name])
-        expected = [case.outputs[output] for output in found]
+    for case in supported:
+        outputs = answer(case, ENGINES[name])
+        expected = [case.outputs[output] for output in outputs]
         # ONNX allows two units in the last place of bfloat16; of float16 1e-3 is hardly one.
         rtol = 2.0**-9 if case.inputs["Q"].dtype == np.float16 else 1e-3
         try:
-            Runner.assert_similar_outputs(expected, list(found.values()), rtol=rtol, atol=1e-7)
+            Runner.assert_similar_outputs(expected, list(outputs.values()), rtol=rtol, atol=1e-7)
         except AssertionError as error:
             failed[case.name] = str(error)
     assert not failed, "\n".join(f"{case}: {why}" for case, why in failed.items())

@@ -22,7 +22,7 @@ LEFT = ["L0.H2", "L0.H3", "L1.H0", "L1.H1"]
 
 @pytest.fixture
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the test itself loads what was written."""
+    """Skip the fresh-process check; the test loads the folder itself."""
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
 
 
@@ -36,7 +36,7 @@ def _original(model: nn.Module) -> list[str]:
     return _table(model).frame()["original"].tolist()
 
 
-def test_the_table_of_a_whole_model_has_no_such_column() -> None:
+def test_the_table_of_an_unpruned_model_has_no_original_column() -> None:
     table = _table(zoo.make("Llama"))
     assert table.original == ()
     assert "original" not in table.frame()
@@ -49,63 +49,65 @@ def test_pruning_a_pruned_model_composes() -> None:
     assert _original(small) == LEFT
 
 
-def test_statistics_are_those_of_the_original_heads() -> None:
+def test_statistics_equal_those_of_the_original_heads() -> None:
     model = zoo.make("Llama")
     small, whole = _table(prune(model, {0: [0, 1]})), _table(model)
     for head, was in zip(small.heads, small.original, strict=True):
         if head.layer == 0:  # later layers read something else
-            mine, theirs = (t.mean("entropy")[t.row(h)] for t, h in ((small, head), (whole, was)))
-            assert mine == pytest.approx(theirs, rel=1e-5)
+            actual, expected = (
+                t.mean("entropy")[t.row(h)] for t, h in ((small, head), (whole, was))
+            )
+            assert actual == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
-def test_every_format_records_them(format: Any, tmp_path: Path) -> None:
+def test_every_format_records_the_original_heads(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama"), GONE)
     folder = save(small, tmp_path / "small", format=format)
-    found = _original(load(folder)) if format != "remote-code" else None
+    original = _original(load(folder)) if format != "remote-code" else None
     config = json.loads((folder / "config.json").read_text("utf-8"))
     if format == "padded":
         assert config["original_heads"] == {"L0": [2, 3, None, None], "L1": [0, 1, None, None]}
-        assert found == [*LEFT[:2], "", "", *LEFT[2:], "", ""]
+        assert original == [*LEFT[:2], "", "", *LEFT[2:], "", ""]
     else:
         assert config["original_heads"] == {"L0": [2, 3], "L1": [0, 1]}
-        assert found in (LEFT, None)
+        assert original in (LEFT, None)
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_heads_of_zeros_are_no_original_heads(tmp_path: Path) -> None:
+def test_padded_heads_have_no_original(tmp_path: Path) -> None:
     padded = load(save(prune(zoo.make("Llama"), GONE), tmp_path / "small", format="padded"))
     assert _original(prune(padded, {0: [2, 3], 1: [0, 1]})) == ["L0.H2", "L0.H3", "", ""]
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_a_llama_written_as_a_mistral_records_them(tmp_path: Path) -> None:
+def test_a_llama_written_as_a_mistral_records_the_original_heads(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=23,
         intermediate_size=16, max_position_embeddings=40,
     )  # fmt: skip
     small = prune(transformers.LlamaForCausalLM(config).eval(), {0: [1], 1: [2]})
-    found = load(save(small, tmp_path / "small", format="stock"))
-    assert type(found) is transformers.MistralForCausalLM
-    assert _original(found) == ["L0.H0", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H3"]
+    loaded = load(save(small, tmp_path / "small", format="stock"))
+    assert type(loaded) is transformers.MistralForCausalLM
+    assert _original(loaded) == ["L0.H0", "L0.H2", "L0.H3", "L1.H0", "L1.H1", "L1.H3"]
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_a_mini_gpt_records_them(tmp_path: Path) -> None:
+def test_a_mini_gpt_records_the_original_heads(tmp_path: Path) -> None:
     small = prune(MiniGPT(MiniGPTConfig(23, 8, 12, 4, n_layers=2)).eval(), {0: [1]})
-    found = load(save(small, tmp_path / "small"))
-    assert found.original_heads == {"L0": [0, 2, 3], "L1": [0, 1, 2, 3]}
+    loaded = load(save(small, tmp_path / "small"))
+    assert loaded.original_heads == {"L0": [0, 2, 3], "L1": [0, 1, 2, 3]}
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_a_layer_records_them(tmp_path: Path) -> None:
+def test_a_layer_records_the_original_heads(tmp_path: Path) -> None:
     small = prune(prune(MultiHeadAttention(12, 4), [(0, 1)]), [(0, 0)])
-    found = load(save(small, tmp_path / "small"))
-    assert found.original_heads == {"L0": [2, 3]}
+    loaded = load(save(small, tmp_path / "small"))
+    assert loaded.original_heads == {"L0": [2, 3]}
 
 
-def test_heads_that_were_grouped_stand_in_another_order() -> None:
+def test_grouped_heads_record_their_new_order() -> None:
     torch.manual_seed(1)
     config = transformers.LlamaConfig(
         hidden_size=24, num_hidden_layers=1, num_attention_heads=6, vocab_size=23,
@@ -114,34 +116,34 @@ def test_heads_that_were_grouped_stand_in_another_order() -> None:
     model = transformers.LlamaForCausalLM(config).eval()
     attention = model.model.layers[0].self_attn
     with torch.no_grad():  # heads 0 and 5, 1 and 3, 2 and 4 share keys and values
-        for one, two in ((0, 5), (1, 3), (2, 4)):
+        for source, target in ((0, 5), (1, 3), (2, 4)):
             for part in (attention.k_proj, attention.v_proj):
-                part.weight[4 * two : 4 * two + 4] = part.weight[4 * one : 4 * one + 4]
+                part.weight[4 * target : 4 * target + 4] = part.weight[4 * source : 4 * source + 4]
     small = group_heads(model, 3)
     original = _original(small)
-    assert [{*original[at : at + 2]} for at in (0, 2, 4)] == [
+    assert [{*original[start : start + 2]} for start in (0, 2, 4)] == [
         {"L0.H0", "L0.H5"}, {"L0.H1", "L0.H3"}, {"L0.H2", "L0.H4"},
     ]  # fmt: skip
-    whole, mine = _table(model), _table(small)
-    for row, head in enumerate(mine.original):
-        assert mine.mean("entropy")[row] == pytest.approx(
+    whole, pruned_table = _table(model), _table(small)
+    for row, head in enumerate(pruned_table.original):
+        assert pruned_table.mean("entropy")[row] == pytest.approx(
             whole.mean("entropy")[whole.row(head)], rel=1e-4
         )
-    left = _original(prune(small, {0: [0, 1]}))
-    assert left == original[2:]
+    remaining = _original(prune(small, {0: [0, 1]}))
+    assert remaining == original[2:]
 
 
 @pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
-def test_tables_keep_them_in_files(ending: str, tmp_path: Path) -> None:
+def test_tables_keep_the_original_heads_in_files(ending: str, tmp_path: Path) -> None:
     table = _table(prune(zoo.make("Llama"), GONE))
-    found = HeadTable.load(table.save(tmp_path / f"table.{ending}"))
-    assert found.original == table.original
-    assert (found + table).frame()["original"].tolist() == LEFT
+    loaded = HeadTable.load(table.save(tmp_path / f"table.{ending}"))
+    assert loaded.original == table.original
+    assert (loaded + table).frame()["original"].tolist() == LEFT
 
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("wrong", [[0, 0], [-1], ["0"], 3, [True]])
-def test_originals_that_cannot_be(wrong: Any, tmp_path: Path) -> None:
+def test_impossible_original_heads_are_refused(wrong: Any, tmp_path: Path) -> None:
     folder = save(prune(zoo.make("Llama"), GONE), tmp_path / "small")
     path = folder / "config.json"
     content = json.loads(path.read_text("utf-8"))

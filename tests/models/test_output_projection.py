@@ -1,4 +1,4 @@
-"""The output projection of every site: recomputed from the heads, it gives what it gave."""
+"""The output projection of every site, applied to the heads, gives the module's output."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,17 +16,17 @@ from headwise.models import AttentionCall, OutputProjection, Sites, capture_call
 IDS = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 8, 10, 3]])
 
 
-def _heard(
+def _captured_projections(
     model: nn.Module, run: Callable[[], Any]
 ) -> list[tuple[AttentionCall, OutputProjection | None]]:
-    sites, found = Sites(model), []
+    sites, captured = Sites(model), []
 
-    def hear(call: AttentionCall) -> None:
-        found.append((call, output_projection(model, sites.of(call, running))))
+    def record(call: AttentionCall) -> None:
+        captured.append((call, output_projection(model, sites.of(call, running))))
 
-    with torch.no_grad(), capture_calls(model, hear) as running:
+    with torch.no_grad(), capture_calls(model, record) as running:
         run()
-    return found
+    return captured
 
 
 def _mixed(call: AttentionCall, projection: OutputProjection) -> Tensor:
@@ -39,44 +39,46 @@ def _projected(module: nn.MultiheadAttention, x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("name", zoo.mixing())
-def test_it_gives_what_it_gave(name: str) -> None:
+def test_the_projection_gives_the_output_of_the_layer(name: str) -> None:
     model = zoo.make(name)
-    for weight in model.parameters():  # biases that begin as zeros
+    for weight in model.parameters():  # biases are initialised with zeros
         if weight.ndim == 1:
             weight.data.normal_(0.5)
-    given = []
-    projections = [p for _, p in _heard(model, lambda: model(input_ids=IDS)) if p is not None]
+    outputs = []
+    projections = [
+        p for _, p in _captured_projections(model, lambda: model(input_ids=IDS)) if p is not None
+    ]
     assert len(projections) == 2
     for module in {id(p.module): p.module for p in projections}.values():
-        module.register_forward_hook(lambda module, args, out: given.append(out))
-    heard = _heard(model, lambda: model(input_ids=IDS))
-    assert len(heard) == len(given) == 2
-    for (call, projection), out in zip(heard, given, strict=True):
+        module.register_forward_hook(lambda module, args, out: outputs.append(out))
+    captured = _captured_projections(model, lambda: model(input_ids=IDS))
+    assert len(captured) == len(outputs) == 2
+    for (call, projection), out in zip(captured, outputs, strict=True):
         torch.testing.assert_close(_mixed(call, projection), out, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_it_does_in_our_layer(kv_heads: int) -> None:
+def test_the_projection_of_our_layer(kv_heads: int) -> None:
     layer = MultiHeadAttention(12, 4, kv_heads, v_head_dim=5, bias=True)
     x = torch.randn(2, 5, 12)
-    [(call, projection)] = _heard(layer, lambda: layer(x))
+    [(call, projection)] = _captured_projections(layer, lambda: layer(x))
     assert (projection.name, projection.per_head.shape) == ("out_proj", (4, 5, 12))
     torch.testing.assert_close(_mixed(call, projection), layer(x))
 
 
-def test_it_does_in_the_layer_of_torch() -> None:
+def test_the_projection_of_the_layer_of_torch() -> None:
     module = nn.MultiheadAttention(12, 4, batch_first=True)
     nn.init.normal_(module.out_proj.bias)
     x = torch.randn(2, 5, 12)
-    [(call, projection)] = _heard(module, lambda: module(x, x, x))
+    [(call, projection)] = _captured_projections(module, lambda: module(x, x, x))
     q, k, v = (part.unflatten(-1, (4, 3)).transpose(1, 2) for part in _projected(module, x))
     heads = nn.functional.scaled_dot_product_attention(q, k, v)
     torch.testing.assert_close(_mixed(replace(call, heads=heads), projection), module(x, x, x)[0])
 
 
-def test_writing_into_it_writes_into_the_model() -> None:
+def test_writing_into_the_projection_changes_the_model() -> None:
     model = zoo.make("GPT2")
-    [(_, first), _] = _heard(model, lambda: model(input_ids=IDS))
+    [(_, first), _] = _captured_projections(model, lambda: model(input_ids=IDS))
     with torch.no_grad():
         first.per_head[2].zero_()
     weight = model.transformer.h[0].attn.c_proj.weight
@@ -87,14 +89,14 @@ def test_writing_into_it_writes_into_the_model() -> None:
 @pytest.mark.filterwarnings(
     "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
 )  # in peft
-def test_an_adapter_is_no_linear_map_of_its_weight() -> None:
+def test_an_adapter_has_no_plain_projection() -> None:
     model = zoo.make("Llama")
     adapted = get_peft_model(model, LoraConfig(target_modules=["o_proj"]))
-    found = _heard(adapted, lambda: adapted(input_ids=IDS))
-    assert [projection for _, projection in found] == [None, None]
+    captured = _captured_projections(adapted, lambda: adapted(input_ids=IDS))
+    assert [projection for _, projection in captured] == [None, None]
 
 
-def test_a_layer_that_mixes_nothing_has_none() -> None:
+def test_a_layer_without_an_output_projection_has_none() -> None:
     layer = MultiHeadAttention(12, 4, out_proj=False)
-    [(_, projection)] = _heard(layer, lambda: layer(torch.randn(2, 5, 12)))
+    [(_, projection)] = _captured_projections(layer, lambda: layer(torch.randn(2, 5, 12)))
     assert projection is None

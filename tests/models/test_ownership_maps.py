@@ -48,7 +48,7 @@ def _runs(owners: OwnershipMap) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_maps_are_those_of_the_code(name: str) -> None:
+def test_ownership_maps_agree_with_the_code(name: str) -> None:
     model = zoo.make(name)
     attentions = find_attentions(model)
     before = {name: x.requires_grad for name, x in model.named_parameters()}

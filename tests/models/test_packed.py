@@ -32,7 +32,7 @@ def _watched(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> 
 @pytest.mark.parametrize("name", ["Llama", "Mistral", "Gemma2", "Qwen3"])
 def test_packed_texts_give_the_table_of_texts_one_by_one(name: str) -> None:
     model = zoo.make(name).double()
-    flat = torch.tensor([[one for text in TEXTS for one in text]])
+    flat = torch.tensor([[token for text in TEXTS for token in text]])
     positions = torch.cat([torch.arange(len(text)) for text in TEXTS])[None]
     packed = _watched(model, [{"input_ids": flat, "position_ids": positions, "use_cache": False}])
     single = _watched(model, [{"input_ids": torch.tensor([text])} for text in TEXTS])
@@ -46,8 +46,8 @@ def test_packed_texts_give_the_table_of_texts_one_by_one(name: str) -> None:
     assert packed.per_text("lse").count[:, 0].tolist() == [5, 2, 6, 1]
 
 
-def test_texts_that_the_model_does_not_keep_apart_are_one() -> None:
-    # With a cache it does not read positions as the beginnings of texts.
+def test_packed_texts_the_model_mixes_count_as_one() -> None:
+    # With a cache, positions do not mark the beginnings of texts.
     model = zoo.make("Llama").double()
     batch = {
         "input_ids": torch.tensor([[5, 9, 7, 3]]),

@@ -1,4 +1,4 @@
-"""A text behind a prefix that its mask does not speak of: every token has its own place."""
+"""A text behind a prefix that its mask does not cover: every token keeps its position."""
 
 import inspect
 from typing import Any
@@ -21,21 +21,21 @@ OF_WEIGHTS = ("entropy", "max_weight", "first", "self", "previous", "next", "dis
 
 
 class SoftPrefix(nn.Module):
-    """Learned vectors before the embeddings of a text; only the model within knows of them."""
+    """Learned vectors before the embeddings of a text, known only to the inner model."""
 
     def __init__(self, model: nn.Module, width: int) -> None:
         super().__init__()
         self.model = model
         self.prefix = nn.Parameter(torch.randn(PREFIX, width))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **how: Any) -> Any:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Any:
         embeddings = self.model.get_input_embeddings()(input_ids)
         prefix = self.prefix.expand(len(input_ids), -1, -1)
         mask = _behind(PREFIX, attention_mask)
         if "position_ids" in inspect.signature(self.model.forward).parameters:
-            how["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+            options["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
         embeddings = torch.cat([prefix, embeddings], 1)
-        return self.model(inputs_embeds=embeddings, attention_mask=mask, **how)
+        return self.model(inputs_embeds=embeddings, attention_mask=mask, **options)
 
 
 def _eager_maps(model: nn.Module, batch: dict[str, Tensor], real: Tensor) -> Any:
@@ -106,7 +106,7 @@ def test_a_soft_prefix_is_part_of_the_text(name: str, side: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in sorted(zoo.TEXT) if _takes_embeddings(name)])
 def test_embeddings_beyond_the_mask_are_placed_where_the_model_attends_to_them(name: str) -> None:
-    """Some models take what lies beyond a mask for padding, some for text; others refuse it."""
+    """Some models treat tokens beyond a mask as padding, some as text; others refuse them."""
     model = zoo.make(name)
     embeddings = model.get_input_embeddings()(torch.tensor([[5, 9, 7, 3, 11, 8, 4]]))
     batch = {"inputs_embeds": embeddings, "attention_mask": torch.ones(1, 5, dtype=torch.long)}
@@ -122,9 +122,9 @@ def test_embeddings_beyond_the_mask_are_placed_where_the_model_attends_to_them(n
 
 
 PROMPTS = {
-    "prompt": lambda **how: peft.PromptTuningConfig(**how),
-    "p-tuning": lambda **how: peft.PromptEncoderConfig(**how, encoder_hidden_size=8),
-    "prefix": lambda **how: peft.PrefixTuningConfig(**how, encoder_hidden_size=8),
+    "prompt": lambda **options: peft.PromptTuningConfig(**options),
+    "p-tuning": lambda **options: peft.PromptEncoderConfig(**options, encoder_hidden_size=8),
+    "prefix": lambda **options: peft.PrefixTuningConfig(**options, encoder_hidden_size=8),
 }
 
 
@@ -188,9 +188,9 @@ def test_an_image_before_the_text_is_part_of_it() -> None:
 def test_generating_behind_virtual_tokens_counts_what_one_pass_counts(kind: str) -> None:
     model, _ = _prompted(kind, "Llama")
     ids = torch.tensor([[5, 9, 7]])
-    how = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     with observe(model) as watch:
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **how)
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
     out = torch.cat([ids, out[:, -4:]], 1)[:, :-1]  # the last token is written, but never read
     with torch.no_grad(), observe(model) as known:
         model(input_ids=out, attention_mask=torch.ones_like(out))

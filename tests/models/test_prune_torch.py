@@ -1,4 +1,4 @@
-"""Torch's own layers lose heads, and whoever calls them goes on as before."""
+"""Torch's own layers are pruned, and their callers need no change."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ X, MEMORY = (torch.randn(B, n, 12, generator=DRAWN, dtype=torch.float64) for n i
 PADDING = torch.arange(T) >= torch.tensor(LENGTHS)[:, None]  # True = padding
 CAUSAL = torch.ones(T, T, dtype=torch.bool).triu(1)  # True = hidden
 OF_HEADS = torch.rand(B * H, T, T, generator=DRAWN) < 0.3
-OF_HEADS[..., 0] = False  # everyone has something to attend to
+OF_HEADS[..., 0] = False  # every query sees a key
 
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -31,9 +31,9 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-def _layer(**how: Any) -> nn.MultiheadAttention:
+def _layer(**options: Any) -> nn.MultiheadAttention:
     torch.manual_seed(2)
-    layer = nn.MultiheadAttention(12, H, dtype=torch.float64, **how).eval()
+    layer = nn.MultiheadAttention(12, H, dtype=torch.float64, **options).eval()
     with torch.no_grad():
         for bias in layer.parameters():
             bias.add_(0.3 * torch.randn_like(bias))
@@ -43,14 +43,14 @@ def _layer(**how: Any) -> nn.MultiheadAttention:
 @pytest.mark.parametrize("call", sorted(CALLS))
 @pytest.mark.parametrize("first", [True, False], ids=["batch first", "tokens first"])
 @torch.no_grad()
-def test_it_equals_the_gated_layer_under_every_mask(call: str, first: bool) -> None:
+def test_a_pruned_layer_equals_the_ablated_one_under_every_mask(call: str, first: bool) -> None:
     layer = _layer(batch_first=first)
     x = X if first else X.transpose(0, 1)
     with ablate(layer, GONE):
-        wanted, _ = layer(x, x, x, **CALLS[call])
+        expected, _ = layer(x, x, x, **CALLS[call])
     small = prune(layer, GONE)
-    found, weights = small(x, x, x, **CALLS[call])
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    output, weights = small(x, x, x, **CALLS[call])
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     of_all = layer(x, x, x, **CALLS[call], average_attn_weights=False)[1]
     torch.testing.assert_close(weights, of_all[:, [0, 2]].mean(1), rtol=0, atol=1e-12)
     assert small(x, x, x, **CALLS[call], need_weights=False)[1] is None
@@ -58,16 +58,16 @@ def test_it_equals_the_gated_layer_under_every_mask(call: str, first: bool) -> N
     torch.testing.assert_close(of_each, of_all[:, [0, 2]], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("how", [{"bias": False}, {"kdim": 6, "vdim": 10}])
+@pytest.mark.parametrize("options", [{"bias": False}, {"kdim": 6, "vdim": 10}])
 @torch.no_grad()
-def test_layers_of_every_make(how: dict[str, Any]) -> None:
-    layer = _layer(batch_first=True, **how)
-    key, value = (MEMORY[..., : how.get(name, 12)] for name in ("kdim", "vdim"))
+def test_layers_of_every_configuration(options: dict[str, Any]) -> None:
+    layer = _layer(batch_first=True, **options)
+    key, value = (MEMORY[..., : options.get(name, 12)] for name in ("kdim", "vdim"))
     with ablate(layer, GONE):
-        wanted, _ = layer(X, key, value)
+        expected, _ = layer(X, key, value)
     small = prune(layer, GONE)
-    found, weights = small(X, key, value, average_attn_weights=False)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    output, weights = small(X, key, value, average_attn_weights=False)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     of_all = layer(X, key, value, average_attn_weights=False)[1]
     torch.testing.assert_close(weights, of_all[:, [0, 2]], rtol=0, atol=1e-12)
 
@@ -76,19 +76,19 @@ def test_layers_of_every_make(how: dict[str, Any]) -> None:
 def test_a_single_text() -> None:
     layer = _layer()
     with ablate(layer, GONE):
-        wanted, _ = layer(X[0], X[0], X[0], key_padding_mask=PADDING[1])
-    found, weights = prune(layer, GONE)(X[0], X[0], X[0], key_padding_mask=PADDING[1])
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+        expected, _ = layer(X[0], X[0], X[0], key_padding_mask=PADDING[1])
+    output, weights = prune(layer, GONE)(X[0], X[0], X[0], key_padding_mask=PADDING[1])
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     assert weights.shape == (T, T)
 
 
 @torch.no_grad()
-def test_it_can_be_cut_again_and_its_masks_stay_those_of_all() -> None:
+def test_a_layer_can_be_pruned_again_and_takes_masks_of_all_heads() -> None:
     layer = _layer(batch_first=True)
-    twice = prune(prune(layer, [(0, 1)]), [(0, 2)])  # what was the fourth head is now the third
+    twice = prune(prune(layer, [(0, 1)]), [(0, 2)])  # the fourth head is now the third
     with ablate(layer, GONE):
-        wanted, _ = layer(X, X, X, attn_mask=OF_HEADS)
-    torch.testing.assert_close(twice(X, X, X, attn_mask=OF_HEADS)[0], wanted, rtol=0, atol=1e-12)
+        expected, _ = layer(X, X, X, attn_mask=OF_HEADS)
+    torch.testing.assert_close(twice(X, X, X, attn_mask=OF_HEADS)[0], expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("nested", [True, False])
@@ -96,15 +96,15 @@ def test_it_can_be_cut_again_and_its_masks_stay_those_of_all() -> None:
 @torch.no_grad()
 def test_an_encoder(nested: bool, fold: Any) -> None:
     torch.manual_seed(4)
-    one = nn.TransformerEncoderLayer(12, H, 16, batch_first=True, dtype=torch.float64)
-    model = nn.TransformerEncoder(one, 2, enable_nested_tensor=nested).eval()
+    layer = nn.TransformerEncoderLayer(12, H, 16, batch_first=True, dtype=torch.float64)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
     gone = {0: [1, 3], 1: [0]}
     reference = [(X,)] if fold else None
     small = prune(model, gone, fold=fold, reference=reference)
     with ablate(model, gone, fold or "zero", reference):
-        wanted = model(X, src_key_padding_mask=PADDING)
-    found = small(X, src_key_padding_mask=PADDING)
-    torch.testing.assert_close(found[~PADDING], wanted[~PADDING], rtol=0, atol=1e-12)
+        expected = model(X, src_key_padding_mask=PADDING)
+    output = small(X, src_key_padding_mask=PADDING)
+    torch.testing.assert_close(output[~PADDING], expected[~PADDING], rtol=0, atol=1e-12)
     with observe(small) as watch:
         small(X)
     assert [head.head for head in watch.table().heads] == [0, 1, 0, 1, 2]
@@ -114,10 +114,10 @@ def test_an_encoder(nested: bool, fold: Any) -> None:
 @torch.no_grad()
 def test_a_decoder_loses_heads_of_both_kinds() -> None:
     torch.manual_seed(4)
-    one = nn.TransformerDecoderLayer(12, H, 16, batch_first=True, dtype=torch.float64)
-    model = nn.TransformerDecoder(one, 2).eval()
+    layer = nn.TransformerDecoderLayer(12, H, 16, batch_first=True, dtype=torch.float64)
+    model = nn.TransformerDecoder(layer, 2).eval()
     gone = ["L0.H1", "cross.L1.H2"]
     small = prune(model, gone, reference=[(X, MEMORY)])
     with ablate(model, gone):
-        wanted = model(X, MEMORY, tgt_mask=CAUSAL)
-    torch.testing.assert_close(small(X, MEMORY, tgt_mask=CAUSAL), wanted, rtol=0, atol=1e-12)
+        expected = model(X, MEMORY, tgt_mask=CAUSAL)
+    torch.testing.assert_close(small(X, MEMORY, tgt_mask=CAUSAL), expected, rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""What a run of a module is: its calls belong together, and passes need not be of the whole."""
+"""Module calls: calls of one pass belong together, and a part of the model may run alone."""
 
 from collections.abc import Sequence
 from threading import Event, Thread
@@ -17,8 +17,8 @@ from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 
 
-class Tower(nn.Module):
-    """Attends within one image after the other, as vision towers do under packing."""
+class ImageAttention(nn.Module):
+    """Attention within each of several packed images, as in vision towers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,16 +26,16 @@ class Tower(nn.Module):
 
     def forward(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(1, 2, 0, 3).unsqueeze(1)
-        parts = zip(*(one.split(list(sizes), dim=2) for one in (q, k, v)), strict=True)
+        parts = zip(*(tensor.split(list(sizes), dim=2) for tensor in (q, k, v)), strict=True)
         heads = [F.scaled_dot_product_attention(*part) for part in parts]
         return torch.cat(heads, 2)[0].transpose(0, 1).flatten(1)
 
 
-class Towers(nn.Module):
+class ImageLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(Tower() for _ in range(2))
+        self.layers = nn.ModuleList(ImageAttention() for _ in range(2))
 
     def forward(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         for layer in self.layers:
@@ -44,7 +44,7 @@ class Towers(nn.Module):
 
 
 def _of_images(batches: Sequence[Sequence[int]]) -> HeadTable:
-    model = Towers()
+    model = ImageLayers()
     images = torch.randn(9, 12, generator=torch.Generator().manual_seed(1))
     with torch.no_grad(), observe(model, Request(per_text=True)) as watch:
         for sizes in batches:
@@ -60,10 +60,10 @@ def test_images_of_one_pass_are_texts_of_one_layer() -> None:
     ]
     assert together.heads == apart.heads
     for name in apart.statistics:
-        for one, other in zip(
+        for actual, expected in zip(
             together.per_text(name).parts, apart.per_text(name).parts, strict=True
         ):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 class Flat(nn.Module):
@@ -99,7 +99,7 @@ def test_a_part_of_the_model_may_run_by_itself() -> None:
 
 
 class Past(nn.Module):
-    """Calls what it holds past its hooks."""
+    """Calls the forward method of its module without hooks."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Past(nn.Module):
         return self.inner.forward(*args, **kwargs)
 
 
-def test_a_module_that_is_called_past_its_hooks_is_one_layer() -> None:
+def test_a_module_called_without_its_hooks_is_one_layer() -> None:
     model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7]])
     model.model.layers[0].self_attn = Past(model.model.layers[0].self_attn)
     with torch.no_grad(), observe(model, exact=False) as watch:
@@ -139,7 +139,7 @@ def test_an_interrupted_pass_leaves_no_layers() -> None:
 
 
 class Condensed(nn.Module):
-    """Leaves tokens out of its queries, or of its keys."""
+    """Attention that drops tokens from its queries or keys."""
 
     def __init__(self, queries: int, keys: int) -> None:
         super().__init__()
@@ -148,12 +148,12 @@ class Condensed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         whole = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
-        q, k, v = (one[:, :, ::step] for one, step in zip(whole, self._steps, strict=True))
+        q, k, v = (tensor[:, :, ::step] for tensor, step in zip(whole, self._steps, strict=True))
         return F.scaled_dot_product_attention(q, k, v)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 2), (1, 4), (2, 1)])
-def test_where_tokens_are_left_out_no_position_is_known(queries: int, keys: int) -> None:
+def test_positions_are_unknown_if_tokens_are_dropped(queries: int, keys: int) -> None:
     model, x = Condensed(queries, keys), torch.randn(2, 8, 12)
     with torch.no_grad(), observe(model) as watch:
         model(x)
@@ -185,7 +185,7 @@ def test_a_model_that_runs_in_two_threads_at_once_is_refused() -> None:
     assert {head.layer for head in watch.table().heads} == {0, 1}
 
 
-def test_a_model_whose_numbers_are_none_is_watched() -> None:
+def test_a_model_with_nan_is_watched() -> None:
     model, ids = zoo.make("Llama"), torch.tensor([[5, 9, 7]])
     nn.init.constant_(model.model.layers[0].self_attn.q_proj.weight, float("nan"))
     with torch.no_grad(), observe(model) as watch:
@@ -194,7 +194,7 @@ def test_a_model_whose_numbers_are_none_is_watched() -> None:
 
 
 @pytest.mark.parametrize("name", ["Mistral", "Llama"])
-def test_what_keys_received_grows_with_the_text_also_where_a_cache_forgets(name: str) -> None:
+def test_received_mass_covers_the_whole_text_with_a_rolling_cache(name: str) -> None:
     model, text = zoo.make(name), torch.tensor([[5, 9, 7, 3, 11, 8, 2, 4]])
     model.set_attn_implementation("eager")
     with torch.no_grad():
@@ -210,9 +210,9 @@ def test_what_keys_received_grows_with_the_text_also_where_a_cache_forgets(name:
 
 def test_generating_adds_no_texts() -> None:
     model, ids = zoo.make("Mistral"), torch.tensor([[5, 9, 7, 3, 1], [3, 4, 6, 8, 2]])
-    how = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
     with observe(model, Request(per_text=True)) as watch:
-        model.generate(ids, **how)
+        model.generate(ids, **options)
     assert watch.table().per_text("lse").count[:, 0].tolist() == [9, 9]
 
 

@@ -1,4 +1,4 @@
-"""Heads whose logits are as large as they may be: what is hidden is what the mask hides."""
+"""Heads with huge logits: only keys that the mask hides count as hidden."""
 
 import math
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from headwise.watch import Request, observe
 B, T, HEADS, WIDTH = 2, 9, 4, 5
 LENGTHS = (9, 6)
 LOWEST = torch.finfo(torch.float32).min
-# The logit beside which another has no weight in any precision.
+# A logit this far below another has no weight in any precision.
 NONE = -104.0
 
 
-class Attention(nn.Module):
-    """Written out, with its mask put in by one of the usual ways."""
+class MaskedAttention(nn.Module):
+    """Attention implemented by hand, masked in one of the usual ways."""
 
     num_heads = HEADS
 
@@ -77,9 +77,9 @@ class Attention(nn.Module):
     def in_one_product(self, scores: Tensor, allowed: Tensor) -> Tensor:
         mask = (1.0 - allowed.to(scores.dtype)) * self.constant
         rows = scores.flatten(0, 1)
-        one = torch.eye(T, dtype=scores.dtype).expand(len(rows), T, T)
+        identity = torch.eye(T, dtype=scores.dtype).expand(len(rows), T, T)
         mask = mask.expand(scores.shape).flatten(0, 1)
-        return torch.baddbmm(mask, rows, one).unflatten(0, scores.shape[:2])
+        return torch.baddbmm(mask, rows, identity).unflatten(0, scores.shape[:2])
 
     def with_bias(self, scores: Tensor, allowed: Tensor) -> Tensor:
         bias = torch.linspace(-8, 8, HEADS * T * T).view(1, HEADS, T, T).to(scores.dtype)
@@ -90,10 +90,10 @@ class Attention(nn.Module):
         return scores.mT.masked_fill(~allowed.mT, self.constant).transpose(-1, -2)
 
 
-class Model(nn.Module):
+class MaskedModel(nn.Module):
     def __init__(self, way: str, constant: float) -> None:
         super().__init__()
-        self.attention = Attention(way, constant)
+        self.attention = MaskedAttention(way, constant)
 
     def forward(self, x: Tensor, allowed: Tensor, attention_mask: Tensor) -> Tensor:
         return self.attention(x, allowed)
@@ -108,29 +108,29 @@ WAYS = (
 def _texts(side: str) -> tuple[Tensor, Tensor, Tensor]:
     """Vectors, what each query may attend to (causal, and itself), and what is no padding."""
     x = torch.randn(B, T, 20, generator=torch.Generator().manual_seed(1)) * 2
-    at, lengths = torch.arange(T), torch.tensor(LENGTHS)[:, None]
-    real = at < lengths if side == "right" else at >= T - lengths
+    positions, lengths = torch.arange(T), torch.tensor(LENGTHS)[:, None]
+    real = positions < lengths if side == "right" else positions >= T - lengths
     allowed = torch.ones(T, T, dtype=torch.bool).tril() & real[:, None, None, :]
     return x, allowed, real
 
 
 def _rows(logits: Tensor, allowed: Tensor, real: Tensor) -> Iterator[dict[str, np.ndarray]]:
-    """Of each counted query the statistics of each head, from the materialised weights."""
+    """The statistics of each counted query and head, from the materialised weights."""
     logits = logits.double()
     leaks = logits - logits.amax(-1, keepdim=True) > NONE
-    seen = allowed.expand(logits.shape) | (leaks & allowed.any(-1, keepdim=True))
-    weights = logits.masked_fill(~seen, -torch.inf).softmax(-1)
+    visible = allowed.expand(logits.shape) | (leaks & allowed.any(-1, keepdim=True))
+    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
     for text, query in real.nonzero().tolist():
         first = int(real[text].int().argmax())
-        row, mine = weights[text, :, query].numpy(), seen[text, :, query].numpy()
-        several = mine.sum(-1) > 1
+        row, visible_row = weights[text, :, query].numpy(), visible[text, :, query].numpy()
+        several = visible_row.sum(-1) > 1
         logs = np.log(np.where(row > 0, row, 1.0))
         keys = {"first": first, "self": query, "previous": query - 1}
         yield {
             "entropy": np.where(several, -(row * logs).sum(-1), np.nan),
             "max_weight": np.where(several, row.max(-1), np.nan),
             **{
-                name: np.where(several & mine[:, key] & (key >= first), row[:, key], np.nan)
+                name: np.where(several & visible_row[:, key] & (key >= first), row[:, key], np.nan)
                 for name, key in keys.items()
             },
         }
@@ -139,7 +139,9 @@ def _rows(logits: Tensor, allowed: Tensor, real: Tensor) -> Iterator[dict[str, n
 STATISTICS = ("entropy", "max_weight", "first", "self", "previous")
 
 
-def _check(model: Model, side: str, scales: list[float], dtype: torch.dtype, rtol: float) -> None:
+def _check(
+    model: MaskedModel, side: str, scales: list[float], dtype: torch.dtype, rtol: float
+) -> None:
     x, allowed, real = _texts(side)
     model = model.to(dtype)
     with torch.no_grad(), observe(model, Request(statistics=STATISTICS)) as watch:
@@ -159,28 +161,32 @@ def _check(model: Model, side: str, scales: list[float], dtype: torch.dtype, rto
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("constant", [LOWEST, -1e9, -65500.0, -1e4])
 @pytest.mark.parametrize("way", WAYS)
-def test_only_what_a_mask_hides_is_hidden(way: str, constant: float, side: str) -> None:
+def test_keys_of_zero_weight_count_as_visible_unless_masked(
+    way: str, constant: float, side: str
+) -> None:
     for scale in (1.0, 1e3, 1e4, 1e6):
-        _check(Model(way, constant), side, [scale], torch.float32, 1e-5)
+        _check(MaskedModel(way, constant), side, [scale], torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("way", ["fill", "add"])
-def test_a_watch_goes_on_through_a_collapse(way: str) -> None:
-    _check(Model(way, -1e4), "right", [1.0, 30.0, 1e3, 1e5, 1e6], torch.float32, 1e-5)
+def test_a_watch_survives_an_entropy_collapse(way: str) -> None:
+    _check(MaskedModel(way, -1e4), "right", [1.0, 30.0, 1e3, 1e5, 1e6], torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("way", ["fill", "add", "multiply", "with_bias"])
-def test_half_precision_reaches_as_far_as_it_can(way: str, dtype: torch.dtype) -> None:
+def test_half_precision_counts_keys_down_to_its_smallest_weight(
+    way: str, dtype: torch.dtype
+) -> None:
     for constant in (torch.finfo(dtype).min, -1e4):
         for scale in (1.0, 1e2, 1e3):
-            _check(Model(way, constant), "right", [scale], dtype, 1e-3)
+            _check(MaskedModel(way, constant), "right", [scale], dtype, 1e-3)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e4, 1e6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_a_mask_nothing_is_hidden(scale: float, dtype: torch.dtype) -> None:
-    model = Attention("fill", 0.0).to(dtype)
+def test_without_a_mask_every_key_is_visible(scale: float, dtype: torch.dtype) -> None:
+    model = MaskedAttention("fill", 0.0).to(dtype)
     x = _texts("right")[0].to(dtype)
     model.scale = scale
     with torch.no_grad(), observe(model, Request(statistics=STATISTICS)) as watch:

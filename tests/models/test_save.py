@@ -1,4 +1,4 @@
-"""What was cut, written and loaded again answers the same, bit for bit."""
+"""A pruned model that is saved and loaded gives the same output, bit for bit."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -15,40 +15,40 @@ from headwise.models.checkpoints import _save
 from oracles import modules_of
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
-# Nothing is cut from these.
+# These cannot be pruned.
 WHOLE = ("CodeGenForCausalLM", "Olmo2")
 
 
 @pytest.fixture
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the test itself loads what was written; a fresh process does in one of them."""
+    """Skip the fresh-process check; the tests load the folder themselves, one excepted."""
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
 
 
 @torch.no_grad()
-def _same(one: nn.Module, two: nn.Module) -> bool:
-    return torch.equal(one(input_ids=IDS)[0], two(input_ids=IDS)[0])
+def _same(first: nn.Module, second: nn.Module) -> bool:
+    return torch.equal(first(input_ids=IDS)[0], second(input_ids=IDS)[0])
 
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing())
-def test_every_architecture_comes_back(name: str, tmp_path: Path) -> None:
+def test_every_architecture_loads_equal(name: str, tmp_path: Path) -> None:
     model = zoo.make(name)
     gone = [(0, 1), (0, 3), (1, 1), (1, 3)] if name == "Albert" else {0: [1, 3], 1: [0, 2]}
     small = model if name in WHOLE else prune(model, gone)
-    found = load(save(small, tmp_path / "small"))
-    if name == "FalconAlibi":  # by which means a model attends is not saved, and there they differ
-        found.config._attn_implementation = "eager"
-    assert _same(found, small)
-    assert type(found) is type(model)
-    assert {name: x.shape for name, x in found.named_parameters()} == {
+    loaded = load(save(small, tmp_path / "small"))
+    if name == "FalconAlibi":  # the attention implementation is not saved, and would differ
+        loaded.config._attn_implementation = "eager"
+    assert _same(loaded, small)
+    assert type(loaded) is type(model)
+    assert {name: x.shape for name, x in loaded.named_parameters()} == {
         name: x.shape for name, x in small.named_parameters()
     }
     assert (tmp_path / "small" / "headwise.json").is_file() == (small is not model)
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
+def test_repeated_pruning_and_saving_loads_equal(tmp_path: Path) -> None:
     small = prune(zoo.make("Llama"), {0: [0, 1]})
     once = load(save(small, tmp_path / "once"))
     twice = load(save(prune(once, {1: [2, 3]}), tmp_path / "twice"))
@@ -56,40 +56,38 @@ def test_it_comes_back_again_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_a_folded_mean_comes_back_as_a_bias(tmp_path: Path) -> None:
+def test_a_folded_mean_loads_as_a_bias(tmp_path: Path) -> None:
     model = zoo.make("Llama")
     reference = [{"input_ids": IDS}]
     small = prune(model, {0: [1, 3]}, fold="mean", reference=reference)
-    found = load(save(small, tmp_path / "small"))
-    assert _same(found, small)
-    assert found.model.layers[0].self_attn.o_proj.bias is not None
-    assert found.model.layers[1].self_attn.o_proj.bias is None
+    loaded = load(save(small, tmp_path / "small"))
+    assert _same(loaded, small)
+    assert loaded.model.layers[0].self_attn.o_proj.bias is not None
+    assert loaded.model.layers[1].self_attn.o_proj.bias is None
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_generation_goes_on(tmp_path: Path) -> None:
+def test_generation_works_after_loading(tmp_path: Path) -> None:
     small = prune(zoo.make("Phi3"), {0: [1, 3], 1: [0, 1]})
-    found = load(save(small, tmp_path / "small"))
-    how = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    one, two = (model.generate(input_ids=IDS[:1], **how) for model in (small, found))
-    assert torch.equal(one, two)
+    loaded = load(save(small, tmp_path / "small"))
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    first, second = (model.generate(input_ids=IDS[:1], **options) for model in (small, loaded))
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("fold", [None, pytest.param("mean", marks=pytest.mark.full)])
-def test_a_mini_gpt_comes_back_with_its_tokenizer(
-    fold: Literal["mean"] | None, tmp_path: Path
-) -> None:
+def test_a_mini_gpt_loads_with_its_tokenizer(fold: Literal["mean"] | None, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(["<pad>", "<bos>", "<eos>", "<unk>", "I", "work"])
     model = MiniGPT(MiniGPTConfig(6, 8, 12, 4, n_layers=2)).eval()
     ids = torch.tensor([[1, 5, 3], [2, 2, 4]])
     reference = [{"input_ids": ids}] if fold else None
     small = prune(model, {0: [1], 1: [0, 3]}, fold=fold, reference=reference)
     folder = save(small, tmp_path / "small", tokenizer=tokenizer)
-    found = load(folder)
-    assert torch.equal(found(ids), small(ids))
-    assert [block.attention.n_heads for block in found.blocks] == [3, 2]
+    loaded = load(folder)
+    assert torch.equal(loaded(ids), small(ids))
+    assert [block.attention.n_heads for block in loaded.blocks] == [3, 2]
     assert load_tokenizer(folder).encode("I work").ids == tokenizer.encode("I work").ids
-    again = load(save(prune(found, {0: [0]}), tmp_path / "again"))
+    again = load(save(prune(loaded, {0: [0]}), tmp_path / "again"))
     assert [block.attention.n_heads for block in again.blocks] == [2, 2]
 
 
@@ -106,21 +104,21 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("fold", [None, "mean"])
-@pytest.mark.parametrize("how", sorted(LAYERS))
+@pytest.mark.parametrize("name", sorted(LAYERS))
 @torch.no_grad()
-def test_our_layer_comes_back(how: str, fold: Literal["mean"] | None, tmp_path: Path) -> None:
-    layer = MultiHeadAttention(12, 4, **LAYERS[how]).eval()
+def test_our_layer_loads_equal(name: str, fold: Literal["mean"] | None, tmp_path: Path) -> None:
+    layer = MultiHeadAttention(12, 4, **LAYERS[name]).eval()
     x = torch.randn(2, 5, 12), torch.randn(2, 5, layer.kdim), torch.randn(2, 5, layer.vdim)
     small = prune(layer, [(0, 0), (0, 1)], fold=fold, reference=[x] if fold else None)
-    found = load(save(small, tmp_path / "layer"))
-    assert torch.equal(found(*x), small(*x))
-    assert repr(found) == repr(small)
+    loaded = load(save(small, tmp_path / "layer"))
+    assert torch.equal(loaded(*x), small(*x))
+    assert repr(loaded) == repr(small)
 
 
-def test_our_layer_in_a_fresh_process(tmp_path: Path) -> None:
+def test_our_layer_loads_in_a_fresh_process(tmp_path: Path) -> None:
     layer = MultiHeadAttention(12, 4, kdim=7).double()
-    found = load(save(prune(layer, (0, 2)), tmp_path / "layer"))
-    assert found.out_proj.weight.dtype == torch.float64
+    loaded = load(save(prune(layer, (0, 2)), tmp_path / "layer"))
+    assert loaded.out_proj.weight.dtype == torch.float64
 
 
 def test_a_real_encoder_and_its_tokenizer_in_a_fresh_process(tmp_path: Path) -> None:

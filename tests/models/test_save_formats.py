@@ -1,4 +1,4 @@
-"""What was cut and written for other readers answers the same where they open it."""
+"""Pruned models saved in formats of other libraries give the same output there."""
 
 import json
 from pathlib import Path
@@ -17,11 +17,11 @@ from headwise.models import example_input
 from headwise.models.checkpoints import _save
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
-# One of each kind, in each layer as many.
+# One of each kind, with the same number in each layer.
 EVEN = {0: [1, 3], 1: [0, 2]}
-# Other numbers in each layer; whole groups where there are some.
+# Different numbers in each layer; whole groups if there are groups.
 UNEVEN = {0: [0, 1], 1: [1, 2, 3]}
-# Nothing is cut from these, or the same heads of all layers alone.
+# These cannot be pruned, or only the same heads in all layers.
 WHOLE = ("Albert", "CodeGenForCausalLM", "Olmo2")
 # These build what their configuration says, whatever the number of heads.
 STOCK = [
@@ -33,13 +33,13 @@ _SHORT = ("GptOss", "Llama", "Phi3")
 
 @pytest.fixture
 def _trusted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Here the test itself opens what was written; a fresh process does in a few of them."""
+    """Skip the fresh-process check; the tests open the folder themselves, a few excepted."""
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
 
 
 @torch.no_grad()
-def _gap(one: nn.Module, two: nn.Module) -> float:
-    return (one(input_ids=IDS)[0] - two(input_ids=IDS)[0]).abs().max().item()
+def _gap(first: nn.Module, second: nn.Module) -> float:
+    return (first(input_ids=IDS)[0] - second(input_ids=IDS)[0]).abs().max().item()
 
 
 def _opened(folder: Path) -> Any:
@@ -56,12 +56,12 @@ def _some(names: list[str]) -> list[Any]:
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", _some(STOCK))
-def test_stock_is_as_small(name: str, tmp_path: Path) -> None:
+def test_the_stock_format_is_as_small(name: str, tmp_path: Path) -> None:
     small = prune(zoo.make(name), EVEN)
-    found = _opened(save(small, tmp_path / "small", format="stock"))
-    assert _gap(found, small) <= 1e-6
-    assert type(found) is type(small)
-    assert {name: x.shape for name, x in found.named_parameters()} == {
+    loaded = _opened(save(small, tmp_path / "small", format="stock"))
+    assert _gap(loaded, small) <= 1e-6
+    assert type(loaded) is type(small)
+    assert {name: x.shape for name, x in loaded.named_parameters()} == {
         name: x.shape for name, x in small.named_parameters()
     }
     assert not (tmp_path / "small" / "headwise.json").exists()
@@ -74,11 +74,11 @@ def test_a_llama_of_three_heads_becomes_a_mistral(tmp_path: Path) -> None:
         intermediate_size=16, max_position_embeddings=40, rope_theta=900.0,
     )  # fmt: skip
     small = prune(transformers.LlamaForCausalLM(config).eval(), {0: [1], 1: [2]})
-    found = _opened(save(small, tmp_path / "small", format="stock"))
-    assert type(found) is transformers.MistralForCausalLM
-    assert found.config.sliding_window is None
-    assert found.config.num_attention_heads == 3
-    assert _gap(found, small) <= 1e-6
+    loaded = _opened(save(small, tmp_path / "small", format="stock"))
+    assert type(loaded) is transformers.MistralForCausalLM
+    assert loaded.config.sliding_window is None
+    assert loaded.config.num_attention_heads == 3
+    assert _gap(loaded, small) <= 1e-6
 
 
 @pytest.mark.usefixtures("_trusted")
@@ -87,22 +87,22 @@ def test_folded_means_become_biases_that_the_configuration_knows(
     format: Any, tmp_path: Path
 ) -> None:
     small = prune(zoo.make("Llama"), EVEN, fold="mean", reference=[{"input_ids": IDS}])
-    found = _opened(save(small, tmp_path / "small", format=format))
-    assert found.config.attention_bias
-    assert _gap(found, small) <= 1e-6
+    loaded = _opened(save(small, tmp_path / "small", format=format))
+    assert loaded.config.attention_bias
+    assert _gap(loaded, small) <= 1e-6
 
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing(WHOLE))
-def test_padded_is_what_the_class_builds(name: str, tmp_path: Path) -> None:
+def test_the_padded_format_has_the_shapes_of_its_class(name: str, tmp_path: Path) -> None:
     model = zoo.make(name)
     small = prune(model, UNEVEN)
-    found = _opened(save(small, tmp_path / "small", format="padded"))
+    loaded = _opened(save(small, tmp_path / "small", format="padded"))
     if name == "FalconAlibi":
-        found.config._attn_implementation = "eager"
-    assert _gap(found, small) <= 1e-5
-    assert type(found) is type(model)
-    assert {name: x.shape for name, x in found.named_parameters()} == {
+        loaded.config._attn_implementation = "eager"
+    assert _gap(loaded, small) <= 1e-5
+    assert type(loaded) is type(model)
+    assert {name: x.shape for name, x in loaded.named_parameters()} == {
         name: x.shape for name, x in model.named_parameters()
     }
 
@@ -110,7 +110,7 @@ def test_padded_is_what_the_class_builds(name: str, tmp_path: Path) -> None:
 @pytest.mark.full
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("name", zoo.mixing(WHOLE))
-def test_remote_code_opens_itself(
+def test_remote_code_is_opened_by_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "copies"))
@@ -118,31 +118,31 @@ def test_remote_code_opens_itself(
     folder = save(small, tmp_path / f"small_{name}", format="remote-code")
     config = json.loads((folder / "config.json").read_text("utf-8"))
     auto = next(name for name in config["auto_map"] if name != "AutoConfig")
-    found = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+    loaded = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
     ours = load(folder)
     if name == "FalconAlibi":
-        found.config._attn_implementation = ours.config._attn_implementation = "eager"
-    assert type(found).__name__ == f"Headwise{type(small).__name__}"
-    assert _gap(found, small) <= 1e-6
+        loaded.config._attn_implementation = ours.config._attn_implementation = "eager"
+    assert type(loaded).__name__ == f"Headwise{type(small).__name__}"
+    assert _gap(loaded, small) <= 1e-6
     assert _gap(ours, small) <= 1e-6
     assert type(ours) is type(small)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("format", ["headwise", "stock", "padded", "remote-code"])
-def test_each_is_opened_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
+def test_each_format_opens_in_a_fresh_process(format: Any, tmp_path: Path) -> None:
     small = prune(zoo.make("Llama", torch.bfloat16), EVEN)
     small.generation_config.max_new_tokens = 3
     folder = save(small, tmp_path / "small", format=format)
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     assert {path.name for path in tmp_path.iterdir()} == {"small"}
-    told = json.loads((folder / "generation_config.json").read_text("utf-8"))
-    assert told["max_new_tokens"] == 3
+    config = json.loads((folder / "generation_config.json").read_text("utf-8"))
+    assert config["max_new_tokens"] == 3
     assert next(load(folder).parameters()).dtype == torch.bfloat16
 
 
 @pytest.mark.full
-def test_what_nothing_was_cut_from_is_written_as_it_is(tmp_path: Path) -> None:
+def test_an_unpruned_model_is_written_unchanged(tmp_path: Path) -> None:
     model = zoo.make("Llama")
     folder = save(model, tmp_path / "whole", format="remote-code")
     assert _gap(_opened(folder), model) == 0
@@ -166,10 +166,10 @@ def test_an_encoder_decoder_is_stock_where_all_layers_lose_the_same(tmp_path: Pa
     small = prune(model, gone)
     batch = example_input(small)
     with torch.no_grad():
-        wanted = small(**batch).logits
+        expected = small(**batch).logits
         for format in ("stock", "padded"):
-            found = _opened(save(small, tmp_path / format, format=format))
-            torch.testing.assert_close(found(**batch).logits, wanted)
+            loaded = _opened(save(small, tmp_path / format, format=format))
+            torch.testing.assert_close(loaded(**batch).logits, expected)
 
 
 @pytest.mark.usefixtures("_trusted")
@@ -177,7 +177,9 @@ def test_an_encoder_decoder_is_stock_where_all_layers_lose_the_same(tmp_path: Pa
 def test_a_t5_with_other_heads_in_each_layer_is_saved(format: Any, tmp_path: Path) -> None:
     small = prune(_t5(), T5_GONE)
     batch = example_input(small)
-    found = load(save(small, tmp_path / "small", format=format))
+    loaded = load(save(small, tmp_path / "small", format=format))
     with torch.no_grad():
-        wanted = small(**batch).logits
-        torch.testing.assert_close(found(**batch).logits, wanted, rtol=0, atol=1e-5 * wanted.max())
+        expected = small(**batch).logits
+        torch.testing.assert_close(
+            loaded(**batch).logits, expected, rtol=0, atol=1e-5 * expected.max()
+        )

@@ -1,4 +1,4 @@
-"""A SentenceTransformer is watched, scored, pruned and saved as it is, with all of its modules."""
+"""A SentenceTransformer is watched, scored, pruned and saved with all of its modules."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def model(folders: Path) -> SentenceTransformer:
 
 @pytest.fixture
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here the test itself opens what was written; a fresh process does for the commands."""
+    """Skip the fresh-process check; it is tested with the commands."""
     monkeypatch.setattr(_save, "check_fresh", lambda *_: None)
     monkeypatch.setattr(_save, "check_encoding", lambda *_: None)
 
@@ -46,38 +46,38 @@ def test_watching_changes_no_bit_and_tables_are_those_of_the_transformer(
     with hw.observe(model) as watch:
         assert np.array_equal(model.encode(TEXTS), before)
     inner, tokens = hw.load(folders / "bert"), model.preprocess(TEXTS)
-    with hw.observe(inner) as other, torch.no_grad():
+    with hw.observe(inner) as on_inner, torch.no_grad():
         inner(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
-    table, theirs = watch.table(), other.table()
+    table, theirs = watch.table(), on_inner.table()
     assert table.heads == theirs.heads
     np.testing.assert_allclose(table.mean("entropy"), theirs.mean("entropy"), rtol=1e-5)
     assert len((table + theirs).heads) == 8  # so they are tables of one model
 
 
-def test_scores_are_of_its_own_embedding(model: SentenceTransformer) -> None:
+def test_scores_measure_the_sentence_embedding(model: SentenceTransformer) -> None:
     texts = TEXTS[1:]  # a text that is too long would be scored in pieces
     scores = hw.importance(model, texts, method="zero-ablation")
     assert scores.loss == "embedding"
     full = torch.tensor(model.encode(texts))
-    for head, found in zip(scores.heads, scores.importance, strict=True):
+    for head, score in zip(scores.heads, scores.importance, strict=True):
         with hw.ablate(model, head):
             without = torch.tensor(model.encode(texts))
-        assert found == pytest.approx(1 - (full * without).sum(1).mean().item(), abs=1e-6)
+        assert score == pytest.approx(1 - (full * without).sum(1).mean().item(), abs=1e-6)
     assert scores.model == hw.costs(model).model
 
 
-def test_batches_as_it_makes_them(model: SentenceTransformer) -> None:
+def test_batches_of_its_tokenizer_and_texts_give_the_same(model: SentenceTransformer) -> None:
     batch = model.preprocess(TEXTS[1:])
     assert batch["modality"] == "text"
-    ready, made = (hw.importance(model, given).importance for given in (batch, TEXTS[1:]))
-    np.testing.assert_allclose(ready, made, rtol=1e-4, atol=1e-7)
+    ready, tokenized = (hw.importance(model, inputs).importance for inputs in (batch, TEXTS[1:]))
+    np.testing.assert_allclose(ready, tokenized, rtol=1e-4, atol=1e-7)
     small = hw.prune(model, GONE, fold="mean", reference=[batch])
     with hw.ablate(model, GONE, "mean", [batch]):
         expected = model.encode(TEXTS)
     np.testing.assert_allclose(small.encode(TEXTS), expected, atol=1e-5)
 
 
-def test_pruned_it_encodes_what_it_does_without_these_heads(model: SentenceTransformer) -> None:
+def test_the_pruned_model_encodes_like_the_ablated_one(model: SentenceTransformer) -> None:
     before = model.encode(TEXTS)
     small = hw.prune(model, hw.Plan.of(GONE, hw.costs(model).heads, hw.costs(model).model))
     assert type(small) is SentenceTransformer
@@ -86,11 +86,11 @@ def test_pruned_it_encodes_what_it_does_without_these_heads(model: SentenceTrans
     assert np.abs(small.encode(TEXTS) - before).max() > 1e-3
     assert np.array_equal(model.encode(TEXTS), before)
     assert small.prompts == model.prompts
-    count = [sum(x.numel() for x in one.parameters()) for one in (small, model)]
+    count = [sum(x.numel() for x in module.parameters()) for module in (small, model)]
     assert count[0] < count[1]
 
 
-def test_it_recovers(model: SentenceTransformer) -> None:
+def test_a_pruned_sentence_model_recovers(model: SentenceTransformer) -> None:
     small = hw.prune(model, GONE)
     full, before = model.encode(TEXTS), small.encode(TEXTS)
     recover(small, model, TEXTS, steps=40, rate=3e-3)
@@ -99,7 +99,7 @@ def test_it_recovers(model: SentenceTransformer) -> None:
     assert np.array_equal(model.encode(TEXTS), full)
 
 
-def test_its_heads_are_grouped(folders: Path) -> None:
+def test_heads_of_a_sentence_model_are_grouped(folders: Path) -> None:
     model = open_sentence_model(folders / "llama")
     small = hw.group_heads(model, 2)
     assert type(small) is SentenceTransformer
@@ -109,12 +109,12 @@ def test_its_heads_are_grouped(folders: Path) -> None:
     assert small.encode(TEXTS).shape == model.encode(TEXTS).shape
 
 
-def test_heads_that_cannot_be_grouped(model: SentenceTransformer) -> None:
+def test_ungroupable_heads_are_refused(model: SentenceTransformer) -> None:
     with pytest.raises(UnsupportedError, match="BertModel has no num_key_value_heads"):
         hw.group_heads(model, 2)
 
 
-def test_roles_and_studies_take_its_tokenizer(model: SentenceTransformer) -> None:
+def test_roles_and_studies_use_its_tokenizer(model: SentenceTransformer) -> None:
     evidence = hw.Evidence(nulls=())
     roles = hw.find_roles(model, None, TEXTS * 3, evidence=evidence)
     study = hw.study(model, None, TEXTS)
@@ -123,15 +123,15 @@ def test_roles_and_studies_take_its_tokenizer(model: SentenceTransformer) -> Non
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_saved_padded_it_encodes_the_same(model: SentenceTransformer, tmp_path: Path) -> None:
+def test_a_padded_save_encodes_the_same(model: SentenceTransformer, tmp_path: Path) -> None:
     small = hw.prune(model, GONE)
     folder = hw.save(small, tmp_path / "small", format="padded")
-    found = open_sentence_model(folder)
-    np.testing.assert_allclose(found.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
-    assert found.max_seq_length == 6
-    assert found.prompts == small.prompts
-    assert [type(module) for module in found] == [type(module) for module in small]
-    assert found.encode(TEXTS).shape == (4, 12)
+    loaded = open_sentence_model(folder)
+    np.testing.assert_allclose(loaded.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
+    assert loaded.max_seq_length == 6
+    assert loaded.prompts == small.prompts
+    assert [type(module) for module in loaded] == [type(module) for module in small]
+    assert loaded.encode(TEXTS).shape == (4, 12)
     batch = example_input(hw.load(folder))
     with torch.no_grad():
         expected = small[0].model(**batch)[0]
@@ -139,15 +139,15 @@ def test_saved_padded_it_encodes_the_same(model: SentenceTransformer, tmp_path: 
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_saved_stock_it_encodes_the_same(folders: Path, tmp_path: Path) -> None:
+def test_a_stock_save_encodes_the_same(folders: Path, tmp_path: Path) -> None:
     small = hw.prune(open_sentence_model(folders / "llama"), {0: [0, 1], 1: [1, 2]})
-    found = open_sentence_model(hw.save(small, tmp_path / "small", format="stock"))
-    np.testing.assert_allclose(found.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
-    assert found[0].model.config.num_attention_heads == 2
+    loaded = open_sentence_model(hw.save(small, tmp_path / "small", format="stock"))
+    np.testing.assert_allclose(loaded.encode(TEXTS), small.encode(TEXTS), atol=1e-6)
+    assert loaded[0].model.config.num_attention_heads == 2
 
 
 @pytest.mark.usefixtures("_trusted")
-def test_saved_for_this_library_it_is_loaded_and_others_refuse(
+def test_a_headwise_save_loads_here_and_is_refused_elsewhere(
     model: SentenceTransformer, tmp_path: Path
 ) -> None:
     small = hw.prune(model, GONE)
@@ -159,13 +159,13 @@ def test_saved_for_this_library_it_is_loaded_and_others_refuse(
         open_sentence_model(folder)
 
 
-def test_a_form_that_it_does_not_have(model: SentenceTransformer, tmp_path: Path) -> None:
+def test_an_unavailable_format_is_refused(model: SentenceTransformer, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="stock Transformers needs as many"):
         hw.save(hw.prune(model, GONE), tmp_path / "small", format="stock")
     assert not any(tmp_path.iterdir())
 
 
-def test_vectors_that_differ_are_not_left_there(
+def test_a_folder_whose_embeddings_differ_is_removed(
     model: SentenceTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = hw.prune(model, GONE)
@@ -177,7 +177,7 @@ def test_vectors_that_differ_are_not_left_there(
     assert not any(tmp_path.iterdir())
 
 
-def test_one_without_a_transformer(folders: Path) -> None:
+def test_a_sentence_model_without_a_transformer(folders: Path) -> None:
     tokenizer = open_sentence_model(folders / "bert").tokenizer.backend_tokenizer
     static = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)])
     with pytest.raises(UnsupportedError, match="prune: this SentenceTransformer of StaticEmb"):
@@ -185,17 +185,19 @@ def test_one_without_a_transformer(folders: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["find_roles", "study"])
-def test_other_models_bring_no_tokenizer(name: str, folders: Path) -> None:
+def test_other_models_have_no_tokenizer(name: str, folders: Path) -> None:
     with pytest.raises(ArgumentError, match=f"{name}: tokenizer=None, and BertModel has none"):
         getattr(hw, name)(hw.load(folders / "bert"), None, TEXTS)
 
 
-def test_its_files_come_from_itself_alone(model: SentenceTransformer, tmp_path: Path) -> None:
+def test_a_source_is_refused_for_a_sentence_model(
+    model: SentenceTransformer, tmp_path: Path
+) -> None:
     with pytest.raises(ArgumentError, match="source='here' for a SentenceTransformer"):
         hw.save(model, tmp_path / "small", source="here")
 
 
-def test_an_embedding_of_something_else(model: SentenceTransformer) -> None:
+def test_an_unusual_embedding_is_refused(model: SentenceTransformer) -> None:
     first: Any = model[0]
     first.modality_config = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
     with pytest.raises(UnsupportedError, match="embeds 'pooler_output' of its transformer"):

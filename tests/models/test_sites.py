@@ -1,4 +1,4 @@
-"""What `sites()` says: how each place is watched, and which places were not, and why."""
+"""`sites()` lists how each site is captured, and which sites are not and why."""
 
 import pytest
 import torch
@@ -15,20 +15,20 @@ from headwise.watch import Watch, observe
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Fused(nn.Module):
+class FusedSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
         return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
 
 
-class Written(nn.Module):
+class HandwrittenSelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
         return ((heads @ heads.mT).softmax(-1) @ heads).transpose(1, 2).flatten(2)
 
 
 class SlicedAttention(nn.Module):
-    """Its weights lose a key on their way: they cannot be followed."""
+    """Attention that drops a key after the softmax, so that it cannot be captured."""
 
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
@@ -41,12 +41,12 @@ class LinearAttention(nn.Module):
         return x + F.elu(x) @ (F.elu(x).mT @ x)
 
 
-class Model(nn.Module):
+class OneLayerOfEachKind(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.ours = MultiHeadAttention(8, 2)
         self.torchs = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.fused, self.written = Fused(), Written()
+        self.fused, self.written = FusedSelfAttention(), HandwrittenSelfAttention()
         self.sliced, self.linear = SlicedAttention(), LinearAttention()
         self.unused = nn.ModuleList([MultiHeadAttention(8, 2)])
 
@@ -61,8 +61,8 @@ def _watched(model: nn.Module, x: Tensor) -> Watch:
     return watch
 
 
-def test_every_place_is_told_and_how_it_is_watched() -> None:
-    sites = _watched(Model(), X).sites()
+def test_sites_lists_every_layer_and_its_implementation() -> None:
+    sites = _watched(OneLayerOfEachKind(), X).sites()
     rows = zoo.KERNEL
     assert [(site.name, site.watched, site.kernel, site.statistics) for site in sites] == [
         ("ours.attention", "a hook on the module", "headwise", rows),
@@ -91,7 +91,7 @@ def test_every_place_is_told_and_how_it_is_watched() -> None:
     assert [len(site.heads()) for site in sites] == [2, 2, 2, 2, 0, 0, 0]
 
 
-def test_a_model_of_hugging_face_tells_its_implementation() -> None:
+def test_a_hugging_face_model_reports_its_implementation() -> None:
     model = transformers.GPT2Model(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2))
     (site,) = _watched(model.eval(), torch.tensor([[1, 2, 3]])).sites()
     assert (site.name, site.watched, site.kernel) == ("h.0.attn", "the attention interface", "sdpa")
@@ -123,7 +123,9 @@ def _bert() -> nn.Module:
 @pytest.mark.parametrize("kind", ["layer", "fused", "bert"])
 def test_captured_tensors_keep_their_graph_on_request(kind: str, keep_graph: bool) -> None:
     x = X.clone().requires_grad_()
-    model = {"layer": lambda: MultiHeadAttention(8, 2), "fused": Fused, "bert": _bert}[kind]()
+    model = {"layer": lambda: MultiHeadAttention(8, 2), "fused": FusedSelfAttention, "bert": _bert}[
+        kind
+    ]()
     calls: list[AttentionCall] = []
     with capture_calls(model, calls.append, keep_graph=keep_graph):
         model(inputs_embeds=x) if kind == "bert" else model(x)

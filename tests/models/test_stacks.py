@@ -1,4 +1,4 @@
-"""Models of several towers: each is a stack of its own, and reads its own text."""
+"""Models of several towers: each is a separate stack with its own text."""
 
 from typing import Any
 
@@ -166,9 +166,9 @@ def test_each_tower_is_a_stack_and_counts_its_own_tokens(name: str) -> None:
 def test_torchs_transformer_has_two_stacks_and_counts_no_padding() -> None:
     model = nn.Transformer(24, 4, 2, 2, 32, batch_first=True).eval()
     padding, asking = MASK == 0, torch.tensor([[0, 0, 0, 0, 0], [0, 0, 0, 0, 1]]) > 0
-    how = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
+    options = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
     with torch.no_grad(), observe(model) as watch:
-        model(torch.randn(2, 7, 24), torch.randn(2, 5, 24), tgt_key_padding_mask=asking, **how)
+        model(torch.randn(2, 7, 24), torch.randn(2, 5, 24), tgt_key_padding_mask=asking, **options)
     assert _queries(watch.table()) == {"encoder": 12, "decoder": 9, "decoder.cross": 9}
 
 

@@ -18,7 +18,7 @@ IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
 X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
 
 
-class Written(nn.Module):
+class PackedHandwrittenAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(12, 36)
@@ -28,7 +28,7 @@ class Written(nn.Module):
         return ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
 
 
-class Fused(Written):
+class PackedFusedAttention(PackedHandwrittenAttention):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
@@ -53,10 +53,10 @@ def _torchs() -> nn.Module:
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "bert": (_bert, IDS),
-    "fused": (Fused, X),
+    "fused": (PackedFusedAttention, X),
     "gpt2": (_gpt2, IDS),
     "torchs": (_torchs, X),
-    "written": (Written, X),
+    "written": (PackedHandwrittenAttention, X),
 }
 
 
@@ -72,7 +72,7 @@ def _table(model: nn.Module, x: Tensor, passes: int, wait: Callable[[], object])
 @pytest.mark.parametrize("two", [("bert", "gpt2"), ("fused", "written"), ("torchs", "bert")])
 def test_threads_do_not_disturb_each_other(two: tuple[str, str]) -> None:
     models = [(KINDS[kind][0]().eval(), KINDS[kind][1]) for kind in two]
-    alone = [_table(*one, 4, lambda: None) for one in models]
+    alone = [_table(*item, 4, lambda: None) for item in models]
     interface = transformers.AttentionInterface.get_interface
     barrier, together = Barrier(2, timeout=60), [alone[1], alone[0]]
 
@@ -84,11 +84,11 @@ def test_threads_do_not_disturb_each_other(two: tuple[str, str]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for one, other in zip(alone, together, strict=True):
-        assert one.heads == other.heads
-        for name in one.statistics:
-            np.testing.assert_array_equal(one.count(name), other.count(name))
-            np.testing.assert_array_equal(one.mean(name), other.mean(name))
+    for expected, actual in zip(alone, together, strict=True):
+        assert expected.heads == actual.heads
+        for name in expected.statistics:
+            np.testing.assert_array_equal(expected.count(name), actual.count(name))
+            np.testing.assert_array_equal(expected.mean(name), actual.mean(name))
     assert transformers.AttentionInterface.get_interface is interface
     assert torch.backends.mha.get_fastpath_enabled()
 
@@ -98,13 +98,13 @@ def test_watches_may_end_in_any_order(kind: str) -> None:
     make, x = KINDS[kind]
     first, second = make().eval(), make().eval()
     interface = transformers.AttentionInterface.get_interface
-    one, two = ExitStack(), ExitStack()
+    first_watch, second_watch = ExitStack(), ExitStack()
     with torch.no_grad():
-        watched = one.enter_context(observe(first))
-        also = two.enter_context(observe(second))
-        one.close()
+        watched = first_watch.enter_context(observe(first))
+        also = second_watch.enter_context(observe(second))
+        first_watch.close()
         second(x)
-        two.close()
+        second_watch.close()
     assert watched._recorder.passes == 0
     assert (also.table().count("lse") == 10).all()
     assert transformers.AttentionInterface.get_interface is interface

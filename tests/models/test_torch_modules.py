@@ -1,4 +1,4 @@
-"""Models outside Hugging Face: torch's own layers, and whoever calls its fused function."""
+"""Models outside Hugging Face: torch's own layers, and modules that call its fused function."""
 
 from typing import Any
 
@@ -21,9 +21,9 @@ PADDING = torch.arange(7) >= torch.tensor(LENGTHS)[:, None]  # True = padding
 class Plain(nn.Module):
     """Attention as most people write it."""
 
-    def __init__(self, groups: int = 1, **how: Any) -> None:
+    def __init__(self, groups: int = 1, **options: Any) -> None:
         super().__init__()
-        self.groups, self.how = groups, how
+        self.groups, self.how = groups, options
         self.qkv = nn.Linear(12, 12 + 2 * 12 // groups)
         self.proj = nn.Linear(12, 12)
 
@@ -52,7 +52,7 @@ ADDITIVE = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize(
-    ("how", "ours"),
+    ("options", "ours"),
     [
         ({}, {}),
         ({"is_causal": True}, {"causal": True}),
@@ -62,8 +62,8 @@ ADDITIVE = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(1))
     ],
     ids=["full", "causal", "boolean", "additive", "grouped"],
 )
-def test_the_fused_function_is_heard(how: dict[str, Any], ours: dict[str, Any]) -> None:
-    plain = Plain(**how)
+def test_the_fused_function_is_captured(options: dict[str, Any], ours: dict[str, Any]) -> None:
+    plain = Plain(**options)
     layer = _as_ours(plain)
     before = modules_of(plain)
     with torch.no_grad(), observe(plain) as watch, observe(layer) as known:
@@ -74,8 +74,8 @@ def test_the_fused_function_is_heard(how: dict[str, Any], ours: dict[str, Any]) 
     assert [site.kernel for site in watch.sites()] == ["scaled_dot_product_attention"]
     for statistic in watch.table().statistics:
         for column in ("mean", "count", "maximum", "even"):
-            theirs, mine = (getattr(w.table(), column)(statistic) for w in (watch, known))
-            np.testing.assert_allclose(theirs, mine, rtol=1e-5, atol=1e-6, err_msg=statistic)
+            actual, expected = (getattr(w.table(), column)(statistic) for w in (watch, known))
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6, err_msg=statistic)
 
 
 def test_a_model_of_several_plain_layers_has_as_many() -> None:
@@ -89,14 +89,16 @@ def test_a_model_of_several_plain_layers_has_as_many() -> None:
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("training", [True, False])
-def test_torchs_layer_is_heard(batch_first: bool, need_weights: bool, training: bool) -> None:
+def test_the_layer_of_torch_is_captured(
+    batch_first: bool, need_weights: bool, training: bool
+) -> None:
     layer = nn.MultiheadAttention(12, 4, batch_first=batch_first).train(training)
     x = X if batch_first else X.transpose(0, 1)
-    how = {"key_padding_mask": PADDING, "attn_mask": torch.ones(7, 7).triu(1).bool()}
-    plain, weights = layer(x, x, x, **how, average_attn_weights=False)
+    options = {"key_padding_mask": PADDING, "attn_mask": torch.ones(7, 7).triu(1).bool()}
+    plain, weights = layer(x, x, x, **options, average_attn_weights=False)
     with observe(layer) as watch:
-        answer = layer(x, x, x, **how, need_weights=need_weights)[0]
-    assert torch.equal(answer, layer(x, x, x, **how, need_weights=need_weights)[0])
+        answer = layer(x, x, x, **options, need_weights=need_weights)[0]
+    assert torch.equal(answer, layer(x, x, x, **options, need_weights=need_weights)[0])
     table = watch.table()
     maps = [
         weights[text, :, :length, :length].detach().numpy() for text, length in enumerate(LENGTHS)
@@ -107,7 +109,7 @@ def test_torchs_layer_is_heard(batch_first: bool, need_weights: bool, training: 
     torch.testing.assert_close(answer[:1], plain[:1])
 
 
-def test_torchs_layer_gives_what_it_gives_outside_its_fast_path() -> None:
+def test_the_layer_of_torch_gives_the_output_of_its_ordinary_path() -> None:
     layer = nn.MultiheadAttention(12, 4, batch_first=True).eval()
     torch.backends.mha.set_fastpath_enabled(False)
     with torch.no_grad():
@@ -121,7 +123,9 @@ def test_torchs_layer_gives_what_it_gives_outside_its_fast_path() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
-def test_torchs_encoder_is_heard_in_its_ordinary_path(nested: bool, training: bool) -> None:
+def test_the_encoder_of_torch_is_captured_in_its_ordinary_path(
+    nested: bool, training: bool
+) -> None:
     block = nn.TransformerEncoderLayer(12, 4, 16, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(block, 2, enable_nested_tensor=nested).train(training)
     before = modules_of(model)
@@ -149,7 +153,7 @@ def test_cross_attention_of_torchs_layer_has_no_neighbors() -> None:
     assert (table.count("first") == 21).all()
 
 
-def test_keys_that_are_no_token_are_refused() -> None:
+def test_keys_that_stand_for_no_token_are_refused() -> None:
     layer = nn.MultiheadAttention(12, 4, batch_first=True, add_zero_attn=True)
     with pytest.raises(UnsupportedError, match="add_zero_attn"), observe(layer):
         layer(X, X, X)

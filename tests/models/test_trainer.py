@@ -27,17 +27,17 @@ def _model() -> transformers.LlamaForCausalLM:
     )
 
 
-def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **how: Any) -> Any:
+def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **options: Any) -> Any:
     settings = {
         "output_dir": str(folder), "max_steps": 3, "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2, "learning_rate": 0.1, "seed": 3, "report_to": "none",
         "use_cpu": True, "disable_tqdm": True, "save_strategy": "steps", "save_steps": 2,
         "eval_strategy": "steps", "eval_steps": 1, "dataloader_pin_memory": False,
     }  # fmt: skip
-    resume = how.pop("resume_from_checkpoint", None)
+    resume = options.pop("resume_from_checkpoint", None)
     trainer = transformers.Trainer(
         model=model,
-        args=transformers.TrainingArguments(**settings | how),
+        args=transformers.TrainingArguments(**settings | options),
         train_dataset=TEXTS,
         eval_dataset=TEXTS[:3],
         callbacks=[] if monitor is None else [monitor],
@@ -47,7 +47,7 @@ def _train(model: Any, folder: Path, monitor: HeadMonitor | None, **how: Any) ->
 
 
 @pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_a_trainer_counts_the_steps(tmp_path: Path, checkpointing: bool) -> None:
+def test_steps_of_a_trainer_are_counted(tmp_path: Path, checkpointing: bool) -> None:
     plain, model = _model(), _model()
     if checkpointing:
         plain.activation_checkpointing_enable()
@@ -59,13 +59,13 @@ def test_a_trainer_counts_the_steps(tmp_path: Path, checkpointing: bool) -> None
         _train(model, tmp_path, monitor)
         assert [step for _, step in logged] == [1, 2]
         assert monitor.steps == 3
-        assert not model._forward_pre_hooks  # the end of training takes everything off
+        assert not model._forward_pre_hooks  # all hooks are removed at the end of training
     for name, weight in plain.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name]), name
-    # What is left is the trainer's own.
+    # The remaining hooks belong to the trainer.
     assert modules_of(model).keys() == before | modules_of(plain).keys()
 
-    # Training that goes on from the checkpoint at step 2 is watched from step 3 on.
+    # Training resumed from the checkpoint at step 2 is watched from step 3 on.
     again = _model()
     logged.clear()
     with HeadMonitor(again, every=2, log=lambda *row: logged.append(row)) as monitor:
@@ -93,8 +93,8 @@ def test_the_batches_of_a_step_are_those_of_the_trainer(tmp_path: Path) -> None:
             model(input_ids=ids)
     table = watch.table()
     for name in table.statistics:
-        found = [logged[0][f"attn/{head}/{name}"] for head in table.heads]
-        assert found == pytest.approx(table.mean(name), rel=1e-6)
+        actual = [logged[0][f"attn/{head}/{name}"] for head in table.heads]
+        assert actual == pytest.approx(table.mean(name), rel=1e-6)
 
 
 def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) -> None:
@@ -104,12 +104,12 @@ def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) ->
     monitor = HeadMonitor(model, 2, rules=rules, log=lambda scalars, _: logged.append(scalars))
     with monitor:
         trainer = _train(model, tmp_path, monitor)
-        found = [row for row in trainer.state.log_history if "attn/alarms" in row]
+        rows = [row for row in trainer.state.log_history if "attn/alarms" in row]
         assert repr(monitor) == (
             "<HeadMonitor of LlamaForCausalLM: every=2, steps=3, alarmed heads=8>"
         )
-    assert [row["step"] for row in found] == [1, 2]
-    for row, scalars in zip(found, logged, strict=True):
+    assert [row["step"] for row in rows] == [1, 2]
+    for row, scalars in zip(rows, logged, strict=True):
         names = row.keys() - {"step", "epoch"}
         assert {row[name] for name in names} <= {*scalars.values()}
         assert len(names) == 3 * 3 + 1
@@ -117,7 +117,7 @@ def test_the_numbers_of_the_model_are_in_the_trainers_history(tmp_path: Path) ->
         assert row["attn/entropy/mean"] == scalars["attn/entropy/mean"]
 
 
-def test_every_event_of_a_trainer_is_answered() -> None:
+def test_every_event_of_a_trainer_is_handled() -> None:
     monitor = HeadMonitor(_model())
     with monitor:
         events = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]

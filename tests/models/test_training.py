@@ -1,4 +1,4 @@
-"""Watched while they learn: the same gradients, and no token counted twice."""
+"""Watching a training: gradients are unchanged, and no token is counted twice."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "v
 
 
 class Learner(nn.Module):
-    """Two blocks of one kind, each computed again on the way back."""
+    """Two blocks of one kind, each recomputed in the backward pass."""
 
     def __init__(self, kind: Callable[[], nn.Module], reentrant: bool | None) -> None:
         super().__init__()
@@ -77,16 +77,16 @@ def _assert_learns_alike(model: nn.Module, loss: Callable[[], Tensor], tokens: i
         watched = _gradients(model, loss)
         again = _gradients(model, loss)
     assert len(plain) > 5
-    for one, two, three in zip(plain, watched, again, strict=True):
-        assert torch.equal(one, two)
-        assert torch.equal(one, three)
+    for x, y, three in zip(plain, watched, again, strict=True):
+        assert torch.equal(x, y)
+        assert torch.equal(x, three)
     assert (watch.table().count("lse") == 2 * tokens).all()
     return watch.table()
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_blocks_learn_as_they_do_unwatched(kind: str, reentrant: bool | None) -> None:
+def test_blocks_train_alike_when_watched(kind: str, reentrant: bool | None) -> None:
     model = Learner(KINDS[kind], reentrant).train()
     batch = padded(TEXTS, "right")
     table = _assert_learns_alike(model, lambda: model(**batch).square().mean(), 14)
@@ -95,7 +95,9 @@ def test_blocks_learn_as_they_do_unwatched(kind: str, reentrant: bool | None) ->
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["Llama", "GPTNeo"])
-def test_models_of_hugging_face_do_with_checkpoints(name: str, reentrant: bool) -> None:
+def test_hugging_face_models_with_checkpoints_train_alike_when_watched(
+    name: str, reentrant: bool
+) -> None:
     config = {
         "Llama": lambda: transformers.LlamaConfig(
             **SIZES, num_key_value_heads=2, intermediate_size=24
@@ -117,7 +119,7 @@ def test_models_of_hugging_face_do_with_checkpoints(name: str, reentrant: bool) 
 
 
 @pytest.mark.parametrize("kind", ["written", "fused"])
-def test_a_step_under_autocast(kind: str) -> None:
+def test_a_step_under_autocast_trains_alike_when_watched(kind: str) -> None:
     model = Learner(KINDS[kind], None).train()
     batch = padded(TEXTS, "right")
 

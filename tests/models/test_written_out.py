@@ -1,4 +1,4 @@
-"""Attention that models write out themselves, in the ways in which people do."""
+"""Attention that models implement by hand, in the usual ways."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ D_MODEL, HEADS, WIDTH = 20, 4, 5
 
 
 class CausalSelfAttention(nn.Module):
-    """As nanoGPT has it: fused where torch can, else written out."""
+    """The attention of nanoGPT: fused if torch supports it, else by hand."""
 
     def __init__(self, flash: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class CausalSelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, **how: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(D_MODEL), CausalSelfAttention(**how)
+        self.ln_1, self.attn = nn.LayerNorm(D_MODEL), CausalSelfAttention(**options)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.attn(self.ln_1(x))
@@ -62,7 +62,7 @@ class Block(nn.Module):
 X = torch.randn(3, 7, D_MODEL, generator=torch.Generator().manual_seed(0)) * 3
 
 
-def test_nanogpt_is_watched_whichever_path_it_takes() -> None:
+def test_nanogpt_is_watched_in_both_of_its_paths() -> None:
     model = nn.Sequential(Block(), Block())
     fused = nn.Sequential(Block(flash=True), Block(flash=True))
     fused.load_state_dict(model.state_dict())
@@ -98,8 +98,8 @@ def test_gradients_and_dropout_are_untouched() -> None:
     plain = gradients()
     with observe(model) as watch:
         watched = gradients()
-    assert all(torch.equal(one, two) for one, two in zip(plain, watched, strict=True))
-    # What was dropped is no statistic: those are of the weights before it.
+    assert all(torch.equal(x, y) for x, y in zip(plain, watched, strict=True))
+    # Statistics are of the weights before dropout.
     np.testing.assert_allclose(
         watch.table().mean("max_weight")[:HEADS],
         means([w.numpy() for w in model[0].attn.weights])["max_weight"],
@@ -122,7 +122,7 @@ def test_autocast_is_watched() -> None:
 
 
 class Ways(nn.Module):
-    """The same attention, written in one of many ways."""
+    """The same attention, implemented in one of many ways."""
 
     num_heads = HEADS
 
@@ -179,7 +179,7 @@ WAYS = ("bmm", "baddbmm", "einsum", "transposed", "grouped", "shared")
 
 
 def _as_usual(model: Ways) -> Ways:
-    """The same weights, the key and value heads repeated, in the most usual way."""
+    """The same weights with repeated key and value heads, in the most usual way."""
     usual = Ways("matmul")
     for ours, theirs in zip(usual.parameters(), model.parameters(), strict=True):
         times = len(ours) // len(theirs)
@@ -189,7 +189,7 @@ def _as_usual(model: Ways) -> Ways:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_says_the_same(way: str) -> None:
+def test_every_implementation_gives_the_same_table(way: str) -> None:
     model = Ways(way, KV_HEADS.get(way, HEADS))
     usual = _as_usual(model)
     with torch.no_grad(), observe(model) as watch, observe(usual) as known:
@@ -199,14 +199,14 @@ def test_every_way_says_the_same(way: str) -> None:
     assert table.kv_heads.tolist() == [head // group for head in range(HEADS)]
     for name in table.statistics:
         ours, theirs = table.mean(name), known.table().mean(name)
-        if name == "max_logit" and way == "baddbmm":  # which may have added anything
+        if name == "max_logit" and way == "baddbmm":  # which may have added a bias
             assert np.isnan(ours).all()
             assert (table.count(name) == 0).all()
             continue
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, err_msg=name)
 
 
-def test_a_logit_with_a_bias_is_not_taken_for_one_without() -> None:
+def test_a_logit_with_a_bias_is_not_mistaken_for_the_plain_logit() -> None:
     class Biased(Ways):
         def matmul(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -237,7 +237,7 @@ def test_the_map_of_a_head_is_its_weights() -> None:
         torch.testing.assert_close(watch.weights((0, head)), model.attn.weights[:, head])
 
 
-def test_weights_that_are_changed_behind_the_softmax_are_refused() -> None:
+def test_weights_changed_after_the_softmax_are_refused() -> None:
     class Sharpened(Ways):
         def matmul(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -1,4 +1,4 @@
-"""Every architecture: the answer untouched, the numbers those of its own eager weights."""
+"""Every architecture: outputs unchanged, statistics equal to those of its eager weights."""
 
 import inspect
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ OF_WEIGHTS = ("entropy", "max_weight", "first", "self", "previous", "next", "dis
 
 
 class InFloat64(TorchFunctionMode):
-    """Models that compute parts of themselves in float32, whatever they are in, do so no more."""
+    """Make models that cast parts to float32 compute in float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float and args[0].is_floating_point():
             return args[0].double()
-        args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
         kwargs = {
-            name: torch.float64 if one is torch.float32 else one
-            for name, one in (kwargs or {}).items()
+            name: torch.float64 if value is torch.float32 else value
+            for name, value in (kwargs or {}).items()
         }
         return func(*args, **kwargs)
 
@@ -53,14 +53,14 @@ PRECISIONS = {
 
 def _eager(model: nn.Module) -> None:
     model.set_attn_implementation("eager")
-    # Falcon chooses between its kernels by the setting, and cannot be told of it.
+    # Falcon chooses its kernel by the configuration alone.
     model.config._attn_implementation = "eager"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("name", sorted(zoo.TEXT))
-def test_it_is_watched_exactly(name: str, side: str, precision: str) -> None:
+def test_every_architecture_is_watched_exactly(name: str, side: str, precision: str) -> None:
     dtype, computing, tolerance = PRECISIONS[precision]
     model = zoo.make(name, dtype)
     batch = padded(TEXTS, side)
@@ -90,5 +90,5 @@ def test_it_is_watched_exactly(name: str, side: str, precision: str) -> None:
             )
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_architectures() -> None:
     assert len(zoo.TEXT) >= 59

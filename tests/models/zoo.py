@@ -242,7 +242,7 @@ _FEW = ("Albert", "Bert", "FalconMultiQuery", "GPT2", "GPTJForCausalLM", "GptOss
 
 
 def mixing(without: Sequence[str] = ()) -> list[Any]:
-    """The names of those whose heads can be told apart where they are mixed; a few of each kind
-    in every run, the others in the long one."""
+    """The architectures with a linear output projection; a few of each kind in the quick tier,
+    the others in the full tier."""
     names = [name for name in sorted(TEXT) if name not in (*MIX_OTHERWISE, *without)]
     return [name if name in _FEW else pytest.param(name, marks=pytest.mark.full) for name in names]

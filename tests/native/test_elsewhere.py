@@ -1,4 +1,4 @@
-"""The native kernel where the other tests cannot run it: on ARM, and with all memory watched."""
+"""The native kernel on ARM under emulation, and under a memory checker."""
 
 import platform
 import re
@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src" / "headwise" / "kernels" / "native" / "source"
-# As CMakeLists.txt has them.
+# The same flags as in CMakeLists.txt.
 FLAGS = ("-std=gnu++20", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 CROSS = "aarch64-linux-gnu-g++"
 
@@ -34,14 +34,14 @@ def _build(into: Path, compiler: str, *flags: str) -> str:
 
 
 def _run(*command: str) -> list[tuple[str, np.ndarray]]:
-    """The numbers that a driver prints, by what they are of."""
+    """The numbers that a driver prints, by name."""
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    found: list[tuple[str, np.ndarray]] = []
+    results: list[tuple[str, np.ndarray]] = []
     for block in re.findall(r"((?:^(\w+) .*\n)(?:^\2 .*\n)*)", done.stdout, re.MULTILINE):
         lines, name = block
-        found.append((name, np.array(lines.replace(name, "").split(), dtype=float)))
-    return found
+        results.append((name, np.array(lines.replace(name, "").split(), dtype=float)))
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -51,37 +51,37 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @_needs("g++", CROSS, "qemu-aarch64")
-def test_arm_gives_the_same_numbers(plain: str, tmp_path: Path) -> None:
+def test_arm_computes_the_same_numbers(plain: str, tmp_path: Path) -> None:
     libraries = f"/usr/{CROSS.removesuffix('-g++')}"
     emulated = ["qemu-aarch64", "-L", libraries, _build(tmp_path / "driver", CROSS)]
-    here, there = _run(plain), _run(*emulated)
-    assert [name for name, _ in here] == [name for name, _ in there]
-    # Shares are of sums that nearly vanish; half precision is rounded at its last place.
+    on_host, on_arm = _run(plain), _run(*emulated)
+    assert [name for name, _ in on_host] == [name for name, _ in on_arm]
+    # Shares divide by sums near zero; half precision is rounded in its last place.
     close = {"class": 1e-4, "brain": 2.0**-7, "half": 2.0**-10}
-    for (name, mine), (_, theirs) in zip(here, there, strict=True):
-        np.testing.assert_allclose(theirs, mine, rtol=close.get(name, 1e-5), atol=1e-5)
+    for (name, expected), (_, actual) in zip(on_host, on_arm, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=close.get(name, 1e-5), atol=1e-5)
 
 
 @_needs("g++", "valgrind")
-def test_no_byte_is_read_before_it_was_written(plain: str) -> None:
+def test_no_uninitialised_byte_is_read(plain: str) -> None:
     watched = _run("valgrind", "--quiet", "--error-exitcode=9", plain)
-    for (name, mine), (_, theirs) in zip(_run(plain), watched, strict=True):
-        np.testing.assert_array_equal(theirs, mine, err_msg=name)
+    for (name, expected), (_, actual) in zip(_run(plain), watched, strict=True):
+        np.testing.assert_array_equal(actual, expected, err_msg=name)
 
 
 @_needs("g++", "cmake")
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere there is but one build")
-def test_what_a_compiler_is_too_old_for_is_left_out(tmp_path: Path) -> None:
+def test_an_old_compiler_skips_newer_instruction_sets(tmp_path: Path) -> None:
     old = tmp_path / "old-c++"
     old.write_text('#!/bin/sh\ncase "$*" in *avx512bf16*) exit 1;; esac\nexec g++ "$@"\n')
     old.chmod(0o755)
     command = ["cmake", "-S", str(HERE.parents[1]), "-B", str(tmp_path / "build")]
     command.append(f"-DCMAKE_CXX_COMPILER={old}")
     subprocess.run(command, check=True, capture_output=True)
-    made = subprocess.run(
+    listing = subprocess.run(
         ["cmake", "--build", str(tmp_path / "build"), "--target", "help"],
         check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
-    assert "avx2" in made
-    assert "avx512\n" in made
-    assert "avx512bf16" not in made
+    assert "avx2" in listing
+    assert "avx512\n" in listing
+    assert "avx512bf16" not in listing
