@@ -5,6 +5,7 @@ from headwise.kernels._choose import BACKENDS, choose
 from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.kernels.spec import (
+    AttentionProblem,
     AttentionRule,
     Bias,
     BiasLike,
@@ -20,6 +21,7 @@ from headwise.kernels.spec import (
 __all__ = [
     "BACKENDS",
     "AttendOutput",
+    "AttentionProblem",
     "AttentionRule",
     "Bias",
     "BiasLike",
