@@ -1,6 +1,6 @@
 """Attention: one function that mixes values, and one that describes the weights of each row."""
 
-from headwise.kernels._attend import AttendOutput, attend, under_autocast
+from headwise.kernels._attend import AttendOutput, attend
 from headwise.kernels._choose import BACKENDS, choose
 from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
@@ -16,6 +16,7 @@ from headwise.kernels.spec import (
     TensorBias,
     WindowLike,
     make_rule,
+    under_autocast,
 )
 
 __all__ = [

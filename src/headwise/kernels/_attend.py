@@ -1,6 +1,5 @@
 """The door to attention: check, choose a kernel, compute."""
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -13,16 +12,25 @@ from headwise.kernels._choose import BY_NAME, choose
 from headwise.kernels.rows import ROWS, weights_from_lse
 from headwise.kernels.spec import (
     AttentionProblem,
+    AttentionRule,
     BiasLike,
     Extras,
     KernelChoice,
     MaskLike,
     Named,
+    Outline,
+    SolveHeads,
     WindowLike,
     check_rule,
     compute_guarded,
     make_rule,
+    outline_of,
+    remember,
+    under_autocast,
 )
+
+# Others, such as tensors, may change without becoming another object.
+_NUMBERS = frozenset((float, int, type(None)))
 
 
 class AttendOutput(NamedTuple):
@@ -101,32 +109,67 @@ def attend(
         Vaswani et al. 2017, eq. 1 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023
         (arXiv:2305.13245).
     """
-    _check(q, k, v, dropout_p)
-    rule = make_rule(
-        head_dim=q.shape[-1], mask=mask, is_causal=causal, near=window,
-        scale=scale, bias=bias, softcap=softcap, sinks=sinks,
-    )  # fmt: skip
-    check_rule(rule, q)
-    rule = rule.simplify(q.shape[2], k.shape[2])
-    extras = Extras(need_weights, need_lse, need_entropy)
-    problem = AttentionProblem(q, k, v, rule, dropout_p, extras)
-    choice = choose(problem, backend)
-
-    compute = partial(_compute, choice=choice)
-    guards = BY_NAME[choice.backend].guards_nonfinite and not need_weights
-    with _without_autocast(q):
-        is_flag = choice.form == "causal"
-        result = compute(problem) if guards else compute_guarded(compute, problem, is_flag)
+    extras, outline = Extras(need_weights, need_lse, need_entropy), None
+    are_numbers = type(scale) in _NUMBERS and type(softcap) in _NUMBERS
+    if are_numbers and mask is None and bias is None and sinks is None:
+        near = None if window is None else repr(window)  # 1.0 equals 1, and is refused
+        words = (bool(causal), near, scale, softcap, dropout_p, extras, backend)
+        outline = outline_of(q, k, v, *words)
+    settled = None if outline is None else _SETTLED.get(outline)
+    if settled is None:
+        _check(q, k, v, dropout_p)
+        rule = make_rule(
+            head_dim=q.shape[-1], mask=mask, is_causal=causal, near=window,
+            scale=scale, bias=bias, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+        check_rule(rule, q)
+        rule = rule.simplify(q.shape[2], k.shape[2])
+        settled = _settle(AttentionProblem(q, k, v, rule, dropout_p, extras), backend, outline)
+    result = settled.solve(AttentionProblem(q, k, v, settled.rule, dropout_p, extras))
     if not any(extras):
         return result["heads"]
-    lse = result["lse"] if need_lse else None
+    lse, choice = result["lse"] if need_lse else None, settled.choice
     return AttendOutput(result["heads"], result.get("weights"), lse, result.get("entropy"), choice)
 
 
-def _compute(problem: AttentionProblem, choice: KernelChoice) -> Named:
+class _Settled(NamedTuple):
+    """What is known of a call before numbers are read, and of all others of its outline."""
+
+    rule: AttentionRule
+    choice: KernelChoice
+    solve: SolveHeads
+
+
+_SETTLED: dict[Outline, _Settled] = {}
+
+
+def _settle(problem: AttentionProblem, backend: str, outline: Outline | None) -> _Settled:
+    """Choose a kernel, and put around it what this problem needs besides."""
+    choice = choose(problem, backend)
+    kernel = BY_NAME[choice.backend]
+    solve: SolveHeads = partial(kernel.attend, choice=choice)
+    if outline is not None:
+        solve = kernel.prepare(problem, choice)
+    if any(problem.extras):
+        solve = partial(_solve_with_extras, solve, choice)
+    if problem.extras.weights or not kernel.guards_nonfinite:
+        solve = partial(compute_guarded, solve, is_flag=choice.form == "causal")
+    if under_autocast(problem.q):
+        solve = partial(_solve_without_autocast, solve)
+    settled = _Settled(problem.rule, choice, solve)
+    return settled if outline is None else remember(_SETTLED, outline, settled)
+
+
+def _solve_without_autocast(solve: SolveHeads, problem: AttentionProblem) -> Named:
+    """Autocast has cast the projections; from here on the precision of the inputs is used."""
+    with torch.autocast(problem.q.device.type, enabled=False):
+        return solve(problem)
+
+
+def _solve_with_extras(solve: SolveHeads, choice: KernelChoice, problem: AttentionProblem) -> Named:
     """The heads and extras, these from the pass that computes the heads where possible."""
-    result = BY_NAME[choice.backend].attend(problem, choice)
-    return result | _missing(problem, choice, result) if any(problem.extras) else result
+    result = solve(problem)
+    return result | _missing(problem, choice, result)
 
 
 def _missing(problem: AttentionProblem, choice: KernelChoice, result: Named) -> Named:
@@ -140,18 +183,6 @@ def _missing(problem: AttentionProblem, choice: KernelChoice, result: Named) -> 
         return {}
     more = ROWS.attend(problem._replace(v=v[..., :0], dropout_p=0.0), choice)
     return {name: more[name] for name in names}
-
-
-def _without_autocast(q: Tensor) -> AbstractContextManager[None]:
-    """Autocast has cast the projections; from here on the precision of the inputs is used."""
-    return torch.autocast(q.device.type, enabled=False) if under_autocast(q) else nullcontext()
-
-
-def under_autocast(x: Tensor) -> bool:
-    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
-    kind = x.device.type
-    # A CPU has autocast, and asking would take longer than all other checks of a call.
-    return (x.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:

@@ -12,15 +12,18 @@ from headwise.kernels.spec import (
     AttentionKernel,
     AttentionProblem,
     AttentionRule,
+    DescribeRows,
+    Outline,
     RowRequest,
     RowStatistics,
+    outline_of,
+    remember,
 )
 from headwise.kernels.triton import TRITON
 
 BACKENDS = ("auto", *(kernel.name for kernel in (NATIVE, TRITON, ROWS)))
 
 
-@torch.no_grad()
 def row_statistics(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
@@ -45,22 +48,42 @@ def row_statistics(
         ArgumentError: the name is unknown, or that kernel cannot compute this.
         ShapeError: a tensor of the request does not fit the texts, queries or keys.
     """
-    _check(request, q, k)
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return row_statistics(q, k, v, rule, request, backend=backend)
+    problem = AttentionProblem(q, k, v, rule)
+    is_static = rule.is_static and request.is_static
+    words = (rule, request, backend, TRITON.is_preferred_for_statistics())
+    outline = outline_of(q, k, v, *words) if is_static else None
+    describe = None if outline is None else _DESCRIBERS.get(outline)
+    if describe is None:
+        _check(request, q, k)
+        kernel = _choose(problem, request, backend)
+        describe = kernel.statistics
+        if outline is not None:
+            describe = remember(_DESCRIBERS, outline, kernel.prepare_statistics(problem, request))
+    return describe(problem, request)
+
+
+_DESCRIBERS: dict[Outline, DescribeRows] = {}
+
+
+def _choose(problem: AttentionProblem, request: RowRequest, backend: str) -> AttentionKernel:
+    """The kernel of that name, or the first that can."""
+    if backend == "auto":
+        return _first(problem, request)
     if backend not in BACKENDS:
         raise ArgumentError(
             f"row_statistics: backend={backend!r} is not known. "
             f"Choose one of {', '.join(BACKENDS)}."
         )
-    problem = AttentionProblem(q, k, v, rule)
-    if backend == "auto":
-        return _first(problem, request).statistics(problem, request)
     kernel = BY_NAME[backend]
     if reason := kernel.why_no_statistics(problem, request):
         raise ArgumentError(
             f"row_statistics: backend={backend!r} cannot compute this: {reason}. "
             f"Use backend='auto'."
         )
-    return kernel.statistics(problem, request)
+    return kernel
 
 
 def _check(request: RowRequest, q: Tensor, k: Tensor) -> None:

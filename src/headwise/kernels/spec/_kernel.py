@@ -1,6 +1,8 @@
 """The contract of a kernel: why it cannot compute something, heads, and statistics of rows."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from headwise._torch_private import in_forward_gradient, in_func_gradient, needs_gradient
@@ -17,6 +19,10 @@ class KernelChoice(NamedTuple):
     packed: bool  # the heads of a group as rows of one head, so that keys are read once
     wide: bool  # half precision computed in float32
     reason: str
+
+
+SolveHeads = Callable[[AttentionProblem], Named]
+DescribeRows = Callable[[AttentionProblem, RowRequest], RowStatistics]
 
 
 class AttentionKernel(ABC):
@@ -54,6 +60,10 @@ class AttentionKernel(ABC):
     def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
         """The `heads`, and of the extras those that come from the same pass."""
 
+    def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> SolveHeads:
+        """What does as `attend` for this problem, and for all others of its outline."""
+        return partial(self.attend, choice=choice)
+
     def why_no_statistics(
         self, problem: AttentionProblem, request: RowRequest | None
     ) -> str | None:
@@ -67,6 +77,10 @@ class AttentionKernel(ABC):
     def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
         """Statistics of the weights of every row."""
         raise NotImplementedError
+
+    def prepare_statistics(self, problem: AttentionProblem, request: RowRequest) -> DescribeRows:
+        """What does as `statistics` for this problem, and for all others of its outline."""
+        return self.statistics
 
 
 def why_no_gradients_or_dropout(problem: AttentionProblem) -> str | None:

@@ -39,7 +39,7 @@ def compute_guarded(
         heads = result["heads"]
         # A bias may be mapped over, or learned, where queries, keys and values are not.
         is_enough = can_read(heads) and not heads.requires_grad
-        if is_enough and is_finite(heads[:, :, -1:] if is_flag else heads):
+        if is_enough and is_finite(heads.select(2, -1) if is_flag else heads):
             return result
     safe = guard_nonfinite(problem)
     if safe.nan_rows is None and result is not None:
