@@ -76,7 +76,7 @@ class _Field(ctypes.Structure):
 Layout = dict[str, tuple[int, int]]  # offset and size of each field, in bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Library:
     """A loaded kernel, or the reason why there is none."""
 

@@ -11,8 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+# Whose numbers lie in memory: other classes may keep them elsewhere.
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 try:  # there is no public name
     from torch._subclasses.fake_tensor import FakeTensor
@@ -59,13 +62,32 @@ def is_traced() -> bool:
 
 def is_materialized(*tensors: Tensor) -> bool:
     """Whether the values of tensors lie in the memory of some device: not traced, not mapped."""
-    plain = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if torch.compiler.is_compiling() or is_traced():
         return False
-    return all(
-        type(x) in plain and x.layout == torch.strided and not (is_wrapped(x) or x.is_neg())
-        for x in tensors
-    )
+    return not [x for x in tensors if not is_plain(x) or is_wrapped(x)]
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether the numbers of a tensor lie in memory as its strides say."""
+    return type(x) in _PLAIN and x.layout == torch.strided and not x.is_neg()
+
+
+def is_eager(*tensors: Tensor) -> bool:
+    """Whether these are plain tensors, and nothing but the usual autograd follows them."""
+    if torch.compiler.is_compiling() or is_traced() or in_forward_gradient():
+        return False
+    functorch = torch._C._functorch
+    if functorch.peek_interpreter_stack() is not None:
+        return False
+    # What `is_plain` and `is_wrapped` ask. This runs at every call, and they would take as long
+    # again as all of it.
+    is_wrapper, is_batch = functorch.is_functorch_wrapped_tensor, functorch.is_legacy_batchedtensor
+    for x in tensors:
+        if type(x) not in _PLAIN or x.layout != torch.strided or x.is_neg():
+            return False
+        if is_wrapper(x) or is_batch(x):
+            return False
+    return True
 
 
 def has_readable_values(x: Tensor) -> bool:
@@ -108,8 +130,6 @@ def in_func_gradient() -> bool:
 
 def in_forward_gradient() -> bool:
     """Whether forward-mode gradients are being computed."""
-    from torch.autograd import forward_ad
-
     return getattr(forward_ad, "_current_level", -1) >= 0
 
 

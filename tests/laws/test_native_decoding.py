@@ -171,17 +171,16 @@ def test_errors_are_at_most_twice_those_of_torch(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attend_chooses_the_native_kernel_for_shared_keys(dtype: torch.dtype) -> None:
+def test_attend_chooses_the_native_kernel_for_few_queries(dtype: torch.dtype) -> None:
     q, k, v = _inputs((1, 8, 2, 1, 4096, 64, 64), dtype)
     output = attend(q, k, v, causal=True, need_lse=True)
     assert (output.backend, output.choice.packed) == ("native", True)
     assert "keys and values are read once" in output.choice.reason
     torch.testing.assert_close(output.heads, attend(q, k, v, backend="rows"))
-    short = attend(q, k[:, :, :9], v[:, :, :9], need_lse=True)
-    assert short.backend == "fused"
-    with _threads(1):  # without shared keys torch's kernel is as fast up to some length
-        apart = attend(q[:, :2], k[:, :, :512], v[:, :, :512], need_lse=True)
-    assert apart.backend == ("fused" if dtype == torch.float32 else "native")
+    few_keys = attend(q, k[:, :, :9], v[:, :, :9], need_lse=True)
+    unshared = attend(q[:, :2], k, v, need_lse=True)
+    for other in few_keys, unshared:
+        assert other.backend == "native"
     many = attend(q.expand(-1, -1, FEW + 1, -1), k, v, need_lse=True)
     assert (many.backend, many.choice.packed) == ("native", False)
     learned = attend(q, k.clone().requires_grad_(), v, need_lse=True, backend="native")

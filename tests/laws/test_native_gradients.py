@@ -12,7 +12,7 @@ from torch import Tensor
 from describing import cast
 from headwise import masks
 from headwise._library import library
-from headwise.kernels import AttendOutput, attend
+from headwise.kernels import AttendOutput, _attend, attend
 from headwise.kernels.native import _kernel
 from headwise.layer import ALiBi, MultiHeadAttention
 from headwise.layer._biases import PositionedBias
@@ -343,6 +343,7 @@ def test_queries_that_are_values_too_and_give_the_keys_are_counted_once() -> Non
 def test_a_layer_trains_as_with_torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def train(native: bool) -> list[Tensor]:
         monkeypatch.setattr(_kernel, "is_faster", lambda *_: native)
+        monkeypatch.setattr(_attend, "_SETTLED", {})
         torch.manual_seed(0)
         layer = MultiHeadAttention(32, 4, n_kv_heads=2)
         taken: list[str] = []

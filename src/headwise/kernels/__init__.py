@@ -1,10 +1,11 @@
 """Attention: one function that mixes values, and one that describes the weights of each row."""
 
-from headwise.kernels._attend import AttendOutput, attend, under_autocast
+from headwise.kernels._attend import AttendOutput, attend
 from headwise.kernels._choose import BACKENDS, choose
 from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.kernels.spec import (
+    AttentionProblem,
     AttentionRule,
     Bias,
     BiasLike,
@@ -15,11 +16,13 @@ from headwise.kernels.spec import (
     TensorBias,
     WindowLike,
     make_rule,
+    under_autocast,
 )
 
 __all__ = [
     "BACKENDS",
     "AttendOutput",
+    "AttentionProblem",
     "AttentionRule",
     "Bias",
     "BiasLike",

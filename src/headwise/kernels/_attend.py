@@ -1,6 +1,5 @@
 """The door to attention: check, choose a kernel, compute."""
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -12,17 +11,26 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import BY_NAME, choose
 from headwise.kernels.rows import ROWS, weights_from_lse
 from headwise.kernels.spec import (
+    AttentionProblem,
     AttentionRule,
     BiasLike,
     Extras,
     KernelChoice,
     MaskLike,
     Named,
+    Outline,
+    SolveHeads,
     WindowLike,
     check_rule,
     compute_guarded,
     make_rule,
+    outline_of,
+    remember,
+    under_autocast,
 )
+
+# Others, such as tensors, may change without becoming another object.
+_NUMBERS = frozenset((float, int, type(None)))
 
 
 class AttendOutput(NamedTuple):
@@ -101,71 +109,80 @@ def attend(
         Vaswani et al. 2017, eq. 1 (arXiv:1706.03762); grouped heads: Ainslie et al. 2023
         (arXiv:2305.13245).
     """
-    _check(q, k, v, dropout_p)
-    rule = make_rule(
-        head_dim=q.shape[-1], mask=mask, is_causal=causal, near=window,
-        scale=scale, bias=bias, softcap=softcap, sinks=sinks,
-    )  # fmt: skip
-    check_rule(rule, q)
-    rule = rule.simplify(q.shape[2], k.shape[2])
-    extras = Extras(need_weights, need_lse, need_entropy)
-    choice = choose(rule, q, k, v, backend, dropout_p, extras)
-
-    compute = partial(_compute, rule=rule, choice=choice, dropout_p=dropout_p, extras=extras)
-    guards = BY_NAME[choice.backend].guards_nonfinite and not need_weights
-    with _without_autocast(q):
-        is_flag = choice.form == "causal"
-        result = compute(q, k, v) if guards else compute_guarded(compute, q, k, v, rule, is_flag)
+    extras, outline = Extras(need_weights, need_lse, need_entropy), None
+    are_numbers = type(scale) in _NUMBERS and type(softcap) in _NUMBERS
+    if are_numbers and mask is None and bias is None and sinks is None:
+        near = None if window is None else repr(window)  # 1.0 equals 1, and is refused
+        words = (bool(causal), near, scale, softcap, dropout_p, extras, backend)
+        outline = outline_of(q, k, v, *words)
+    settled = None if outline is None else _SETTLED.get(outline)
+    if settled is None:
+        _check(q, k, v, dropout_p)
+        rule = make_rule(
+            head_dim=q.shape[-1], mask=mask, is_causal=causal, near=window,
+            scale=scale, bias=bias, softcap=softcap, sinks=sinks,
+        )  # fmt: skip
+        check_rule(rule, q)
+        rule = rule.simplify(q.shape[2], k.shape[2])
+        settled = _settle(AttentionProblem(q, k, v, rule, dropout_p, extras), backend, outline)
+    result = settled.solve(AttentionProblem(q, k, v, settled.rule, dropout_p, extras))
     if not any(extras):
         return result["heads"]
-    lse = result["lse"] if need_lse else None
+    lse, choice = result["lse"] if need_lse else None, settled.choice
     return AttendOutput(result["heads"], result.get("weights"), lse, result.get("entropy"), choice)
 
 
-def _compute(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rule: AttentionRule,
-    choice: KernelChoice,
-    dropout_p: float,
-    extras: Extras,
-) -> Named:
+class _Settled(NamedTuple):
+    """What is known of a call before numbers are read, and of all others of its outline."""
+
+    rule: AttentionRule
+    choice: KernelChoice
+    solve: SolveHeads
+
+
+_SETTLED: dict[Outline, _Settled] = {}
+
+
+def _settle(problem: AttentionProblem, backend: str, outline: Outline | None) -> _Settled:
+    """Choose a kernel, and put around it what this problem needs besides."""
+    choice = choose(problem, backend)
+    kernel = BY_NAME[choice.backend]
+    solve: SolveHeads = partial(kernel.attend, choice=choice)
+    if outline is not None:
+        solve = kernel.prepare(problem, choice)
+    if any(problem.extras):
+        solve = partial(_solve_with_extras, solve, choice)
+    if problem.extras.weights or not kernel.guards_nonfinite:
+        solve = partial(compute_guarded, solve, is_flag=choice.form == "causal")
+    if under_autocast(problem.q):
+        solve = partial(_solve_without_autocast, solve)
+    settled = _Settled(problem.rule, choice, solve)
+    return settled if outline is None else remember(_SETTLED, outline, settled)
+
+
+def _solve_without_autocast(solve: SolveHeads, problem: AttentionProblem) -> Named:
+    """Autocast has cast the projections; from here on the precision of the inputs is used."""
+    with torch.autocast(problem.q.device.type, enabled=False):
+        return solve(problem)
+
+
+def _solve_with_extras(solve: SolveHeads, choice: KernelChoice, problem: AttentionProblem) -> Named:
     """The heads and extras, these from the pass that computes the heads where possible."""
-    result = BY_NAME[choice.backend].attend(q, k, v, rule, choice, dropout_p, extras)
-    return result | _missing(q, k, v, rule, choice, extras, result) if any(extras) else result
+    result = solve(problem)
+    return result | _missing(problem, choice, result)
 
 
-def _missing(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rule: AttentionRule,
-    choice: KernelChoice,
-    extras: Extras,
-    result: Named,
-) -> Named:
+def _missing(problem: AttentionProblem, choice: KernelChoice, result: Named) -> Named:
     """The extras that the kernel of the heads did not return."""
+    q, k, v, rule, _, extras = problem
     names = {name for name, wanted in extras._asdict().items() if wanted and name not in result}
     plain = rule.softcap is None and rule.sinks is None
     if names == {"weights"} and plain and "lse" in result and not result["lse"].requires_grad:
         return {"weights": weights_from_lse(q, k, rule, result["lse"], choice.wide)}
     if not names:
         return {}
-    more = ROWS.attend(q, k, v[..., :0], rule, choice, 0.0, extras)
+    more = ROWS.attend(problem._replace(v=v[..., :0], dropout_p=0.0), choice)
     return {name: more[name] for name in names}
-
-
-def _without_autocast(q: Tensor) -> AbstractContextManager[None]:
-    """Autocast has cast the projections; from here on the precision of the inputs is used."""
-    return torch.autocast(q.device.type, enabled=False) if under_autocast(q) else nullcontext()
-
-
-def under_autocast(x: Tensor) -> bool:
-    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
-    kind = x.device.type
-    # A CPU has autocast, and asking would take longer than all other checks of a call.
-    return (x.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> None:

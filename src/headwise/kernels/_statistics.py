@@ -8,13 +8,22 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import BY_NAME, KERNELS
 from headwise.kernels.native import NATIVE
 from headwise.kernels.rows import ROWS
-from headwise.kernels.spec import AttentionKernel, AttentionRule, RowRequest, RowStatistics
+from headwise.kernels.spec import (
+    AttentionKernel,
+    AttentionProblem,
+    AttentionRule,
+    DescribeRows,
+    Outline,
+    RowRequest,
+    RowStatistics,
+    outline_of,
+    remember,
+)
 from headwise.kernels.triton import TRITON
 
 BACKENDS = ("auto", *(kernel.name for kernel in (NATIVE, TRITON, ROWS)))
 
 
-@torch.no_grad()
 def row_statistics(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],
@@ -39,22 +48,42 @@ def row_statistics(
         ArgumentError: the name is unknown, or that kernel cannot compute this.
         ShapeError: a tensor of the request does not fit the texts, queries or keys.
     """
-    _check(request, q, k)
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return row_statistics(q, k, v, rule, request, backend=backend)
+    problem = AttentionProblem(q, k, v, rule)
+    is_static = rule.is_static and request.is_static
+    words = (rule, request, backend, TRITON.is_preferred_for_statistics())
+    outline = outline_of(q, k, v, *words) if is_static else None
+    describe = None if outline is None else _DESCRIBERS.get(outline)
+    if describe is None:
+        _check(request, q, k)
+        kernel = _choose(problem, request, backend)
+        describe = kernel.statistics
+        if outline is not None:
+            describe = remember(_DESCRIBERS, outline, kernel.prepare_statistics(problem, request))
+    return describe(problem, request)
+
+
+_DESCRIBERS: dict[Outline, DescribeRows] = {}
+
+
+def _choose(problem: AttentionProblem, request: RowRequest, backend: str) -> AttentionKernel:
+    """The kernel of that name, or the first that can."""
+    if backend == "auto":
+        return _first(problem, request)
     if backend not in BACKENDS:
         raise ArgumentError(
             f"row_statistics: backend={backend!r} is not known. "
             f"Choose one of {', '.join(BACKENDS)}."
         )
-    inputs = (q, k, v, rule)
-    if backend == "auto":
-        return _first(*inputs, request).statistics(*inputs, request)
     kernel = BY_NAME[backend]
-    if reason := kernel.why_no_statistics(*inputs, request):
+    if reason := kernel.why_no_statistics(problem, request):
         raise ArgumentError(
             f"row_statistics: backend={backend!r} cannot compute this: {reason}. "
             f"Use backend='auto'."
         )
-    return kernel.statistics(*inputs, request)
+    return kernel
 
 
 def _check(request: RowRequest, q: Tensor, k: Tensor) -> None:
@@ -82,17 +111,15 @@ def statistics_kernel(
     rule: AttentionRule,
 ) -> str:
     """Name the kernel that `row_statistics` chooses for these inputs."""
-    label = _first(q, k, v, rule).label
+    label = _first(AttentionProblem(q, k, v, rule)).label
     return f"{label} (top, value and received: {ROWS.label})" if label == TRITON.label else label
 
 
-def _first(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None = None
-) -> AttentionKernel:
+def _first(problem: AttentionProblem, request: RowRequest | None = None) -> AttentionKernel:
     """The first kernel that can and is expected to be faster than those after it."""
     for kernel in KERNELS:
         if not kernel.is_preferred_for_statistics():
             continue
-        if kernel.why_no_statistics(q, k, v, rule, request) is None:
+        if kernel.why_no_statistics(problem, request) is None:
             return kernel
     raise AssertionError("rows compute everything")

@@ -1,7 +1,6 @@
 """Torch's own fused kernel, given the cheapest form of the rule that it takes."""
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,45 +16,45 @@ from headwise._torch_private import (
     statically,
 )
 from headwise.kernels.fused._form import blocks_of
-from headwise.kernels.spec import AttentionRule, KernelChoice, Named
+from headwise.kernels.spec import AttentionProblem, AttentionRule, KernelChoice, Named
 from headwise.masks.tiles import Tile
 
 
-def attend_fused(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    choice: KernelChoice,
-    dropout_p: float = 0.0,
-    keep_lse: bool = False,
-) -> Named:
+def attend_fused(problem: AttentionProblem, choice: KernelChoice) -> Named:
     """The `heads` by `scaled_dot_product_attention`, in the chosen form.
 
-    With `keep_lse` also the `lse`, if the kernel returns it: torch's flash kernel on a CPU,
-    without gradients. It is another output of the same pass.
+    If extras are wanted also the `lse`, where the kernel returns it: torch's flash kernel on a
+    CPU, without gradients. It is another output of the same pass.
     """
-    dtype, (T, S) = q.dtype, (q.shape[2], k.shape[2])
+    q, k, v, rule, dropout_p, extras = problem
     if choice.wide:
         q, k, v = q.float(), k.float(), v.float()
-    returns_lse = keep_lse and can_read(q, k, v) and not needs_gradient(q, k, v)
+    returns_lse = any(extras) and can_read(q, k, v) and not needs_gradient(q, k, v)
     part = _Part(rule, choice, dropout_p, returns_lse)
-    if choice.form != "blocks":
-        outputs = part.attend(q, k, v, Tile.whole(T, S, q.device))
-        return outputs | {"heads": outputs["heads"].to(dtype)}
-    parts = []
+    if choice.form == "blocks":
+        outputs = _attend_blocks(q, k, v, part)
+    elif choice.form == "dense":
+        outputs = part.attend(q, k, v, Tile.whole(q.shape[2], k.shape[2], q.device))
+    else:
+        outputs = part.attend(q, k, v, None)
+    if choice.wide:
+        outputs["heads"] = outputs["heads"].to(problem.q.dtype)
+    return outputs
+
+
+def _attend_blocks(q: Tensor, k: Tensor, v: Tensor, part: "_Part") -> Named:
+    """The outputs of all blocks of rows, each from the keys that it may see."""
+    T, S, parts = q.shape[2], k.shape[2], []
     for rows in blocks_of(T):
         # Rows without visible keys still take a masked one, so that they are part of the graph.
-        keys = rule.extent(rows, T, S) or range(1)
+        keys = part.rule.extent(rows, T, S) or range(1)
         block_q = q[:, :, rows.start : rows.stop]
         block_k, block_v = (x[:, :, keys.start : keys.stop] for x in (k, v))
         parts.append(part.attend(block_q, block_k, block_v, Tile(T, S, rows, keys, q.device)))
-    outputs = {name: torch.cat([result[name] for result in parts], dim=2) for name in parts[0]}
-    return outputs | {"heads": outputs["heads"].to(dtype)}
+    return {name: torch.cat([result[name] for result in parts], dim=2) for name in parts[0]}
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """How a block of rows is computed, against the keys that it may see."""
 
     rule: AttentionRule
@@ -68,20 +67,20 @@ class _Part:
         q: Float[Tensor, "B H R D"],
         k: Float[Tensor, "B Hkv n D"],
         v: Float[Tensor, "B Hkv n Dv"],
-        tile: Tile,
+        tile: Tile | None,
     ) -> Named:
-        B, H, R, D = q.shape
-        Hkv, packed = k.shape[1], self.choice.packed
-        visible, added = self._masks(tile, q.dtype)
-        if packed:
-            q = q.reshape(B, Hkv, H // Hkv * R, D)
-            added = None if added is None else _packed_mask(added, Hkv, H // Hkv, R)
-        outputs = self._call(q, k, v, added)
-        if packed:
-            outputs = {name: x.reshape(B, H, R, *x.shape[3:]) for name, x in outputs.items()}
+        """The outputs; without a tile nothing is masked or added but by the causal flag."""
+        visible, added = (None, None) if tile is None else self._masks(tile, q.dtype)
+        outputs = (self._call_packed if self.choice.packed else self._call)(q, k, v, added)
         if "lse" in outputs and visible is not None:
             outputs["lse"] = outputs["lse"].masked_fill(~visible.any(-1), -torch.inf)
         return outputs
+
+    def _call_packed(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Named:
+        (B, H, R, D), Hkv = q.shape, k.shape[1]
+        added = None if added is None else _packed_mask(added, Hkv, H // Hkv, R)
+        outputs = self._call(q.reshape(B, Hkv, H // Hkv * R, D), k, v, added)
+        return {name: x.reshape(B, H, R, *x.shape[3:]) for name, x in outputs.items()}
 
     def _call(self, q: Tensor, k: Tensor, v: Tensor, added: Tensor | None) -> Named:
         grouped = not statically(q.shape[1] == k.shape[1])
@@ -105,8 +104,6 @@ class _Part:
         self, tile: Tile, dtype: torch.dtype
     ) -> tuple[Bool[Tensor, "#B #H #R #n"] | None, Shaped[Tensor, "#B #H #R #n"] | None]:
         """Which keys are visible, and the mask and bias for the kernel: booleans or floats."""
-        if self.choice.form not in ("blocks", "dense"):
-            return None, None
         visible, bias = self.rule.visible_in(tile), self.rule.bias_in(tile)
         if bias is None:
             return visible, visible

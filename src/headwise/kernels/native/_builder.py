@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -102,6 +102,7 @@ class ProblemBuilder:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     spans: list[ByteSpan] = field(default_factory=list)
+    copied: bool = False  # what it reads are copies of the queries, keys and values it was given
 
     @classmethod
     def of(
@@ -113,12 +114,12 @@ class ProblemBuilder:
         """A problem with queries, keys and values of one dtype, without outputs."""
         layout = _layout(q.dtype, q.shape, q.stride(), k.shape, k.stride(), v.shape, v.stride())
         if not layout.dense:
-            return cls.of(*dense_last((q, k, v)))
+            return replace(cls.of(*dense_last((q, k, v))), copied=True)
         builder = cls(layout.sizes, Problem.from_buffer_copy(layout.problem))
         for (name, length), x in zip(layout.lengths, (q, k, v), strict=True):
             span = check_memory(name, x, q.dtype, length)
             if not is_aligned(span, q.dtype):
-                return cls.of(q.clone(), k.clone(), v.clone())
+                return replace(cls.of(q.clone(), k.clone(), v.clone()), copied=True)
             builder._point(name, span, x)
             builder.inputs[name] = x
         return builder
@@ -167,15 +168,34 @@ class ProblemBuilder:
         """
         check_apart(self.spans, self.outputs)
         problem = self.problem
-        pairs = problem.B * problem.H * problem.T * problem.S
-        problem.threads = min(torch.get_num_threads(), _Threads.most) if pairs > ONE_THREAD else 1
-        outcome = getattr(library().functions, function)(ctypes.byref(problem))
-        if outcome == NO_MEMORY:
-            raise MemoryError(f"native: there is no memory to compute in, for {self.sizes}.")
-        return bool(outcome != NOT_FINITE)
+        problem.threads = n_threads(problem.B * problem.H * problem.T * problem.S)
+        return run(problem, function)
 
     def _point(self, name: str, span: ByteSpan, x: Tensor, strided_axes: int = 0) -> None:
         self.spans.append(span)
-        setattr(self.problem, name, span[0] or _NOWHERE.data_ptr())
+        setattr(self.problem, name, address(span[0]))
         if strided_axes:
             getattr(self.problem, f"{name}_stride")[:] = x.stride()[:strided_axes]
+
+
+def address(start: int) -> int:
+    """What the kernel is given for an array that starts there."""
+    return start or _NOWHERE.data_ptr()
+
+
+def n_threads(pairs: int) -> int:
+    """How many threads share so many pairs of queries and keys."""
+    return min(torch.get_num_threads(), _Threads.most) if pairs > ONE_THREAD else 1
+
+
+def run(problem: Problem, function: str = "headwise_forward") -> bool:
+    """Run the kernel on a problem that is complete. Returns whether all requested heads are finite.
+
+    Raises:
+        MemoryError: there is no memory to compute in.
+    """
+    outcome = getattr(library().functions, function)(ctypes.byref(problem))
+    if outcome == NO_MEMORY:
+        sizes = {name: getattr(problem, name) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")}
+        raise MemoryError(f"native: there is no memory to compute in, for {sizes}.")
+    return bool(outcome != NOT_FINITE)

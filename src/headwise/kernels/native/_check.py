@@ -10,6 +10,7 @@ from operator import mul
 import torch
 from torch import Tensor
 
+from headwise._torch_private import is_plain
 from headwise.errors import ArgumentError, ShapeError
 
 # Positions and counts are 32-bit numbers in a lane, and bytes of an array 64-bit ones.
@@ -115,9 +116,18 @@ def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> ByteS
             f"native: {name} is a {type(x).__name__}, whose numbers may not be in memory. "
             f"Give a plain tensor."
         )
+    return check_extent(name, x, length)
+
+
+def check_extent(name: str, x: Tensor, length: int) -> ByteSpan:
+    """Refuse a tensor whose memory is shorter than so many bytes from its first number on.
+
+    Raises:
+        ArgumentError: it is.
+    """
     start = x.data_ptr()
     # A tensor keeps its shape when its memory is freed or made smaller, as sharding does.
-    stop = x.storage_offset() * dtype.itemsize + length
+    stop = x.storage_offset() * x.itemsize + length
     if length and (not start or stop > x.untyped_storage().nbytes()):
         raise ArgumentError(
             f"native: {name} of shape {tuple(x.shape)} is not in memory: its numbers would end at "
@@ -156,12 +166,6 @@ def check_apart(spans: Iterable[ByteSpan], written: Container[str]) -> None:
             furthest = span
         if stop > furthest_written[1] and name in written:
             furthest_written = span
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether the numbers of a tensor lie in memory as its strides say."""
-    plain = type(x) is Tensor or type(x) in (torch.nn.Parameter, torch.nn.Buffer)
-    return plain and x.layout == torch.strided and not x.is_neg()
 
 
 def has_dense_rows(x: Tensor) -> bool:

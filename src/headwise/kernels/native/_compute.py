@@ -13,13 +13,15 @@ from headwise._torch_private import (
     can_read,
     constant_when_traced,
     is_fake,
+    is_plain,
     is_traced,
     needs_gradient,
 )
 from headwise.kernels.native._builder import DTYPES, ProblemBuilder
-from headwise.kernels.native._check import dense_last, is_plain
+from headwise.kernels.native._check import dense_last
 from headwise.kernels.native._rule import add_lowered, add_rule
 from headwise.kernels.spec import (
+    AttentionProblem,
     AttentionRule,
     Lowered,
     Named,
@@ -34,8 +36,9 @@ from headwise.kernels.spec import (
 FEW = 8
 
 
-def why_not_native(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> str | None:
+def why_not_native(problem: AttentionProblem) -> str | None:
     """Why the native kernel cannot compute this; None if it can. Never reads tensor values."""
+    q, k, v, rule, *_ = problem
     why = _why_no_library()
     if why is not None:
         return why
@@ -46,9 +49,10 @@ def why_not_native(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> str 
     return why_not_lowered(rule, q.shape[2], k.shape[2])
 
 
-def why_not_native_statistics(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> str | None:
+def why_not_native_statistics(problem: AttentionProblem) -> str | None:
     """The same for statistics, for which there is no operator: tensors must have values."""
-    why = why_not_native(q, k, v, rule)
+    q, k, v, rule, *_ = problem
+    why = why_not_native(problem)
     if why is None and not can_read(q, k, v, *rule.sample(q.shape[2], k.shape[2])):
         return "queries, keys, a mask, bias or sink are mapped over, or traced"
     return why
@@ -94,16 +98,29 @@ def compute_heads(
     packed: bool = False,
 ) -> Heads:
     """Heads, log-sum-exp, and with `entropy` that too, of tensors with values."""
+    rows = ("lse", "entropy") if entropy else ("lse",)
+    builder = build_heads(q, k, v, lowered, packed, rows)
+    finite = builder.solve()
+    return Heads(tuple(builder.outputs.values()), finite)
+
+
+def build_heads(
+    q: Float[Tensor, "B H T D"],
+    k: Float[Tensor, "B Hkv S D"],
+    v: Float[Tensor, "B Hkv S Dv"],
+    lowered: Lowered,
+    packed: bool,
+    rows: Sequence[str],
+) -> ProblemBuilder:
+    """The problem of heads and some statistics of their rows."""
     builder = ProblemBuilder.of(q, k, v)
     builder.set("packed", packed)
     add_lowered(builder, lowered)
     B, H, T, _ = q.shape
-    heads = add_output_by_token(builder, "heads", (B, H, T, v.shape[3]))
-    results = [heads, builder.add_output("lse", (B, H, T))]
-    if entropy:
-        results.append(builder.add_output("entropy", (B, H, T)))
-    finite = builder.solve()
-    return Heads(tuple(results), finite)
+    add_output_by_token(builder, "heads", (B, H, T, v.shape[3]))
+    for name in rows:
+        builder.add_output(name, (B, H, T))
+    return builder
 
 
 def compute_gradients(
@@ -144,21 +161,16 @@ def add_output_by_token(
     return builder.add_output(name, shape, dtype, strides=(T * H * D, D, H * D, 1), strided_axes=3)
 
 
-def native_statistics(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    request: RowRequest,
-) -> RowStatistics:
+def native_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatistics:
     """Statistics of the weights of every row, from one pass over the keys."""
+    q, k, v, rule, *_ = problem
     check_rule(rule, q)
     results, finite = _describe(q, k, v if request.heads else v[..., :0], rule, request)
     if results.heads is None or rule.visible is None or finite:
         return results
     # The kernel multiplies masked values by 0, and 0 · NaN is NaN.
-    safe = guard_nonfinite(q, k, v, rule)
-    results, _ = _describe(q, k, safe.v, rule, request)
+    safe = guard_nonfinite(problem)
+    results, _ = _describe(q, k, safe.problem.v, rule, request)
     return replace(results, heads=None if results.heads is None else safe.mark(results.heads))
 
 
@@ -166,6 +178,22 @@ def _describe(
     q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
 ) -> tuple[RowStatistics, bool]:
     """The statistics, and whether the heads among them are finite."""
+    builder, results = build_statistics(q, k, v, rule, request)
+    finite = builder.solve()
+    return as_statistics(results), finite
+
+
+def as_statistics(results: Named) -> RowStatistics:
+    """What the kernel has written, by its names."""
+    if "key_seen" in results:
+        results["key_seen"] = results["key_seen"].view(torch.bool)
+    return RowStatistics(**results, kernel=f"native ({library().name})")
+
+
+def build_statistics(
+    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
+) -> tuple[ProblemBuilder, Named]:
+    """The problem of statistics of rows, and the outputs that will hold them."""
     builder = ProblemBuilder.of(q, k, v)
     # What keys receive is summed over tiles of queries of one head.
     builder.set("packed", request.received is None and is_packed(q.shape[2], q, k, v))
@@ -179,10 +207,7 @@ def _describe(
         results["heads"] = add_output_by_token(builder, "heads", (*q.shape[:3], v.shape[3]))
     if request.received is not None:
         results["received"] = _add_received(builder, request.received)
-    finite = builder.solve()
-    if "key_seen" in results:
-        results["key_seen"] = results["key_seen"].view(torch.bool)
-    return RowStatistics(**results, kernel=f"native ({library().name})"), finite
+    return builder, results
 
 
 def _add_rows(builder: ProblemBuilder, rule: AttentionRule, request: RowRequest) -> Named:

@@ -12,14 +12,16 @@ from headwise.kernels.native._compute import (
     why_not_native_statistics,
 )
 from headwise.kernels.native._gradients import attend_native
+from headwise.kernels.native._prepared import prepare_heads, prepare_statistics
 from headwise.kernels.spec import (
     AttentionKernel,
-    AttentionRule,
-    Extras,
+    AttentionProblem,
+    DescribeRows,
     KernelChoice,
     Named,
     RowRequest,
     RowStatistics,
+    SolveHeads,
     cpu,
     why_no_gradients_or_dropout,
 )
@@ -29,10 +31,9 @@ from headwise.kernels.spec import (
 LEAST_PRODUCTS, LEAST_PRODUCTS_HALF = 20, 19
 # In training Python takes so much more, as a power of two.
 MORE_IN_TRAINING = 2
-# Fewer queries would leave most lanes of a vector empty, unless heads are packed.
+# Fewer queries would leave most lanes of a vector empty, unless heads are packed: then it is faster
+# for any number of keys.
 LEAST_QUERIES = 8
-# The same for packed heads, which mostly read memory: numbers of the keys per thread.
-LEAST_KEYS, LEAST_KEYS_GROUPED, LEAST_KEYS_HALF = 18, 16, 14
 
 
 class NativeKernel(AttentionKernel):
@@ -45,49 +46,35 @@ class NativeKernel(AttentionKernel):
     def label(self) -> str:
         return f"native ({library().name})"
 
-    def why_not(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        dropout_p: float,
-        extras: Extras,
-    ) -> str | None:
-        return why_no_gradients_or_dropout(q, k, rule, dropout_p) or why_not_native(q, k, v, rule)
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        return why_no_gradients_or_dropout(problem) or why_not_native(problem)
 
-    def is_preferred(self, q: Tensor, k: Tensor) -> bool:
-        return is_faster(q, k)
+    def is_preferred(self, problem: AttentionProblem) -> bool:
+        return is_faster(problem.q, problem.k)
 
-    def plan(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, reason: str
-    ) -> KernelChoice:
+    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
+        q, k, v, rule, *_ = problem
         packed = q.shape[1] != k.shape[1] and is_packed(q.shape[2], q, k, v, rule.sinks)
         form = "none" if rule.visible is None else "blocks"
         reason = f"{reason}; {cpu.PACKED}" if packed else reason
         return KernelChoice(self.name, form, packed, q.dtype != torch.float32, reason)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        choice: KernelChoice,
-        dropout_p: float,
-        extras: Extras,
-    ) -> Named:
-        return attend_native(q, k, v, rule, extras.entropy)
+    def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
+        return attend_native(problem)
+
+    def prepare(self, problem: AttentionProblem, choice: KernelChoice) -> SolveHeads:
+        return prepare_heads(problem)
 
     def why_no_statistics(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None
+        self, problem: AttentionProblem, request: RowRequest | None
     ) -> str | None:
-        return why_not_native_statistics(q, k, v, rule)
+        return why_not_native_statistics(problem)
 
-    def statistics(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
-    ) -> RowStatistics:
-        return native_statistics(q, k, v, rule, request)
+    def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
+        return native_statistics(problem, request)
+
+    def prepare_statistics(self, problem: AttentionProblem, request: RowRequest) -> DescribeRows:
+        return prepare_statistics(problem, request)
 
 
 def is_faster(q: Tensor, k: Tensor) -> bool:
@@ -101,8 +88,7 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
         return False
     B, H, T, D = q.shape
     if is_packed(T, q, k):
-        grouped = LEAST_KEYS if k.shape[1] == H else LEAST_KEYS_GROUPED
-        return k.numel() >= _n_threads() << (grouped if single else LEAST_KEYS_HALF)
+        return True
     least = LEAST_PRODUCTS if single else LEAST_PRODUCTS_HALF
     least += MORE_IN_TRAINING if needs_gradient(q, k) else 0
     return T >= LEAST_QUERIES and B * H * T * k.shape[2] * D >= _n_threads() << least

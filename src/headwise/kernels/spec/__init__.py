@@ -2,10 +2,10 @@
 
 from headwise.kernels.spec._bias import Bias, TensorBias
 from headwise.kernels.spec._kernel import (
-    HEADS_ALONE,
     AttentionKernel,
-    Extras,
+    DescribeRows,
     KernelChoice,
+    SolveHeads,
     why_no_gradients_or_dropout,
 )
 from headwise.kernels.spec._lowered import Lowered, lower, rule_from_lowered, why_not_lowered
@@ -14,6 +14,8 @@ from headwise.kernels.spec._nonfinite import (
     compute_guarded,
     guard_nonfinite,
 )
+from headwise.kernels.spec._outline import Outline, outline_of, remember, under_autocast
+from headwise.kernels.spec._problem import HEADS_ALONE, AttentionProblem, Extras
 from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
 from headwise.kernels.spec._rule import (
     AttentionRule,
@@ -27,17 +29,21 @@ from headwise.kernels.spec._rule import (
 __all__ = [
     "HEADS_ALONE",
     "AttentionKernel",
+    "AttentionProblem",
     "AttentionRule",
     "Bias",
     "BiasLike",
+    "DescribeRows",
     "Extras",
     "Guarded",
     "KernelChoice",
     "Lowered",
     "MaskLike",
     "Named",
+    "Outline",
     "RowRequest",
     "RowStatistics",
+    "SolveHeads",
     "TensorBias",
     "WindowLike",
     "check_rule",
@@ -45,7 +51,10 @@ __all__ = [
     "guard_nonfinite",
     "lower",
     "make_rule",
+    "outline_of",
+    "remember",
     "rule_from_lowered",
+    "under_autocast",
     "why_no_gradients_or_dropout",
     "why_not_lowered",
 ]

@@ -46,6 +46,12 @@ class RowRequest:
     key_at: Int[Tensor, "B S"] | None = None
     heads: bool = False
 
+    @property
+    def is_static(self) -> bool:
+        """Whether it is yes and no alone, without any tensor."""
+        given = (self.received, self.keys, self.classes, self.key_norms, self.query_at, self.key_at)
+        return given == (None,) * 6
+
 
 @dataclass(frozen=True)
 class RowStatistics:

@@ -43,6 +43,13 @@ class AttentionRule:
         """Whether logits are too large for float32."""
         return abs(self.scale) > LARGEST_SCALE
 
+    @property
+    def is_static(self) -> bool:
+        """Whether it is numbers alone: equal ones are the same rule for good."""
+        if self.bias is not None or self.sinks is not None or type(self.scale) is not float:
+            return False
+        return self.visible is None or type(self.visible) is Window
+
     def simplify(self, T: int, S: int) -> "AttentionRule":
         """The same rule for these lengths, without masks that hide nothing."""
         visible = None if self.visible is None else self.visible.simplify(T, S)

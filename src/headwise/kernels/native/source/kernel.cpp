@@ -39,6 +39,13 @@ struct Memory {
     ~Memory() { std::free(whole); }
 };
 
+// The workspace of a thread whose tasks need none.
+struct NoMemory {
+    bool whole = true;
+
+    explicit NoMemory(const Problem &) {}
+};
+
 // Returns whether all of them are finite.
 bool write_heads(const QueryTile &queries, int vec, int n, Floats weight) {
     const Problem &problem = queries.problem;
@@ -147,11 +154,11 @@ int64_t decode(const Problem &problem, const Members &members, std::atomic<bool>
         workspace.members = &members;
         decoding.look(part, workspace);
     };
-    auto gather = [&](int64_t tile_index, const Memory &) {
+    auto gather = [&](int64_t tile_index, const NoMemory &) {
         if (!decoding.gather(tile_index)) nonfinite = true;
     };
     return in_parallel<Memory>(problem, decoding.tiles * decoding.chunks, look) ||
-           in_parallel<Memory>(problem, decoding.tiles, gather);
+           in_parallel<NoMemory>(problem, decoding.tiles, gather);
 }
 
 int64_t forward(const Problem &problem, std::atomic<bool> &nonfinite) {

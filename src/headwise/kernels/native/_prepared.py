@@ -1,0 +1,126 @@
+"""A problem that is laid out once, and solved for all tensors of one outline.
+
+Everything but where numbers lie is the same in each of these calls: it is checked, and written
+into the fields of a problem, at the first one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from headwise._library import Problem
+from headwise._torch_private import needs_gradient
+from headwise.kernels.native._builder import ProblemBuilder, n_threads, run
+from headwise.kernels.native._check import check_extent
+from headwise.kernels.native._compute import (
+    as_statistics,
+    build_heads,
+    build_statistics,
+    is_packed,
+    native_statistics,
+)
+from headwise.kernels.native._gradients import attend_native
+from headwise.kernels.spec import (
+    AttentionProblem,
+    DescribeRows,
+    Named,
+    RowRequest,
+    RowStatistics,
+    SolveHeads,
+    lower,
+)
+
+
+def prepare_heads(problem: AttentionProblem) -> SolveHeads:
+    """What computes the heads of this problem, and of all others of its outline."""
+    q, k, v, rule, _, extras = problem
+    if needs_gradient(q, k, v) or not rule.is_static:
+        return attend_native
+    rows = [name for name, wanted in (("lse", any(extras)), ("entropy", extras.entropy)) if wanted]
+    lowered = lower(rule, q.shape[2], k.shape[2])
+    prepared = _Prepared.of(build_heads(q, k, v, lowered, is_packed(q.shape[2]), rows))
+    return attend_native if prepared is None else partial(_solve_heads, prepared)
+
+
+def _solve_heads(prepared: "_Prepared", problem: AttentionProblem) -> Named:
+    outputs, finite = prepared.solve(problem)
+    if finite or (outputs and problem.rule.visible is None):
+        return outputs
+    return attend_native(problem)
+
+
+def prepare_statistics(problem: AttentionProblem, request: RowRequest) -> DescribeRows:
+    """What describes the rows of this problem, and of all others of its outline."""
+    q, k, v, rule, *_ = problem
+    if not (rule.is_static and request.is_static):
+        return native_statistics
+    builder, _ = build_statistics(q, k, v if request.heads else v[..., :0], rule, request)
+    prepared = _Prepared.of(builder)
+    return native_statistics if prepared is None else partial(_describe_rows, prepared)
+
+
+def _describe_rows(
+    prepared: "_Prepared", problem: AttentionProblem, request: RowRequest
+) -> RowStatistics:
+    outputs, finite = prepared.solve(problem)
+    if finite or (outputs and not (request.heads and problem.rule.visible)):
+        return as_statistics(outputs)
+    return native_statistics(problem, request)
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A problem complete but for the addresses of queries, keys, values and outputs."""
+
+    problem: Problem
+    lengths: Sequence[tuple[str, int]]  # the inputs, and how many bytes each spans
+    outputs: Sequence[tuple[str, partial[Tensor]]]  # and how each is allocated
+    pairs: int  # of queries and keys
+    kept: Sequence[Tensor]  # what else it reads, such as positions: alike in each of them
+
+    @classmethod
+    def of(cls, builder: ProblemBuilder) -> "_Prepared | None":
+        """The problem of a builder with all its outputs.
+
+        None if it reads copies of the inputs, or if there is nothing to compute.
+        """
+        inputs, outputs, problem = builder.inputs, builder.outputs, builder.problem
+        if builder.copied or not all(x.numel() for x in (inputs["q"], inputs["k"])):
+            return None
+        return cls(
+            problem=problem,
+            pairs=problem.B * problem.H * problem.T * problem.S,
+            lengths=[(name, stop - start) for start, stop, name in builder.spans[:3]],
+            outputs=[(name, _allocation(x)) for name, x in outputs.items()],
+            kept=[x for name, x in inputs.items() if name not in ("q", "k", "v")],
+        )
+
+    def solve(self, given: AttentionProblem) -> tuple[Named, bool]:
+        """The outputs, and whether all heads are finite; nothing if inputs are not aligned.
+
+        Raises:
+            ArgumentError: the memory of an input was freed.
+        """
+        problem, starts = Problem.from_buffer_copy(self.problem), 0
+        for (name, length), x in zip(self.lengths, given[:3], strict=True):
+            start = check_extent(name, x, length)[0]
+            starts |= start
+            setattr(problem, name, start)
+        if starts % given.q.itemsize:
+            return {}, False
+        outputs = {}
+        for name, allocate in self.outputs:
+            outputs[name] = x = allocate()
+            setattr(problem, name, x.data_ptr())
+        problem.threads = n_threads(self.pairs)
+        return outputs, run(problem)
+
+
+def _allocation(like: Tensor) -> partial[Tensor]:
+    """What allocates a tensor like this one."""
+    return partial(
+        torch.empty_strided, tuple(like.shape), like.stride(), dtype=like.dtype, device=like.device
+    )

@@ -1,0 +1,52 @@
+"""Outlines: by what a problem is recognized, so that it is looked into once.
+
+A call of the outline of an earlier one is checked, chosen for and laid out as that one was. The
+outline is all that any of this reads: neither numbers of tensors nor anything of a tracer.
+"""
+
+from collections.abc import Hashable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from headwise._library import library
+from headwise._torch_private import is_eager
+from headwise.kernels.spec import cpu
+
+Outline = tuple[Hashable, ...]
+Known = TypeVar("Known")
+# Outlines that are remembered: each length of a text, or of a cache of keys, is one.
+MOST_REMEMBERED = 4096
+
+
+def outline_of(q: Tensor, k: Tensor, v: Tensor, *words: Hashable) -> Outline | None:
+    """The outline of inputs with some words about them; None where none may be remembered.
+
+    None is for what is no plain tensor, is traced or mapped, or is differentiated by anything but
+    the usual autograd.
+    """
+    if not is_eager(q, k, v):
+        return None
+    learns = torch.is_grad_enabled()
+    return (
+        q.shape, q.stride(), q.dtype, q.device, learns and q.requires_grad,
+        k.shape, k.stride(), k.dtype, k.device, learns and k.requires_grad,
+        v.shape, v.stride(), v.dtype, v.device, learns and v.requires_grad,
+        library(), cpu.HAS_AMX, torch.get_num_threads(), under_autocast(q), words,
+    )  # fmt: skip
+
+
+def remember(known: dict[Outline, Known], outline: Outline, what: Known) -> Known:
+    """Remember something about an outline; when there are too many, all others are forgotten."""
+    if len(known) >= MOST_REMEMBERED:
+        known.clear()
+    known[outline] = what
+    return what
+
+
+def under_autocast(x: Tensor) -> bool:
+    """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    kind = x.device.type
+    # A CPU has autocast, and asking would take longer than all other checks of a call.
+    return (x.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)

@@ -1,0 +1,197 @@
+"""Short calls: what was looked into once is not looked into again, and is what it was."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from jaxtyping import config
+from torch import Tensor
+
+from headwise._library import library
+from headwise.errors import ArgumentError
+from headwise.kernels import RowRequest, _attend, _statistics, attend, make_rule, row_statistics
+from headwise.kernels.spec import _outline
+
+native = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
+RULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (3, 1)},
+    "scaled": {"scale": 0.3},
+}
+each_rule = pytest.mark.parametrize("how", RULES.values(), ids=RULES)
+each_backend = pytest.mark.parametrize("backend", ["fused", pytest.param("native", marks=native)])
+
+
+@pytest.fixture(autouse=True)
+def _forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_attend, "_SETTLED", {})
+    monkeypatch.setattr(_statistics, "_DESCRIBERS", {})
+
+
+def _inputs(T: int = 24) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(2, heads, T, 8) for heads in (4, 2, 2))
+    return q, k, v
+
+
+def _steps(work: Callable[[], Any]) -> Counter[str]:
+    """How many functions of ours run in a call, and how many functions in C they call."""
+    found: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        if "headwise" in frame.f_globals.get("__name__", "") and event in ("call", "c_call"):
+            found[event] += 1
+
+    work()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@native
+@torch.no_grad()
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_call_like_an_earlier_one_takes_few_steps(is_causal: bool) -> None:
+    q, k, v = _inputs()
+    rule = make_rule(head_dim=8, is_causal=is_causal)
+    for work, ours, in_c in (
+        (lambda: attend(q, k, v, causal=is_causal, backend="native"), 15, 45),
+        (lambda: row_statistics(q, k, v, rule, RowRequest()), 25, 55),
+        (lambda: attend(q, k, v, causal=is_causal, backend="fused"), 25, 45),
+    ):
+        steps = _steps(work)
+        assert steps["call"] <= ours
+        assert steps["c_call"] <= in_c
+
+
+@each_backend
+@each_rule
+@pytest.mark.parametrize("extras", [(), ("lse",), ("weights", "lse", "entropy")])
+@torch.no_grad()
+def test_a_call_like_an_earlier_one_is_answered_as_if_it_were_the_first(
+    backend: str, how: dict[str, Any], extras: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = _inputs(), _inputs()
+    how = how | {f"need_{name}": True for name in extras} | {"backend": backend}
+    attend(*first, **how)
+    remembered = attend(*other, **how)
+    monkeypatch.setattr(_attend, "_SETTLED", {})
+    fresh = attend(*other, **how)
+    pairs = zip(remembered, fresh, strict=True) if extras else [(remembered, fresh)]
+    for mine, theirs in pairs:
+        assert torch.equal(mine, theirs) if isinstance(mine, Tensor) else mine == theirs
+
+
+@native
+@each_rule
+def test_rows_like_earlier_ones_are_described_as_if_they_were_the_first(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"causal": "is_causal", "window": "near"}
+    rule = make_rule(head_dim=8, **{names.get(name, name): x for name, x in how.items()})
+    request = RowRequest(distance=True, participation=True, argmax=True, heads=True)
+    first, other = _inputs(), _inputs()
+    row_statistics(*first, rule, request)
+    remembered = row_statistics(*other, rule, request)
+    monkeypatch.setattr(_statistics, "_DESCRIBERS", {})
+    fresh = row_statistics(*other, rule, request)
+    for name, mine in vars(remembered).items():
+        theirs = getattr(fresh, name)
+        assert torch.equal(mine, theirs) if isinstance(mine, Tensor) else mine == theirs, name
+
+
+@each_backend
+def test_what_is_hidden_reaches_nothing_in_a_later_call_either(backend: str) -> None:
+    q, k, v = _inputs()
+    calm = attend(q, k, v, causal=True, backend=backend)
+    k[:, :, -1], v[:, :, -1] = torch.nan, torch.inf
+    wild = attend(q, k, v, causal=True, backend=backend)
+    assert torch.equal(wild[:, :, :-1], calm[:, :, :-1])
+    assert wild[:, :, -1].isnan().all()
+
+
+@each_backend
+def test_gradients_are_those_of_the_call_that_asks_for_them(backend: str) -> None:
+    q, k, v = _inputs()
+    plain = attend(q, k, v, backend=backend)
+    for _ in range(2):
+        learned = q.clone().requires_grad_()
+        heads = attend(learned, k, v, backend=backend)
+        torch.testing.assert_close(heads, plain)
+        assert torch.autograd.grad(heads.sum(), learned)[0].any()
+    with torch.no_grad():
+        assert not attend(learned, k, v, backend=backend).requires_grad
+
+
+@pytest.fixture
+def _untyped() -> Iterator[None]:
+    """Without the checks of annotations, which users do not have."""
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", False)
+
+
+@native
+@pytest.mark.usefixtures("_untyped")
+def test_a_later_call_is_refused_as_the_first_would_be() -> None:
+    q, k, v = _inputs()
+    for _ in range(2):
+        attend(q, k, v, window=1, backend="native")
+        with pytest.raises(ArgumentError, match=r"window: \(1\.0, 1\.0\) is not"):
+            attend(q, k, v, window=1.0, backend="native")
+    freed = v.clone()
+    freed.untyped_storage().resize_(64)
+    with pytest.raises(ArgumentError, match=r"v of shape .* is not in memory.* of 64"):
+        attend(q, k, freed, window=1, backend="native")
+    request, rule = RowRequest(heads=True), make_rule(head_dim=8)
+    row_statistics(q, k, v, rule, request)
+    with pytest.raises(ArgumentError, match=r"v of shape .* is not in memory.* of 64"):
+        row_statistics(q, k, freed, rule, request, backend="native")
+    with pytest.raises(ArgumentError, match="v of ndarray"):
+        attend(q, k, v.numpy(), window=1, backend="native")
+
+
+@native
+def test_a_later_call_may_lie_elsewhere_in_memory() -> None:
+    q, k, v = _inputs()
+    expected = attend(q, k, v, causal=True, backend="native")
+    odd = torch.frombuffer(bytearray(4 * q.numel() + 1), dtype=torch.float32, offset=1)
+    askew = odd.view(q.shape).copy_(q)
+    assert torch.equal(attend(askew, k, v, causal=True, backend="native"), expected)
+    by_token = q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(attend(by_token, k, v, causal=True, backend="native"), expected)
+
+
+@each_backend
+def test_autocast_changes_no_call_before_or_after_it(backend: str) -> None:
+    q, k, v = _inputs()
+    found = []
+    for enabled in (False, True, False, True):
+        with torch.autocast("cpu", enabled=enabled):
+            found.append(attend(q, k, v, backend=backend))
+    assert all(x.dtype == torch.float32 and torch.equal(x, found[0]) for x in found)
+
+
+@pytest.mark.usefixtures("_untyped")
+def test_a_learned_scale_is_read_at_every_call() -> None:
+    q, k, v = _inputs()
+    scale = torch.tensor(0.1)
+    before = attend(q, k, v, scale=scale, backend="rows")
+    scale.fill_(2.0)
+    after = attend(q, k, v, scale=scale, backend="rows")
+    torch.testing.assert_close(after, attend(q, k, v, scale=2.0, backend="rows"))
+    assert not torch.allclose(before, after)
+
+
+def test_only_so_many_outlines_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_outline, "MOST_REMEMBERED", 3)
+    for T in range(1, 9):
+        attend(*_inputs(T))
+        assert len(_attend._SETTLED) <= 3
