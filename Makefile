@@ -80,6 +80,7 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/observe.py --into docs/watching-speed.md
 	$(BIN)/python benchmarks/layer.py --into docs/speed.md
 	$(BIN)/python benchmarks/role_reading.py --into docs/roles-speed.md
+	$(BIN)/python benchmarks/short_calls.py --into docs/short-calls.md
 
 docs: .venv/dev
 	$(PYTEST) tests/examples/test_docs.py

@@ -103,6 +103,13 @@ def machine(options: argparse.Namespace) -> str:
     )
 
 
+def cpu_name() -> str:
+    """The CPU's name, where the system tells it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "a CPU")
+
+
 def peak_of(work: Callable[[], object]) -> int:
     """Peak memory of `work` in bytes, on top of the memory in use before; Linux only."""
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak

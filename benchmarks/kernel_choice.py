@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
-from _report import Row, machine, print_rows, publish
+from _report import Row, cpu_name, machine, print_rows, publish
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor
 
@@ -30,7 +29,7 @@ def main() -> None:
     options = _arguments()
     torch.set_num_threads(options.threads)
     parts = native(options), decoding(options), blocks(options), packed(options), wide(options)
-    publish(print_rows(chain(*parts)), f"{_cpu()}; {machine(options)}", options.into)
+    publish(print_rows(chain(*parts)), f"{cpu_name()}; {machine(options)}", options.into)
 
 
 def native(options: argparse.Namespace) -> Iterator[Row]:
@@ -49,7 +48,7 @@ def native(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def decoding(options: argparse.Namespace) -> Iterator[Row]:
-    """Around `LEAST_KEYS`: one query of each head, packed, on keys from memory."""
+    """One query of each head, packed: the native kernel is chosen for any number of keys."""
     for H, Hkv, S, D in ((32, 8, 16, 128), (32, 8, 64, 128), (12, 12, 128, 64), (12, 12, 512, 64)):
         for dtype in options.dtypes:
             q, k, v = _inputs((1, H, Hkv, 1, S, D), dtype)
@@ -155,13 +154,6 @@ def _row(
         | shown
         | {second: took, "who": compared, "took": took, "ratio": ratio, "rounds": rounds}
     )
-
-
-def _cpu() -> str:
-    """The CPU's name, where the system tells it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "a CPU")
 
 
 def _arguments() -> argparse.Namespace:

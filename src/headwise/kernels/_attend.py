@@ -114,7 +114,7 @@ def attend(
     if are_numbers and mask is None and bias is None and sinks is None:
         near = None if window is None else repr(window)  # 1.0 equals 1, and is refused
         words = (bool(causal), near, scale, softcap, dropout_p, extras, backend)
-        outline = outline_of(q, k, v, *words)
+        outline = outline_of(q, k, v, words)
     settled = None if outline is None else _SETTLED.get(outline)
     if settled is None:
         _check(q, k, v, dropout_p)

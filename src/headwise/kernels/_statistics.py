@@ -54,7 +54,7 @@ def row_statistics(
     problem = AttentionProblem(q, k, v, rule)
     is_static = rule.is_static and request.is_static
     words = (rule, request, backend, TRITON.is_preferred_for_statistics())
-    outline = outline_of(q, k, v, *words) if is_static else None
+    outline = outline_of(q, k, v, words) if is_static else None
     describe = None if outline is None else _DESCRIBERS.get(outline)
     if describe is None:
         _check(request, q, k)

@@ -66,7 +66,7 @@ def _describe_rows(
     prepared: "_Prepared", problem: AttentionProblem, request: RowRequest
 ) -> RowStatistics:
     outputs, finite = prepared.solve(problem)
-    if finite or (outputs and not (request.heads and problem.rule.visible)):
+    if finite or (outputs and (not request.heads or problem.rule.visible is None)):
         return as_statistics(outputs)
     return native_statistics(problem, request)
 

@@ -20,8 +20,8 @@ Known = TypeVar("Known")
 MOST_REMEMBERED = 4096
 
 
-def outline_of(q: Tensor, k: Tensor, v: Tensor, *words: Hashable) -> Outline | None:
-    """The outline of inputs with some words about them; None where none may be remembered.
+def outline_of(q: Tensor, k: Tensor, v: Tensor, words: Hashable) -> Outline | None:
+    """The outline of inputs with the words about them; None where none may be remembered.
 
     None is for what is no plain tensor, is traced or mapped, or is differentiated by anything but
     the usual autograd.
@@ -47,6 +47,7 @@ def remember(known: dict[Outline, Known], outline: Outline, what: Known) -> Know
 
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
+    if x.is_cpu:  # it has autocast, and asking would take as long as other checks of a call
+        return torch.is_autocast_enabled("cpu")
     kind = x.device.type
-    # A CPU has autocast, and asking would take longer than all other checks of a call.
-    return (x.is_cpu or torch.amp.is_autocast_available(kind)) and torch.is_autocast_enabled(kind)
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -12,12 +12,17 @@ template <class Memory, class Work>
 int64_t in_parallel(const Problem &problem, int64_t tasks, Work work) {
     std::atomic<int64_t> next{0};
     std::atomic<bool> failed{false};
-#pragma omp parallel num_threads(problem.threads)
-    {
+    auto thread = [&] {
         Memory memory(problem);
         if (!memory.whole) failed = true;
         else
             for (int64_t task; (task = next++) < tasks;) work(task, memory);
+    };
+    // A team of one takes as long to open as a short task.
+    if (problem.threads == 1) thread();
+    else {
+#pragma omp parallel num_threads(problem.threads)
+        thread();
     }
     return failed;
 }

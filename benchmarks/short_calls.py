@@ -1,0 +1,146 @@
+"""What Python takes around a kernel, and decoding with a kv head for each query head, as Markdown.
+
+    python benchmarks/short_calls.py --into docs/short-calls.md
+
+The variants of a line run interleaved. What Python takes is the median of the differences of the
+same round; a ratio is the median of ratios of the same round, with a 95 % interval.
+"""
+
+import argparse
+import ctypes
+import statistics
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, cycle
+
+import torch
+import torch.nn.functional as F
+from _report import Row, cpu_name, machine, print_rows, publish, rows_of
+from _timing import Work, interleaved, rounds_for
+from torch import Tensor
+
+from headwise._library import library
+from headwise.kernels import RowRequest, attend, make_rule, row_statistics
+from headwise.kernels.native._builder import ProblemBuilder
+from headwise.kernels.native._compute import build_heads, build_statistics
+from headwise.kernels.spec import lower
+
+# Short calls are timed in groups of this size.
+CALLS = 20
+KEYS = (64, 128, 256, 512, 1024, 4096)
+# Bytes read before the same keys are used again: several times the size of a processor's cache.
+BETWEEN = 1 << 28
+TORCH, READING = "torch's kernel", "reading keys and values"
+HEADS, WIDTH = 12, 64
+
+
+def main() -> None:
+    options = _arguments()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        rows = print_rows(chain(around(options), decoding(options)))
+    where = f"{cpu_name()}; native kernel: {library().name}. {machine(options)}"
+    publish(rows, where, options.into)
+
+
+def around(options: argparse.Namespace) -> Iterator[Row]:
+    """One text of 128 tokens: each call, the kernel in it, and what is left for Python."""
+    for causal in (False, True):
+        q, k, v = (torch.randn(1, HEADS, 128, WIDTH) for _ in "qkv")
+        rule = make_rule(head_dim=WIDTH, is_causal=causal).simplify(128, 128)
+        heads = build_heads(q, k, v, lower(rule, 128, 128), False, ())
+        rows, _ = build_statistics(q, k, v[..., :0], rule, RowRequest())
+        native, described = _alone(heads), _alone(rows)
+        torch_alone: Work = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+        call = partial(attend, q, k, v, causal=causal)
+        pairs: dict[str, tuple[Work, Work]] = {
+            "attend, over torch's kernel": (call, torch_alone),
+            "attend, over the native kernel in it": (call, native),
+            "attend by torch's kernel, over it": (partial(call, backend="fused"), torch_alone),
+            "row_statistics, over the native kernel in it": (
+                partial(row_statistics, q, k, v, rule, RowRequest()), described,
+            ),
+        }  # fmt: skip
+        for name, (whole, kernel) in pairs.items():
+            yield from _difference(name, causal, whole, kernel, options)
+
+
+def _difference(
+    name: str, causal: bool, whole: Work, kernel: Work, options: argparse.Namespace
+) -> Iterator[Row]:
+    works = {"call": partial(_often, whole), "kernel": partial(_often, kernel)}
+    times = interleaved(works, rounds_for(works, options.seconds, most=400), options.clock)
+    pairs = zip(times.seconds["call"], times.seconds["kernel"], strict=True)
+    took = {
+        "call": times.median("call") * 1000 / CALLS,
+        "kernel": times.median("kernel") * 1000 / CALLS,
+        "call less kernel": statistics.median(a - b for a, b in pairs) * 1e6 / CALLS,
+    }
+    case = {
+        "table": "Python around the kernel",
+        "what": name,
+        "mask": "causal" if causal else "none",
+    }
+    for who, micro in took.items():
+        rounds = len(times.seconds["call"])
+        yield case | {"who": who, "took": f"{micro:.0f} µs", "ratio": "1", "rounds": rounds}
+
+
+def _often(work: Work) -> None:
+    for _ in range(CALLS):
+        work()
+
+
+def _alone(builder: ProblemBuilder) -> Work:
+    """The kernel in C on a problem that was filled in and solved before."""
+    builder.solve()
+    function, problem = library().functions.headwise_forward, ctypes.byref(builder.problem)
+    return lambda builder=builder: function(problem)
+
+
+def decoding(options: argparse.Namespace) -> Iterator[Row]:
+    """One query on keys and values of its own head: others at each call, then the same ones."""
+    for S in options.keys:
+        for between, where in ((BETWEEN, "from memory"), (0, "again and again")):
+            works = _decoding_works(S, between)
+            times = interleaved(works, rounds_for(works, options.seconds, most=400), options.clock)
+            case = {"keys": S, "read": where}
+            for base in (TORCH, READING):
+                yield from rows_of({"table": f"Decoding, over {base}"} | case, times, base)
+
+
+def _decoding_works(S: int, between: int) -> dict[str, Work]:
+    q = torch.randn(1, HEADS, 1, WIDTH)
+    size = 2 * 4 * HEADS * S * WIDTH
+    caches = [torch.randn(2, 1, HEADS, S, WIDTH).unbind(0) for _ in range(max(1, between // size))]
+    lowered = lower(make_rule(head_dim=WIDTH), 1, S)
+    alone = {id(k): _alone(build_heads(q, k, v, lowered, True, ())) for k, v in caches}
+    kernels: dict[str, Callable[[Tensor, Tensor], object]] = {
+        TORCH: partial(F.scaled_dot_product_attention, q),
+        READING: lambda k, v: (k.sum(), v.sum()),
+        "the native kernel alone": lambda k, _: alone[id(k)](),
+        "attend": partial(attend, q),
+    }
+    following, calls = cycle(caches), 1 if between else CALLS
+
+    def run(kernel: Callable[[Tensor, Tensor], object]) -> None:
+        for _ in range(calls):
+            kernel(*next(following))
+
+    return {name: partial(run, kernel) for name, kernel in kernels.items()}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--keys", type=int, nargs="*", default=KEYS)
+    parser.add_argument("--seconds", type=float, default=5.0, help="for each line")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
+    parser.add_argument("--into", help="a page whose tables are replaced")
+    parser.set_defaults(device="cpu")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
