@@ -77,6 +77,7 @@ class InputTracker:
         self._inputs: dict[str, StackInputs] = {}
         self._main, self._decoder = Text(), Text()
         self._open: list[str] = []
+        self._known: dict[str, StackInputs] = {}  # what `of` gave since the inputs changed
         self.passes = 0
 
     @property
@@ -84,7 +85,15 @@ class InputTracker:
         return bool(self._open)
 
     def of(self, stack: str) -> StackInputs:
-        """The inputs of a stack; what it did not receive itself is taken from the model."""
+        """The inputs of a stack; what it did not receive itself is taken from the model.
+
+        Calls of the same pass get the same object.
+        """
+        if stack not in self._known:
+            self._known[stack] = self._inputs_of(stack)
+        return self._known[stack]
+
+    def _inputs_of(self, stack: str) -> StackInputs:
         if stack in ("", "cross"):
             # The innermost model comes first: a wrapper may have put a prefix before its text.
             inputs = [self._inputs.get(name, _UNKNOWN) for name in reversed(self._open)]
@@ -107,6 +116,7 @@ class InputTracker:
         name = _without_cross(stack)
         stack_inputs = self._inputs.get(name, _UNKNOWN)
         self._inputs[name] = stack_inputs.filled(StackInputs(Text(real=real)))
+        self._known = {}
 
     @reversible
     def follow(self) -> Iterator["InputTracker"]:
@@ -134,6 +144,7 @@ class InputTracker:
         self._close(name)
         self.passes += not self._open
         self._open.append(name)
+        self._known = {}
 
     def _end(self, name: str, *_: Any) -> None:
         self._inputs.pop(name, None)
@@ -143,6 +154,7 @@ class InputTracker:
 
     def _close(self, name: str) -> None:
         """End a pass and all passes inside it: an interrupt may have left any of them open."""
+        self._known = {}
         if name in self._open:
             del self._open[self._open.index(name) :]
 

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwise._interrupts import deliver_interrupt, reversible
-from headwise._torch_private import has_function_modes, pop_function_mode, push_function_mode
+from headwise._torch_private import (
+    FUSED_ATTENTION,
+    can_observe_operators,
+    has_function_modes,
+    observe_operators,
+    pop_function_mode,
+    push_function_mode,
+    stop_observing_operators,
+)
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
 from headwise.masks import Mask, Window, as_mask, from_blocked
@@ -21,12 +29,49 @@ from headwise.models.capture._call import AttentionCall
 from headwise.models.capture.softmax import SoftmaxTracker
 
 
-class _FunctionCapture(TorchFunctionMode):
-    """Captures `scaled_dot_product_attention` and attention that a module implements by hand."""
+class FunctionCapture(TorchFunctionMode):
+    """Captures `scaled_dot_product_attention` and attention that a module implements by hand.
+
+    The function mode sees every call of torch in its thread, which attention by hand needs. Once
+    a model is known to have none, the operators alone are observed: torch calls nothing else.
+    """
 
     def __init__(self, active: ActiveModules, softmaxes: SoftmaxTracker) -> None:
         super().__init__()
         self._active, self._softmaxes = active, softmaxes
+        self._is_on = False
+        self.thread = threading.get_ident()
+
+    def intercept_all(self) -> None:
+        """Put the function mode on, in place of observed operators."""
+        if not self._is_on:
+            push_function_mode(self)
+            self._is_on = True
+            stop_observing_operators(self._observe)
+
+    def observe_operators(self) -> bool:
+        """Observe operators in place of the function mode; False where that is impossible."""
+        if not can_observe_operators():
+            return False
+        observe_operators(self._observe)
+        if self._is_on:
+            self._is_on = False
+            self._remove_mode()
+        return True
+
+    def close(self) -> None:
+        self._is_on = False
+        stop_observing_operators(self._observe)
+        self._remove_mode()
+
+    def _remove_mode(self) -> None:
+        """Captures may end in any order, but a mode's own exit would remove the latest mode."""
+        later: list[Any] = []
+        # An interrupt inside torch may have lost modes that torch removes for a moment.
+        while has_function_modes() and (top := pop_function_mode()) is not self:
+            later.append(top)
+        for mode in reversed(later):
+            push_function_mode(mode)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -35,20 +80,38 @@ class _FunctionCapture(TorchFunctionMode):
         if not torch.compiler.is_compiling():
             deliver_interrupt()  # it may have come while torch took this mode off or put it back
         active = self._active
-        if active.captured_elsewhere or not active.calls:
+        if not self._is_on or active.captured_elsewhere or not active.calls:
             return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            heads = self._answer(*args, **kwargs)
-            if heads is not None:
-                return heads
+            return self._attend(func, *args, **kwargs)
         output = func(*args, **kwargs)
         with torch.no_grad():
-            if func is F.scaled_dot_product_attention:
-                active.on_call(_call(active, output, *args, **kwargs))
-            else:
-                call = self._softmaxes.follow(func, args, kwargs, output)
-                if call is not None:
-                    active.on_call(call)
+            call = self._softmaxes.follow(func, args, kwargs, output)
+            if call is not None:
+                active.on_call(call)
+        return output
+
+    def _observe(self, name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call of an operator that is observed in place of functions."""
+        active = self._active
+        if active.captured_elsewhere or not active.calls:
+            return operator(*args, **kwargs)
+        if name == FUSED_ATTENTION:
+            return self._attend(operator, *args, **kwargs)
+        output = operator(*args, **kwargs)
+        follows = self._softmaxes.begin_unprepared(output, *args, **kwargs)
+        if follows and active.interception is not None:
+            active.interception.start_over()
+        return output
+
+    def _attend(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call fused attention, or answer in its place, and capture the call."""
+        heads = self._answer(*args, **kwargs)
+        if heads is not None:
+            return heads
+        output = func(*args, **kwargs)
+        with torch.no_grad():
+            self._active.on_call(_call(self._active, output, *args, **kwargs))
         return output
 
     def _answer(
@@ -66,22 +129,15 @@ class _FunctionCapture(TorchFunctionMode):
 
 
 @reversible
-def capture_functions(active: ActiveModules, softmaxes: SoftmaxTracker) -> Iterator[None]:
-    """Capture `scaled_dot_product_attention` and hand-written attention in this thread.
-
-    Captures may end in any order, but a mode's own exit would remove the latest mode.
-    """
-    capture = _FunctionCapture(active, softmaxes)
-    push_function_mode(capture)
+def capture_functions(
+    active: ActiveModules, softmaxes: SoftmaxTracker
+) -> Iterator[FunctionCapture]:
+    """Capture functions of torch in this thread, in the way that the interception decides."""
+    capture = FunctionCapture(active, softmaxes)
     try:
-        yield
+        yield capture
     finally:
-        later: list[Any] = []
-        # An interrupt inside torch may have lost modes that torch removes for a moment.
-        while has_function_modes() and (top := pop_function_mode()) is not capture:
-            later.append(top)
-        for mode in reversed(later):
-            push_function_mode(mode)
+        capture.close()
 
 
 def _call(
