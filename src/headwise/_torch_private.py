@@ -7,7 +7,7 @@ new version of torch is met in this file alone.
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any, TypeVar
 
@@ -250,6 +250,15 @@ def stop_observing_operators(observer: OperatorObserver) -> None:
     if not _observers.all and _observers.guard is not None:
         _observers.guard.__exit__(None, None, None)
         _observers.guard = None
+
+
+def without_operator_observers(most: int) -> AbstractContextManager[None]:
+    """A context in which no operator is observed, if there are no more observers than `most`."""
+    if not 0 < len(_observers.all) <= most:
+        return nullcontext()
+    keys = torch._C.DispatchKeySet(_observed_key())
+    context: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(keys)
+    return context
 
 
 def in_func_transform() -> bool:

@@ -34,7 +34,9 @@ class _TextSums:
     def of(cls, first_text: int, calls: Sequence[CallSums]) -> "_TextSums":
         each = torch.stack([x for call in calls for x in (call.count, call.total, call.even)])
         parts = each.view(len(calls), 3, *each.shape[1:]).sum(0)
+        undefined = torch.stack([call.undefined for call in calls])
         maxima = torch.stack([call.maximum for call in calls]).double()
+        maxima = maxima.masked_fill(undefined, torch.nan)
         return cls(first_text, parts.cpu().numpy(), np.fmax.reduce(maxima.cpu().numpy()))
 
     def __add__(self, more: "_TextSums") -> "_TextSums":

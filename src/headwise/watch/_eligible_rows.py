@@ -19,13 +19,14 @@ class EligibleRows:
     """The rows that count for each of `K` statistics, and what follows from masks alone.
 
     Attributes:
+        hidden: The rows that do not count.
         count: The number of rows of each of `M` texts.
         even: The sums under even attention; NaN where that has no meaning.
         undefined: Whether no row of a head counts.
     """
 
     names: tuple[str, ...]
-    rows: Bool[Tensor, "K B H T"]
+    hidden: Bool[Tensor, "K B H T"]
     count: Float[Tensor, "K M H"]
     even: Float[Tensor, "K M H"]
     undefined: Bool[Tensor, "K H"]
@@ -42,7 +43,7 @@ class EligibleRows:
         no_even = torch.tensor([even is None for _, even in rules.values()], device=real.device)
         return cls(
             names=tuple(rules),
-            rows=rows,
+            hidden=~rows,
             count=positions.by_text(rows),
             even=even.masked_fill(no_even[:, None, None], torch.nan),
             undefined=~rows.any(3).any(1),
@@ -50,22 +51,22 @@ class EligibleRows:
 
     def sums_of(self, values: Float[Tensor, "K B H T"], positions: Positions) -> "CallSums":
         """The sums of the statistics of one call."""
-        highest = torch.where(self.rows, values, -torch.inf).amax((1, 3))
-        return CallSums(
-            names=self.names,
-            count=self.count,
-            total=positions.by_text(torch.where(self.rows, values, 0.0)),
-            even=self.even,
-            maximum=highest.masked_fill(self.undefined, torch.nan),
-        )
+        highest = values.masked_fill(self.hidden, -torch.inf).amax((1, 3))
+        total = positions.by_text(values.masked_fill(self.hidden, 0.0))
+        return CallSums(self.names, self.count, total, self.even, highest, self.undefined)
 
 
 @dataclass(frozen=True)
 class CallSums:
-    """Sums of `K` statistics over the rows of each of `M` texts, for the heads of one site."""
+    """Sums of `K` statistics over the rows of each of `M` texts, for the heads of one site.
+
+    Attributes:
+        undefined: Where no row counts, so that there is no largest value.
+    """
 
     names: tuple[str, ...]
     count: Float[Tensor, "K M H"]
     total: Float[Tensor, "K M H"]
     even: Float[Tensor, "K M H"]
     maximum: Float[Tensor, "K H"]
+    undefined: Bool[Tensor, "K H"]

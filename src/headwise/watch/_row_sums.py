@@ -1,6 +1,6 @@
 """From statistics of rows to sums over texts: which rows count for which statistic."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -75,19 +75,19 @@ def sum_rows(
         heads = call.heads if call.join is None else rows.heads
         if heads is not None and heads.shape[1] == len(per_head):
             statistics["output_norm"] = projected_norms(heads, per_head)
-    masses = _masses(rows, layout.columns, request)
-    for name, mass in masses.items():
-        statistics |= mass.values(name)
+    columns = layout.columns
+    statistics |= _by_mass("mass", rows, columns, request)
+    if request.top:
+        tops = _by_mass("top", rows, columns, request)
+        statistics |= {f"top({name})": top for name, top in tops.items()}
+    if request.value:
+        statistics |= _shares(rows, columns, request)
     values = torch.stack([statistics[name] for name in request.names])
-    return _eligible(rows, call, request, layout, masses).sums_of(values, layout.positions)
+    return _eligible(rows, call, request, layout).sums_of(values, layout.positions)
 
 
 def _eligible(
-    rows: RowStatistics,
-    call: AttentionCall,
-    request: Request,
-    layout: Layout,
-    masses: dict[str, "_Mass"],
+    rows: RowStatistics, call: AttentionCall, request: Request, layout: Layout
 ) -> EligibleRows:
     """The rows that count: the same for all calls of a layout, unless values decide."""
     kind = rows.n_keys.shape[1], rows.sink is not None
@@ -95,7 +95,7 @@ def _eligible(
     is_shared = call.knows_logits and not request.value
     if is_shared and kind in layout.eligible:
         return layout.eligible[kind]
-    eligible = _eligible_rows(rows, request, layout.positions, masses)
+    eligible = _eligible_rows(rows, request, layout)
     if is_shared:
         layout.eligible[kind] = eligible
     return eligible
@@ -147,67 +147,48 @@ def _row_values(rows: RowStatistics) -> dict[str, RowValues]:
     }
 
 
-@dataclass(frozen=True)
-class _Mass:
-    """What each query gives to a set of keys."""
-
-    seen: RowValues  # the number of its visible keys
-    mass: RowValues
-    top: RowValues | None
-    share: RowValues | None  # of value norms; NaN if all visible values are zero
-
-    def values(self, name: str) -> dict[str, RowValues]:
-        values = {name: self.mass}
-        if self.top is not None:
-            values[f"top({name})"] = self.top
-        if self.share is not None:
-            values[f"value({name})"] = torch.where(self.seen > 0, self.share, 0.0)
-        return values
-
-
-def _masses(rows: RowStatistics, columns: Columns, request: Request) -> dict[str, _Mass]:
-    """The masses by name: of single columns, of sets of columns, and of classes."""
-    masses: dict[str, _Mass] = {}
-    start = 0
-    for name, keys in columns.items():
-        part = slice(start, start + keys.shape[-1])
-        seen, mass = _over(rows.key_seen, part), _over(rows.key_mass, part)
-        if seen is not None and mass is not None:
-            masses[name] = _Mass(seen, mass, _over(rows.key_top, part), _over(rows.key_share, part))
-        start = part.stop
-    for column, name in enumerate(request.classes):
-        part = slice(column, column + 1)
-        seen, mass = _over(rows.class_keys, part), _over(rows.class_mass, part)
-        if seen is not None and mass is not None:
-            top, share = _over(rows.class_top, part), _over(rows.class_share, part)
-            masses[name] = _Mass(seen, mass, top, share)
-    return masses
+def _by_mass(
+    measure: str, rows: RowStatistics, columns: Columns, request: Request
+) -> dict[str, RowValues]:
+    """One measure of the masses, by name: "seen" (keys), "mass", "top" or "share"."""
+    of_keys = getattr(rows, f"key_{measure}")
+    of_classes = getattr(rows, "class_keys" if measure == "seen" else f"class_{measure}")
+    values: dict[str, RowValues] = {}
+    if of_keys is not None and columns:
+        widths = [keys.shape[-1] for keys in columns.values()]
+        is_single = len(widths) == of_keys.shape[-1]
+        parts = of_keys.split(widths, -1)
+        sums = of_keys.unbind(-1) if is_single else [part.sum(-1) for part in parts]
+        values |= zip(columns, sums, strict=True)
+    if of_classes is not None:
+        values |= zip(request.classes, of_classes.unbind(-1), strict=True)
+    return values
 
 
-def _over(x: Shaped[Tensor, "B H T N"] | None, columns: slice) -> RowValues | None:
-    """The sum over some columns; None if it was not computed."""
-    if x is None:
-        return None
-    is_single = columns.stop - columns.start == 1
-    return x[..., columns.start] if is_single else x[..., columns].sum(-1)
+def _shares(rows: RowStatistics, columns: Columns, request: Request) -> dict[str, RowValues]:
+    """The shares of value norms by the names of their statistics; NaN if all norms are zero."""
+    seen = _by_mass("seen", rows, columns, request)
+    shares = _by_mass("share", rows, columns, request)
+    return {
+        f"value({name})": torch.where(seen[name] > 0, share, 0.0) for name, share in shares.items()
+    }
 
 
-def _eligible_rows(
-    rows: RowStatistics, request: Request, positions: Positions, masses: dict[str, _Mass]
-) -> EligibleRows:
+def _eligible_rows(rows: RowStatistics, request: Request, layout: Layout) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under even weights."""
+    positions, columns = layout.positions, layout.columns
     real = positions.query_real[:, None] & (rows.n_keys > 0)
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
     several = rows.n_keys > (0 if request.queries == "all" else 1)
     rules = _rules(rows, several, n_keys)
-    for name, mass in masses.items():
+    shares = _shares(rows, columns, request) if request.value else {}
+    for name, seen in _by_mass("seen", rows, columns, request).items():
         # In cross-attention, no query has a neighbor or a relation.
         over_all = request.queries == "all" and (name == "first" or not positions.is_cross)
-        eligible = several & ((mass.seen > 0) | over_all)
-        rules[name] = rules[f"top({name})"] = eligible, mass.seen / n_keys
-        if mass.share is not None:
-            has_share = ~mass.values(name)[f"value({name})"].isnan()
-            rules[f"value({name})"] = eligible & has_share, None
+        eligible = several & ((seen > 0) | over_all)
+        rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
+        share = shares.get(f"value({name})")
+        rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
     return EligibleRows.of(
         {name: rules.get(name, (None, None)) for name in request.names}, real, positions
     )

@@ -1,6 +1,7 @@
 """Watch a model: statistics per head while it runs, and an unchanged model after the block."""
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -102,6 +103,11 @@ def _are_numbers(layers: Any) -> bool:
     return numbers and all(isinstance(layer, int) and layer >= 0 for layer in layers)
 
 
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    return tuple((name, version(name)) for name in ("headwise", "torch"))
+
+
 class Watch:
     """The statistics of a model's heads so far; made by `observe`."""
 
@@ -155,7 +161,7 @@ class Watch:
             ).T,
             queries=self._request.queries,
             model=fingerprint(self._model),
-            versions={name: version(name) for name in ("headwise", "torch")},
+            versions=dict(_versions()),
             original=originals_of(self._model, heads),
         )
 

@@ -116,7 +116,7 @@ class ActiveModules:
 
     def detach(self, x: Tensor) -> Tensor:
         """The tensor without its autograd graph, unless the graph is kept."""
-        return x if self.keep_graph else x.detach()
+        return x if self.keep_graph or not x.requires_grad else x.detach()
 
     def innermost(self, *ignored: type[nn.Module]) -> nn.Module:
         """The innermost active module that is not of an ignored type."""

@@ -41,6 +41,9 @@ class Site:
     statistics: str = ""
     coverage: str = ""
 
+    def __hash__(self) -> int:
+        return hash((self.stack, self.layer, self.name))  # sites are looked up at every call
+
     def heads(self) -> tuple[Head, ...]:
         return tuple(Head(self.stack, self.layer, head) for head in range(self.n_heads))
 

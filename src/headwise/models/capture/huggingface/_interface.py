@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from headwise._interrupts import reversible
+from headwise._torch_private import without_operator_observers
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture.huggingface._rule import keys_read, rule_of
@@ -121,11 +122,15 @@ def _attend(
 
 @contextmanager
 def _captured_here(captures: tuple[ActiveModules, ...]) -> Iterator[None]:
-    """Keep the function modes from capturing what the implementation calls."""
+    """Keep the captures from capturing what the implementation calls."""
     for active in captures:
         active.captured_elsewhere += 1
     try:
-        yield
+        if torch.compiler.is_compiling():
+            yield
+        else:
+            with without_operator_observers(most=len(captures)):
+                yield
     finally:
         for active in captures:
             active.captured_elsewhere -= 1
