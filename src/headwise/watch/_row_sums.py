@@ -1,5 +1,6 @@
 """From statistics of rows to sums over texts: which rows count for which statistic."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -72,7 +73,8 @@ def sum_rows(
     """
     statistics = _row_values(rows)
     if per_head is not None:
-        heads = call.heads if call.join is None else rows.heads
+        is_answer = not call.heads.shape[-1]  # the model computed none
+        heads = rows.heads if is_answer or call.join is not None else call.heads
         if heads is not None and heads.shape[1] == len(per_head):
             statistics["output_norm"] = projected_norms(heads, per_head)
     columns = layout.columns
@@ -134,17 +136,16 @@ def _class_members(
 
 def _row_values(rows: RowStatistics) -> dict[str, RowValues]:
     """The statistics of all rows except masses, by name; those that are undefined are any."""
-    return {
+    values = {
+        "entropy": rows.entropy,
         "max_weight": rows.max_weight,
         "max_logit": rows.max_logit,
         "lse": rows.lse,
-        "sink": rows.lse if rows.sink is None else rows.sink,
-        "distance": rows.lse if rows.distance is None else rows.distance,
-    } | {
-        name: values
-        for name in ("entropy", "participation")
-        if (values := getattr(rows, name)) is not None
+        "sink": rows.sink,
+        "distance": rows.distance,
+        "participation": rows.participation,
     }
+    return {name: rows.lse if value is None else value for name, value in values.items()}
 
 
 def _by_mass(
@@ -155,14 +156,20 @@ def _by_mass(
     of_classes = getattr(rows, "class_keys" if measure == "seen" else f"class_{measure}")
     values: dict[str, RowValues] = {}
     if of_keys is not None and columns:
-        widths = [keys.shape[-1] for keys in columns.values()]
-        is_single = len(widths) == of_keys.shape[-1]
-        parts = of_keys.split(widths, -1)
-        sums = of_keys.unbind(-1) if is_single else [part.sum(-1) for part in parts]
-        values |= zip(columns, sums, strict=True)
+        values |= zip(columns, _sums_over(of_keys, columns), strict=True)
     if of_classes is not None:
         values |= zip(request.classes, of_classes.unbind(-1), strict=True)
     return values
+
+
+def _sums_over(
+    of_keys: Shaped[Tensor, "B H T N"], columns: Columns
+) -> Sequence[Shaped[Tensor, "B H T"]]:
+    """The sum over the keys of each name."""
+    if len(columns) == of_keys.shape[-1]:  # one key for each
+        return of_keys.unbind(-1)
+    widths = [keys.shape[-1] for keys in columns.values()]
+    return [part.sum(-1) for part in torch.split(of_keys, widths, -1)]
 
 
 def _shares(rows: RowStatistics, columns: Columns, request: Request) -> dict[str, RowValues]:

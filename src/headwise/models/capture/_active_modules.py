@@ -78,7 +78,6 @@ class ActiveModules:
     """The active modules of one model, and the callbacks that receive its attention calls.
 
     Attributes:
-        on_call: Receives each attention call.
         answer: May compute the heads of a call in place of the model; None: nothing does.
         keep_graph: Whether captured tensors stay attached to the autograd graph.
         calls: The module calls that have not returned, the innermost last.
@@ -97,7 +96,9 @@ class ActiveModules:
         keep_graph: bool = False,
         understanding: Understanding | None = None,
     ) -> None:
-        self.on_call, self.answer, self.keep_graph = on_call, answer, keep_graph
+        self._on_call = on_call
+        self._receive_uncompiled = uncompiled(self._receive)
+        self.answer, self.keep_graph = answer, keep_graph
         self.calls: list[ModuleCall] = []
         self.captured_elsewhere = 0
         self.understanding = understanding or Understanding()
@@ -147,6 +148,17 @@ class ActiveModules:
             if is_cross is not None:
                 return is_cross
         return S < T
+
+    def on_call(self, call: AttentionCall) -> None:
+        """Receive an attention call, in plain Python also where the model is compiled."""
+        if torch.compiler.is_compiling():
+            self._receive_uncompiled(call)
+        else:
+            self._receive(call)
+
+    def _receive(self, call: AttentionCall) -> None:
+        self.attends(call.module)
+        self._on_call(call)
 
     def attends(self, module: nn.Module) -> None:
         """Note that a module attends: its calls matter, and those of what contains several."""

@@ -13,7 +13,7 @@ from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
 from headwise.models._hooks import Hooks
 from headwise.models.capture._active_modules import ActiveModules
-from headwise.models.capture._call import Answer, AttentionCall, OnCall, uncompiled
+from headwise.models.capture._call import Answer, AttentionCall, OnCall
 from headwise.models.capture._interception import Understanding
 from headwise.models.capture._torch_calls import (
     capture_functions,
@@ -48,12 +48,7 @@ def capture_calls(
         Which modules are active and were called, and which have a softmax whose product with
         values was not found.
     """
-
-    def record(call: AttentionCall) -> None:
-        active.attends(call.module)
-        on_call(call)
-
-    active = ActiveModules(uncompiled(record), answer, keep_graph, understanding)
+    active = ActiveModules(on_call, answer, keep_graph, understanding)
     softmaxes = SoftmaxTracker(active)
     hooked: dict[type[nn.Module], Callable[..., None]] = {
         HeadAttention: partial(_capture_layer, active),

@@ -125,7 +125,10 @@ class FunctionCapture(TorchFunctionMode):
         with torch.no_grad():
             call = _call(active, query[..., :0], query, key, value, *args, **kwargs)
             heads = active.answer(call) if call.exact else None
-        return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
+        if heads is None:
+            return None
+        active.attends(call.module)
+        return heads.reshape(*query.shape[:-1], value.shape[-1])
 
 
 @reversible
