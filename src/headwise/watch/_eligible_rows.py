@@ -36,7 +36,7 @@ class EligibleRows:
         cls, rules: Mapping[str, Rule], real: Bool[Tensor, "B H T"], positions: Positions
     ) -> "EligibleRows":
         """The rows that are real and eligible by the rule of each statistic."""
-        rows = torch.stack([real if rule is None else real & rule for rule, _ in rules.values()])
+        rows = torch.stack([real if rule is None else rule for rule, _ in rules.values()]) & real
         nowhere = torch.full(real.shape, torch.nan, device=real.device)
         values = torch.stack([nowhere if even is None else even for _, even in rules.values()])
         even = positions.by_text(torch.where(rows, values, 0.0))

@@ -244,3 +244,5 @@ class ActiveModules:
             call = self.calls.pop()
             self.captured_elsewhere -= call.has_own_hook
             call.queries = None
+            if not self.calls and self.interception is not None:
+                self.interception.end()

@@ -94,8 +94,6 @@ class Interception:
         known = self._known
         if in_backward() or in_func_transform():  # a pass in a pass, or state that is put back
             return
-        if self._learning is not None:
-            known.calls.add(self._learning)
         call = _way_of(module, args, kwargs)
         is_here = threading.get_ident() == self._functions.thread
         if is_here and call in known.calls and not known.needs_all:
@@ -105,6 +103,12 @@ class Interception:
         self._learning = call if is_here else None
         known.needed.add(id(module))
         self.widen()
+
+    def end(self) -> None:
+        """A pass has ended: if it was followed as a whole, its like are understood."""
+        if self._learning is not None:
+            self._known.calls.add(self._learning)
+            self._learning = None
 
     def enter(self, module: nn.Module) -> None:
         """A module is called within a pass."""
