@@ -16,7 +16,7 @@ import headwise as hw
 from headwise.errors import UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import hooked
-from headwise.models.capture._torch_calls import FunctionCapture
+from headwise.models.capture._functions import FunctionCapture
 from headwise.watch import Request, observe
 from headwise.watch._eligible_rows import EligibleRows
 

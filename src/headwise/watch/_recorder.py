@@ -176,8 +176,7 @@ class Recorder:
         request, layout = self._request, self._layout(site, call)
         per_head = self._per_head(site) if request.needs_projection else None
         with _without_autocast(call.q):
-            wanted = row_request(call, request, layout, per_head, need_heads)
-            rows = call.row_statistics(wanted)
+            rows = call.row_statistics(row_request(call, request, layout, per_head, need_heads))
             sums = sum_rows(rows, call, request, layout, per_head)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._interrupts import reversible
+from headwise._torch_private import without_function_modes
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site, check_model, fingerprint, originals_of
 from headwise.tables import HeadLike, HeadTable, Totals
@@ -141,6 +142,10 @@ class Watch:
             UnsupportedError: no attention call was captured.
             ArgumentError: `layers` names a layer that the model does not have.
         """
+        with without_function_modes():  # which would see every function that the table calls
+            return self._table()
+
+    def _table(self) -> HeadTable:
         totals = self._recorder.totals()
         self._check_captured(totals)
         sites = list(totals)

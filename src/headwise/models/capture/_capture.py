@@ -14,12 +14,9 @@ from headwise.layer import HeadAttention
 from headwise.models._hooks import Hooks
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import Answer, AttentionCall, OnCall
+from headwise.models.capture._functions import capture_functions
 from headwise.models.capture._interception import Understanding
-from headwise.models.capture._torch_calls import (
-    capture_functions,
-    capture_torch_layer,
-    ordinary_path,
-)
+from headwise.models.capture._torch_calls import capture_torch_layer, ordinary_path
 from headwise.models.capture.softmax import SoftmaxTracker
 
 

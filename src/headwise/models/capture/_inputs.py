@@ -1,10 +1,12 @@
 """The text that a model reads: its token ids, and which of them are padding."""
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
+from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Int
@@ -164,8 +166,22 @@ def _inner_models(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if name and _reads_text(inspect.signature(module.forward).parameters)
+        if name and _reads_text(_parameters(module.forward))
     }
+
+
+# The parameters of functions, which take long to inspect.
+_known: WeakKeyDictionary[FunctionType, Collection[str]] = WeakKeyDictionary()
+
+
+def _parameters(forward: Callable[..., Any]) -> Collection[str]:
+    """The names of the parameters of a method; modules of one class share it."""
+    function = getattr(forward, "__func__", None)
+    if not isinstance(function, FunctionType):
+        return tuple(inspect.signature(forward).parameters)
+    if function not in _known:
+        _known[function] = tuple(inspect.signature(forward).parameters)
+    return _known[function]
 
 
 def _reads_text(parameters: Collection[str]) -> bool:
