@@ -1,8 +1,8 @@
 """Other people's models: open them, find their heads, capture their attention calls."""
 
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
-from headwise.models._fingerprint import fingerprint
 from headwise.models._hooks import Hooks, hooked
+from headwise.models._known_fingerprint import fingerprint
 from headwise.models._pieces import (
     Piece,
     as_pieces,
@@ -34,7 +34,9 @@ from headwise.models.capture import (
     InputTracker,
     Site,
     Sites,
+    StackInputs,
     Text,
+    Understanding,
     capture_calls,
     reason_unsupported,
 )
@@ -92,7 +94,9 @@ __all__ = [
     "Piece",
     "Site",
     "Sites",
+    "StackInputs",
     "Text",
+    "Understanding",
     "ablate",
     "around",
     "as_format",

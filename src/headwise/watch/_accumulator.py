@@ -1,44 +1,54 @@
 """Sums of statistics by site and text, which become totals when a text has ended."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
+import torch
 from jaxtyping import Float64
 
 from headwise.models import Site
 from headwise.tables import TextSums, Totals
+from headwise.watch._eligible_rows import CallSums
 from headwise.watch._positions import Positions
+
+# The number of calls of a site that are added up together.
+_TOGETHER = 64
 
 
 @dataclass(frozen=True)
-class CallSums:
-    """Sums of `K` statistics over the rows of each of `M` texts, for the heads of one site.
+class _TextSums:
+    """Sums over all calls on the same `M` texts.
 
     Attributes:
-        even: The sums under even attention.
+        parts: The number of rows, the sums over them, and the sums under even attention.
     """
 
-    names: tuple[str, ...]
-    count: Float64[np.ndarray, "K M H"]
-    total: Float64[np.ndarray, "K M H"]
-    even: Float64[np.ndarray, "K M H"]
+    first_text: int
+    parts: Float64[np.ndarray, "3 K M H"]
     maximum: Float64[np.ndarray, "K H"]
 
-    def __add__(self, more: "CallSums") -> "CallSums":
-        """Add more rows of the same texts."""
-        return replace(
-            self,
-            count=self.count + more.count,
-            total=self.total + more.total,
-            even=self.even + more.even,
-            maximum=np.fmax(self.maximum, more.maximum),
-        )
+    @classmethod
+    def of(cls, first_text: int, calls: Sequence[CallSums]) -> "_TextSums":
+        each = torch.stack([x for call in calls for x in (call.count, call.total, call.even)])
+        parts = each.view(len(calls), 3, *each.shape[1:]).sum(0)
+        undefined = torch.stack([call.undefined for call in calls])
+        maxima = torch.stack([call.maximum for call in calls]).double()
+        maxima = maxima.masked_fill(undefined, torch.nan)
+        return cls(first_text, parts.cpu().numpy(), np.fmax.reduce(maxima.cpu().numpy()))
 
-    def totals(self) -> dict[str, Totals]:
-        columns = zip(self.total, self.count, self.maximum, self.even, strict=True)
-        return {
-            name: Totals.of_texts(*sums) for name, sums in zip(self.names, columns, strict=True)
-        }
+    def __add__(self, more: "_TextSums") -> "_TextSums":
+        """Add more rows of the same texts."""
+        maximum = np.fmax(self.maximum, more.maximum)
+        return replace(self, parts=self.parts + more.parts, maximum=maximum)
+
+    def totals(self) -> Totals:
+        """The totals of all statistics together, one head of one statistic after the other."""
+        _, K, M, H = self.parts.shape
+        count, total, even = self.parts.transpose(0, 2, 1, 3).reshape(3, M, K * H)
+        return Totals.of_texts(total, count, self.maximum.ravel(), even)
 
 
 class _SiteSums:
@@ -46,36 +56,53 @@ class _SiteSums:
 
     def __init__(self, per_text: bool) -> None:
         self._per_text = per_text
-        self._closed: dict[str, Totals] = {}
-        self._by_text: list[tuple[int, CallSums]] = []
-        self._open: tuple[int, CallSums] | None = None
+        self._names: tuple[str, ...] = ()
+        self._calls: list[tuple[int, CallSums]] = []  # not added up yet
+        self._closed: Totals | None = None
+        self._by_text: list[_TextSums] = []
+        self._open: _TextSums | None = None
 
     def add(self, first_text: int, sums: CallSums) -> None:
-        if self._open is not None and self._open[0] == first_text:
-            sums = self._open[1] + sums
-        elif self._open is not None:
-            self._closed = self._with(self._open[1])
-            self._by_text += [self._open] if self._per_text else []
-        self._open = first_text, sums
+        self._calls.append((first_text, sums))
+        if len(self._calls) >= _TOGETHER:
+            self._add_up()
+
+    def _add_up(self) -> None:
+        """Add up the latest calls."""
+        for first_text, calls in groupby(self._calls, key=lambda call: call[0]):
+            same_texts = [sums for _, sums in calls]
+            self._names = same_texts[0].names
+            sums = _TextSums.of(first_text, same_texts)
+            if self._open is not None and self._open.first_text == first_text:
+                sums = self._open + sums
+            elif self._open is not None:
+                self._closed = self._with(self._open)
+                self._by_text += [self._open] if self._per_text else []
+            self._open = sums
+        self._calls = []
 
     def totals(self) -> dict[str, Totals]:
-        return self._closed if self._open is None else self._with(self._open[1])
+        self._add_up()
+        totals = self._closed if self._open is None else self._with(self._open)
+        assert totals is not None  # a site is added with its first call
+        H = len(totals.count) // len(self._names)
+        return {
+            name: totals.select(itemgetter(slice(row * H, (row + 1) * H)))
+            for row, name in enumerate(self._names)
+        }
 
-    def by_text(self, n_texts: int) -> tuple[Float64[np.ndarray, "K texts H"], ...]:
+    def by_text(self, n_texts: int) -> Float64[np.ndarray, "3 K texts H"]:
         """Count, total and even sums of all texts; zeros for texts without a call of the site."""
-        calls = self._by_text if self._open is None else [*self._by_text, self._open]
-        K, _, H = calls[0][1].total.shape
-        count, total, even = (np.zeros((K, n_texts, H)) for _ in range(3))
-        for first_text, sums in calls:
-            texts = slice(first_text, first_text + sums.total.shape[1])
-            count[:, texts] += sums.count
-            total[:, texts] += sums.total
-            even[:, texts] += sums.even
-        return count, total, even
+        self._add_up()
+        sums = self._by_text if self._open is None else [*self._by_text, self._open]
+        _, K, _, H = sums[0].parts.shape
+        parts = np.zeros((3, K, n_texts, H))
+        for text in sums:
+            parts[:, :, text.first_text : text.first_text + text.parts.shape[2]] += text.parts
+        return parts
 
-    def _with(self, sums: CallSums) -> dict[str, Totals]:
-        new = sums.totals()
-        return {name: self._closed[name] + new[name] for name in new} if self._closed else new
+    def _with(self, sums: _TextSums) -> Totals:
+        return sums.totals() if self._closed is None else self._closed + sums.totals()
 
 
 class Accumulator:
@@ -107,7 +134,9 @@ class Accumulator:
         first_text = self._first + self._texts_of.get(site, 0)
         self._texts_of[site] = self._texts_of.get(site, 0) + positions.n_texts
         self._next = max(self._next, first_text + positions.n_texts)
-        self._sums.setdefault(site, _SiteSums(self._per_text)).add(first_text, sums)
+        if site not in self._sums:
+            self._sums[site] = _SiteSums(self._per_text)
+        self._sums[site].add(first_text, sums)
         return first_text
 
     def _continues(self, stack: str, positions: Positions) -> bool:
@@ -131,9 +160,7 @@ class Accumulator:
             counted |= (count > 0).any((0, 2))
         return {
             site: {
-                name: replace(
-                    total, per_text=TextSums(*(sums[row][counted] for sums in by_text[site]))
-                )
+                name: replace(total, per_text=TextSums(*(by_text[site][:, row][:, counted])))
                 for row, (name, total) in enumerate(totals[site].items())
             }
             for site in order

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
@@ -72,12 +72,12 @@ class Positions:
         column = (self.keys.start[self.key_text] + position).clamp(0, last)
         return self.keys.index.gather(1, column).masked_fill(~exists, NONE)
 
-    def by_text(self, values: Float[Tensor, "K B H T"]) -> Float[Tensor, "K M H"]:
-        """Sums over the queries of each text."""
+    def by_text(self, values: Shaped[Tensor, "K B H T"]) -> Float[Tensor, "K M H"]:
+        """Sums over the queries of each text, in double precision."""
         K, B, H, T = values.shape
         if self.n_texts == B:  # one text per row
-            return values.sum(-1)
-        rows = values.permute(1, 3, 0, 2).reshape(B * T, K, H)
+            return values.sum(-1, dtype=torch.float64)
+        rows = values.double().permute(1, 3, 0, 2).reshape(B * T, K, H)
         sums = rows.new_zeros(self.n_texts, K, H).index_add_(0, self.query_text.flatten(), rows)
         return sums.transpose(0, 1)
 

@@ -1,6 +1,7 @@
 """Records attention calls: sums over texts, and the tensors of the last batch."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.functional import pad
 from headwise._interrupts import reversible
 from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowStatistics
+from headwise.kernels import RowStatistics, under_autocast
 from headwise.models import (
     ActiveModules,
     AttentionCall,
@@ -20,12 +21,15 @@ from headwise.models import (
     Site,
     Sites,
     Text,
+    Understanding,
     capture_calls,
     output_projection,
     reason_unsupported,
 )
 from headwise.tables import Totals
-from headwise.watch._accumulator import Accumulator, CallSums
+from headwise.watch._accumulator import Accumulator
+from headwise.watch._eligible_rows import CallSums
+from headwise.watch._layouts import Layout, Layouts
 from headwise.watch._maps import Maps
 from headwise.watch._pairs import Pairs, TextPairs
 from headwise.watch._positions import Positions, positions_across, positions_within
@@ -52,7 +56,9 @@ class Recorder:
         self._layers, self._every = layers, every
         self._sites = Sites(model)
         self._inputs = InputTracker(model, self._sites.stacks.roots)
-        self._active = ActiveModules()
+        self._understanding = Understanding()
+        self._active = ActiveModules(understanding=self._understanding)
+        self._layouts = Layouts()
         self._accumulator = Accumulator(request.per_text)
         self._pairs = Pairs(request)
         self._answered: set[Site] = set()
@@ -81,7 +87,9 @@ class Recorder:
                 self._record(call)
 
         answer = None if exact else self._answer
-        with self._inputs.follow(), capture_calls(self._model, record, answer) as self._active:
+        known = self._understanding
+        capturing = capture_calls(self._model, record, answer, understanding=known)
+        with self._inputs.follow(), capturing as self._active:
             yield
 
     def captured_sites(self) -> list[Site]:
@@ -154,34 +162,40 @@ class Recorder:
 
     def _supports(self, call: AttentionCall) -> bool:
         """Whether a call attends within a text; if not, its module is listed as unsupported."""
-        name = self._sites.name_of(call.module)
-        stack, _ = self._sites.stacks.of(name, call.cross)
+        stack, _ = self._sites.place_of(call, self._active)
         tokens = self._inputs.of(stack).text.tokens
         reason = reason_unsupported(call, self._active.call_of(call.module), tokens)
         if reason is not None:
-            self._sites.unsupported[name] = reason
+            self._sites.unsupported[self._sites.name_of(call.module)] = reason
         return reason is None
 
     def _add(
         self, site: Site, call: AttentionCall, *, need_heads: bool, verify: bool
     ) -> RowStatistics:
         """Compute the statistics of a call and add their sums."""
-        text, key_text, positions = self._locate(site, call)
-        request, passes = self._request, self._inputs.passes
-        columns = self._pairs.columns(positions, text, passes)
+        request, layout = self._request, self._layout(site, call)
         per_head = self._per_head(site) if request.needs_projection else None
-        # Autocast would round our sums, too.
-        with torch.autocast(call.q.device.type, enabled=False):
-            rows = call.row_statistics(
-                row_request(call, request, positions, columns, key_text, per_head, need_heads)
-            )
-            sums = sum_rows(rows, call, request, positions, columns, per_head)
+        with _without_autocast(call.q):
+            rows = call.row_statistics(row_request(call, request, layout, per_head, need_heads))
+            sums = sum_rows(rows, call, request, layout, per_head)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            _verify(site, call.heads, heads, rows.lse, positions)
+            _verify(site, call.heads, heads, rows.lse, layout.positions)
             self._verified.add(site)
-        self._enter(site, call, positions, sums, rows.received)
+        self._enter(site, call, layout.positions, sums, rows.received)
         return rows
+
+    def _layout(self, site: Site, call: AttentionCall) -> Layout:
+        """Where the queries and keys of a call lie in their texts."""
+        inputs, passes = self._inputs.of(site.stack), self._inputs.passes
+        kind = self._kind(site, call, inputs.text.tokens)
+        layout = self._layouts.find(passes, call, inputs, kind)
+        if layout is None:
+            text, key_text, positions = self._locate(site, call, kind)
+            columns = self._pairs.columns(positions, text, passes)
+            layout = Layout(key_text, positions, columns)
+            self._layouts.add(call, inputs, kind, layout)
+        return layout
 
     def _enter(
         self,
@@ -207,28 +221,39 @@ class Recorder:
             )
         return projection.per_head
 
-    def _locate(self, site: Site, call: AttentionCall) -> tuple[Text, Text, Positions]:
+    def _locate(self, site: Site, call: AttentionCall, kind: str) -> tuple[Text, Text, Positions]:
         """The text of the queries, the text of the keys, and the positions of both."""
         inputs = self._inputs.of(site.stack)
-        if site.cross:
+        if kind == "cross":
             key_text = inputs.cross_text.filled(Text(real=call.real))
             return inputs.text, key_text, positions_across(call, inputs.text, key_text)
         if inputs.text.real is None and call.real is not None:
             self._inputs.learn(site.stack, call.real)
         text = inputs.text.filled(Text(real=call.real))
-        if self._is_condensed(call, inputs.text.tokens):
+        if kind == "condensed":
             return text, Text(), positions_across(call, text, Text())
         return text, text, positions_within(call, text)
 
-    def _is_condensed(self, call: AttentionCall, tokens: int | None) -> bool:
-        """Whether the model dropped or pooled tokens, so that positions are unknown."""
+    def _kind(self, site: Site, call: AttentionCall, tokens: int | None) -> str:
+        """How keys relate to queries: of another text, of the same, or condensed.
+
+        A model that drops or pools tokens leaves their positions unknown.
+        """
         T, S = call.q.shape[2], call.k.shape[2]
+        if site.cross:
+            return "cross"
         module_call = self._active.call_of(call.module)
         length = None
         if module_call is not None and module_call.inputs:
             length = module_call.inputs[0].shape[1]
         # More keys than queries come from a cache, unless the module received them all.
-        return T > S or (T < S and length == S) or (tokens is not None and tokens > T)
+        condensed = T > S or (T < S and length == S) or (tokens is not None and tokens > T)
+        return "condensed" if condensed else "within"
+
+
+def _without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """A context without autocast, which would round our sums, too."""
+    return torch.autocast(x.device.type, enabled=False) if under_autocast(x) else nullcontext()
 
 
 def _check_values(call: AttentionCall) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from headwise.errors import ArgumentError
@@ -126,7 +127,7 @@ class Request:
         top, value = tuple(by_measure["top"]), tuple(by_measure["value"])
         return cls(statistics, classes=used, top=top, value=value, per_text=per_text)
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of all statistics of the table, in order."""
         masses = (*self.classes, *self.relations, *self.pairs)

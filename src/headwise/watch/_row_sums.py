@@ -1,50 +1,61 @@
 """From statistics of rows to sums over texts: which rows count for which statistic."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics
 from headwise.models import AttentionCall, Text
-from headwise.watch._accumulator import CallSums
+from headwise.watch._eligible_rows import CallSums, EligibleRows, Rule
+from headwise.watch._layouts import Layout
 from headwise.watch._pairs import Columns
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
 
 PerHead = Float[Tensor, "H Dv d_model"]
+RowValues = Shaped[Tensor, "B H T"]
 
 
 def row_request(
     call: AttentionCall,
     request: Request,
-    positions: Positions,
-    columns: Columns,
-    key_text: Text,
+    layout: Layout,
     per_head: PerHead | None,
     need_heads: bool,
 ) -> RowRequest:
     """What the kernel must compute for each row of a call.
 
     Args:
-        columns: The keys of each query under every offset, relation and set of pairs.
         per_head: The part of each head in the output projection, if a statistic needs it.
     """
-    projects_heads = "output_norm" in request.statistics and call.join is not None
+    heads = need_heads or ("output_norm" in request.statistics and call.join is not None)
+    if heads not in layout.requests:
+        layout.requests[heads] = _row_request(request, layout, heads)
+    shared = layout.requests[heads]
+    if not request.value:
+        return shared
+    return replace(shared, key_norms=projected_norms(call.v, per_head))
+
+
+def _row_request(request: Request, layout: Layout, heads: bool) -> RowRequest:
+    """The part of a request that does not depend on the values of a call."""
+    positions, columns = layout.positions, layout.columns
+    members = _class_members(request, positions, layout.key_text) if request.classes else None
     return RowRequest(
         entropy="entropy" in request.statistics,
         distance="distance" in request.statistics and not positions.is_cross,
         participation="participation" in request.statistics,
         received=positions.query_real if request.received else None,
         keys=torch.cat([*columns.values()], dim=-1) if columns else None,
-        classes=_class_members(request, positions, key_text) if request.classes else None,
+        classes=members,
         top=bool(request.top),
-        key_norms=projected_norms(call.v, per_head) if request.value else None,
         query_at=positions.query_position,
         key_at=positions.keys.position,
-        heads=need_heads or projects_heads,
+        heads=heads,
     )
 
 
@@ -52,8 +63,7 @@ def sum_rows(
     rows: RowStatistics,
     call: AttentionCall,
     request: Request,
-    positions: Positions,
-    columns: Columns,
+    layout: Layout,
     per_head: PerHead | None,
 ) -> CallSums:
     """The sums of one call, by text, for every statistic of a request.
@@ -61,27 +71,36 @@ def sum_rows(
     Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
     it counts only for logits, unless means are taken over all queries.
     """
-    real = positions.query_real[:, None] & (rows.n_keys > 0)
-    n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
-    several = rows.n_keys > (0 if request.queries == "all" else 1)
-    statistics = _row_values(rows, several, n_keys)
+    statistics = _row_values(rows)
     if per_head is not None:
-        heads = call.heads if call.join is None else rows.heads
+        is_answer = not call.heads.shape[-1]  # the model computed none
+        heads = rows.heads if is_answer or call.join is not None else call.heads
         if heads is not None and heads.shape[1] == len(per_head):
-            statistics["output_norm"] = _RowValues(projected_norms(heads, per_head))
-    for name, (seen, mass, top, share) in _mass_columns(rows, columns, request).items():
-        if seen is None or mass is None:
-            continue
-        # In cross-attention, no query has a neighbor or a relation.
-        over_all = request.queries == "all" and (name == "first" or not positions.is_cross)
-        eligible = several & ((seen > 0) | over_all)
-        statistics[name] = _RowValues(mass, eligible, seen / n_keys)
-        if top is not None:
-            statistics[f"top({name})"] = replace(statistics[name], values=top)
-        if share is not None:  # NaN if all visible values are zero
-            share = torch.where(seen > 0, share, 0.0)
-            statistics[f"value({name})"] = _RowValues(share, eligible & ~share.isnan())
-    return _sums({name: statistics[name] for name in request.names}, real, positions)
+            statistics["output_norm"] = projected_norms(heads, per_head)
+    columns = layout.columns
+    statistics |= _by_mass("mass", rows, columns, request)
+    if request.top:
+        tops = _by_mass("top", rows, columns, request)
+        statistics |= {f"top({name})": top for name, top in tops.items()}
+    if request.value:
+        statistics |= _shares(rows, columns, request)
+    values = torch.stack([statistics[name] for name in request.names])
+    return _eligible(rows, call, request, layout).sums_of(values, layout.positions)
+
+
+def _eligible(
+    rows: RowStatistics, call: AttentionCall, request: Request, layout: Layout
+) -> EligibleRows:
+    """The rows that count: the same for all calls of a layout, unless values decide."""
+    kind = rows.n_keys.shape[1], rows.sink is not None
+    # Whether the largest logit is known, and whether all values are zero, depends on the call.
+    is_shared = call.knows_logits and not request.value
+    if is_shared and kind in layout.eligible:
+        return layout.eligible[kind]
+    eligible = _eligible_rows(rows, request, layout)
+    if is_shared:
+        layout.eligible[kind] = eligible
+    return eligible
 
 
 def projected_norms(
@@ -115,77 +134,87 @@ def _class_members(
     return (torch.stack(classes, dim=-1) & positions.key_real[..., None]).float()
 
 
-@dataclass(frozen=True)
-class _RowValues:
-    """One statistic of every row, the rows it is defined for, and its value under even weights."""
+def _row_values(rows: RowStatistics) -> dict[str, RowValues]:
+    """The statistics of all rows except masses, by name; those that are undefined are any."""
+    values = {
+        "entropy": rows.entropy,
+        "max_weight": rows.max_weight,
+        "max_logit": rows.max_logit,
+        "lse": rows.lse,
+        "sink": rows.sink,
+        "distance": rows.distance,
+        "participation": rows.participation,
+    }
+    return {name: rows.lse if value is None else value for name, value in values.items()}
 
-    values: Float[Tensor, "B H T"]
-    eligible: Bool[Tensor, "B H T"] | None = None  # None: every real row
-    even: Float[Tensor, "B H T"] | None = None
+
+def _by_mass(
+    measure: str, rows: RowStatistics, columns: Columns, request: Request
+) -> dict[str, RowValues]:
+    """One measure of the masses, by name: "seen" (keys), "mass", "top" or "share"."""
+    of_keys = getattr(rows, f"key_{measure}")
+    of_classes = getattr(rows, "class_keys" if measure == "seen" else f"class_{measure}")
+    values: dict[str, RowValues] = {}
+    if of_keys is not None and columns:
+        values |= zip(columns, _sums_over(of_keys, columns), strict=True)
+    if of_classes is not None:
+        values |= zip(request.classes, of_classes.unbind(-1), strict=True)
+    return values
 
 
-def _row_values(
+def _sums_over(
+    of_keys: Shaped[Tensor, "B H T N"], columns: Columns
+) -> Sequence[Shaped[Tensor, "B H T"]]:
+    """The sum over the keys of each name."""
+    if len(columns) == of_keys.shape[-1]:  # one key for each
+        return of_keys.unbind(-1)
+    widths = [keys.shape[-1] for keys in columns.values()]
+    return [part.sum(-1) for part in torch.split(of_keys, widths, -1)]
+
+
+def _shares(rows: RowStatistics, columns: Columns, request: Request) -> dict[str, RowValues]:
+    """The shares of value norms by the names of their statistics; NaN if all norms are zero."""
+    seen = _by_mass("seen", rows, columns, request)
+    shares = _by_mass("share", rows, columns, request)
+    return {
+        f"value({name})": torch.where(seen[name] > 0, share, 0.0) for name, share in shares.items()
+    }
+
+
+def _eligible_rows(rows: RowStatistics, request: Request, layout: Layout) -> EligibleRows:
+    """The rows that count for each statistic of a request, and its value under even weights."""
+    positions, columns = layout.positions, layout.columns
+    real = positions.query_real[:, None] & (rows.n_keys > 0)
+    n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
+    several = rows.n_keys > (0 if request.queries == "all" else 1)
+    rules = _rules(rows, several, n_keys)
+    shares = _shares(rows, columns, request) if request.value else {}
+    for name, seen in _by_mass("seen", rows, columns, request).items():
+        # In cross-attention, no query has a neighbor or a relation.
+        over_all = request.queries == "all" and (name == "first" or not positions.is_cross)
+        eligible = several & ((seen > 0) | over_all)
+        rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
+        share = shares.get(f"value({name})")
+        rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
+    return EligibleRows.of(
+        {name: rules.get(name, (None, None)) for name in request.names}, real, positions
+    )
+
+
+def _rules(
     rows: RowStatistics, several: Bool[Tensor, "B H T"], n_keys: Float[Tensor, "B H T"]
-) -> dict[str, _RowValues]:
-    """The statistics of all rows except masses, by name; `several` marks rows that count."""
+) -> dict[str, Rule]:
+    """The eligible rows and even values of statistics that are no masses; `several` marks rows
+    that count.
+    """
     undefined = torch.zeros_like(several)
     # The largest logit of hand-written attention may be unknown; NaN rows count as known.
     is_known = ~rows.max_logit.isnan() | rows.lse.isnan()
-    statistics = {
-        "max_weight": _RowValues(rows.max_weight, several, 1.0 / n_keys),
-        "max_logit": _RowValues(rows.max_logit, is_known),
-        "lse": _RowValues(rows.lse),
-        "sink": _RowValues(rows.lse, undefined) if rows.sink is None else _RowValues(rows.sink),
-        "distance": _RowValues(rows.lse, undefined),
+    return {
+        "max_weight": (several, 1.0 / n_keys),
+        "max_logit": (is_known, None),
+        "sink": (undefined if rows.sink is None else None, None),
+        "entropy": (several, n_keys.log()),
+        "participation": (several, n_keys),
+        "distance": (undefined if rows.distance is None else several, rows.even_distance),
     }
-    if rows.entropy is not None:
-        statistics["entropy"] = _RowValues(rows.entropy, several, n_keys.log())
-    if rows.participation is not None:
-        statistics["participation"] = _RowValues(rows.participation, several, n_keys)
-    if rows.distance is not None:
-        statistics["distance"] = _RowValues(rows.distance, several, rows.even_distance)
-    return statistics
-
-
-def _mass_columns(
-    rows: RowStatistics, columns: Columns, request: Request
-) -> dict[str, tuple[Tensor | None, ...]]:
-    """By mass: the number of its visible keys, its mass, top and share of value norms."""
-    masses: dict[str, tuple[Tensor | None, ...]] = {}
-    by_key = (rows.key_seen, rows.key_mass, rows.key_top, rows.key_share)
-    start = 0
-    for name, keys in columns.items():
-        part = slice(start, start + keys.shape[-1])
-        masses[name] = tuple(None if x is None else x[..., part].sum(-1) for x in by_key)
-        start = part.stop
-    by_class = (rows.class_keys, rows.class_mass, rows.class_top, rows.class_share)
-    for column, name in enumerate(request.classes):
-        masses[name] = tuple(None if x is None else x[..., column] for x in by_class)
-    return masses
-
-
-def _sums(
-    statistics: dict[str, _RowValues], real: Bool[Tensor, "B H T"], positions: Positions
-) -> CallSums:
-    """Sums over the rows of each text, for all statistics at once."""
-    shape = (len(statistics), *real.shape)
-    values = real.new_zeros(shape, dtype=torch.float64)
-    eligible = real.expand(shape).clone()
-    even = torch.full_like(values, torch.nan)
-    for row, statistic in enumerate(statistics.values()):
-        values[row] = statistic.values
-        if statistic.eligible is not None:
-            eligible[row] &= statistic.eligible
-        if statistic.even is not None:
-            even[row] = statistic.even
-    maximum = torch.where(eligible, values, -torch.inf).amax((1, 3))
-    is_defined = eligible.any(3).any(1)
-    even_sums = positions.by_text(torch.where(eligible, even, 0.0)).cpu().numpy()
-    even_sums[[statistic.even is None for statistic in statistics.values()]] = torch.nan
-    return CallSums(
-        names=tuple(statistics),
-        count=positions.by_text(eligible.double()).cpu().numpy(),
-        total=positions.by_text(torch.where(eligible, values, 0.0)).cpu().numpy(),
-        even=even_sums,
-        maximum=torch.where(is_defined, maximum, torch.nan).cpu().numpy(),
-    )

@@ -1,6 +1,7 @@
 """Watch a model: statistics per head while it runs, and an unchanged model after the block."""
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._interrupts import reversible
+from headwise._torch_private import without_function_modes
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site, check_model, fingerprint, originals_of
 from headwise.tables import HeadLike, HeadTable, Totals
@@ -102,6 +104,11 @@ def _are_numbers(layers: Any) -> bool:
     return numbers and all(isinstance(layer, int) and layer >= 0 for layer in layers)
 
 
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    return tuple((name, version(name)) for name in ("headwise", "torch"))
+
+
 class Watch:
     """The statistics of a model's heads so far; made by `observe`."""
 
@@ -135,6 +142,10 @@ class Watch:
             UnsupportedError: no attention call was captured.
             ArgumentError: `layers` names a layer that the model does not have.
         """
+        with without_function_modes():  # which would see every function that the table calls
+            return self._table()
+
+    def _table(self) -> HeadTable:
         totals = self._recorder.totals()
         self._check_captured(totals)
         sites = list(totals)
@@ -155,7 +166,7 @@ class Watch:
             ).T,
             queries=self._request.queries,
             model=fingerprint(self._model),
-            versions={name: version(name) for name in ("headwise", "torch")},
+            versions=dict(_versions()),
             original=originals_of(self._model, heads),
         )
 

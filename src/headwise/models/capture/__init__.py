@@ -4,7 +4,8 @@ from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import Answer, AttentionCall
 from headwise.models.capture._capture import capture_calls
 from headwise.models.capture._coverage import Coverage, reason_unsupported
-from headwise.models.capture._inputs import InputTracker, Text
+from headwise.models.capture._inputs import InputTracker, StackInputs, Text
+from headwise.models.capture._interception import Understanding
 from headwise.models.capture._sites import Site, Sites
 from headwise.models.capture._stacks import Stacks
 from headwise.models.capture._torch_calls import ordinary_path
@@ -17,8 +18,10 @@ __all__ = [
     "InputTracker",
     "Site",
     "Sites",
+    "StackInputs",
     "Stacks",
     "Text",
+    "Understanding",
     "capture_calls",
     "ordinary_path",
     "reason_unsupported",

@@ -13,7 +13,12 @@ from headwise._count_names import HEADS
 from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
-from headwise.models.capture._call import Answer, AttentionCall, OnCall
+from headwise.models.capture._call import Answer, AttentionCall, OnCall, uncompiled
+from headwise.models.capture._interception import (
+    FunctionInterception,
+    Interception,
+    Understanding,
+)
 
 
 def heads_of(module: nn.Module) -> int:
@@ -33,6 +38,7 @@ class ModuleCall:
         thread: The thread it runs in; 0 in compiled code, which cannot know its thread.
         projected: The inputs that an inner module received as its first input.
         counted: The sites whose tokens were counted during this call.
+        attended: The number of attention calls during this call.
     """
 
     module: nn.Module
@@ -42,6 +48,7 @@ class ModuleCall:
     queries: Tensor | None = None
     thread: int = 0
     counted: set[Hashable] = field(default_factory=set)
+    attended: int = 0
 
     def is_cross_attention(self, T: int, S: int) -> bool | None:
         """Whether `S` keys come from another text than `T` queries; None if that is unknown.
@@ -71,29 +78,46 @@ class ActiveModules:
     """The active modules of one model, and the callbacks that receive its attention calls.
 
     Attributes:
-        on_call: Receives each attention call.
         answer: May compute the heads of a call in place of the model; None: nothing does.
         keep_graph: Whether captured tensors stay attached to the autograd graph.
         calls: The module calls that have not returned, the innermost last.
         captured_elsewhere: How many active modules or functions have a capture of their own,
             so that the function mode must skip what they call.
-        called: Every module that was called so far, by identity.
+        understanding: What is known of the model from its passes so far.
+        interception: What intercepts its calls.
         unmatched_softmax: The number of axes of a softmax whose product with values was not
             found, by the identity of its module.
     """
 
     def __init__(
-        self, on_call: OnCall = _ignore, answer: Answer | None = None, keep_graph: bool = False
+        self,
+        on_call: OnCall = _ignore,
+        answer: Answer | None = None,
+        keep_graph: bool = False,
+        understanding: Understanding | None = None,
     ) -> None:
-        self.on_call, self.answer, self.keep_graph = on_call, answer, keep_graph
+        self._on_call = on_call
+        self._receive_uncompiled = uncompiled(self._receive)
+        self.answer, self.keep_graph = answer, keep_graph
         self.calls: list[ModuleCall] = []
         self.captured_elsewhere = 0
-        self.called: set[int] = set()
+        self.understanding = understanding or Understanding()
+        self.interception: Interception | None = None
         self.unmatched_softmax: dict[int, int] = {}
+
+    @property
+    def called(self) -> set[int]:
+        """Every module that was called so far, by identity."""
+        return self.understanding.called
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every call of a module is followed, not only those that are needed."""
+        return self.interception is None or self.interception.is_whole
 
     def detach(self, x: Tensor) -> Tensor:
         """The tensor without its autograd graph, unless the graph is kept."""
-        return x if self.keep_graph else x.detach()
+        return x if self.keep_graph or not x.requires_grad else x.detach()
 
     def innermost(self, *ignored: type[nn.Module]) -> nn.Module:
         """The innermost active module that is not of an ignored type."""
@@ -107,7 +131,10 @@ class ActiveModules:
 
     def call_of(self, module: nn.Module) -> ModuleCall | None:
         """The call of a module that has not returned yet."""
-        return next((call for call in reversed(self.calls) if call.module is module), None)
+        for call in reversed(self.calls):
+            if call.module is module:
+                return call
+        return None
 
     def may_answer(self, *inputs: Tensor) -> bool:
         """Whether `answer` may replace the model's kernel: not under gradients or a compiler."""
@@ -122,28 +149,83 @@ class ActiveModules:
                 return is_cross
         return S < T
 
+    def on_call(self, call: AttentionCall) -> None:
+        """Receive an attention call, in plain Python also where the model is compiled."""
+        if torch.compiler.is_compiling():
+            self._receive_uncompiled(call)
+        else:
+            self._receive(call)
+
+    def _receive(self, call: AttentionCall) -> None:
+        self.attends(call.module)
+        self._on_call(call)
+
+    def attends(self, module: nn.Module) -> None:
+        """Note that a module attends: its calls matter, and those of what contains several."""
+        if not self.is_whole:
+            return
+        needed = self.understanding.needed
+        needed.add(id(module))
+        for call in self.calls:
+            call.attended += 1
+            if call.attended > 1:
+                needed.add(id(call.module))
+
     @reversible
-    def follow(self, model: nn.Module, hooked: tuple[type[nn.Module], ...]) -> Iterator[None]:
-        """Track the calls of all modules; those of types `hooked` have a capture of their own."""
-        with Hooks() as hooks:
-            for module in model.modules():
-                enter = partial(self._enter, isinstance(module, hooked))
-                hooks.before(module, enter, with_kwargs=True)
-                hooks.after(module, self._leave, always_call=True)
+    def follow(
+        self,
+        model: nn.Module,
+        hooked: tuple[type[nn.Module], ...],
+        functions: FunctionInterception,
+    ) -> Iterator[None]:
+        """Track the calls of modules; those of types `hooked` have a capture of their own."""
+
+        def hook(module: nn.Module) -> Hooks:
+            hooks = Hooks()
+            enter = partial(self._enter, isinstance(module, hooked))
+            hooks.before(module, enter, with_kwargs=True)
+            hooks.after(module, self._leave, always_call=True)
+            return hooks
+
+        self.understanding.needed |= {id(m) for m in model.modules() if isinstance(m, hooked)}
+        self.interception = Interception(model, self.understanding, functions, hook)
+        self._start_over = uncompiled(self.interception.start_over)
+        try:
+            self.interception.open()
             yield
+        finally:
+            self.interception.close()
 
     def _enter(
         self, has_own_hook: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        thread = 0 if torch.compiler.is_compiling() else threading.get_ident()
+        is_compiled = torch.compiler.is_compiling()
+        thread = 0 if is_compiled else threading.get_ident()
         self._check_thread(thread)
         self._leave(module)  # an interrupt may have left an earlier call open
+        self._intercept(module, args, kwargs, is_compiled)
         inputs = _token_vectors([*args, *kwargs.values()])
         if self.calls and inputs and any(inputs[0] is x for x in self.calls[-1].inputs):
             self.calls[-1].projected.append(inputs[0])
         self.calls.append(ModuleCall(module, inputs, has_own_hook, thread=thread))
         self.called.add(id(module))
         self.captured_elsewhere += has_own_hook
+
+    def _intercept(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_compiled: bool
+    ) -> None:
+        """Decide what is intercepted from now on: everything in what is compiled."""
+        interception = self.interception
+        if interception is None:
+            return
+        if is_compiled:
+            self.understanding.compiled = True
+            if not interception.is_whole:
+                self._start_over()
+        elif self.calls:
+            interception.enter(module)
+        else:
+            interception.begin(module, args, kwargs)
 
     def _check_thread(self, thread: int) -> None:
         """Forward passes may come from any thread, but one after the other."""
@@ -162,3 +244,5 @@ class ActiveModules:
             call = self.calls.pop()
             self.captured_elsewhere -= call.has_own_hook
             call.queries = None
+            if not self.calls and self.interception is not None:
+                self.interception.end()

@@ -52,6 +52,11 @@ class AttentionCall:
     real: Bool[Tensor, "B S"] | None = None
 
     @property
+    def knows_logits(self) -> bool:
+        """Whether the largest logit before any bias is known."""
+        return True
+
+    @property
     def statistics_kernel(self) -> str:
         """The kernel that computes the statistics of the call."""
         return statistics_kernel(self.q, self.k, self.v, self.rule)

@@ -13,18 +13,21 @@ from headwise.kernels import AttendOutput
 from headwise.layer import HeadAttention
 from headwise.models._hooks import Hooks
 from headwise.models.capture._active_modules import ActiveModules
-from headwise.models.capture._call import Answer, AttentionCall, OnCall, uncompiled
-from headwise.models.capture._torch_calls import (
-    capture_functions,
-    capture_torch_layer,
-    ordinary_path,
-)
+from headwise.models.capture._call import Answer, AttentionCall, OnCall
+from headwise.models.capture._functions import capture_functions
+from headwise.models.capture._interception import Understanding
+from headwise.models.capture._torch_calls import capture_torch_layer, ordinary_path
 from headwise.models.capture.softmax import SoftmaxTracker
 
 
 @reversible
 def capture_calls(
-    model: nn.Module, on_call: OnCall, answer: Answer | None = None, *, keep_graph: bool = False
+    model: nn.Module,
+    on_call: OnCall,
+    answer: Answer | None = None,
+    *,
+    keep_graph: bool = False,
+    understanding: Understanding | None = None,
 ) -> Iterator[ActiveModules]:
     """Call `on_call` with each attention call of `model`, after the model has computed it.
 
@@ -37,11 +40,12 @@ def capture_calls(
             gradients, dropout or a compiler. The model continues with these heads.
         keep_graph: Whether captured tensors stay attached to the autograd graph, so that
             gradients reach the weights they were computed from.
+        understanding: What earlier captures of the model have found; None: nothing.
     Yields:
         Which modules are active and were called, and which have a softmax whose product with
         values was not found.
     """
-    active = ActiveModules(uncompiled(on_call), answer, keep_graph)
+    active = ActiveModules(on_call, answer, keep_graph, understanding)
     softmaxes = SoftmaxTracker(active)
     hooked: dict[type[nn.Module], Callable[..., None]] = {
         HeadAttention: partial(_capture_layer, active),
@@ -56,10 +60,10 @@ def capture_calls(
             from headwise.models.capture.huggingface import capture_interface
 
             hooks.enter_context(capture_interface(model, active))
-        hooks.enter_context(active.follow(model, tuple(hooked)))
         hooks.after(model, lambda *_: softmaxes.clear(), always_call=True)
         hooks.enter_context(ordinary_path(model))
-        hooks.enter_context(capture_functions(active, softmaxes))
+        functions = hooks.enter_context(capture_functions(active, softmaxes))
+        hooks.enter_context(active.follow(model, tuple(hooked), functions))
         yield active
 
 

@@ -10,7 +10,7 @@ from headwise.models.capture._sites import Site
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Covered:
     """How many queries were captured, and how many tokens the module received.
 

@@ -1,10 +1,12 @@
 """The text that a model reads: its token ids, and which of them are padding."""
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
+from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Int
@@ -77,6 +79,7 @@ class InputTracker:
         self._inputs: dict[str, StackInputs] = {}
         self._main, self._decoder = Text(), Text()
         self._open: list[str] = []
+        self._known: dict[str, StackInputs] = {}  # what `of` gave since the inputs changed
         self.passes = 0
 
     @property
@@ -84,7 +87,15 @@ class InputTracker:
         return bool(self._open)
 
     def of(self, stack: str) -> StackInputs:
-        """The inputs of a stack; what it did not receive itself is taken from the model."""
+        """The inputs of a stack; what it did not receive itself is taken from the model.
+
+        Calls of the same pass get the same object.
+        """
+        if stack not in self._known:
+            self._known[stack] = self._inputs_of(stack)
+        return self._known[stack]
+
+    def _inputs_of(self, stack: str) -> StackInputs:
         if stack in ("", "cross"):
             # The innermost model comes first: a wrapper may have put a prefix before its text.
             inputs = [self._inputs.get(name, _UNKNOWN) for name in reversed(self._open)]
@@ -107,6 +118,7 @@ class InputTracker:
         name = _without_cross(stack)
         stack_inputs = self._inputs.get(name, _UNKNOWN)
         self._inputs[name] = stack_inputs.filled(StackInputs(Text(real=real)))
+        self._known = {}
 
     @reversible
     def follow(self) -> Iterator["InputTracker"]:
@@ -134,6 +146,7 @@ class InputTracker:
         self._close(name)
         self.passes += not self._open
         self._open.append(name)
+        self._known = {}
 
     def _end(self, name: str, *_: Any) -> None:
         self._inputs.pop(name, None)
@@ -143,6 +156,7 @@ class InputTracker:
 
     def _close(self, name: str) -> None:
         """End a pass and all passes inside it: an interrupt may have left any of them open."""
+        self._known = {}
         if name in self._open:
             del self._open[self._open.index(name) :]
 
@@ -152,8 +166,22 @@ def _inner_models(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if name and _reads_text(inspect.signature(module.forward).parameters)
+        if name and _reads_text(_parameters(module.forward))
     }
+
+
+# The parameters of functions, which take long to inspect.
+_known: WeakKeyDictionary[FunctionType, Collection[str]] = WeakKeyDictionary()
+
+
+def _parameters(forward: Callable[..., Any]) -> Collection[str]:
+    """The names of the parameters of a method; modules of one class share it."""
+    function = getattr(forward, "__func__", None)
+    if not isinstance(function, FunctionType):
+        return tuple(inspect.signature(forward).parameters)
+    if function not in _known:
+        _known[function] = tuple(inspect.signature(forward).parameters)
+    return _known[function]
 
 
 def _reads_text(parameters: Collection[str]) -> bool:

@@ -41,6 +41,9 @@ class Site:
     statistics: str = ""
     coverage: str = ""
 
+    def __hash__(self) -> int:
+        return hash((self.stack, self.layer, self.name))  # sites are looked up at every call
+
     def heads(self) -> tuple[Head, ...]:
         return tuple(Head(self.stack, self.layer, head) for head in range(self.n_heads))
 
@@ -62,6 +65,7 @@ class Sites:
         self._names = {id(module): name for name, module in self._modules.items()}
         self._sites: dict[tuple[int, int], Site] = {}
         self.unsupported: dict[str, str] = {}
+        self._places: dict[int, tuple[str, bool]] = {}  # of modules: stack and cross-attention
         self._module_calls: dict[int, list[ModuleCall | None]] = {}  # of this pass
         self._pass: ModuleCall | None = None
 
@@ -98,8 +102,20 @@ class Sites:
         """The site of a call, added if it is new."""
         key = self._key(call, active)
         if key not in self._sites:
-            self._sites[key] = self._new(call)
+            self._sites[key] = self._new(call, active)
         return self._sites[key]
+
+    def place_of(self, call: AttentionCall, active: ActiveModules) -> tuple[str, bool]:
+        """The stack of a call, and whether it is cross-attention.
+
+        Only where all modules are followed do the modules around a call say so.
+        """
+        key = id(call.module)
+        if active.is_whole or key not in self._places:
+            place = self.stacks.of(self.name_of(call.module), call.cross)
+            active.understanding.ambiguous |= self._places.get(key, place) != place
+            self._places[key] = place
+        return self._places[key]
 
     def _key(self, call: AttentionCall, active: ActiveModules) -> tuple[int, int]:
         """The identity of a module, and how often it attended earlier in this pass."""
@@ -116,9 +132,9 @@ class Sites:
             module_call.queries = call.q  # kept alive, so that its memory is not reused
         return id(call.module), len(calls) - 1
 
-    def _new(self, call: AttentionCall) -> Site:
+    def _new(self, call: AttentionCall, active: ActiveModules) -> Site:
         name = self.name_of(call.module)
-        stack, cross = self.stacks.of(name, call.cross)
+        stack, cross = self.place_of(call, active)
         layer = sum(site.stack == stack for site in self._sites.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         how = (call.watched, call.kernel, call.statistics_kernel)

@@ -1,4 +1,4 @@
-"""Capture attention of plain torch: its fused function, and `nn.MultiheadAttention`."""
+"""Capture `nn.MultiheadAttention`, and keep it on the path where it can be captured."""
 
 import threading
 from collections.abc import Iterator
@@ -9,128 +9,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from headwise._interrupts import deliver_interrupt, reversible
-from headwise._torch_private import has_function_modes, pop_function_mode, push_function_mode
+from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
-from headwise.masks import Mask, Window, as_mask, from_blocked
-from headwise.models.capture._active_modules import ActiveModules, heads_of
+from headwise.masks import Mask, as_mask, from_blocked
+from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
-from headwise.models.capture.softmax import SoftmaxTracker
-
-
-class _FunctionCapture(TorchFunctionMode):
-    """Captures `scaled_dot_product_attention` and attention that a module implements by hand."""
-
-    def __init__(self, active: ActiveModules, softmaxes: SoftmaxTracker) -> None:
-        super().__init__()
-        self._active, self._softmaxes = active, softmaxes
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not torch.compiler.is_compiling():
-            deliver_interrupt()  # it may have come while torch took this mode off or put it back
-        active = self._active
-        if active.captured_elsewhere or not active.calls:
-            return func(*args, **kwargs)
-        if func is F.scaled_dot_product_attention:
-            heads = self._answer(*args, **kwargs)
-            if heads is not None:
-                return heads
-        output = func(*args, **kwargs)
-        with torch.no_grad():
-            if func is F.scaled_dot_product_attention:
-                active.on_call(_call(active, output, *args, **kwargs))
-            else:
-                call = self._softmaxes.follow(func, args, kwargs, output)
-                if call is not None:
-                    active.on_call(call)
-        return output
-
-    def _answer(
-        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-    ) -> Tensor | None:
-        """The heads computed in place of torch's kernel, if that is possible."""
-        active = self._active
-        possible = query.ndim == 4 and active.may_answer(query, key, value)
-        if active.answer is None or not possible:
-            return None
-        with torch.no_grad():
-            call = _call(active, query[..., :0], query, key, value, *args, **kwargs)
-            heads = active.answer(call) if call.exact else None
-        return None if heads is None else heads.reshape(*query.shape[:-1], value.shape[-1])
-
-
-@reversible
-def capture_functions(active: ActiveModules, softmaxes: SoftmaxTracker) -> Iterator[None]:
-    """Capture `scaled_dot_product_attention` and hand-written attention in this thread.
-
-    Captures may end in any order, but a mode's own exit would remove the latest mode.
-    """
-    capture = _FunctionCapture(active, softmaxes)
-    push_function_mode(capture)
-    try:
-        yield
-    finally:
-        later: list[Any] = []
-        # An interrupt inside torch may have lost modes that torch removes for a moment.
-        while has_function_modes() and (top := pop_function_mode()) is not capture:
-            later.append(top)
-        for mode in reversed(later):
-            push_function_mode(mode)
-
-
-def _call(
-    active: ActiveModules,
-    output: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float | int = 0.0,
-    is_causal: bool = False,
-    scale: float | int | None = None,
-    enable_gqa: bool = False,
-) -> AttentionCall:
-    """A call of `scaled_dot_product_attention`, from its arguments and its output."""
-    module = active.innermost()
-    tensors = (active.detach(x) for x in (query, key, value, output))
-    q, k, v, heads = (_four_axes(x, module) for x in tensors)
-    T, S = q.shape[2], k.shape[2]
-    mask: Tensor | Mask | None = None
-    if attn_mask is not None:
-        mask = active.detach(attn_mask)
-        mask = mask.expand(1, *mask.shape) if mask.ndim == 3 else mask
-    elif is_causal:  # aligned top-left, wherever the keys end
-        visible = torch.ones(T, S, dtype=torch.bool, device=q.device).tril()
-        mask = Window(None, 0) if T == S else as_mask(visible)
-    return AttentionCall(
-        module=module,
-        q=q, k=k, v=v,
-        rule=make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True),
-        heads=heads,
-        watched="the function mode",
-        kernel="scaled_dot_product_attention",
-        exact=not dropout_p,
-        cross=active.is_cross_attention(T, S),
-    )  # fmt: skip
-
-
-def _four_axes(x: Tensor, module: nn.Module) -> Float[Tensor, "B H T D"]:
-    if x.ndim == 3:  # texts and heads share the first axis
-        heads = heads_of(module)
-        heads = heads if x.shape[0] % heads == 0 else 1
-        return x.reshape(-1, heads, *x.shape[1:])
-    if x.ndim != 4:
-        raise UnsupportedError(
-            f"observe: {type(module).__name__} attends with tensors of shape {tuple(x.shape)}. "
-            f"Use tensors of shape [batch, heads, tokens, width]."
-        )
-    return x
 
 
 @reversible

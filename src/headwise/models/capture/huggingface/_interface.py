@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from headwise._interrupts import reversible
+from headwise._torch_private import without_operator_observers
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture.huggingface._rule import keys_read, rule_of
@@ -106,7 +107,7 @@ def _attend(
     if not captures:
         return inner(module, *inputs, attention_mask, *args, **kwargs)
     describe = partial(_call, implementation, module, inputs, attention_mask, kwargs)
-    answered_by, heads = _answer(captures, implementation, kwargs, inputs, describe)
+    answered_by, heads = _answer(module, implementation, kwargs, inputs, describe)
     if heads is not None:
         output = heads.transpose(1, 2), None  # B H T Dv -> B T H Dv
     else:
@@ -121,18 +122,22 @@ def _attend(
 
 @contextmanager
 def _captured_here(captures: tuple[ActiveModules, ...]) -> Iterator[None]:
-    """Keep the function modes from capturing what the implementation calls."""
+    """Keep the captures from capturing what the implementation calls."""
     for active in captures:
         active.captured_elsewhere += 1
     try:
-        yield
+        if torch.compiler.is_compiling():
+            yield
+        else:
+            with without_operator_observers(most=len(captures)):
+                yield
     finally:
         for active in captures:
             active.captured_elsewhere -= 1
 
 
 def _answer(
-    captures: tuple[ActiveModules, ...],
+    module: nn.Module,
     implementation: str,
     kwargs: dict[str, Any],
     inputs: tuple[Tensor, Tensor, Tensor],
@@ -142,10 +147,11 @@ def _answer(
     # The eager implementation also returns weights, which an answer does not have.
     if kwargs.get("dropout") or implementation in (None, "eager"):
         return None, None
-    for active in captures:
+    for active in module.__dict__.get(_CAPTURES, ()):
         if active.answer is not None and active.may_answer(*inputs):
             heads = active.answer(describe(active, inputs[0].detach()[..., :0]))
             if heads is not None:
+                active.attends(module)
                 return active, heads
     return None, None
 

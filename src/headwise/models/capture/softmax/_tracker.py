@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._torch_private import version_of
+from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
 from headwise.models.capture._active_modules import ActiveModules, heads_of
@@ -38,6 +39,10 @@ class SoftmaxCall(AttentionCall):
     plain: Float[Tensor, "B H T S"] | None = None
 
     @property
+    def knows_logits(self) -> bool:
+        return self.plain is not None
+
+    @property
     def statistics_kernel(self) -> str:
         return f"{super().statistics_kernel} of the model's own logits"
 
@@ -58,6 +63,7 @@ class _PendingSoftmax:
     module: nn.Module
     weights: dict[int, Tensor] = field(default_factory=dict)
     dropped: bool = False
+    prepared: bool = True  # whether what comes before the softmax was followed
 
 
 class SoftmaxTracker:
@@ -96,6 +102,20 @@ class SoftmaxTracker:
             pending.dropped |= func in _DROPOUT and _drops(*args[1:], **kwargs)
         return None
 
+    def begin_unprepared(
+        self, weights: Tensor, logits: Tensor, dim: int | None = None, *_: Any
+    ) -> bool:
+        """Follow the weights of a softmax whose logits were not followed; False if it is none.
+
+        Masks and biases among its logits are unknown, so it is refused if it is attention.
+        """
+        before = len(self._pending)
+        self._begin(weights, logits, dim)
+        if len(self._pending) == before:
+            return False
+        self._pending[-1].prepared = False
+        return True
+
     def clear(self) -> None:
         """End the pass: a softmax that has no product with values by now will have none."""
         for pending in self._pending:
@@ -108,6 +128,7 @@ class SoftmaxTracker:
     ) -> None:
         if input.ndim < 3 or dim not in (-1, input.ndim - 1) or weights is input:
             return
+        self._active.understanding.by_hand = True
         scores, self._scores = self._scores, None
         if scores is not None:
             same_size = scores[0].shape.numel() == input.shape.numel()
@@ -144,6 +165,7 @@ class SoftmaxTracker:
         if product is None or shape is None:
             self._give_up(pending)
             return None
+        _check_prepared(pending)
         B, H, T, S = shape
         logits = pending.logits.detach().reshape(shape)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -164,6 +186,15 @@ class SoftmaxTracker:
             exact=not pending.dropped,
             cross=self._active.is_cross_attention(T, S),
             plain=_plain(pending, logits, visible),
+        )
+
+
+def _check_prepared(pending: _PendingSoftmax) -> None:
+    if not pending.prepared:
+        raise UnsupportedError(
+            f"observe: {type(pending.module).__name__} computes attention by hand, as in none of "
+            f"the forward passes before, so the masks of this call were not followed. Run the "
+            f"pass again: every function is followed from now on."
         )
 
 

@@ -1,0 +1,198 @@
+"""What watching adds to short calls: encoders, `generate`, a monitor, and opening a watch.
+
+    OMP_NUM_THREADS=1 python benchmarks/short_watch.py --into docs/watching-speed.md
+
+Every ratio is the median of ratios of neighbouring runs, in alternating order, on one thread.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from _report import Row, insert, machine, print_rows, table
+from _timing import Times, Work
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.watch import Watch, observe
+
+LAYERS = 6
+# Texts and tokens of the encoder's batches.
+BATCHES = {"1 x 32": (1, 32), "8 x 128": (8, 128), "2 x 512": (2, 512), "1 x 2048": (1, 2048)}
+PROMPT, NEW = 64, 32
+EVERY = 16
+TITLES = ("", "without", "watched", "more", "ratio", "rounds")
+
+
+def main() -> None:
+    options = _arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    cases = {"encoder": encoders, "generate": generation, "monitor": monitored, "open": opened}
+    rows = print_rows(row for name in options.cases for row in cases[name](options.seconds))
+    text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
+    print(text)
+    if options.into:
+        insert(text, options.into, "short calls")
+
+
+@torch.no_grad()
+def encoders(seconds: float) -> Iterator[Row]:
+    """Passes of an encoder with 12 heads of 32, the table included."""
+    model = encoder()
+    for name, (B, T) in BATCHES.items():
+        batch = torch.randint(0, 1000, (B, T))
+        passes = max(1, 320 // (B * T))
+
+        def work(watch: Watch | None, batch: Tensor = batch, passes: int = passes) -> None:
+            for _ in range(passes):
+                model(batch)
+            if watch:
+                watch.table()
+
+        times = alternating(work, partial(observe, model), seconds)
+        yield row_of(f"encoder, {name}", times, passes, sites=LAYERS)
+
+
+@torch.no_grad()
+def generation(seconds: float) -> Iterator[Row]:
+    """32 tokens, one after the other, from a decoder with 4 heads of 64."""
+    model = decoder()
+    prompt = torch.randint(0, 1000, (1, PROMPT))
+
+    def work(watch: Watch | None) -> None:
+        model.generate(prompt, max_new_tokens=NEW, do_sample=False)
+        if watch:
+            watch.table()
+
+    times = alternating(work, partial(observe, model), seconds)
+    yield row_of(f"generate, {NEW} tokens on {PROMPT}", times)
+
+
+def monitored(seconds: float) -> Iterator[Row]:
+    """Training steps with a monitor of every 16th."""
+    model = encoder().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    batch = torch.randint(0, 1000, (8, 32))
+
+    def work(monitor: hw.HeadMonitor | None) -> None:
+        for _ in range(EVERY):
+            model(batch).last_hidden_state.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if monitor:
+                monitor.step()
+
+    times = alternating(work, partial(hw.HeadMonitor, model, every=EVERY), seconds)
+    yield row_of(f"HeadMonitor, every={EVERY}", times, EVERY)
+
+
+@torch.no_grad()
+def opened(seconds: float) -> Iterator[Row]:
+    """A watch that is opened for one pass, beside a pass of a watch that stays open."""
+    model = encoder()
+    batch = torch.randint(0, 1000, (1, 32))
+
+    def once() -> None:
+        with observe(model) as watch:
+            model(batch)
+            watch.table()
+
+    with observe(model) as steady:
+        model(batch)
+
+    def pass_of_steady(watch: Watch) -> None:
+        model(batch)
+        watch.table()
+
+    once()
+    del steady
+    pairs: list[tuple[float, float]] = []
+    started = time.perf_counter()
+    while len(pairs) < 5 or time.perf_counter() - started < seconds:
+        with observe(model) as watch:
+            pass_of_steady(watch)
+            without = timed(partial(pass_of_steady, watch))
+        pairs.append((without, timed(once)))
+    columns = dict(zip(("without", "watched"), map(list, zip(*pairs, strict=True)), strict=True))
+    yield row_of("opening, one pass, table, closing", Times(columns))
+
+
+def encoder() -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=384, num_hidden_layers=LAYERS, num_attention_heads=12, intermediate_size=1536,
+        max_position_embeddings=2048, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.BertModel(config).eval()
+
+
+def decoder() -> Any:
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=1024,
+        vocab_size=1000, attn_implementation="sdpa", bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def alternating(
+    work: Callable[[Any], None],
+    watching: Callable[[], AbstractContextManager[Any]],
+    seconds: float,
+) -> Times:
+    """Times without and with a watch, which has understood the model before."""
+    columns: dict[str, list[float]] = {"without": [], "watched": []}
+    ways = {"without": nullcontext, "watched": watching}
+    rng = random.Random(0)
+    started = time.perf_counter()
+    while len(columns["without"]) < 5 or time.perf_counter() - started < seconds:
+        order = list(ways)
+        rng.shuffle(order)
+        for name in order:
+            with ways[name]() as watch:
+                work(watch)
+                columns[name].append(timed(partial(work, watch)))
+    return Times(columns)
+
+
+def timed(work: Work) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def row_of(case: str, times: Times, passes: int = 1, sites: int = 0) -> Row:
+    """The medians of a pass, what watching adds to it (and to a site's call), and their ratio."""
+    without, watched = (times.median(name) / passes for name in ("without", "watched"))
+    pairs = zip(times.seconds["watched"], times.seconds["without"], strict=True)
+    more = 1000 * statistics.median(a - b for a, b in pairs) / passes
+    each = f" ({more / sites:.2f} per site)" if sites else ""
+    return {
+        "case": case,
+        "without": f"{without:.2f} ms",
+        "watched": f"{watched:.2f} ms",
+        "more": f"{more:.2f} ms{each}",
+        "ratio": str(times.ratio("watched", "without")),
+        "rounds": str(len(times.seconds["without"])),
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    cases = ("encoder", "generate", "monitor", "open")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", nargs="*", choices=cases, default=cases)
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds per case")
+    parser.add_argument("--into", help="a page whose table is replaced")
+    parser.set_defaults(device="cpu", threads=1, clock="wall")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

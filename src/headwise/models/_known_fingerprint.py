@@ -1,0 +1,50 @@
+"""The fingerprint of a model, computed again only after its weights have changed."""
+
+from collections.abc import Hashable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from headwise._torch_private import is_materialized, version_of
+from headwise.models._fingerprint import fingerprint as hash_weights
+
+# By model: what its weights were when they were hashed, and their hash.
+_known: WeakKeyDictionary[nn.Module, tuple[Hashable, str]] = WeakKeyDictionary()
+# The entries of a weight that are compared: torch counts changes, but not those through `.data`
+# or NumPy.
+_SAMPLE = 512
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Hash the name, shape, dtype and values of every weight, whatever its device.
+
+    Weights are hashed again if one was exchanged or changed. Changes through `.data` or NumPy,
+    which torch does not count, are found by comparing 512 entries of each weight, evenly spaced.
+
+    Returns:
+        16 hexadecimal digits, equal for equal models.
+    """
+    weights = tuple(
+        (name, _state_of(weight)) for name, weight in model.state_dict(keep_vars=True).items()
+    )
+    if any(state is None for _, state in weights):
+        return hash_weights(model)
+    known, digest = _known.get(model, (None, ""))
+    if weights != known:
+        digest = hash_weights(model)
+        _known[model] = weights, digest
+    return digest
+
+
+def _state_of(weight: Any) -> Hashable:
+    """Which memory a weight is, and how often it was changed; None if that is unknown."""
+    if not isinstance(weight, Tensor) or weight.is_meta or not is_materialized(weight):
+        return None
+    if weight.is_inference() or weight.is_quantized or not weight.is_contiguous():
+        return None
+    entries = weight.detach().view(-1)
+    sample = entries[:: max(1, weight.numel() // _SAMPLE)].contiguous().view(torch.uint8)
+    place = weight.data_ptr(), tuple(weight.shape), weight.dtype, weight.device
+    return *place, version_of(weight), sample.cpu().numpy().tobytes()

@@ -1,0 +1,191 @@
+"""Capture functions of torch: fused attention, and attention that a module implements by hand."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from headwise._interrupts import deliver_interrupt, reversible
+from headwise._torch_private import (
+    FUSED_ATTENTION,
+    can_observe_operators,
+    has_function_modes,
+    observe_operators,
+    pop_function_mode,
+    push_function_mode,
+    stop_observing_operators,
+)
+from headwise.errors import UnsupportedError
+from headwise.kernels import make_rule
+from headwise.masks import Mask, Window, as_mask
+from headwise.models.capture._active_modules import ActiveModules, heads_of
+from headwise.models.capture._call import AttentionCall
+from headwise.models.capture.softmax import SoftmaxTracker
+
+
+class FunctionCapture(TorchFunctionMode):
+    """Captures `scaled_dot_product_attention` and attention that a module implements by hand.
+
+    The function mode sees every call of torch in its thread, which attention by hand needs. Once
+    a model is known to have none, the operators alone are observed: torch calls nothing else.
+    """
+
+    def __init__(self, active: ActiveModules, softmaxes: SoftmaxTracker) -> None:
+        super().__init__()
+        self._active, self._softmaxes = active, softmaxes
+        self._is_on = False
+        self.thread = threading.get_ident()
+
+    def intercept_all(self) -> None:
+        """Put the function mode on, in place of observed operators."""
+        if not self._is_on:
+            push_function_mode(self)
+            self._is_on = True
+            stop_observing_operators(self._observe)
+
+    def observe_operators(self) -> bool:
+        """Observe operators in place of the function mode; False where that is impossible."""
+        if not can_observe_operators():
+            return False
+        observe_operators(self._observe)
+        if self._is_on:
+            self._is_on = False
+            self._remove_mode()
+        return True
+
+    def close(self) -> None:
+        self._is_on = False
+        stop_observing_operators(self._observe)
+        self._remove_mode()
+
+    def _remove_mode(self) -> None:
+        """Captures may end in any order, but a mode's own exit would remove the latest mode."""
+        later: list[Any] = []
+        # An interrupt inside torch may have lost modes that torch removes for a moment.
+        while has_function_modes() and (top := pop_function_mode()) is not self:
+            later.append(top)
+        for mode in reversed(later):
+            push_function_mode(mode)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not torch.compiler.is_compiling():
+            deliver_interrupt()  # it may have come while torch took this mode off or put it back
+        active = self._active
+        if not self._is_on or active.captured_elsewhere or not active.calls:
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._attend(func, *args, **kwargs)
+        output = func(*args, **kwargs)
+        with torch.no_grad():
+            call = self._softmaxes.follow(func, args, kwargs, output)
+            if call is not None:
+                active.on_call(call)
+        return output
+
+    def _observe(self, name: str, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        """A call of an operator that is observed in place of functions."""
+        active = self._active
+        if active.captured_elsewhere or not active.calls:
+            return operator(*args, **kwargs)
+        if name == FUSED_ATTENTION:
+            return self._attend(operator, *args, **kwargs)
+        output = operator(*args, **kwargs)
+        follows = self._softmaxes.begin_unprepared(output, *args, **kwargs)
+        if follows and active.interception is not None:
+            active.interception.start_over()
+        return output
+
+    def _attend(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call fused attention, or answer in its place, and capture the call."""
+        heads = self._answer(*args, **kwargs)
+        if heads is not None:
+            return heads
+        output = func(*args, **kwargs)
+        with torch.no_grad():
+            self._active.on_call(_call(self._active, output, *args, **kwargs))
+        return output
+
+    def _answer(
+        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor | None:
+        """The heads computed in place of torch's kernel, if that is possible."""
+        active = self._active
+        possible = query.ndim == 4 and active.may_answer(query, key, value)
+        if active.answer is None or not possible:
+            return None
+        with torch.no_grad():
+            call = _call(active, query[..., :0], query, key, value, *args, **kwargs)
+            heads = active.answer(call) if call.exact else None
+        if heads is None:
+            return None
+        active.attends(call.module)
+        return heads.reshape(*query.shape[:-1], value.shape[-1])
+
+
+@reversible
+def capture_functions(
+    active: ActiveModules, softmaxes: SoftmaxTracker
+) -> Iterator[FunctionCapture]:
+    """Capture functions of torch in this thread, in the way that the interception decides."""
+    capture = FunctionCapture(active, softmaxes)
+    try:
+        yield capture
+    finally:
+        capture.close()
+
+
+def _call(
+    active: ActiveModules,
+    output: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float | int = 0.0,
+    is_causal: bool = False,
+    scale: float | int | None = None,
+    enable_gqa: bool = False,
+) -> AttentionCall:
+    """A call of `scaled_dot_product_attention`, from its arguments and its output."""
+    module = active.innermost()
+    tensors = (active.detach(x) for x in (query, key, value, output))
+    q, k, v, heads = (_four_axes(x, module) for x in tensors)
+    T, S = q.shape[2], k.shape[2]
+    mask: Tensor | Mask | None = None
+    if attn_mask is not None:
+        mask = active.detach(attn_mask)
+        mask = mask.expand(1, *mask.shape) if mask.ndim == 3 else mask
+    elif is_causal:  # aligned top-left, wherever the keys end
+        visible = torch.ones(T, S, dtype=torch.bool, device=q.device).tril()
+        mask = Window(None, 0) if T == S else as_mask(visible)
+    return AttentionCall(
+        module=module,
+        q=q, k=k, v=v,
+        rule=make_rule(head_dim=q.shape[-1], mask=mask, scale=scale, is_added=True),
+        heads=heads,
+        watched="the function mode",
+        kernel="scaled_dot_product_attention",
+        exact=not dropout_p,
+        cross=active.is_cross_attention(T, S),
+    )  # fmt: skip
+
+
+def _four_axes(x: Tensor, module: nn.Module) -> Float[Tensor, "B H T D"]:
+    if x.ndim == 3:  # texts and heads share the first axis
+        heads = heads_of(module)
+        heads = heads if x.shape[0] % heads == 0 else 1
+        return x.reshape(-1, heads, *x.shape[1:])
+    if x.ndim != 4:
+        raise UnsupportedError(
+            f"observe: {type(module).__name__} attends with tensors of shape {tuple(x.shape)}. "
+            f"Use tensors of shape [batch, heads, tokens, width]."
+        )
+    return x

@@ -1,0 +1,160 @@
+"""What intercepts the calls of a model: every module and function, or only where it attends."""
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from headwise._interrupts import uninterrupted
+from headwise._torch_private import in_backward, in_func_transform
+from headwise.models._hooks import Hooks
+
+
+@dataclass
+class Understanding:
+    """What is known of a model from the forward passes that were followed as a whole.
+
+    Attributes:
+        called: Every module that was called so far, by identity.
+        needed: The modules whose calls matter: those that attend or contain several calls of
+            attention, and those that are called first in a pass.
+        calls: The ways in which the model was called, each understood by one whole pass.
+        by_hand: Whether a softmax was found outside of fused attention: it can only be followed
+            from function to function.
+        compiled: Whether compiled code has called a module.
+        ambiguous: Whether the queries and keys of a module come from one text in some calls and
+            from two in others, which the modules around it and inside it tell apart.
+    """
+
+    called: set[int] = field(default_factory=set)
+    needed: set[int] = field(default_factory=set)
+    calls: set[Hashable] = field(default_factory=set)
+    by_hand: bool = False
+    compiled: bool = False
+    ambiguous: bool = False
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether calls can only be understood among all others."""
+        return self.by_hand or self.compiled or self.ambiguous
+
+
+@runtime_checkable
+class FunctionInterception(Protocol):
+    """Intercepts functions of torch in one thread."""
+
+    thread: int
+
+    def intercept_all(self) -> None: ...
+
+    def observe_operators(self) -> bool:
+        """Intercept fused attention and softmax alone; False where that is impossible."""
+
+
+class Interception:
+    """Intercepts a model's calls: all of them, until a pass that was called alike is understood.
+
+    From then on the only hooks are on modules that attend, on those that contain several calls of
+    attention, and on those that begin a pass; no function mode is on. What takes another way is
+    noticed nevertheless: modules that were not called so far keep their hooks, and calls of
+    `scaled_dot_product_attention` and of a softmax are observed as operators. Either one begins
+    to intercept everything again.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        understanding: Understanding,
+        functions: FunctionInterception,
+        hook: Callable[[nn.Module], Hooks],
+    ) -> None:
+        self._modules = {id(module): module for module in model.modules()}
+        self._known, self._functions, self._hook = understanding, functions, hook
+        self._hooks: dict[int, Hooks] = {}
+        self._learning: Hashable = None
+        self.is_whole = False
+
+    def open(self) -> None:
+        """Intercept what is needed before the first pass begins."""
+        if self._known.calls and not self._known.needs_all:
+            self.narrow()
+        else:
+            self.widen()
+
+    def close(self) -> None:
+        """Remove all hooks."""
+        while self._hooks:
+            self._hooks.popitem()[1].close()
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A module is called and none was active: a pass begins."""
+        known = self._known
+        if in_backward() or in_func_transform():  # a pass in a pass, or state that is put back
+            return
+        call = _way_of(module, args, kwargs)
+        is_here = threading.get_ident() == self._functions.thread
+        if is_here and call in known.calls and not known.needs_all:
+            self._learning = None
+            self.narrow()
+            return
+        self._learning = call if is_here else None
+        known.needed.add(id(module))
+        self.widen()
+
+    def end(self) -> None:
+        """A pass has ended: if it was followed as a whole, its like are understood."""
+        if self._learning is not None:
+            self._known.calls.add(self._learning)
+            self._learning = None
+
+    def enter(self, module: nn.Module) -> None:
+        """A module is called within a pass."""
+        if not self.is_whole and id(module) not in self._known.called:
+            self.start_over()
+
+    def start_over(self) -> None:
+        """Intercept everything from now on: a pass takes a way that no pass has taken before."""
+        self._known.calls.clear()
+        self._learning = None
+        self.widen()
+
+    @uninterrupted
+    def widen(self) -> None:
+        """Intercept every call of a module or function."""
+        if threading.get_ident() == self._functions.thread:
+            self._functions.intercept_all()
+        if not self.is_whole:
+            for key, module in self._modules.items():
+                if key not in self._hooks:
+                    self._hooks[key] = self._hook(module)
+        self.is_whole = True
+
+    @uninterrupted
+    def narrow(self) -> None:
+        """Intercept the calls that are needed, and those of modules that were never called."""
+        if not self._functions.observe_operators():
+            self.widen()
+            return
+        if self._hooks and not self.is_whole:
+            return
+        for key, module in self._modules.items():
+            is_needed = key in self._known.needed or key not in self._known.called
+            if is_needed and key not in self._hooks:
+                self._hooks[key] = self._hook(module)
+            elif not is_needed and key in self._hooks:
+                self._hooks.pop(key).close()
+        self.is_whole = False
+
+
+def _way_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
+    """How a module is called, apart from the values and lengths of its tensors."""
+    named = tuple((name, _kind(value)) for name, value in kwargs.items())
+    mode = module.training, torch.is_grad_enabled()
+    return id(module), mode, tuple(map(_kind, args)), named
+
+
+def _kind(value: Any) -> object:
+    return value if value is None or isinstance(value, bool | str) else type(value)

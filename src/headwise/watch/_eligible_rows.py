@@ -1,0 +1,72 @@
+"""Which rows count for which statistic, and the sums of statistics over these rows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from headwise.watch._positions import Positions
+
+# The rows for which a statistic is defined and its value under even weights; None: every real
+# row, and no such value.
+Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
+
+
+@dataclass(frozen=True)
+class EligibleRows:
+    """The rows that count for each of `K` statistics, and what follows from masks alone.
+
+    Attributes:
+        hidden: The rows that do not count.
+        count: The number of rows of each of `M` texts.
+        even: The sums under even attention; NaN where that has no meaning.
+        undefined: Whether no row of a head counts.
+    """
+
+    names: tuple[str, ...]
+    hidden: Bool[Tensor, "K B H T"]
+    count: Float[Tensor, "K M H"]
+    even: Float[Tensor, "K M H"]
+    undefined: Bool[Tensor, "K H"]
+
+    @classmethod
+    def of(
+        cls, rules: Mapping[str, Rule], real: Bool[Tensor, "B H T"], positions: Positions
+    ) -> "EligibleRows":
+        """The rows that are real and eligible by the rule of each statistic."""
+        rows = torch.stack([real if rule is None else rule for rule, _ in rules.values()]) & real
+        nowhere = torch.full(real.shape, torch.nan, device=real.device)
+        values = torch.stack([nowhere if even is None else even for _, even in rules.values()])
+        even = positions.by_text(torch.where(rows, values, 0.0))
+        no_even = torch.tensor([even is None for _, even in rules.values()], device=real.device)
+        return cls(
+            names=tuple(rules),
+            hidden=~rows,
+            count=positions.by_text(rows),
+            even=even.masked_fill(no_even[:, None, None], torch.nan),
+            undefined=~rows.any(3).any(1),
+        )
+
+    def sums_of(self, values: Float[Tensor, "K B H T"], positions: Positions) -> "CallSums":
+        """The sums of the statistics of one call."""
+        highest = values.masked_fill(self.hidden, -torch.inf).amax((1, 3))
+        total = positions.by_text(values.masked_fill(self.hidden, 0.0))
+        return CallSums(self.names, self.count, total, self.even, highest, self.undefined)
+
+
+@dataclass(frozen=True)
+class CallSums:
+    """Sums of `K` statistics over the rows of each of `M` texts, for the heads of one site.
+
+    Attributes:
+        undefined: Where no row counts, so that there is no largest value.
+    """
+
+    names: tuple[str, ...]
+    count: Float[Tensor, "K M H"]
+    total: Float[Tensor, "K M H"]
+    even: Float[Tensor, "K M H"]
+    maximum: Float[Tensor, "K H"]
+    undefined: Bool[Tensor, "K H"]

@@ -1,0 +1,319 @@
+"""Once a model's sites are understood, nothing else is intercepted, and nothing drops out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+
+import headwise as hw
+from headwise.errors import UnsupportedError
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.models import hooked
+from headwise.models.capture._functions import FunctionCapture
+from headwise.watch import Request, observe
+from headwise.watch._eligible_rows import EligibleRows
+
+IDS = torch.tensor([[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]])
+X = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(0))
+MASK = torch.ones(5, 5, dtype=torch.bool).tril()
+
+
+class Switching(nn.Module):
+    """Attention by a fused kernel or by hand, as it is told."""
+
+    by_hand = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(12, 36)
+
+    def forward(self, x: Tensor, by_hand: bool = False) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 3)).permute(2, 0, 3, 1, 4)
+        if by_hand or self.by_hand:
+            logits = (q @ k.mT * 3**-0.5).masked_fill(~MASK, -torch.inf)
+            return (logits.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=MASK)
+        return heads.transpose(1, 2).flatten(2)
+
+
+class Model(nn.Module):
+    """Two layers, of which the second may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Switching(), Switching()])
+        self.n_layers = 2
+
+    def forward(self, x: Tensor, by_hand: bool = False) -> Tensor:
+        for layer in self.layers[: self.n_layers]:
+            x = layer(x, by_hand)
+        return x
+
+
+def _bert() -> Any:
+    config = transformers.BertConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
+        intermediate_size=16, max_position_embeddings=16, attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.BertModel(config).eval()
+
+
+def _albert() -> nn.Module:
+    """Two layers that are one module."""
+    config = transformers.AlbertConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
+        intermediate_size=16, max_position_embeddings=16, embedding_size=8,
+    )  # fmt: skip
+    return transformers.AlbertModel(config).eval()
+
+
+def _torchs() -> nn.Module:
+    block = nn.TransformerEncoderLayer(12, 4, 16, batch_first=True)
+    return nn.TransformerEncoder(block, 2, enable_nested_tensor=False).eval()
+
+
+def _mini() -> nn.Module:
+    config = MiniGPTConfig(vocab_size=13, context=12, d_model=12, n_heads=4, n_layers=2)
+    return MiniGPT(config).eval()
+
+
+KINDS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "bert": (_bert, IDS),
+    "albert": (_albert, IDS),
+    "fused": (lambda: Model().eval(), X),
+    "torchs": (_torchs, X),
+    "ours": (_mini, IDS),
+}
+
+
+@pytest.fixture
+def intercepted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The functions that the function mode saw."""
+    seen: list[object] = []
+    inner = FunctionCapture.__torch_function__
+
+    def count(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(func)
+        return inner(self, func, types, args, kwargs)
+
+    monkeypatch.setattr(FunctionCapture, "__torch_function__", count)
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_understood_models_need_no_function_mode(kind: str, intercepted: list[object]) -> None:
+    make, x = KINDS[kind]
+    model = make()
+    with torch.no_grad(), observe(model) as watch:
+        model(x)
+        assert intercepted  # the first pass finds out where the model attends
+        once = watch.table()
+        for _ in range(3):
+            model(x)
+            del intercepted[:]
+        model(x)
+        assert not intercepted
+        assert not _get_current_function_mode_stack()
+    table = watch.table()
+    for name in table.statistics:
+        np.testing.assert_array_equal(table.count(name), 5 * once.count(name))
+        np.testing.assert_allclose(table.mean(name), once.mean(name), rtol=1e-12)
+
+
+def test_understood_models_have_hooks_where_they_attend() -> None:
+    model, called = _bert(), set()
+    with hooked(before=[(part, lambda part, _: called.add(part)) for part in model.modules()]):
+        model(IDS)
+    with torch.no_grad(), observe(model):
+        for _ in range(2):
+            model(IDS)
+        parts = {name for name, part in model.named_modules() if part._forward_pre_hooks}
+        parts -= {name for name, part in model.named_modules() if part not in called}
+    attending = {f"encoder.layer.{layer}.attention.self" for layer in range(2)}
+    assert parts == {"", "encoder"} | attending
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_attention_by_hand_keeps_the_function_mode(intercepted: list[object]) -> None:
+    model = Switching()
+    model.by_hand = True
+    with torch.no_grad(), observe(model) as watch:
+        for _ in range(3):
+            model(X)
+    assert F.softmax in intercepted or Tensor.softmax in intercepted
+    assert (watch.table().count("lse") == 30).all()
+
+
+@contextmanager
+def _understood(model: nn.Module, x: Tensor = X) -> Iterator[Any]:
+    with torch.no_grad(), observe(model) as watch:
+        for _ in range(2):
+            model(x)
+        assert not _get_current_function_mode_stack()
+        yield watch
+
+
+def test_a_site_that_begins_to_attend_by_hand_is_refused_and_then_followed() -> None:
+    model = Model()
+    with _understood(model) as watch:
+        model.layers[1].by_hand = True
+        with pytest.raises(UnsupportedError, match="computes attention by hand, as in none of"):
+            model(X)
+        before = watch.table().count("lse")
+        model(X)
+        np.testing.assert_array_equal(watch.table().count("lse"), before + 10)
+
+
+def test_a_site_that_is_called_in_another_way_is_followed() -> None:
+    model = Model()
+    with _understood(model) as watch:
+        model(X, by_hand=True)
+        model(X)
+    table = watch.table()
+    assert (table.count("lse") == 40).all()
+    assert (table.count("max_logit") == 40).all()
+
+
+def test_a_softmax_that_is_no_attention_is_not_refused() -> None:
+    class Gated(Model):
+        gates = False
+
+        def forward(self, x: Tensor, by_hand: bool = False) -> Tensor:
+            x = super().forward(x, by_hand)
+            return x * x.softmax(-1) if self.gates else x
+
+    model = Gated()
+    with _understood(model) as watch:
+        model.gates = True
+        for _ in range(2):
+            model(X)
+    assert (watch.table().count("lse") == 40).all()
+
+
+def test_a_module_that_is_called_for_the_first_time_is_watched() -> None:
+    model = Model()
+    model.n_layers = 1
+    with _understood(model) as watch:
+        model.n_layers = 2
+        for _ in range(3):
+            model(X)
+        assert not _get_current_function_mode_stack()
+    counts = watch.table().count("lse").reshape(2, 4)
+    np.testing.assert_array_equal(counts, [[50] * 4, [30] * 4])
+
+
+def test_another_implementation_is_watched_like_the_first() -> None:
+    model = _bert()
+    with _understood(model, IDS) as watch:
+        before = watch.table()
+        model.set_attn_implementation("eager")
+        model(IDS)
+    table = watch.table()
+    np.testing.assert_array_equal(table.count("lse"), 30)
+    np.testing.assert_allclose(table.mean("entropy"), before.mean("entropy"), rtol=1e-5)
+
+
+class _Direct(nn.Module):
+    """Calls the fused kernel itself, in place of a module that uses the interface."""
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+        x = hidden_states.unflatten(-1, (4, 3)).transpose(1, 2)
+        return F.scaled_dot_product_attention(x, x, x).transpose(1, 2).flatten(2), None
+
+
+def test_a_site_that_leaves_the_interface_is_watched() -> None:
+    model = _bert()
+    with _understood(model, IDS) as watch:
+        attention = model.encoder.layer[0].attention.self
+        attention.forward = _Direct().forward
+        model(IDS)
+        del attention.forward
+    assert (watch.table().count("lse") == 30).all()
+
+
+def test_a_part_by_itself_is_another_pass() -> None:
+    model = _albert()
+    with _understood(model, IDS) as watch:
+        hidden = model.embeddings(IDS)
+        for _ in range(2):
+            model.encoder(hidden)
+    assert (watch.table().count("lse") == 40).all()
+    assert len(watch.sites()) == 2
+
+
+def test_watches_of_one_model_do_not_disturb_each_other() -> None:
+    model = Model()
+    with torch.no_grad(), observe(model) as outer:
+        for _ in range(3):
+            model(X)
+        with observe(model) as inner:
+            for _ in range(3):
+                model(X)
+        model(X)
+    assert (inner.table().count("lse") == 30).all()
+    assert (outer.table().count("lse") == 70).all()
+    model(X)  # nothing is observed any more
+    assert (outer.table().count("lse") == 70).all()
+
+
+def test_a_monitor_understands_a_model_once(intercepted: list[object]) -> None:
+    model = _bert().train()
+    with hw.HeadMonitor(model, every=1) as monitor:
+        for _ in range(3):
+            del intercepted[:]
+            model(IDS).last_hidden_state.sum().backward()
+            assert monitor.step()
+    assert not intercepted
+
+
+def test_rows_that_count_are_found_once_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    inner = EligibleRows.of.__func__
+
+    def count(*args: Any) -> EligibleRows:
+        found.append(1)
+        return inner(*args)
+
+    monkeypatch.setattr(EligibleRows, "of", classmethod(count))
+    model = Model()
+    with torch.no_grad(), observe(model):
+        for _ in range(3):
+            model(X)
+    assert len(found) == 3
+
+
+def _operations(model: nn.Module, x: Tensor, request: Request) -> int:
+    """How many operations of torch a pass takes whose kind is understood."""
+    with torch.no_grad(), observe(model, request):
+        for _ in range(2):
+            model(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            model(x)
+    return sum(event.count for event in profile.key_averages() if event.key.startswith("aten::"))
+
+
+def test_sums_take_as_many_operations_for_any_texts_and_statistics() -> None:
+    model = Model()
+    few = Request(statistics=("lse", "max_logit"))
+    more = Request(statistics=("lse", "max_logit", "max_weight", "sink"))
+    base = _operations(model, X[:1], few)
+    assert _operations(model, X.repeat(8, 1, 1), few) == base
+    assert _operations(model, X[:1], more) == base
+
+
+def test_answered_calls_know_the_norms_of_their_heads() -> None:
+    model, request = _bert(), Request(statistics=("output_norm",))
+    norms = []
+    for exact in (True, False):
+        with torch.no_grad(), observe(model, request, exact=exact) as watch:
+            for _ in range(3):
+                model(IDS)
+        norms.append(watch.table().mean("output_norm"))
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-5)
