@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headwise.models import ablate as ablate
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
+    from headwise.models import register_attention as register_attention
     from headwise.models import save as save
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.recovery import recover as recover
@@ -92,6 +93,7 @@ _HOME = {
     "prune_curves": "scoring",
     "recover": "recovery",
     "reference": "",
+    "register_attention": "models",
     "save": "models",
     "study": "report",
 }

@@ -27,6 +27,7 @@ from headwise.models._tokens import (
     token_classes,
     token_strings,
 )
+from headwise.models.attention import register_attention
 from headwise.models.capture import (
     ActiveModules,
     AttentionCall,
@@ -133,6 +134,7 @@ __all__ = [
     "output_projection",
     "reads_two_texts",
     "reason_unsupported",
+    "register_attention",
     "replace_heads",
     "save",
     "sentence_embedding",
