@@ -22,7 +22,14 @@ from _timing import Times, Work, interleaved, rounds_for
 from torch import Tensor
 
 from headwise._library import library
-from headwise.kernels import AttentionRule, RowRequest, attend, make_rule, row_statistics
+from headwise.kernels import (
+    AttentionProblem,
+    AttentionRule,
+    RowRequest,
+    attend,
+    make_rule,
+    row_statistics,
+)
 from headwise.kernels.native import attend_native
 from headwise.kernels.native._builder import ProblemBuilder
 from headwise.kernels.native._operators import attention
@@ -188,7 +195,7 @@ def calls(options: argparse.Namespace) -> Iterator[Row]:
     works: dict[str, Work] = {
         "torch's kernel": partial(F.scaled_dot_product_attention, q, k, v),
         "the native kernel in C": partial(library().functions.headwise_forward, problem),
-        "the same, checked and filled in": partial(attend_native, q, k, v, rule),
+        "the same, checked and filled in": partial(attend_native, AttentionProblem(q, k, v, rule)),
         "the same as an operator": partial(attention, q, k, v, False, *lower(rule, 2, 2)),
         "attend, native": partial(attend, q, k, v, backend="native"),
         "attend, native and causal": partial(attend, q, k, v, causal=True, backend="native"),

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import masks, reference
-from headwise.kernels import AttendOutput, KernelChoice, attend, choose, make_rule
+from headwise.kernels import (
+    AttendOutput,
+    AttentionProblem,
+    KernelChoice,
+    attend,
+    choose,
+    make_rule,
+)
 from headwise.kernels.fused import _form
 from headwise.kernels.rows import _cells
 from headwise.kernels.spec import cpu
@@ -249,7 +256,7 @@ def test_short_causal_texts_are_cut_into_blocks_by_what_the_cpu_can(
     for has_amx, form in zip((False, True), forms, strict=True):
         monkeypatch.setattr(cpu, "HAS_AMX", has_amx)
         rule = make_rule(head_dim=8, is_causal=True)
-        assert choose(rule, q, q, q, "fused").form == form
+        assert choose(AttentionProblem(q, q, q, rule), "fused").form == form
 
 
 def test_dropout_scales_what_it_keeps() -> None:
@@ -264,7 +271,7 @@ def test_dropout_scales_what_it_keeps() -> None:
 def _choice(T: int, S: int, backend: str = "auto", **how: Any) -> KernelChoice:
     q, k = torch.zeros(1, 4, T, 8, device="meta"), torch.zeros(1, 2, S, 8, device="meta")
     rule = make_rule(head_dim=8, **how).simplify(T, S)
-    return choose(rule, q, k, k, backend)
+    return choose(AttentionProblem(q, k, k, rule), backend)
 
 
 def test_who_computes_is_told_with_a_reason() -> None:

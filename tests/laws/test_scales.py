@@ -10,7 +10,15 @@ from torch import Tensor
 from headwise import reference
 from headwise._library import library
 from headwise.errors import ArgumentError
-from headwise.kernels import AttentionRule, RowRequest, attend, choose, make_rule, row_statistics
+from headwise.kernels import (
+    AttentionProblem,
+    AttentionRule,
+    RowRequest,
+    attend,
+    choose,
+    make_rule,
+    row_statistics,
+)
 from strategies import Problem, problems
 
 ORDINARY = [0.0, -0.0, 1e-320, 1e-46, -1e-40, 1e-30, -0.3, 1.0, -8.0]
@@ -162,7 +170,7 @@ def test_statistics_are_those_of_the_weights_at_every_scale(
 
 def test_a_huge_scale_says_why_it_is_computed_so() -> None:
     q = torch.randn(1, 2, 5, 4)
-    choice = choose(make_rule(head_dim=4, scale=1e30), q, q, q)
+    choice = choose(AttentionProblem(q, q, q, make_rule(head_dim=4, scale=1e30)))
     assert (choice.backend, "scale=1e+30" in choice.reason) == ("rows", True)
-    choice = choose(make_rule(head_dim=4, scale=-1.0, is_causal=True), q, q, q)
+    choice = choose(AttentionProblem(q, q, q, make_rule(head_dim=4, scale=-1.0, is_causal=True)))
     assert choice.form != "causal"

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from headwise import masks
-from headwise.kernels import RowRequest, make_rule
+from headwise.kernels import AttentionProblem, RowRequest, make_rule
 from headwise.kernels.triton import _compute, _launch
 
 
@@ -60,10 +60,11 @@ def main() -> None:
     watch = {"distance": True, "keys": torch.zeros(1, T, 4, dtype=torch.int64), "heads": True}
     more = {"participation": True, "argmax": True, "classes": torch.ones(1, T, 8)}
     rule, request = make_rule(head_dim=D, mask=apart & given, **of_all), RowRequest(**watch, **more)
+    problem = AttentionProblem(q, k, v, plain)
     works = {
-        "heads": partial(_compute.attend_triton, q, k, v, plain),
-        "watch": partial(_compute.triton_statistics, q, k, v, plain, RowRequest(**watch)),
-        "everything": partial(_compute.triton_statistics, q, k, v, rule, request),
+        "heads": partial(_compute.attend_triton, problem),
+        "watch": partial(_compute.triton_statistics, problem, RowRequest(**watch)),
+        "everything": partial(_compute.triton_statistics, problem._replace(rule=rule), request),
     }
     for name, work in works.items():
         work()

@@ -6,6 +6,7 @@ from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.native import is_faster as native_is_faster
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.kernels.spec import (
+    AttentionProblem,
     AttentionRule,
     Bias,
     BiasLike,
@@ -21,6 +22,7 @@ from headwise.kernels.spec import (
 __all__ = [
     "BACKENDS",
     "AttendOutput",
+    "AttentionProblem",
     "AttentionRule",
     "Bias",
     "BiasLike",

@@ -12,7 +12,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import BY_NAME, choose
 from headwise.kernels.rows import ROWS, weights_from_lse
 from headwise.kernels.spec import (
-    AttentionRule,
+    AttentionProblem,
     BiasLike,
     Extras,
     KernelChoice,
@@ -109,50 +109,36 @@ def attend(
     check_rule(rule, q)
     rule = rule.simplify(q.shape[2], k.shape[2])
     extras = Extras(need_weights, need_lse, need_entropy)
-    choice = choose(rule, q, k, v, backend, dropout_p, extras)
+    problem = AttentionProblem(q, k, v, rule, dropout_p, extras)
+    choice = choose(problem, backend)
 
-    compute = partial(_compute, rule=rule, choice=choice, dropout_p=dropout_p, extras=extras)
+    compute = partial(_compute, choice=choice)
     guards = BY_NAME[choice.backend].guards_nonfinite and not need_weights
     with _without_autocast(q):
         is_flag = choice.form == "causal"
-        result = compute(q, k, v) if guards else compute_guarded(compute, q, k, v, rule, is_flag)
+        result = compute(problem) if guards else compute_guarded(compute, problem, is_flag)
     if not any(extras):
         return result["heads"]
     lse = result["lse"] if need_lse else None
     return AttendOutput(result["heads"], result.get("weights"), lse, result.get("entropy"), choice)
 
 
-def _compute(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rule: AttentionRule,
-    choice: KernelChoice,
-    dropout_p: float,
-    extras: Extras,
-) -> Named:
+def _compute(problem: AttentionProblem, choice: KernelChoice) -> Named:
     """The heads and extras, these from the pass that computes the heads where possible."""
-    result = BY_NAME[choice.backend].attend(q, k, v, rule, choice, dropout_p, extras)
-    return result | _missing(q, k, v, rule, choice, extras, result) if any(extras) else result
+    result = BY_NAME[choice.backend].attend(problem, choice)
+    return result | _missing(problem, choice, result) if any(problem.extras) else result
 
 
-def _missing(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rule: AttentionRule,
-    choice: KernelChoice,
-    extras: Extras,
-    result: Named,
-) -> Named:
+def _missing(problem: AttentionProblem, choice: KernelChoice, result: Named) -> Named:
     """The extras that the kernel of the heads did not return."""
+    q, k, v, rule, _, extras = problem
     names = {name for name, wanted in extras._asdict().items() if wanted and name not in result}
     plain = rule.softcap is None and rule.sinks is None
     if names == {"weights"} and plain and "lse" in result and not result["lse"].requires_grad:
         return {"weights": weights_from_lse(q, k, rule, result["lse"], choice.wide)}
     if not names:
         return {}
-    more = ROWS.attend(q, k, v[..., :0], rule, choice, 0.0, extras)
+    more = ROWS.attend(problem._replace(v=v[..., :0], dropout_p=0.0), choice)
     return {name: more[name] for name in names}
 
 

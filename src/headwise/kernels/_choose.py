@@ -3,19 +3,11 @@
 The thresholds stand with each kernel, and what was measured for them in `docs/kernel-choice.md`.
 """
 
-from torch import Tensor
-
 from headwise.errors import ArgumentError
 from headwise.kernels.fused import FUSED
 from headwise.kernels.native import NATIVE
 from headwise.kernels.rows import ROWS
-from headwise.kernels.spec import (
-    HEADS_ALONE,
-    AttentionKernel,
-    AttentionRule,
-    Extras,
-    KernelChoice,
-)
+from headwise.kernels.spec import AttentionKernel, AttentionProblem, KernelChoice
 from headwise.kernels.triton import TRITON
 
 # In this order they are tried: the last one can compute everything.
@@ -24,16 +16,8 @@ BACKENDS = ("auto", "fused", "rows", "native", "triton")
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 
 
-def choose(
-    rule: AttentionRule,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    backend: str = "auto",
-    dropout_p: float = 0.0,
-    extras: Extras = HEADS_ALONE,
-) -> KernelChoice:
-    """Pick the kernel that computes `attend` of these inputs, without reading their values.
+def choose(problem: AttentionProblem, backend: str = "auto") -> KernelChoice:
+    """Pick the kernel that computes this for `attend`, without reading the values of tensors.
 
     It is the first that can and is expected to be faster than those after it. The kernel in
     Triton, which was never measured, is taken only by name.
@@ -41,32 +25,29 @@ def choose(
     Raises:
         ArgumentError: the name is unknown, or that kernel cannot do this.
     """
-    inputs = (q, k, v, rule)
     if backend == "auto":
-        return _first(inputs, dropout_p, extras)
+        return _first(problem)
     kernel = BY_NAME.get(backend)
     if kernel is None:
         raise ArgumentError(
             f"attend: backend={backend!r} is not known. Choose one of {', '.join(BACKENDS)}."
         )
-    reason = kernel.why_not(*inputs, dropout_p, extras)
+    reason = kernel.why_not(problem)
     if reason is not None:
         raise ArgumentError(
             f"attend: backend={backend!r} cannot compute this: {reason}. "
             f"Use backend='auto' to let attend choose."
         )
-    return kernel.plan(*inputs, "it was named")
+    return kernel.plan(problem, "it was named")
 
 
-def _first(
-    inputs: tuple[Tensor, Tensor, Tensor, AttentionRule], dropout_p: float, extras: Extras
-) -> KernelChoice:
+def _first(problem: AttentionProblem) -> KernelChoice:
     reason = None
     for kernel in KERNELS:
-        if not kernel.is_preferred(*inputs[:2]):
+        if not kernel.is_preferred(problem):
             continue
-        against = kernel.why_not(*inputs, dropout_p, extras)
+        against = kernel.why_not(problem)
         if against is None:
-            return kernel.plan(*inputs, reason or f"{kernel.name} is the fastest for this")
+            return kernel.plan(problem, reason or f"{kernel.name} is the fastest for this")
         reason = f"{kernel.name} was left out: {against}"
     raise AssertionError("rows compute everything")

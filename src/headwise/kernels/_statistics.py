@@ -8,7 +8,13 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import BY_NAME, KERNELS
 from headwise.kernels.native import NATIVE
 from headwise.kernels.rows import ROWS
-from headwise.kernels.spec import AttentionKernel, AttentionRule, RowRequest, RowStatistics
+from headwise.kernels.spec import (
+    AttentionKernel,
+    AttentionProblem,
+    AttentionRule,
+    RowRequest,
+    RowStatistics,
+)
 from headwise.kernels.triton import TRITON
 
 BACKENDS = ("auto", *(kernel.name for kernel in (NATIVE, TRITON, ROWS)))
@@ -45,16 +51,16 @@ def row_statistics(
             f"row_statistics: backend={backend!r} is not known. "
             f"Choose one of {', '.join(BACKENDS)}."
         )
-    inputs = (q, k, v, rule)
+    problem = AttentionProblem(q, k, v, rule)
     if backend == "auto":
-        return _first(*inputs, request).statistics(*inputs, request)
+        return _first(problem, request).statistics(problem, request)
     kernel = BY_NAME[backend]
-    if reason := kernel.why_no_statistics(*inputs, request):
+    if reason := kernel.why_no_statistics(problem, request):
         raise ArgumentError(
             f"row_statistics: backend={backend!r} cannot compute this: {reason}. "
             f"Use backend='auto'."
         )
-    return kernel.statistics(*inputs, request)
+    return kernel.statistics(problem, request)
 
 
 def _check(request: RowRequest, q: Tensor, k: Tensor) -> None:
@@ -82,17 +88,15 @@ def statistics_kernel(
     rule: AttentionRule,
 ) -> str:
     """Name the kernel that `row_statistics` chooses for these inputs."""
-    label = _first(q, k, v, rule).label
+    label = _first(AttentionProblem(q, k, v, rule)).label
     return f"{label} (top, value and received: {ROWS.label})" if label == TRITON.label else label
 
 
-def _first(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None = None
-) -> AttentionKernel:
+def _first(problem: AttentionProblem, request: RowRequest | None = None) -> AttentionKernel:
     """The first kernel that can and is expected to be faster than those after it."""
     for kernel in KERNELS:
         if not kernel.is_preferred_for_statistics():
             continue
-        if kernel.why_no_statistics(q, k, v, rule, request) is None:
+        if kernel.why_no_statistics(problem, request) is None:
             return kernel
     raise AssertionError("rows compute everything")

@@ -17,28 +17,21 @@ from headwise._torch_private import (
     statically,
 )
 from headwise.kernels.fused._form import blocks_of
-from headwise.kernels.spec import AttentionRule, KernelChoice, Named
+from headwise.kernels.spec import AttentionProblem, AttentionRule, KernelChoice, Named
 from headwise.masks.tiles import Tile
 
 
-def attend_fused(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    choice: KernelChoice,
-    dropout_p: float = 0.0,
-    keep_lse: bool = False,
-) -> Named:
+def attend_fused(problem: AttentionProblem, choice: KernelChoice) -> Named:
     """The `heads` by `scaled_dot_product_attention`, in the chosen form.
 
-    With `keep_lse` also the `lse`, if the kernel returns it: torch's flash kernel on a CPU,
-    without gradients. It is another output of the same pass.
+    If extras are wanted also the `lse`, where the kernel returns it: torch's flash kernel on a
+    CPU, without gradients. It is another output of the same pass.
     """
+    q, k, v, rule, dropout_p, extras = problem
     dtype, (T, S) = q.dtype, (q.shape[2], k.shape[2])
     if choice.wide:
         q, k, v = q.float(), k.float(), v.float()
-    returns_lse = keep_lse and can_read(q, k, v) and not needs_gradient(q, k, v)
+    returns_lse = any(extras) and can_read(q, k, v) and not needs_gradient(q, k, v)
     part = _Part(rule, choice, dropout_p, returns_lse)
     if choice.form != "blocks":
         outputs = part.attend(q, k, v, Tile.whole(T, S, q.device))

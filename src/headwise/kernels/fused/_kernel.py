@@ -1,10 +1,8 @@
 """The fused kernel's side of the contract."""
 
-from torch import Tensor
-
 from headwise.kernels.fused._attend import attend_fused
 from headwise.kernels.fused._form import exceeds_float16, form_of, is_packed, is_wide
-from headwise.kernels.spec import AttentionKernel, AttentionRule, Extras, KernelChoice, Named
+from headwise.kernels.spec import AttentionKernel, AttentionProblem, KernelChoice, Named
 from headwise.kernels.spec.cpu import PACKED
 
 
@@ -13,27 +11,19 @@ class FusedKernel(AttentionKernel):
 
     name = "fused"
 
-    def why_not(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        dropout_p: float,
-        extras: Extras,
-    ) -> str | None:
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        rule = problem.rule
         if rule.needs_double:
             return f"at scale={rule.scale:g} logits need float64, which is left to the rows"
         missing = [name for name in ("softcap", "sinks") if getattr(rule, name) is not None]
         if missing:
             return f"'fused' has no {' and no '.join(missing)}"
-        if dropout_p and any(extras):
-            return f"it does not return which weights it drops (dropout_p={dropout_p})"
+        if problem.dropout_p and any(problem.extras):
+            return f"it does not return which weights it drops (dropout_p={problem.dropout_p})"
         return None
 
-    def plan(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, reason: str
-    ) -> KernelChoice:
+    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
+        q, k, _, rule, *_ = problem
         form, why_form = form_of(rule, q, k)
         packed, wide = is_packed(form, q, k), is_wide(form, q, k)
         exceeds = exceeds_float16(rule, q)
@@ -48,17 +38,8 @@ class FusedKernel(AttentionKernel):
             reasons.append(f"it is slower in {q.dtype} than in float32")
         return KernelChoice(self.name, form, packed, wide or exceeds, "; ".join(reasons))
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        choice: KernelChoice,
-        dropout_p: float,
-        extras: Extras,
-    ) -> Named:
-        return attend_fused(q, k, v, rule, choice, dropout_p, keep_lse=any(extras))
+    def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
+        return attend_fused(problem, choice)
 
 
 FUSED = FusedKernel()

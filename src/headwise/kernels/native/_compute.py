@@ -20,6 +20,7 @@ from headwise.kernels.native._builder import DTYPES, ProblemBuilder
 from headwise.kernels.native._check import dense_last, is_plain
 from headwise.kernels.native._rule import add_lowered, add_rule
 from headwise.kernels.spec import (
+    AttentionProblem,
     AttentionRule,
     Lowered,
     Named,
@@ -34,8 +35,9 @@ from headwise.kernels.spec import (
 FEW = 8
 
 
-def why_not_native(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> str | None:
+def why_not_native(problem: AttentionProblem) -> str | None:
     """Why the native kernel cannot compute this; None if it can. Never reads tensor values."""
+    q, k, v, rule, *_ = problem
     why = _why_no_library()
     if why is not None:
         return why
@@ -46,9 +48,10 @@ def why_not_native(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> str 
     return why_not_lowered(rule, q.shape[2], k.shape[2])
 
 
-def why_not_native_statistics(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> str | None:
+def why_not_native_statistics(problem: AttentionProblem) -> str | None:
     """The same for statistics, for which there is no operator: tensors must have values."""
-    why = why_not_native(q, k, v, rule)
+    q, k, v, rule, *_ = problem
+    why = why_not_native(problem)
     if why is None and not can_read(q, k, v, *rule.sample(q.shape[2], k.shape[2])):
         return "queries, keys, a mask, bias or sink are mapped over, or traced"
     return why
@@ -144,21 +147,16 @@ def add_output_by_token(
     return builder.add_output(name, shape, dtype, strides=(T * H * D, D, H * D, 1), strided_axes=3)
 
 
-def native_statistics(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    request: RowRequest,
-) -> RowStatistics:
+def native_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatistics:
     """Statistics of the weights of every row, from one pass over the keys."""
+    q, k, v, rule, *_ = problem
     check_rule(rule, q)
     results, finite = _describe(q, k, v if request.heads else v[..., :0], rule, request)
     if results.heads is None or rule.visible is None or finite:
         return results
     # The kernel multiplies masked values by 0, and 0 · NaN is NaN.
-    safe = guard_nonfinite(q, k, v, rule)
-    results, _ = _describe(q, k, safe.v, rule, request)
+    safe = guard_nonfinite(problem)
+    results, _ = _describe(q, k, safe.problem.v, rule, request)
     return replace(results, heads=None if results.heads is None else safe.mark(results.heads))
 
 

@@ -13,6 +13,7 @@ from headwise._torch_private import can_read, is_traced, needs_gradient
 from headwise.kernels.native._compute import compute_gradients, compute_heads, is_packed
 from headwise.kernels.rows import attend_rows
 from headwise.kernels.spec import (
+    AttentionProblem,
     AttentionRule,
     Lowered,
     Named,
@@ -24,43 +25,31 @@ from headwise.kernels.spec import (
 _RESULTS = ("heads", "lse", "entropy")
 
 
-def attend_native(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    entropy: bool = False,
-) -> Named:
-    """The `heads`, their `lse` and with `entropy` that too, these in float32.
+def attend_native(problem: AttentionProblem) -> Named:
+    """The `heads`, their `lse` and, if it is wanted, the `entropy`, these in float32.
 
     Masked values have no effect. Queries, keys, values and sinks get gradients, a bias does not.
     Second derivatives are left to PyTorch, which computes all this again for them.
     """
+    q, k, v, rule, *_ = problem
     lowered, sinks = lower(rule, q.shape[2], k.shape[2]), rule.sinks
     # Values cannot be read inside vmap, and not while being traced.
     traced = not can_read(q, k, v, *lowered.tensors) or is_traced()
     if traced or needs_gradient(q, k, v) or (sinks is not None and needs_gradient(sinks)):
-        in_graph = partial(_in_graph, rule=rule, lowered=lowered, entropy=entropy, traced=traced)
-        return compute_guarded(in_graph, q, k, v, rule)
-    packed = is_packed(q.shape[2])
+        return compute_guarded(partial(_in_graph, lowered=lowered, traced=traced), problem)
+    entropy, packed = problem.extras.entropy, is_packed(q.shape[2])
     results, finite = compute_heads(q, k, v, lowered, entropy, packed)
     if finite or rule.visible is None:
         return dict(zip(_RESULTS, results, strict=False))
-    safe = guard_nonfinite(q, k, v, rule)
-    results, _ = compute_heads(safe.q, safe.k, safe.v, lowered, entropy, packed)
+    safe = guard_nonfinite(problem)
+    results, _ = compute_heads(*safe.problem[:3], lowered, entropy, packed)
     return {name: safe.mark(rows) for name, rows in zip(_RESULTS, results, strict=False)}
 
 
-def _in_graph(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rule: AttentionRule,
-    lowered: Lowered,
-    entropy: bool,
-    traced: bool,
-) -> Named:
+def _in_graph(problem: AttentionProblem, lowered: Lowered, traced: bool) -> Named:
     """The results as part of a graph: of autograd, or of a tracer."""
+    q, k, v, rule, *_ = problem
+    entropy = problem.extras.entropy
     if traced:
         results = torch.ops.headwise.attention(q, k, v, entropy, *lowered)[: 2 + entropy]
     else:

@@ -14,8 +14,7 @@ from headwise.kernels.native._compute import (
 from headwise.kernels.native._gradients import attend_native
 from headwise.kernels.spec import (
     AttentionKernel,
-    AttentionRule,
-    Extras,
+    AttentionProblem,
     KernelChoice,
     Named,
     RowRequest,
@@ -45,49 +44,29 @@ class NativeKernel(AttentionKernel):
     def label(self) -> str:
         return f"native ({library().name})"
 
-    def why_not(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        dropout_p: float,
-        extras: Extras,
-    ) -> str | None:
-        return why_no_gradients_or_dropout(q, k, rule, dropout_p) or why_not_native(q, k, v, rule)
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        return why_no_gradients_or_dropout(problem) or why_not_native(problem)
 
-    def is_preferred(self, q: Tensor, k: Tensor) -> bool:
-        return is_faster(q, k)
+    def is_preferred(self, problem: AttentionProblem) -> bool:
+        return is_faster(problem.q, problem.k)
 
-    def plan(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, reason: str
-    ) -> KernelChoice:
+    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
+        q, k, v, rule, *_ = problem
         packed = q.shape[1] != k.shape[1] and is_packed(q.shape[2], q, k, v, rule.sinks)
         form = "none" if rule.visible is None else "blocks"
         reason = f"{reason}; {cpu.PACKED}" if packed else reason
         return KernelChoice(self.name, form, packed, q.dtype != torch.float32, reason)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        choice: KernelChoice,
-        dropout_p: float,
-        extras: Extras,
-    ) -> Named:
-        return attend_native(q, k, v, rule, extras.entropy)
+    def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
+        return attend_native(problem)
 
     def why_no_statistics(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None
+        self, problem: AttentionProblem, request: RowRequest | None
     ) -> str | None:
-        return why_not_native_statistics(q, k, v, rule)
+        return why_not_native_statistics(problem)
 
-    def statistics(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
-    ) -> RowStatistics:
-        return native_statistics(q, k, v, rule, request)
+    def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
+        return native_statistics(problem, request)
 
 
 def is_faster(q: Tensor, k: Tensor) -> bool:

@@ -19,6 +19,7 @@ from headwise.kernels.rows._cells import (
 )
 from headwise.kernels.rows._hidden import Cell, in_double, is_without_keys, restore_dtype
 from headwise.kernels.spec import (
+    AttentionProblem,
     AttentionRule,
     Guarded,
     Named,
@@ -32,29 +33,24 @@ KERNEL = "blocks of rows"
 
 
 @torch.no_grad()
-def rows_statistics(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    request: RowRequest,
-) -> RowStatistics:
+def rows_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatistics:
     """Statistics of the weights of every row, a cell at a time.
 
     Source:
         entropy from the moments of a running softmax: H = ln l − u / l with l = Σ exp(z − m)
         and u = Σ exp(z − m)(z − m).
     """
+    rule, dtype = problem.rule, problem.q.dtype
+    q, k, v = in_double(*problem[:4])
     B, H, T, _ = q.shape
-    dtype = q.dtype
-    q, k, v = in_double(q, k, v, rule)
     work = torch.promote_types(q.dtype, torch.float32)
-    safe = guard_nonfinite(q, k, v, rule) if request.heads else Guarded(q, k, v[..., :0], None)
+    problem = problem._replace(q=q, k=k, v=v if request.heads else v[..., :0])
+    safe = guard_nonfinite(problem) if request.heads else Guarded(problem, None)
     whole = _Whole(
         heads=q.new_empty(B, H, T, v.shape[3] if request.heads else 0, dtype=work),
         received=q.new_zeros(B, H, k.shape[2], dtype=work),
         # Only the values are multiplied by weights of 0.
-        mixed=_mixed(safe.v, request),
+        mixed=_mixed(safe.problem.v, request),
     )
 
     def compute(cell: Cell) -> Named:

@@ -2,9 +2,7 @@
 
 from headwise.kernels.spec._bias import Bias, TensorBias
 from headwise.kernels.spec._kernel import (
-    HEADS_ALONE,
     AttentionKernel,
-    Extras,
     KernelChoice,
     why_no_gradients_or_dropout,
 )
@@ -14,6 +12,7 @@ from headwise.kernels.spec._nonfinite import (
     compute_guarded,
     guard_nonfinite,
 )
+from headwise.kernels.spec._problem import HEADS_ALONE, AttentionProblem, Extras
 from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
 from headwise.kernels.spec._rule import (
     AttentionRule,
@@ -27,6 +26,7 @@ from headwise.kernels.spec._rule import (
 __all__ = [
     "HEADS_ALONE",
     "AttentionKernel",
+    "AttentionProblem",
     "AttentionRule",
     "Bias",
     "BiasLike",

@@ -3,11 +3,9 @@
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
-from torch import Tensor
-
 from headwise._torch_private import in_forward_gradient, in_func_gradient, needs_gradient
+from headwise.kernels.spec._problem import AttentionProblem
 from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
-from headwise.kernels.spec._rule import AttentionRule
 from headwise.masks.tiles import Tile
 
 
@@ -19,17 +17,6 @@ class KernelChoice(NamedTuple):
     packed: bool  # the heads of a group as rows of one head, so that keys are read once
     wide: bool  # half precision computed in float32
     reason: str
-
-
-class Extras(NamedTuple):
-    """What is returned besides the heads."""
-
-    weights: bool = False
-    lse: bool = False
-    entropy: bool = False
-
-
-HEADS_ALONE = Extras()
 
 
 class AttentionKernel(ABC):
@@ -52,42 +39,23 @@ class AttentionKernel(ABC):
         return self.name
 
     @abstractmethod
-    def why_not(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        dropout_p: float,
-        extras: Extras,
-    ) -> str | None:
+    def why_not(self, problem: AttentionProblem) -> str | None:
         """Why the kernel cannot compute these heads; None if it can."""
 
-    def is_preferred(self, q: Tensor, k: Tensor) -> bool:
+    def is_preferred(self, problem: AttentionProblem) -> bool:
         """Whether it is faster than the kernels after it, for heads that both can compute."""
         return True
 
     @abstractmethod
-    def plan(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, reason: str
-    ) -> KernelChoice:
+    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
         """In what form the kernel takes this input, after `reason`, why it was chosen."""
 
     @abstractmethod
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        choice: KernelChoice,
-        dropout_p: float,
-        extras: Extras,
-    ) -> Named:
+    def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
         """The `heads`, and of the extras those that come from the same pass."""
 
     def why_no_statistics(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None
+        self, problem: AttentionProblem, request: RowRequest | None
     ) -> str | None:
         """Why the kernel cannot compute these statistics of rows; None if it can."""
         return "it has no statistics of rows"
@@ -96,21 +64,18 @@ class AttentionKernel(ABC):
         """Whether it is faster than the kernels after it, for statistics that both can compute."""
         return True
 
-    def statistics(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
-    ) -> RowStatistics:
+    def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
         """Statistics of the weights of every row."""
         raise NotImplementedError
 
 
-def why_no_gradients_or_dropout(
-    q: Tensor, k: Tensor, rule: AttentionRule, dropout_p: float
-) -> str | None:
+def why_no_gradients_or_dropout(problem: AttentionProblem) -> str | None:
     """What is wanted of autograd or dropout that kernels of ours do not have."""
-    if dropout_p:
-        return f"it has no dropout (dropout_p={dropout_p})"
-    if rule.bias is not None:
-        sample = rule.bias.tile(Tile.sample(q.shape[2], k.shape[2]))
+    if problem.dropout_p:
+        return f"it has no dropout (dropout_p={problem.dropout_p})"
+    if problem.rule.bias is not None:
+        T, S = problem.q.shape[2], problem.k.shape[2]
+        sample = problem.rule.bias.tile(Tile.sample(T, S))
         if needs_gradient(sample):
             return "it has no gradients of a bias"
     if in_forward_gradient():

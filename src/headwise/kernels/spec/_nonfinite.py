@@ -14,17 +14,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from headwise._torch_private import can_read, needs_gradient
+from headwise.kernels.spec._problem import AttentionProblem
 from headwise.kernels.spec._request import Named
-from headwise.kernels.spec._rule import AttentionRule
 
 
 def compute_guarded(
-    compute: Callable[[Tensor, Tensor, Tensor], Named],
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    is_flag: bool = False,
+    compute: Callable[[AttentionProblem], Named], problem: AttentionProblem, is_flag: bool = False
 ) -> Named:
     """Compute with the guard, where it is needed.
 
@@ -36,28 +31,26 @@ def compute_guarded(
         is_flag: Whether the mask is the kernel's own causal flag. Masked logits are then replaced
             and not added to, so that only values get through, and always into the last row.
     """
-    if rule.visible is None:
-        return compute(q, k, v)
-    result = None
-    if can_read(q, k, v) and not needs_gradient(q, k, v):
-        result = compute(q, k, v)
+    if problem.rule.visible is None:
+        return compute(problem)
+    result, qkv = None, problem[:3]
+    if can_read(*qkv) and not needs_gradient(*qkv):
+        result = compute(problem)
         heads = result["heads"]
         # A bias may be mapped over, or learned, where queries, keys and values are not.
         is_enough = can_read(heads) and not heads.requires_grad
         if is_enough and is_finite(heads[:, :, -1:] if is_flag else heads):
             return result
-    safe = guard_nonfinite(q, k, v, rule)
+    safe = guard_nonfinite(problem)
     if safe.nan_rows is None and result is not None:
         return result
-    return {name: safe.mark(rows) for name, rows in compute(safe.q, safe.k, safe.v).items()}
+    return {name: safe.mark(rows) for name, rows in compute(safe.problem).items()}
 
 
 class Guarded(NamedTuple):
-    """Queries, keys and values without nonfinite ones, and the rows that become NaN."""
+    """A problem without nonfinite queries, keys and values, and the rows that become NaN."""
 
-    q: Float[Tensor, "B H T D"]
-    k: Float[Tensor, "B Hkv S D"]
-    v: Float[Tensor, "B Hkv S Dv"]
+    problem: AttentionProblem
     nan_rows: Bool[Tensor, "B H T"] | None  # None: no row
 
     def mark(self, rows: Float[Tensor, "B H T *last"]) -> Float[Tensor, "B H T *last"]:
@@ -68,12 +61,7 @@ class Guarded(NamedTuple):
         return rows.masked_fill(nan_rows, math.nan)
 
 
-def guard_nonfinite(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-) -> Guarded:
+def guard_nonfinite(problem: AttentionProblem) -> Guarded:
     """Replace nonfinite values by zeros, and find the rows that may attend to them.
 
     The result of a query is NaN, without gradient, if the query is not finite and sees a key, or
@@ -81,8 +69,9 @@ def guard_nonfinite(
     overflow count as not finite. No other row changes. Without a mask there is nothing to do:
     every row sees every key.
     """
+    q, k, v, rule, *_ = problem
     if rule.visible is None or (can_read(q, k, v) and _all_small(q, k, v)):
-        return Guarded(q, k, v, None)
+        return Guarded(problem, None)
     groups, T = q.shape[1] // k.shape[1], q.shape[2]
     product, value = _limits(q.dtype)
     is_small = [x.abs() <= limit for x, limit in ((q, product), (k, product), (v, value))]
@@ -91,7 +80,8 @@ def guard_nonfinite(
     sees_nonfinite = rule.visible.reaches(nonfinite_key, T)
     sees_any = rule.visible.reaches(torch.ones_like(nonfinite_key), T)
     q, k, v = (torch.where(small, x, 0.0) for small, x in zip(is_small, (q, k, v), strict=True))
-    return Guarded(q, k, v, sees_nonfinite | (queries & sees_any))
+    safe = problem._replace(q=q, k=k, v=v)
+    return Guarded(safe, sees_nonfinite | (queries & sees_any))
 
 
 def _limits(dtype: torch.dtype) -> tuple[float, float]:

@@ -5,12 +5,10 @@ import os
 from functools import cache
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from headwise._torch_private import is_materialized
 from headwise.kernels.spec import (
-    AttentionRule,
+    AttentionProblem,
     Named,
     RowRequest,
     RowStatistics,
@@ -38,10 +36,9 @@ def is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def why_not_triton(
-    q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None = None
-) -> str | None:
+def why_not_triton(problem: AttentionProblem, request: RowRequest | None = None) -> str | None:
     """Why the kernel in Triton cannot compute this; None if it can. Never reads tensor values."""
+    q, k, v, rule, *_ = problem
     T, S, widest = q.shape[2], k.shape[2], max(q.shape[3], v.shape[3])
     if not is_installed():
         return "Triton is not installed (pip install 'headwise[triton]')"
@@ -70,39 +67,27 @@ def _why_not_request(request: RowRequest) -> str | None:
 
 
 @torch.no_grad()
-def attend_triton(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    keep_entropy: bool = False,
-) -> Named:
+def attend_triton(problem: AttentionProblem) -> Named:
     """The `heads`, their `lse` and `entropy`, without gradients. Masked values have no effect."""
-    task = task_of(q, k, v, rule)
-    outputs = add_heads(task, q.dtype) | add_output(
-        task, "lse", *(["entropy"] if keep_entropy else [])
+    task = task_of(*problem[:4])
+    outputs = add_heads(task, problem.q.dtype) | add_output(
+        task, "lse", *(["entropy"] if problem.extras.entropy else [])
     )
     _solve(task)
     return outputs
 
 
 @torch.no_grad()
-def triton_statistics(
-    q: Float[Tensor, "B H T D"],
-    k: Float[Tensor, "B Hkv S D"],
-    v: Float[Tensor, "B Hkv S Dv"],
-    rule: AttentionRule,
-    request: RowRequest,
-) -> RowStatistics:
+def triton_statistics(problem: AttentionProblem, request: RowRequest) -> RowStatistics:
     """Statistics of the weights of every row, and heads in float32, from one pass over the keys."""
-    task = task_of(q, k, v, rule)
+    task = task_of(*problem[:4])
     outputs = add_output(task, "n_keys", dtype=torch.int64) | add_output(
         task, "lse", "max_logit", "max_weight"
     )
     requested = {
         "entropy": request.entropy,
         "participation": request.participation,
-        "sink": rule.sinks is not None,
+        "sink": problem.rule.sinks is not None,
     }
     outputs |= add_output(task, *(name for name, wanted in requested.items() if wanted))
     if request.argmax:

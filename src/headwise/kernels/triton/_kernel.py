@@ -2,13 +2,10 @@
 
 import os
 
-from torch import Tensor
-
 from headwise._torch_private import needs_gradient
 from headwise.kernels.spec import (
     AttentionKernel,
-    AttentionRule,
-    Extras,
+    AttentionProblem,
     KernelChoice,
     Named,
     RowRequest,
@@ -27,53 +24,33 @@ class TritonKernel(AttentionKernel):
     name = "triton"
     guards_nonfinite = True
 
-    def why_not(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        dropout_p: float,
-        extras: Extras,
-    ) -> str | None:
+    def why_not(self, problem: AttentionProblem) -> str | None:
+        q, k, v, rule, *_ = problem
         learned = (q, k, v) if rule.sinks is None else (q, k, v, rule.sinks)
         if needs_gradient(*learned):
             return "it has no gradients"
-        return why_no_gradients_or_dropout(q, k, rule, dropout_p) or why_not_triton(q, k, v, rule)
+        return why_no_gradients_or_dropout(problem) or why_not_triton(problem)
 
-    def is_preferred(self, q: Tensor, k: Tensor) -> bool:
+    def is_preferred(self, problem: AttentionProblem) -> bool:
         return False
 
-    def plan(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, reason: str
-    ) -> KernelChoice:
-        form = "none" if rule.visible is None else "blocks"
+    def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
+        form = "none" if problem.rule.visible is None else "blocks"
         return KernelChoice(self.name, form, packed=False, wide=True, reason=reason)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        rule: AttentionRule,
-        choice: KernelChoice,
-        dropout_p: float,
-        extras: Extras,
-    ) -> Named:
-        return attend_triton(q, k, v, rule, extras.entropy)
+    def attend(self, problem: AttentionProblem, choice: KernelChoice) -> Named:
+        return attend_triton(problem)
 
     def why_no_statistics(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest | None
+        self, problem: AttentionProblem, request: RowRequest | None
     ) -> str | None:
-        return why_not_triton(q, k, v, rule, request)
+        return why_not_triton(problem, request)
 
     def is_preferred_for_statistics(self) -> bool:
         return os.environ.get(SWITCH) == "1"
 
-    def statistics(
-        self, q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: RowRequest
-    ) -> RowStatistics:
-        return triton_statistics(q, k, v, rule, request)
+    def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
+        return triton_statistics(problem, request)
 
 
 TRITON = TritonKernel()
