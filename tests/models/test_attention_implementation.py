@@ -1,6 +1,5 @@
 """Hugging Face models on our kernel: every architecture, against float64 and against `sdpa`."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
@@ -8,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 import zoo
-from test_stacks import _bart, _t5, _whisper
+from test_stacks import MODELS
 from test_zoo import PRECISIONS
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
-import headwise as hw
-from headwise.kernels.native import _kernel as native
-from headwise.models.attention.huggingface import _implementation, _masks
+from on_our_kernel import at_any_size as at_any_size
+from on_our_kernel import left_to_torch as left_to_torch
 from oracles import padded
+
+pytestmark = pytest.mark.usefixtures("at_any_size")
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4, 6, 12, 17, 2, 21], [4, 6, 13], [10, 3, 3, 12, 9, 20, 7]]
 FEW = ("Bert", "Gemma2", "GptOss", "Llama", "Mistral")
@@ -30,30 +29,6 @@ EACH = [
 ]
 # What `sdpa` does not compute: beside the eager function of the model.
 ONLY_EAGER = ("Gemma2", "GptOss")
-THRESHOLDS = ("LEAST_PRODUCTS", "LEAST_PRODUCTS_HALF", "LEAST_QUERIES", "LEAST_KEYS")
-THRESHOLDS += ("LEAST_KEYS_GROUPED", "LEAST_KEYS_HALF", "MORE_IN_TRAINING")
-
-
-@pytest.fixture(autouse=True)
-def _at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    hw.register_attention()
-    for name in THRESHOLDS:
-        monkeypatch.setattr(native, name, 0)
-    monkeypatch.setattr(_masks, "FEW_ENTRIES", 0)
-
-
-@pytest.fixture
-def left_to_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The modules whose calls went to the function of `sdpa`."""
-    modules: list[str] = []
-    original = _implementation.sdpa_attention_forward
-
-    def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        modules.append(type(module).__name__)
-        return original(module, *args, **kwargs)
-
-    monkeypatch.setattr(_implementation, "sdpa_attention_forward", forward)
-    yield modules
 
 
 def _batch(model_name: str, side: str) -> dict[str, Any]:
@@ -104,3 +79,24 @@ def test_gradients_are_those_of_sdpa(name: str) -> None:
         gradients.append(torch.cat(parts))
     exact, known, ours = gradients
     assert _error(ours, exact) <= 2 * _error(known, exact)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper", "clip", "siglip", "llava", "wav2vec"])
+def test_other_kinds_of_models(name: str, left_to_torch: list[str]) -> None:
+    make, batch, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    outs = []
+    _, in_float64, _ = PRECISIONS["float64"]
+    for implementation, double in (("sdpa", True), ("sdpa", False), ("headwise", False)):
+        model.set_attn_implementation(implementation)
+        one = deepcopy(model).double() if double else model
+        inputs = {
+            k: x.double() if double and x.is_floating_point() else x for k, x in batch.items()
+        }
+        with torch.no_grad(), in_float64() if double else nullcontext():
+            outs.append([x.double() for x in one(**inputs).to_tuple() if isinstance(x, Tensor)])
+    assert not left_to_torch
+    for exact, known, ours in zip(*outs, strict=True):
+        floor = torch.finfo(torch.float32).eps * exact.norm()
+        assert (ours - exact).norm() <= 2 * (known - exact).norm() + floor

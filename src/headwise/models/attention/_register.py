@@ -1,6 +1,8 @@
 """The kernel under a name that Hugging Face's models are loaded with."""
 
-from headwise.errors import UnsupportedError
+from torch import nn
+
+from headwise.errors import ArgumentError, UnsupportedError
 
 NAME = "headwise"
 
@@ -29,3 +31,48 @@ def register_attention() -> None:
         ) from error
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
+
+
+def set_attention(model: nn.Module, implementation: str) -> None:
+    """Choose what computes the attention of a loaded model; "headwise" is registered first.
+
+    Raises:
+        ArgumentError: there is no such implementation, or the model cannot use it.
+        UnsupportedError: the model does not let its attention be chosen.
+    """
+    from transformers import AttentionInterface, PreTrainedModel
+
+    if implementation == NAME:
+        register_attention()
+    known = ["eager", *AttentionInterface().valid_keys()]
+    if implementation not in known:
+        raise ArgumentError(
+            f"load: attn_implementation={implementation!r} is not known. "
+            f"Choose one of {', '.join(sorted({*known, NAME}))}."
+        )
+    if not isinstance(model, PreTrainedModel):
+        _check_own(model, implementation)
+        return
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
+            raise UnsupportedError(
+                f"load: {type(part).__name__} does not call its attention through the interface of "
+                f"transformers. Leave attn_implementation out; if it calls "
+                f"scaled_dot_product_attention, use headwise.fast_attention(model)."
+            )
+    try:
+        model.set_attn_implementation(implementation)
+    except (ValueError, ImportError) as error:
+        raise ArgumentError(
+            f"load: {type(model).__name__} cannot use attn_implementation={implementation!r} "
+            f"({str(error).splitlines()[0].rstrip('.')}). Leave it out."
+        ) from error
+
+
+def _check_own(model: nn.Module, implementation: str) -> None:
+    """Models of this library always run on its kernels."""
+    if implementation != NAME:
+        raise ArgumentError(
+            f"load: {type(model).__name__} computes its attention by headwise.attend, not by "
+            f"{implementation!r}. Leave attn_implementation out."
+        )

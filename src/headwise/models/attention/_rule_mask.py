@@ -39,7 +39,7 @@ class RuleMask(Tensor):
             with without_tensor_subclasses():
                 B, _, T, S = self.shape
             visible = self.rule.dense(T, self.n_keys).expand(B, 1, T, self.n_keys)
-            self._entries = pad(visible, (0, S - self.n_keys)) if S > self.n_keys else visible
+            self._entries = pad(visible, (0, S - self.n_keys)) if self.n_keys < S else visible
             self.rule, self.n_keys = as_mask(self._entries), S
         return self._entries
 
@@ -61,15 +61,11 @@ def as_tensor(x: Any) -> Any:
 
 
 # What is known of a mask without its entries.
+_PROPERTIES: tuple[Any, ...] = (
+    Tensor.device, Tensor.dtype, Tensor.is_cpu, Tensor.is_cuda, Tensor.layout, Tensor.ndim,
+    Tensor.requires_grad, Tensor.shape,
+)  # fmt: skip
 _DESCRIPTIONS = {
-    Tensor.dim,
-    Tensor.size,
-    Tensor.numel,
-    Tensor.__len__,
-    Tensor.is_floating_point,
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("device", "dtype", "is_cpu", "is_cuda", "layout", "ndim", "requires_grad")
-    ),
-    Tensor.shape.__get__,
-}
+    Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point,
+    *(getter.__get__ for getter in _PROPERTIES),
+}  # fmt: skip

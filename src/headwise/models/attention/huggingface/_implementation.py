@@ -114,7 +114,7 @@ class Call(NamedTuple):
             S = self.mask.n_keys
         elif self._is_causal():
             S = min(S, self.q.shape[2])
-        return (self.k, self.v) if S == self.k.shape[2] else (self.k[:, :, :S], self.v[:, :, :S])
+        return (self.k, self.v) if self.k.shape[2] == S else (self.k[:, :, :S], self.v[:, :, :S])
 
     def _visible(self, T: int, S: int) -> Mask | None:
         if isinstance(self.mask, RuleMask):

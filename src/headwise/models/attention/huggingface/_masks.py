@@ -62,7 +62,7 @@ def attention_mask(
         at = _Lengths(batch_size, q_length, kv_length, int(q_offset), kv_offset)
         rule = _rule(at, mask_function, attention_mask)
     if rule is None:
-        return sdpa_mask(  # type: ignore[no-any-return]
+        return sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
             allow_is_causal_skip=allow_is_causal_skip,
             allow_is_bidirectional_skip=allow_is_bidirectional_skip,
