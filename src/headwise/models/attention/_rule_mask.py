@@ -60,12 +60,14 @@ def as_tensor(x: Any) -> Any:
     return x.entries() if isinstance(x, RuleMask) else x
 
 
-# What is known of a mask without its entries.
-_PROPERTIES: tuple[Any, ...] = (
-    Tensor.device, Tensor.dtype, Tensor.is_cpu, Tensor.is_cuda, Tensor.layout, Tensor.ndim,
-    Tensor.requires_grad, Tensor.shape,
+# What is known of a mask without its entries; compilers ask for all of it.
+_PROPERTIES = (
+    "_base", "device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta",
+    "is_mkldnn", "is_nested", "is_quantized", "is_sparse", "layout", "ndim", "requires_grad",
+    "shape",
 )  # fmt: skip
 _DESCRIPTIONS = {
-    Tensor.dim, Tensor.size, Tensor.numel, Tensor.__len__, Tensor.is_floating_point,
-    *(getter.__get__ for getter in _PROPERTIES),
+    Tensor.__len__, Tensor.dim, Tensor.is_complex, Tensor.is_conj, Tensor.is_floating_point,
+    Tensor.is_inference, Tensor.is_neg, Tensor.numel, Tensor.size, Tensor.storage_offset,
+    Tensor.stride, *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
 }  # fmt: skip

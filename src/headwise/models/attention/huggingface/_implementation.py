@@ -1,5 +1,7 @@
 """The attention function that Hugging Face models call under the name "headwise"."""
 
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +13,11 @@ from transformers.utils import output_capturing
 from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttendOutput,
+    AttentionRule,
     Bias,
     TensorBias,
     attend,
+    make_rule,
     native_is_faster,
     under_autocast,
 )
@@ -45,15 +49,15 @@ def attention_forward(
             f"Load the model with attn_implementation='eager'."
         )
     call = Call(module, query, key, value, attention_mask, dropout, scaling, more)
-    need_weights = bool(more.get("output_attentions")) or _collects_weights()
-    if not need_weights and call.is_left_to_torch:
+    if call.is_left_to_torch:
         mask = as_tensor(attention_mask)
         heads, _ = sdpa_attention_forward(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, **more
         )
         return heads, None
-    inputs, options = call.arguments()
-    result = attend(*inputs, **options, dropout_p=dropout, need_weights=need_weights)
+    result = attend(
+        *call.inputs(), **call.options(), dropout_p=dropout, need_weights=call.needs_weights
+    )
     if isinstance(result, AttendOutput):
         return result.heads.transpose(1, 2), result.weights
     return result.transpose(1, 2), None
@@ -72,34 +76,50 @@ class Call(NamedTuple):
     more: dict[str, Any]
 
     @property
+    def needs_weights(self) -> bool:
+        """Whether the model was asked for the weights."""
+        return bool(self.more.get("output_attentions")) or _collects_weights()
+
+    @property
     def is_left_to_torch(self) -> bool:
         """Whether `sdpa` computes this, and the kernel would not do so faster."""
-        q, k, v = self.q, self.k, self.v
-        if self.more.get("softcap") is not None or self.more.get("s_aux") is not None:
+        q, k, v, more = self.q, self.k, self.v, self.more
+        if more.get("softcap") is not None or more.get("s_aux") is not None or self.needs_weights:
             return False
         if self.dropout or not q.is_cpu or not native_is_faster(q, k):
             return True
         fits = q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
         mask_fits = self.mask is None or self.mask.ndim == 4
-        return not (fits and mask_fits) or self.more.get("cache") is not None
+        return not (fits and mask_fits) or more.get("cache") is not None
 
-    def arguments(self) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-        """Queries, keys and values, and the options of `attend`."""
-        q, (k, v), T = self.q, self._read(), self.q.shape[2]
-        S = k.shape[2]
-        visible, biases = self._visible(T, S), []
-        if self.mask is not None and self.mask.is_floating_point():
-            biases.append(self.mask)
-        if (position_bias := self.more.get("position_bias")) is not None:
-            biases.append(position_bias[..., :S])
-        bias: Bias | None = None
-        for added in biases:
-            bias = TensorBias(added) if bias is None else bias + TensorBias(added)
-        options = {"mask": visible, "bias": bias, "scale": self.scaling}
-        options |= {"softcap": self.more.get("softcap"), "sinks": self.more.get("s_aux")}
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as they are computed with."""
+        q, k, v, S = self.q, self.k, self.v, self._n_keys()
+        if k.shape[2] != S:
+            k, v = k[:, :, :S], v[:, :, :S]
         if under_autocast(q):
             q, k, v = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (q, k, v))
-        return (q, k, v), options
+        return q, k, v
+
+    def options(self) -> dict[str, Any]:
+        """The options of `attend`, but for dropout."""
+        T, S = self.q.shape[2], self._n_keys()
+        biases: list[Bias] = []
+        if self.mask is not None and self.mask.is_floating_point():
+            biases.append(TensorBias(self.mask))
+        if (position_bias := self.more.get("position_bias")) is not None:
+            biases.append(TensorBias(position_bias[..., :S]))
+        return {
+            "mask": self._visible(T, S),
+            "bias": reduce(add, biases) if biases else None,
+            "scale": self.scaling,
+            "softcap": self.more.get("softcap"),
+            "sinks": self.more.get("s_aux"),
+        }
+
+    def rule(self) -> AttentionRule:
+        """The rule by which weights follow from queries and keys."""
+        return make_rule(head_dim=self.q.shape[-1], **self.options())
 
     def _is_causal(self) -> bool:
         """Whether a call without a mask is causal: by its argument, else by its module."""
@@ -107,14 +127,12 @@ class Call(NamedTuple):
         causal = getattr(self.module, "is_causal", True) if argument is None else argument
         return bool(causal) and self.mask is None and self.q.shape[2] > 1
 
-    def _read(self) -> tuple[Tensor, Tensor]:
-        """Keys and values without the unused end of a cache, where that is known."""
+    def _n_keys(self) -> int:
+        """The number of keys without the unused end of a cache, where that is known."""
         S = self.k.shape[2]
         if isinstance(self.mask, RuleMask):
-            S = self.mask.n_keys
-        elif self._is_causal():
-            S = min(S, self.q.shape[2])
-        return (self.k, self.v) if self.k.shape[2] == S else (self.k[:, :, :S], self.v[:, :, :S])
+            return self.mask.n_keys
+        return min(S, self.q.shape[2]) if self._is_causal() else S
 
     def _visible(self, T: int, S: int) -> Mask | None:
         if isinstance(self.mask, RuleMask):
