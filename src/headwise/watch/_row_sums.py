@@ -66,7 +66,9 @@ def sum_rows(
     several = rows.n_keys > (0 if request.queries == "all" else 1)
     statistics = _row_values(rows, several, n_keys)
     if per_head is not None:
-        heads = call.heads if call.join is None else rows.heads
+        # A call that is answered has no heads of the model's own yet.
+        is_own = call.join is None and call.heads.shape[-1] > 0
+        heads = call.heads if is_own else rows.heads
         if heads is not None and heads.shape[1] == len(per_head):
             statistics["output_norm"] = _RowValues(projected_norms(heads, per_head))
     for name, (seen, mass, top, share) in _mass_columns(rows, columns, request).items():

@@ -4,6 +4,7 @@ from torch import nn
 
 from headwise.errors import ArgumentError, UnsupportedError
 
+# What transformers calls this implementation.
 NAME = "headwise"
 
 

@@ -73,6 +73,7 @@ class ActiveModules:
     Attributes:
         on_call: Receives each attention call.
         answer: May compute the heads of a call in place of the model; None: nothing does.
+        answers_others: Whether `answer` may replace kernels that are not ours.
         keep_graph: Whether captured tensors stay attached to the autograd graph.
         calls: The module calls that have not returned, the innermost last.
         captured_elsewhere: How many active modules or functions have a capture of their own,
@@ -83,9 +84,15 @@ class ActiveModules:
     """
 
     def __init__(
-        self, on_call: OnCall = _ignore, answer: Answer | None = None, keep_graph: bool = False
+        self,
+        on_call: OnCall = _ignore,
+        answer: Answer | None = None,
+        *,
+        answers_others: bool = True,
+        keep_graph: bool = False,
     ) -> None:
         self.on_call, self.answer, self.keep_graph = on_call, answer, keep_graph
+        self.answers_others = answers_others
         self.calls: list[ModuleCall] = []
         self.captured_elsewhere = 0
         self.called: set[int] = set()
@@ -109,10 +116,12 @@ class ActiveModules:
         """The call of a module that has not returned yet."""
         return next((call for call in reversed(self.calls) if call.module is module), None)
 
-    def may_answer(self, *inputs: Tensor) -> bool:
+    def may_answer(self, *inputs: Tensor, ours: bool = False) -> bool:
         """Whether `answer` may replace the model's kernel: not under gradients or a compiler."""
+        if self.answer is None or not (ours or self.answers_others):
+            return False
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        return self.answer is not None and not needs_grad and not torch.compiler.is_compiling()
+        return not needs_grad and not torch.compiler.is_compiling()
 
     def is_cross_attention(self, T: int, S: int) -> bool:
         """Whether the keys of the current attention call belong to another text."""

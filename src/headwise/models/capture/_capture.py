@@ -24,7 +24,12 @@ from headwise.models.capture.softmax import SoftmaxTracker
 
 @reversible
 def capture_calls(
-    model: nn.Module, on_call: OnCall, answer: Answer | None = None, *, keep_graph: bool = False
+    model: nn.Module,
+    on_call: OnCall,
+    answer: Answer | None = None,
+    *,
+    answers_others: bool = True,
+    keep_graph: bool = False,
 ) -> Iterator[ActiveModules]:
     """Call `on_call` with each attention call of `model`, after the model has computed it.
 
@@ -35,13 +40,17 @@ def capture_calls(
     Args:
         answer: Computes heads in place of a fused kernel, where that is possible: without
             gradients, dropout or a compiler. The model continues with these heads.
+        answers_others: Whether `answer` may replace kernels that are not ours; its heads are
+            equal to those of ours to the last bit.
         keep_graph: Whether captured tensors stay attached to the autograd graph, so that
             gradients reach the weights they were computed from.
     Yields:
         Which modules are active and were called, and which have a softmax whose product with
         values was not found.
     """
-    active = ActiveModules(uncompiled(on_call), answer, keep_graph)
+    active = ActiveModules(
+        uncompiled(on_call), answer, answers_others=answers_others, keep_graph=keep_graph
+    )
     softmaxes = SoftmaxTracker(active)
     hooked: dict[type[nn.Module], Callable[..., None]] = {
         HeadAttention: partial(_capture_layer, active),

@@ -13,10 +13,12 @@ from transformers.utils import output_capturing
 from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttendOutput,
+    AttentionProblem,
     AttentionRule,
     Bias,
     TensorBias,
     attend,
+    choose,
     make_rule,
     native_is_faster,
     under_autocast,
@@ -75,6 +77,15 @@ class Call(NamedTuple):
     scaling: float | None
     more: dict[str, Any]
 
+    @classmethod
+    def of(
+        cls, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, kwargs: dict[str, Any]
+    ) -> "Call":
+        """A call from its keyword arguments."""
+        more = dict(kwargs)
+        dropout, scaling = more.pop("dropout", 0.0), more.pop("scaling", None)
+        return cls(module, q, k, v, mask, dropout, scaling, more)
+
     @property
     def needs_weights(self) -> bool:
         """Whether the model was asked for the weights."""
@@ -91,6 +102,15 @@ class Call(NamedTuple):
         fits = q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
         mask_fits = self.mask is None or self.mask.ndim == 4
         return not (fits and mask_fits) or more.get("cache") is not None
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether the native kernel computes this, so that one pass gives statistics, too."""
+        is_added = self.mask is not None and self.mask.is_floating_point()
+        if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
+            return False
+        problem = AttentionProblem(*self.inputs(), self.rule(), self.dropout)
+        return choose(problem).backend == "native"
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as they are computed with."""
