@@ -27,7 +27,7 @@ from headwise.models._tokens import (
     token_classes,
     token_strings,
 )
-from headwise.models.attention import register_attention
+from headwise.models.attention import fast_attention, register_attention
 from headwise.models.capture import (
     ActiveModules,
     AttentionCall,
@@ -114,6 +114,7 @@ __all__ = [
     "edit_heads",
     "encode",
     "example_input",
+    "fast_attention",
     "find_attentions",
     "find_ownership",
     "fingerprint",
