@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from headwise.layer import T5Bias as T5Bias
     from headwise.layer import YaRN as YaRN
     from headwise.models import ablate as ablate
+    from headwise.models import fast_attention as fast_attention
     from headwise.models import load as load
     from headwise.models import load_tokenizer as load_tokenizer
+    from headwise.models import register_attention as register_attention
     from headwise.models import save as save
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.recovery import recover as recover
@@ -80,6 +82,7 @@ _HOME = {
     "attend": "kernels",
     "costs": "surgery",
     "errors": "",
+    "fast_attention": "models",
     "find_roles": "roles",
     "group_heads": "surgery",
     "importance": "scoring",
@@ -92,6 +95,7 @@ _HOME = {
     "prune_curves": "scoring",
     "recover": "recovery",
     "reference": "",
+    "register_attention": "models",
     "save": "models",
     "study": "report",
 }

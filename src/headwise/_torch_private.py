@@ -173,6 +173,12 @@ def without_function_modes() -> AbstractContextManager[None]:
     return context
 
 
+def without_tensor_subclasses() -> AbstractContextManager[None]:
+    """A context in which functions of torch reach no tensor subclass; function modes stay."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    return context
+
+
 def in_backward() -> bool:
     """Whether autograd is running a backward pass in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)

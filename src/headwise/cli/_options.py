@@ -44,6 +44,14 @@ Dtype = Annotated[
     DtypeName | None,
     typer.Option(help="The dtype to compute in.", show_default="that of the saved model"),
 ]
+AttentionName = Literal["headwise", "sdpa", "eager"]
+Attention = Annotated[
+    AttentionName | None,
+    typer.Option(
+        help="What computes attention: headwise's kernels, torch's, or the model's own code.",
+        show_default="what transformers chooses",
+    ),
+]
 MaxTexts = Annotated[
     int | None,
     typer.Option(min=1, help="Use this many texts, drawn at random.", show_default="all"),
@@ -67,6 +75,7 @@ class Shared:
     seed: Seed = None
     device: Device = None
     dtype: Dtype = None
+    attention: Attention = None
     max_texts: MaxTexts = None
     max_tokens: MaxTokens = None
 

@@ -3,6 +3,8 @@
 from headwise.kernels._attend import AttendOutput, attend
 from headwise.kernels._choose import BACKENDS, choose
 from headwise.kernels._statistics import row_statistics, statistics_kernel
+from headwise.kernels.native import is_faster as native_is_faster
+from headwise.kernels.native import is_packed
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.kernels.spec import (
     AttentionProblem,
@@ -35,7 +37,9 @@ __all__ = [
     "WindowLike",
     "attend",
     "choose",
+    "is_packed",
     "make_rule",
+    "native_is_faster",
     "row_statistics",
     "statistics_kernel",
     "under_autocast",

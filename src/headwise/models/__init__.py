@@ -27,6 +27,7 @@ from headwise.models._tokens import (
     token_classes,
     token_strings,
 )
+from headwise.models.attention import fast_attention, register_attention
 from headwise.models.capture import (
     ActiveModules,
     AttentionCall,
@@ -117,6 +118,7 @@ __all__ = [
     "edit_heads",
     "encode",
     "example_input",
+    "fast_attention",
     "find_attentions",
     "find_ownership",
     "fingerprint",
@@ -137,6 +139,7 @@ __all__ = [
     "output_projection",
     "reads_two_texts",
     "reason_unsupported",
+    "register_attention",
     "replace_heads",
     "save",
     "sentence_embedding",

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from headwise._interrupts import reversible
 from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowStatistics, under_autocast
+from headwise.kernels import RowStatistics, is_packed, under_autocast
 from headwise.models import (
     ActiveModules,
     AttentionCall,
@@ -86,9 +86,16 @@ class Recorder:
             if condition():
                 self._record(call)
 
-        answer = None if exact else self._answer
-        known = self._understanding
-        capturing = capture_calls(self._model, record, answer, understanding=known)
+        def answer(call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
+            return self._answer(call) if condition() else None
+
+        capturing = capture_calls(
+            self._model,
+            record,
+            answer,
+            answers_others=not exact,
+            understanding=self._understanding,
+        )
         with self._inputs.follow(), capturing as self._active:
             yield
 
@@ -120,7 +127,8 @@ class Recorder:
             return replace(site, watched="not watched: left out by layers=", statistics="")
         kernel = site.kernel
         if site in self._answered:
-            kernel = f"{site.statistics}, instead of {site.kernel}"
+            how = "in the call itself" if site.kernel == "headwise" else f"instead of {kernel}"
+            kernel = f"{site.statistics}, {how}"
         return replace(site, kernel=kernel, coverage=self.coverage.latest(site))
 
     def _is_watched(self, site: Site) -> bool:
@@ -146,6 +154,9 @@ class Recorder:
         """Record a call that the model has not computed, and return its heads; None: neither."""
         site = self._sites.known(call, self._active)
         if site not in self._verified or self._is_skipped() or not self._is_watched(site):
+            return None
+        # What keys receive is summed over queries that are not packed: in another order.
+        if call.ours and self._request.received and is_packed(call.q.shape[2]):
             return None
         _check_values(call)
         site = self._sites.of(call, self._active)

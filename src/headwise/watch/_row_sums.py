@@ -73,8 +73,9 @@ def sum_rows(
     """
     statistics = _row_values(rows)
     if per_head is not None:
-        is_answer = not call.heads.shape[-1]  # the model computed none
-        heads = rows.heads if is_answer or call.join is not None else call.heads
+        # A call that is answered has no heads of the model's own yet.
+        is_own = call.join is None and call.heads.shape[-1] > 0
+        heads = call.heads if is_own else rows.heads
         if heads is not None and heads.shape[1] == len(per_head):
             statistics["output_norm"] = projected_norms(heads, per_head)
     columns = layout.columns

@@ -20,7 +20,7 @@ def open_model(name: str, shared: Shared, text_for: str | None = None) -> tuple[
     """
     device = _device(shared.device or "cpu")
     dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
-    model = load(name, device=device, dtype=dtype)
+    model = load(name, device=device, dtype=dtype, attn_implementation=shared.attention)
     if text_for is not None:
         check_reads_text(text_for, model)
     return model, load_tokenizer(name)

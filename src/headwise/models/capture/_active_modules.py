@@ -79,6 +79,7 @@ class ActiveModules:
 
     Attributes:
         answer: May compute the heads of a call in place of the model; None: nothing does.
+        answers_others: Whether `answer` may replace kernels that are not ours.
         keep_graph: Whether captured tensors stay attached to the autograd graph.
         calls: The module calls that have not returned, the innermost last.
         captured_elsewhere: How many active modules or functions have a capture of their own,
@@ -93,12 +94,15 @@ class ActiveModules:
         self,
         on_call: OnCall = _ignore,
         answer: Answer | None = None,
+        *,
+        answers_others: bool = True,
         keep_graph: bool = False,
         understanding: Understanding | None = None,
     ) -> None:
         self._on_call = on_call
         self._receive_uncompiled = uncompiled(self._receive)
         self.answer, self.keep_graph = answer, keep_graph
+        self.answers_others = answers_others
         self.calls: list[ModuleCall] = []
         self.captured_elsewhere = 0
         self.understanding = understanding or Understanding()
@@ -136,10 +140,12 @@ class ActiveModules:
                 return call
         return None
 
-    def may_answer(self, *inputs: Tensor) -> bool:
+    def may_answer(self, *inputs: Tensor, ours: bool = False) -> bool:
         """Whether `answer` may replace the model's kernel: not under gradients or a compiler."""
+        if self.answer is None or not (ours or self.answers_others):
+            return False
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-        return self.answer is not None and not needs_grad and not torch.compiler.is_compiling()
+        return not needs_grad and not torch.compiler.is_compiling()
 
     def is_cross_attention(self, T: int, S: int) -> bool:
         """Whether the keys of the current attention call belong to another text."""

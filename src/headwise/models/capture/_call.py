@@ -36,6 +36,8 @@ class AttentionCall:
         cross: Whether the keys belong to another text than the queries.
         join: What the model applies to its heads before they become visible; None: nothing.
         real: False for keys that are padding, if the call itself says so.
+        ours: Whether the model runs on the native kernel, whose statistics come with these heads
+            to the last bit.
     """
 
     module: nn.Module
@@ -50,6 +52,7 @@ class AttentionCall:
     cross: bool
     join: Callable[[Tensor], Tensor] | None = None
     real: Bool[Tensor, "B S"] | None = None
+    ours: bool = False
 
     @property
     def knows_logits(self) -> bool:

@@ -26,6 +26,7 @@ def capture_calls(
     on_call: OnCall,
     answer: Answer | None = None,
     *,
+    answers_others: bool = True,
     keep_graph: bool = False,
     understanding: Understanding | None = None,
 ) -> Iterator[ActiveModules]:
@@ -38,6 +39,8 @@ def capture_calls(
     Args:
         answer: Computes heads in place of a fused kernel, where that is possible: without
             gradients, dropout or a compiler. The model continues with these heads.
+        answers_others: Whether `answer` may replace kernels that are not ours; its heads are
+            equal to those of ours to the last bit.
         keep_graph: Whether captured tensors stay attached to the autograd graph, so that
             gradients reach the weights they were computed from.
         understanding: What earlier captures of the model have found; None: nothing.
@@ -45,7 +48,13 @@ def capture_calls(
         Which modules are active and were called, and which have a softmax whose product with
         values was not found.
     """
-    active = ActiveModules(on_call, answer, keep_graph, understanding)
+    active = ActiveModules(
+        on_call,
+        answer,
+        answers_others=answers_others,
+        keep_graph=keep_graph,
+        understanding=understanding,
+    )
     softmaxes = SoftmaxTracker(active)
     hooked: dict[type[nn.Module], Callable[..., None]] = {
         HeadAttention: partial(_capture_layer, active),

@@ -15,6 +15,7 @@ from headwise._display import counted
 from headwise._size_limits import limit_model_size
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
+from headwise.models.attention import set_attention
 from headwise.models.checkpoints import (
     ORIGINAL,
     apply_changes,
@@ -32,7 +33,11 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 def load(
-    source: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+    source: str | Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
 ) -> nn.Module:
     """Open a model in evaluation mode, with all of its weights.
 
@@ -47,7 +52,12 @@ def load(
         source: A folder written by this library or by Hugging Face, or a name on its hub.
         device: The device of the weights.
         dtype: The dtype of the weights. None keeps the dtype in which they were saved.
+        attn_implementation: What computes attention: "headwise" for the kernels of `attend`, which
+            is registered first (see `register_attention`), or a name that transformers has, such
+            as "sdpa" or "eager". None leaves the choice to transformers.
     Raises:
+        ArgumentError: there is no such implementation, or the model cannot use it.
+        UnsupportedError: the model does not let its attention be chosen.
         InputError: there is no such folder or name, or weights are missing, broken, pickled,
             outside the folder, adapters, or not of the size that the configuration says.
     """
@@ -65,6 +75,8 @@ def load(
         if folder is None:
             _refuse_unreachable(str(source))
         model = _from_hugging_face(source, folder)
+    if attn_implementation is not None:
+        set_attention(model, attn_implementation)
     return model.to(device=device, dtype=dtype).eval()
 
 

@@ -17,6 +17,8 @@ from transformers import AttentionInterface
 
 from headwise._interrupts import reversible
 from headwise._torch_private import without_operator_observers
+from headwise.models.attention import NAME
+from headwise.models.attention.huggingface import Call
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture.huggingface._rule import keys_read, rule_of
@@ -106,8 +108,9 @@ def _attend(
     inputs = (query, key, value)
     if not captures:
         return inner(module, *inputs, attention_mask, *args, **kwargs)
-    describe = partial(_call, implementation, module, inputs, attention_mask, kwargs)
-    answered_by, heads = _answer(module, implementation, kwargs, inputs, describe)
+    ours = implementation == NAME and Call.of(module, *inputs, attention_mask, kwargs).runs_natively
+    describe = partial(_call, implementation, module, inputs, attention_mask, kwargs, ours)
+    answered_by, heads = _answer(module, implementation, kwargs, inputs, describe, ours)
     if heads is not None:
         output = heads.transpose(1, 2), None  # B H T Dv -> B T H Dv
     else:
@@ -142,13 +145,14 @@ def _answer(
     kwargs: dict[str, Any],
     inputs: tuple[Tensor, Tensor, Tensor],
     describe: Callable[[ActiveModules, Tensor], AttentionCall],
+    ours: bool,
 ) -> tuple[ActiveModules | None, Tensor | None]:
     """The first capture that answers in place of the implementation, and its heads."""
     # The eager implementation also returns weights, which an answer does not have.
     if kwargs.get("dropout") or implementation in (None, "eager"):
         return None, None
     for active in module.__dict__.get(_CAPTURES, ()):
-        if active.answer is not None and active.may_answer(*inputs):
+        if active.answer is not None and active.may_answer(*inputs, ours=ours):
             heads = active.answer(describe(active, inputs[0].detach()[..., :0]))
             if heads is not None:
                 active.attends(module)
@@ -162,11 +166,12 @@ def _call(
     inputs: tuple[Tensor, Tensor, Tensor],
     mask: Any,
     kwargs: dict[str, Any],
+    ours: bool,
     active: ActiveModules,
     heads: Tensor,
 ) -> AttentionCall:
     q, k, v = (active.detach(x) for x in inputs)
-    read = keys_read(k.shape[2], mask, implementation)
+    read = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
     if read < k.shape[2]:
         k, v = k[:, :, :read], v[:, :, :read]
     return AttentionCall(
@@ -178,4 +183,5 @@ def _call(
         kernel=implementation or "eager",
         exact=not kwargs.get("dropout"),
         cross=active.is_cross_attention(q.shape[2], k.shape[2]),
+        ours=ours,
     )  # fmt: skip

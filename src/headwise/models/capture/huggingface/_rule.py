@@ -12,12 +12,19 @@ from transformers.utils.generic import is_flash_attention_requested
 from headwise.errors import MaskError, UnsupportedError
 from headwise.kernels import AttentionRule, make_rule
 from headwise.masks import Mask, Window, as_mask, causal, documents, from_flex, window
+from headwise.models.attention import NAME, RuleMask
 
 _FLEX = "flex_attention"
 
 
-def keys_read(S: int, mask: Any, implementation: str) -> int:
-    """The number of keys that are read: flash kernels skip the unused end of a static cache."""
+def keys_read(
+    module: nn.Module, T: int, S: int, mask: Any, implementation: str, kwargs: dict[str, Any]
+) -> int:
+    """The number of keys that are read: some kernels skip the unused end of a static cache."""
+    if isinstance(mask, RuleMask):
+        return mask.n_keys
+    if implementation == NAME and mask is None and _is_causal(module, T, kwargs):
+        return min(S, T)
     return min(S, mask.shape[1]) if _is_flash(implementation) and mask is not None else S
 
 
@@ -42,11 +49,13 @@ def _visible(
 ) -> Tensor | Mask | None:
     if _is_flash(implementation) and (mask is None or mask.ndim == 2):
         return _flash_mask(module, q, S, mask, kwargs)
+    if isinstance(mask, RuleMask):
+        return mask.rule
     if isinstance(mask, Tensor) and mask.ndim == 4:
         return mask[..., :S]
     if mask is None:
         # Without a mask, sdpa uses its kernel's causal flag; other kernels see every key.
-        if implementation in ("eager", _FLEX) or not _is_causal(module, q, kwargs):
+        if implementation in ("eager", _FLEX) or not _is_causal(module, q.shape[2], kwargs):
             return None
         return _top_left(q.shape[2], S, q.device)
     try:
@@ -64,11 +73,11 @@ def _is_flash(implementation: str | None) -> bool:
     return is_flash_attention_requested(requested_attention_implementation=implementation)
 
 
-def _is_causal(module: nn.Module, q: Tensor, kwargs: dict[str, Any]) -> bool:
+def _is_causal(module: nn.Module, T: int, kwargs: dict[str, Any]) -> bool:
     """Whether a call without a mask is causal: by its argument, else by its module's attribute."""
     argument = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if argument is None else argument
-    return bool(causal) and q.shape[2] > 1
+    return bool(causal) and T > 1
 
 
 def _top_left(T: int, S: int, device: torch.device) -> Mask:
@@ -83,7 +92,7 @@ def _flash_mask(
 ) -> Mask | None:
     """The mask of a flash kernel, from its causal flag, window, padding and packed texts."""
     masks: list[Mask] = []
-    if _is_causal(module, q, kwargs):
+    if _is_causal(module, q.shape[2], kwargs):
         masks.append(causal())
     size = kwargs.get("sliding_window")
     if size is not None and size < S:

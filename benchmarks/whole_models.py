@@ -1,0 +1,236 @@
+"""Whole Hugging Face models on headwise's kernels: prefill, next token, encoders, training.
+
+    python benchmarks/whole_models.py --threads 1 --json whole.json --into PAGE
+    python benchmarks/whole_models.py --only llama --tokens 512 --seconds 5
+
+Models have random weights and a few layers, which changes no ratio. The variants of a line share
+their weights and run interleaved; each ratio is to `sdpa`: the median of the ratios of all rounds,
+with a 95 % interval. "Attention" is the share of the time of `sdpa` that its attention takes: what
+a faster kernel can gain at most.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from _report import Row, print_rows, publish, rows_of
+from _timing import Work, interleaved, rounds_for
+from torch import Tensor, nn
+
+import headwise as hw
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SDPA, OURS, EAGER, WATCHED = "sdpa", "headwise", "eager", "headwise, observed"
+# Eager attention holds the weights of all pairs.
+MOST_EAGER = 2048
+VOCABULARY = 1000
+
+
+class Model(NamedTuple):
+    """A model, and what it reads: `inputs(tokens)`."""
+
+    make: Callable[[], nn.Module]
+    inputs: Callable[[int], dict[str, Tensor]]
+    decodes: bool = False
+
+
+def llama(kv_heads: int) -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=1024, num_hidden_layers=4, num_attention_heads=16, intermediate_size=2816,
+        num_key_value_heads=kv_heads, vocab_size=VOCABULARY, max_position_embeddings=20000,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert() -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536,
+        vocab_size=VOCABULARY,
+    )  # fmt: skip
+    return transformers.BertModel(config)
+
+
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        d_model=512, d_ff=2048, num_layers=4, num_heads=8, vocab_size=VOCABULARY,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def vit() -> nn.Module:
+    sizes = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    return transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=6, **sizes))
+
+
+def ids(texts: int, tokens: int) -> Tensor:
+    return torch.randint(5, VOCABULARY, (texts, tokens))
+
+
+def padded(texts: int, tokens: int) -> dict[str, Tensor]:
+    """Texts of half to all of the length, as a batch of an encoder has them."""
+    lengths = torch.linspace(tokens // 2, tokens, texts).long()
+    mask = torch.arange(tokens) < lengths[:, None]
+    return {"input_ids": ids(texts, tokens), "attention_mask": mask.long()}
+
+
+MODELS = {
+    "llama, 16 heads on 4": Model(
+        partial(llama, 4), lambda n: {"input_ids": ids(1, n), "logits_to_keep": 1}, True
+    ),
+    "llama, 16 heads": Model(
+        partial(llama, 16), lambda n: {"input_ids": ids(1, n), "logits_to_keep": 1}, True
+    ),
+    "bert, 8 texts": Model(bert, lambda n: {"input_ids": ids(8, n)}),
+    "bert, 8 padded texts": Model(bert, partial(padded, 8)),
+    "t5, 2 texts": Model(
+        t5, lambda n: {"input_ids": ids(2, n), "decoder_input_ids": ids(2, n // 4)}
+    ),
+    "vit, 8 images": Model(vit, lambda n: {"pixel_values": torch.randn(8, 3, 224, 224)}),
+}
+ENCODED = {"bert": (128, 256, 512), "t5": (512,), "vit": (197,)}
+
+
+def main() -> None:
+    options = _arguments()
+    torch.set_num_threads(options.threads)
+    hw.register_attention()
+    if options.read:
+        saved = [json.loads(Path(file).read_text("utf-8")) for file in options.read]
+        rows, where = [row for one in saved for row in one["rows"]], saved[0]["machine"]
+    else:
+        rows, where = print_rows(_all(options)), _machine(options)
+    publish(rows, where, options.into, file=options.json)
+
+
+def _all(options: argparse.Namespace) -> Iterator[Row]:
+    for name, model in MODELS.items():
+        if not any(part in name for part in options.only):
+            continue
+        lengths = options.tokens if model.decodes else ENCODED[name.split(",")[0]]
+        for dtype in options.dtypes:
+            torch.manual_seed(0)
+            variants = _variants(model.make().eval().to(DTYPES[dtype]))
+            for tokens in lengths:
+                case = {"model": name, "tokens": f"{tokens:,}", "dtype": dtype}
+                inputs = _cast(model.inputs(tokens), DTYPES[dtype])
+                yield from _of_case(case, variants, inputs, tokens, model.decodes, options)
+
+
+def _of_case(
+    case: Row,
+    variants: dict[str, nn.Module],
+    inputs: dict[str, Tensor],
+    tokens: int,
+    decodes: bool,
+    options: argparse.Namespace,
+) -> Iterator[Row]:
+    if tokens > MOST_EAGER:
+        variants = {name: model for name, model in variants.items() if name != EAGER}
+    with torch.inference_mode():
+        works = {name: partial(model, **inputs) for name, model in variants.items()}
+        works[WATCHED] = works[OURS]
+        inside = {WATCHED: partial(hw.observe, variants[OURS])}
+        yield from _timed("Prefill" if decodes else "Encoders", case, works, options, inside)
+        if decodes:
+            caches = {name: model(**inputs).past_key_values for name, model in variants.items()}
+            works = {name: partial(_token, variants[name], cache) for name, cache in caches.items()}
+            yield from _timed("Next token", case, works, options)
+    if tokens <= options.most_trained:
+        works = {name: partial(_step, model, inputs) for name, model in variants.items()}
+        yield from _timed("Training step", case, works, options)
+
+
+def _variants(model: nn.Module) -> dict[str, nn.Module]:
+    """The same weights under each implementation."""
+    variants = {}
+    for name in (SDPA, OURS, EAGER):
+        variants[name] = type(model)(model.config.__class__.from_dict(model.config.to_dict()))
+        variants[name].load_state_dict(model.state_dict(), assign=True)
+        variants[name].eval().set_attn_implementation(name)
+        for weight in variants[name].parameters():
+            weight.requires_grad_()
+    return variants
+
+
+def _token(model: nn.Module, cache: transformers.Cache) -> None:
+    """One token more, which the cache forgets again."""
+    model(input_ids=torch.tensor([[7]]), past_key_values=cache, use_cache=True)
+    cache.crop(-1)
+
+
+def _step(model: nn.Module, inputs: dict[str, Tensor]) -> None:
+    model.zero_grad()
+    training = {name: x for name, x in inputs.items() if name != "logits_to_keep"}
+    model(**training)[0].float().square().mean().backward()
+
+
+def _timed(
+    title: str,
+    case: Row,
+    works: dict[str, Work],
+    options: argparse.Namespace,
+    inside: dict[str, Any] | None = None,
+) -> Iterator[Row]:
+    rounds = options.rounds or rounds_for(works, options.seconds)
+    times = interleaved(works, rounds, options.clock, inside)
+    share = {"attention": f"{_share(works[SDPA], options.clock):.0%}"}
+    case = {"table": title} | case | share
+    for row in rows_of(case, times, SDPA):
+        if row["who"] == WATCHED:
+            row["ratio"] = f"{times.ratio(WATCHED, OURS)} of headwise"
+        yield row
+
+
+def _share(work: Work, clock: str) -> float:
+    """The share of a pass that its attention takes, forward and backward."""
+    with torch.profiler.profile() as profile:
+        work()
+    events = profile.key_averages()
+    attention = sum(e.cpu_time_total for e in events if e.key.startswith(_FORWARD))
+    attention += sum(e.cpu_time_total for e in events if e.key == _BACKWARD)
+    return attention / sum(e.self_cpu_time_total for e in events)
+
+
+_FORWARD = "aten::scaled_dot_product_attention"
+_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+
+
+def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+        for name, x in inputs.items()
+    }
+
+
+def _machine(options: argparse.Namespace) -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = {line.split(":")[1].strip() for line in lines if line.startswith("model name")}
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    return (
+        f"{', '.join(sorted(names))}; {options.threads} threads, {options.clock} clock; {versions}"
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each line")
+    parser.add_argument("--rounds", type=int, help="instead of --seconds")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of names of models")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=[*DTYPES])
+    parser.add_argument("--most-trained", type=int, default=2048, help="tokens of a training step")
+    parser.add_argument("--read", nargs="+", help="files of rows, instead of measuring")
+    parser.add_argument("--json", help="a file for the rows")
+    parser.add_argument("--into", help="a page to write the tables into")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""A mask that is a rule for attention, and a tensor for whatever else reads it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils._pytree import tree_map
+
+from headwise._torch_private import without_tensor_subclasses
+from headwise.masks import Mask, as_mask
+
+
+class RuleMask(Tensor):
+    """Booleans `[B, 1, T, S]`, True = may attend, that are computed when they are first read.
+
+    The kernel reads the rule instead. Models that slice, combine or change their mask get, and
+    change, a tensor: from then on that tensor is the rule.
+
+    Attributes:
+        rule: Which of the first `n_keys` keys each query may attend to.
+        n_keys: Keys after these are hidden from every query.
+    """
+
+    rule: Mask
+    n_keys: int
+    _entries: Tensor | None
+
+    @classmethod
+    def of(cls, rule: Mask, shape: tuple[int, int, int, int], n_keys: int) -> "RuleMask":
+        """A mask of this shape that takes no memory."""
+        mask = torch.zeros((), dtype=torch.bool).expand(shape).as_subclass(cls)
+        mask.rule, mask.n_keys, mask._entries = rule, n_keys, None
+        return mask
+
+    def entries(self) -> Tensor:
+        """The mask as a plain tensor, the same one at every call."""
+        if self._entries is None:
+            with without_tensor_subclasses():
+                B, _, T, S = self.shape
+            visible = self.rule.dense(T, self.n_keys).expand(B, 1, T, self.n_keys)
+            self._entries = pad(visible, (0, S - self.n_keys)) if self.n_keys < S else visible
+            self.rule, self.n_keys = as_mask(self._entries), S
+        return self._entries
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DESCRIPTIONS:
+            with without_tensor_subclasses():
+                return func(*args, **kwargs)
+        args, kwargs = tree_map(as_tensor, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def as_tensor(x: Any) -> Any:
+    """A mask as the tensor it stands for; anything else as it is."""
+    return x.entries() if isinstance(x, RuleMask) else x
+
+
+# What is known of a mask without its entries; compilers ask for all of it.
+_PROPERTIES = (
+    "_base", "device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta",
+    "is_mkldnn", "is_nested", "is_quantized", "is_sparse", "layout", "ndim", "requires_grad",
+    "shape",
+)  # fmt: skip
+_DESCRIPTIONS = {
+    Tensor.__len__, Tensor.dim, Tensor.is_complex, Tensor.is_conj, Tensor.is_floating_point,
+    Tensor.is_inference, Tensor.is_neg, Tensor.numel, Tensor.size, Tensor.storage_offset,
+    Tensor.stride, *(getattr(Tensor, name).__get__ for name in _PROPERTIES),
+}  # fmt: skip

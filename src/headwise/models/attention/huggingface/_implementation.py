@@ -1,0 +1,173 @@
+"""The attention function that Hugging Face models call under the name "headwise"."""
+
+from functools import reduce
+from operator import add
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import output_capturing
+
+from headwise.errors import UnsupportedError
+from headwise.kernels import (
+    AttendOutput,
+    AttentionProblem,
+    AttentionRule,
+    Bias,
+    TensorBias,
+    attend,
+    choose,
+    make_rule,
+    native_is_faster,
+    under_autocast,
+)
+from headwise.masks import Mask, Window, as_mask
+from headwise.models.attention._rule_mask import RuleMask, as_tensor
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Float[Tensor, "B H T D"],
+    key: Float[Tensor, "B Hkv S D"],
+    value: Float[Tensor, "B Hkv S Dv"],
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T S"] | None]:
+    """The heads of an attention layer, and its weights if the model was asked for them.
+
+    Calls that torch computes as fast go to the function of `sdpa`, and so does what only that
+    function takes.
+
+    Raises:
+        UnsupportedError: the layer passes sinks in a form of its own.
+    """
+    if more.get("sinks") is not None:
+        raise UnsupportedError(
+            f"headwise attention: {type(module).__name__} has sinks of its own form. "
+            f"Load the model with attn_implementation='eager'."
+        )
+    call = Call(module, query, key, value, attention_mask, dropout, scaling, more)
+    if call.is_left_to_torch:
+        mask = as_tensor(attention_mask)
+        heads, _ = sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, **more
+        )
+        return heads, None
+    result = attend(
+        *call.inputs(), **call.options(), dropout_p=dropout, need_weights=call.needs_weights
+    )
+    if isinstance(result, AttendOutput):
+        return result.heads.transpose(1, 2), result.weights
+    return result.transpose(1, 2), None
+
+
+class Call(NamedTuple):
+    """A call of the attention interface of transformers."""
+
+    module: nn.Module
+    q: Float[Tensor, "B H T D"]
+    k: Float[Tensor, "B Hkv S D"]
+    v: Float[Tensor, "B Hkv S Dv"]
+    mask: Tensor | None
+    dropout: float
+    scaling: float | None
+    more: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, kwargs: dict[str, Any]
+    ) -> "Call":
+        """A call from its keyword arguments."""
+        more = dict(kwargs)
+        dropout, scaling = more.pop("dropout", 0.0), more.pop("scaling", None)
+        return cls(module, q, k, v, mask, dropout, scaling, more)
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the model was asked for the weights."""
+        return bool(self.more.get("output_attentions")) or _collects_weights()
+
+    @property
+    def is_left_to_torch(self) -> bool:
+        """Whether `sdpa` computes this, and the kernel would not do so faster."""
+        q, k, v, more = self.q, self.k, self.v, self.more
+        if more.get("softcap") is not None or more.get("s_aux") is not None or self.needs_weights:
+            return False
+        if self.dropout or not q.is_cpu or not native_is_faster(q, k):
+            return True
+        fits = q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
+        mask_fits = self.mask is None or self.mask.ndim == 4
+        return not (fits and mask_fits) or more.get("cache") is not None
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether the native kernel computes this, so that one pass gives statistics, too."""
+        is_added = self.mask is not None and self.mask.is_floating_point()
+        if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
+            return False
+        problem = AttentionProblem(*self.inputs(), self.rule(), self.dropout)
+        return choose(problem).backend == "native"
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as they are computed with."""
+        q, k, v, S = self.q, self.k, self.v, self._n_keys()
+        if k.shape[2] != S:
+            k, v = k[:, :, :S], v[:, :, :S]
+        if under_autocast(q):
+            q, k, v = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (q, k, v))
+        return q, k, v
+
+    def options(self) -> dict[str, Any]:
+        """The options of `attend`, but for dropout."""
+        T, S = self.q.shape[2], self._n_keys()
+        biases: list[Bias] = []
+        if self.mask is not None and self.mask.is_floating_point():
+            biases.append(TensorBias(self.mask))
+        if (position_bias := self.more.get("position_bias")) is not None:
+            biases.append(TensorBias(position_bias[..., :S]))
+        return {
+            "mask": self._visible(T, S),
+            "bias": reduce(add, biases) if biases else None,
+            "scale": self.scaling,
+            "softcap": self.more.get("softcap"),
+            "sinks": self.more.get("s_aux"),
+        }
+
+    def rule(self) -> AttentionRule:
+        """The rule by which weights follow from queries and keys."""
+        return make_rule(head_dim=self.q.shape[-1], **self.options())
+
+    def _is_causal(self) -> bool:
+        """Whether a call without a mask is causal: by its argument, else by its module."""
+        argument = self.more.get("is_causal")
+        causal = getattr(self.module, "is_causal", True) if argument is None else argument
+        return bool(causal) and self.mask is None and self.q.shape[2] > 1
+
+    def _n_keys(self) -> int:
+        """The number of keys without the unused end of a cache, where that is known."""
+        S = self.k.shape[2]
+        if isinstance(self.mask, RuleMask):
+            return self.mask.n_keys
+        return min(S, self.q.shape[2]) if self._is_causal() else S
+
+    def _visible(self, T: int, S: int) -> Mask | None:
+        if isinstance(self.mask, RuleMask):
+            return self.mask.rule
+        if self.mask is not None:
+            return as_mask(self.mask) if self.mask.dtype == torch.bool else None
+        if not self._is_causal():
+            return None
+        # The flag means that query i sees keys up to i, wherever the keys end.
+        return Window(None, 0) if S >= T else as_mask(torch.ones(T, S, dtype=torch.bool).tril())
+
+
+def _collects_weights() -> bool:
+    """Whether the model that runs was asked for weights, which transformers collects by hooks."""
+    collector = output_capturing._active_collector
+    tracing = torch.compiler.is_compiling()
+    names = collector.global_var if tracing else collector.get()
+    return names is not None and any(name.endswith("attentions") for name in names)

@@ -1,0 +1,102 @@
+"""Hugging Face models on our kernel: every architecture, against float64 and against `sdpa`."""
+
+from contextlib import nullcontext
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from test_stacks import MODELS
+from test_zoo import PRECISIONS
+from torch import Tensor, nn
+
+from on_our_kernel import at_any_size as at_any_size
+from on_our_kernel import left_to_torch as left_to_torch
+from oracles import padded
+
+pytestmark = pytest.mark.usefixtures("at_any_size")
+
+TEXTS = [[5, 9, 7, 3, 11, 8, 4, 6, 12, 17, 2, 21], [4, 6, 13], [10, 3, 3, 12, 9, 20, 7]]
+FEW = ("Bert", "Gemma2", "GptOss", "Llama", "Mistral")
+THROUGH_THE_INTERFACE = [
+    name for name in sorted(zoo.TEXT)
+    if name not in zoo._WRITTEN_OUT and not name.startswith("Falcon")
+]  # fmt: skip
+EACH = [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.full)
+    for name in THROUGH_THE_INTERFACE
+]
+# What `sdpa` does not compute: beside the eager function of the model.
+ONLY_EAGER = ("Gemma2", "GptOss")
+
+
+def _batch(model_name: str, side: str) -> dict[str, Any]:
+    batch: dict[str, Any] = padded(TEXTS, side)
+    if model_name in zoo.COUNT_THEMSELVES or side == "right":
+        batch.pop("position_ids", None)
+    return batch
+
+
+def _run(model: nn.Module, batch: dict[str, Tensor], implementation: str) -> Tensor:
+    """What the model says of real tokens."""
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return model(**batch)[0][batch["attention_mask"].bool()].double()
+
+
+def _error(out: Tensor, exact: Tensor) -> float:
+    return float((out - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", EACH)
+def test_errors_are_those_of_sdpa(name: str, dtype: torch.dtype, left_to_torch: list[str]) -> None:
+    model = zoo.make(name, dtype)
+    theirs = "eager" if name in ONLY_EAGER else "sdpa"
+    _, in_float64, _ = PRECISIONS["float64"]
+    for side in ("right", "left"):
+        batch = _batch(name, side)
+        with in_float64():
+            exact = _run(deepcopy(model).double(), batch, theirs)
+        ours, known = _run(model, batch, "headwise"), _run(model, batch, theirs)
+        assert _error(ours, exact) <= 2 * _error(known, exact)
+    assert not left_to_torch
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_gradients_are_those_of_sdpa(name: str) -> None:
+    model, batch = zoo.make(name), _batch(name, "right")
+    theirs = "eager" if name in ONLY_EAGER else "sdpa"
+    gradients = []
+    _, in_float64, _ = PRECISIONS["float64"]
+    for implementation, double in ((theirs, True), (theirs, False), ("headwise", False)):
+        one = deepcopy(model).double() if double else deepcopy(model)
+        one.set_attn_implementation(implementation)
+        with in_float64() if double else nullcontext():
+            one(**batch)[0][batch["attention_mask"].bool()].square().mean().backward()
+        parts = [p.grad.double().flatten() for p in one.parameters() if p.grad is not None]
+        gradients.append(torch.cat(parts))
+    exact, known, ours = gradients
+    assert _error(ours, exact) <= 2 * _error(known, exact)
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper", "clip", "siglip", "llava", "wav2vec"])
+def test_other_kinds_of_models(name: str, left_to_torch: list[str]) -> None:
+    make, batch, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    outs = []
+    _, in_float64, _ = PRECISIONS["float64"]
+    for implementation, double in (("sdpa", True), ("sdpa", False), ("headwise", False)):
+        model.set_attn_implementation(implementation)
+        one = deepcopy(model).double() if double else model
+        inputs = {
+            k: x.double() if double and x.is_floating_point() else x for k, x in batch.items()
+        }
+        with torch.no_grad(), in_float64() if double else nullcontext():
+            outs.append([x.double() for x in one(**inputs).to_tuple() if isinstance(x, Tensor)])
+    assert not left_to_torch
+    for exact, known, ours in zip(*outs, strict=True):
+        floor = torch.finfo(torch.float32).eps * exact.norm()
+        assert (ours - exact).norm() <= 2 * (known - exact).norm() + floor
