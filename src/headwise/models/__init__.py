@@ -1,6 +1,11 @@
 """Other people's models: open them, find their heads, capture their attention calls."""
 
-from headwise.models._check import check_model, is_sentence_transformer, model_inputs
+from headwise.models._check import (
+    check_model,
+    is_sentence_transformer,
+    model_inputs,
+)
+from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
 from headwise.models._fingerprint import fingerprint
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._pieces import (
@@ -121,6 +126,7 @@ __all__ = [
     "heads_of",
     "hooked",
     "inputs_of",
+    "is_compiled",
     "is_linear",
     "is_sentence_transformer",
     "is_transposed",
@@ -134,6 +140,7 @@ __all__ = [
     "reads_two_texts",
     "reason_unsupported",
     "replace_heads",
+    "run_uncompiled",
     "save",
     "sentence_embedding",
     "set_original_heads",
@@ -142,4 +149,5 @@ __all__ = [
     "token_classes",
     "token_strings",
     "tokenizer_of",
+    "without_compiler",
 ]

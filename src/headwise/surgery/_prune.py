@@ -24,12 +24,14 @@ from headwise.models import (
     mean_heads,
     output_difference,
     set_original_heads,
+    without_compiler,
 )
 from headwise.surgery._plan import Plan
 from headwise.surgery.cutting import TorchCompatibleAttention, cut_heads, fold_into_bias
 from headwise.tables import HeadsLike
 
 
+@torch.inference_mode(False)
 def prune(
     model: nn.Module,
     plan: Plan | HeadsLike,
@@ -74,7 +76,8 @@ def prune(
         >>> small.n_heads, tuple(small.q_proj.weight.shape)
         (2, (4, 8))
     """
-    outer, model = model, check_model("prune", model)
+    inner = check_model("prune", model)
+    outer, model = without_compiler(model), inner
     batches = _checked_batches(model, fold, reference)
     batch = batches[0] if batches else example_input(model)
     attentions = find_attentions(model, batch)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, OutputError
 from headwise.files import folder_beside
 from headwise.models._check import check_model
+from headwise.models._compiled import without_compiler
 from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
 from headwise.models.checkpoints._sentence_transformers import (
     encode_sentences,
@@ -77,6 +78,7 @@ def save(
             f"save: format={format!r}. Choose one of {', '.join(get_args(Format))}."
         )
     inner = check_model("save", model)
+    model = without_compiler(model)
     if source is not None and inner is not model:
         raise ArgumentError(
             f"save: source={str(source)!r} for a SentenceTransformer, which brings its own files. "

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
@@ -19,6 +20,7 @@ from headwise.models import (
     float_outputs,
     output_difference,
     set_original_heads,
+    without_compiler,
 )
 from headwise.surgery._prune import refuse_packed
 from headwise.surgery.grouping._config import KvHeadCount
@@ -35,6 +37,7 @@ from headwise.surgery.grouping._symmetries import (
 Method = Literal["fit", "mean"]
 
 
+@torch.inference_mode(False)
 def group_heads(
     model: nn.Module,
     n_kv_heads: int,
@@ -89,7 +92,8 @@ def group_heads(
         >>> small.config.num_key_value_heads, small.model.layers[0].self_attn.k_proj.out_features
         (2, 8)
     """
-    outer, model = model, check_model("group_heads", model)
+    inner = check_model("group_heads", model)
+    outer, model = without_compiler(model), inner
     refuse_packed(model, "group_heads")
     count = KvHeadCount.of(model)
     batches = _checked(count, n_kv_heads, method, reference)

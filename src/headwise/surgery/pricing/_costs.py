@@ -38,6 +38,7 @@ _WITH_CACHE = (MiniGPT, MultiHeadAttention)
 _COLUMNS = ("kv_head", "own", "shared", "own work", "shared work", "cache")
 
 
+@torch.inference_mode(False)
 def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
     """Count what each head of a model costs, by name; with `timed`, measure time as well.
 
