@@ -15,6 +15,7 @@ from headwise.models import (
     batches_of,
     check_model,
     compose_heads,
+    differs_from_itself,
     edit_heads,
     example_input,
     find_attentions,
@@ -212,6 +213,11 @@ def _check_equal(model: nn.Module, small: nn.Module, removed: _Removed, batch: A
     if isinstance(small, TorchCompatibleAttention):  # its weights are a mean over other heads
         actual, expected = actual[:1], expected[:1]
     problem = output_difference(actual, expected)
+    if problem and differs_from_itself(model, batch):
+        raise UnsupportedError(
+            f"prune: {type(model).__name__} answers at random: twice the same input gives two "
+            f"answers, so that those without these heads cannot be compared. Ablate them instead."
+        )
     if problem:
         raise UnsupportedError(
             f"prune: the answer of {type(model).__name__} without these heads would be {problem}. "

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.models._check import model_inputs
 
@@ -39,17 +39,29 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, tuple) else model(batch)
 
 
+def first_batch(model: nn.Module, reference: Any, caller: str) -> Any:
+    """The first batch of a reference, or a made-up one if there is none.
+
+    Raises:
+        ArgumentError: the reference is empty or holds texts, or no batch can be made up.
+    """
+    batches = batches_of(reference, caller)
+    return batches[0] if batches else example_input(model)
+
+
 def batches_of(reference: Any, caller: str, name: str = "reference") -> list[Any]:
     """Batches as a list; a single batch becomes a list of one, None an empty list.
 
     Args:
         name: The name of the argument, for error messages.
     Raises:
-        ArgumentError: one is a text.
+        ArgumentError: there is none, or one is a text.
     """
     if isinstance(reference, Mapping | str | Tensor):
         reference = [reference]
-    batches = [model_inputs(batch) for batch in reference or ()]
+    batches = [model_inputs(batch) for batch in ([] if reference is None else reference)]
+    if reference is not None and not batches:
+        raise ArgumentError(f"{caller}: {name} holds no batch. Give one or more.")
     for batch in batches:
         if isinstance(batch, str):
             raise ArgumentError(
@@ -63,8 +75,26 @@ def example_input(model: nn.Module) -> Any:
     """Generate a short batch that a model accepts.
 
     Raises:
-        ArgumentError: its inputs cannot be guessed.
+        ArgumentError: its inputs cannot be guessed, or it does not run on the guess.
     """
+    batch = _guess(model)
+    try:
+        run(model, batch)
+    except HeadwiseError:
+        raise
+    except Exception as error:  # models raise any exception
+        inputs = ", ".join(batch) if isinstance(batch, dict) else "vectors"
+        reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")[:120]
+        raise ArgumentError(
+            f"heads: {type(model).__name__} does not run on a made-up input of {inputs} "
+            f"({type(error).__name__}: {reason}). Give reference=[batch], so that it can be run "
+            f"once."
+        ) from error
+    return batch
+
+
+def _guess(model: nn.Module) -> Any:
+    """A batch by the names of the arguments that a model takes."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ArgumentError(f"heads: {type(model).__name__} has no weights. Give a model.")
