@@ -1,6 +1,6 @@
 """Try every step on a tiny random model of each architecture, and write the table of the docs.
 
-python benchmarks/zoo.py --into docs/models.md
+PYTHONPATH=tests/models python benchmarks/zoo.py --into docs/models.md
 """
 
 import argparse
@@ -8,14 +8,12 @@ import platform
 import sys
 import warnings
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 from _report import insert, table
-
-sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / name) for name in ("", "models")]
 from architectures import GROUPS
 from architectures.trial import STEPS, Trial, try_out
+from transformers.utils import logging
 
 # A part of the message of a refusal, and the reason as the table gives it.
 REASONS = {
@@ -49,6 +47,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="the architectures to try")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
     torch.set_num_threads(1)
     reasons: dict[str, int] = {}
     parts, broken = [], []

@@ -27,8 +27,9 @@ from headwise.models import (
     set_original_heads,
     without_compiler,
 )
+from headwise.models.checkpoints import TorchCompatibleAttention
 from headwise.surgery._plan import Plan
-from headwise.surgery.cutting import TorchCompatibleAttention, cut_heads, fold_into_bias
+from headwise.surgery.cutting import cut_heads, fold_into_bias
 from headwise.tables import HeadsLike
 
 

@@ -54,9 +54,12 @@ _CASES: dict[str, tuple[dict[str, Any], Callable[[], Inputs]]] = {
                    | {"depths": [1, 1], "key_dim": [8, 8], "attention_ratio": [2, 2]}
                    | {"mlp_ratio": [2, 2], "down_ops": [["Subsample", 8, 2, 4, 2, 2]]},
                    partial(image, 32)),
-    "MobileViTModel": ({"image_size": 32, "hidden_sizes": [16, 16, 16], "num_attention_heads": HEADS}
-                       | {"neck_hidden_sizes": [8, 8, 8, 8, 8, 8, 16]}, partial(image, 32)),
-    "PvtModel": (_STAGES | _PYRAMID | {"patch_sizes": [4, 2], "strides": [4, 2]} | {"sequence_reduction_ratios": [2, 1], "mlp_ratios": [2, 2]}
+    "MobileViTModel": ({"image_size": 128, "hidden_sizes": [16, 16, 16]}
+                       | {"num_attention_heads": HEADS}
+                       | {"neck_hidden_sizes": [8, 8, 8, 8, 8, 8, 16]},
+                       partial(image, 128)),
+    "PvtModel": (_STAGES | _PYRAMID | {"patch_sizes": [4, 2], "strides": [4, 2]}
+                 | {"sequence_reduction_ratios": [2, 1], "mlp_ratios": [2, 2]}
                  | {"image_size": 16}, partial(image, 16)),
     "SamVisionModel": (_SAM, partial(image, 32)),
     "SegformerModel": (_STAGES | _PYRAMID | {"sr_ratios": [2, 1], "mlp_ratios": [2, 2]},
@@ -65,7 +68,8 @@ _CASES: dict[str, tuple[dict[str, Any], Callable[[], Inputs]]] = {
     "SiglipVisionModel": (IMAGE, image),
     "SwinModel": (_SWIN, partial(image, 16)),
     "Swinv2Model": (_SWIN, partial(image, 16)),
-    "TableTransformerForObjectDetection": (_DETR | {"backbone_config": _RESNET}, partial(image, 32)),
+    "TableTransformerForObjectDetection": (_DETR | {"backbone_config": _RESNET},
+                                           partial(image, 32)),
     "TimesformerModel": (IMAGE | {"num_frames": 2}, video),
     "ViTMAEForPreTraining": (IMAGE | {"decoder_hidden_size": 24, "decoder_num_hidden_layers": 1}
                              | {"decoder_num_attention_heads": HEADS}

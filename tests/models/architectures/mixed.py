@@ -85,8 +85,9 @@ _CASES: dict[str, tuple[dict[str, Any], Callable[[], Inputs]]] = {
         | {"text_config": _LLAMA | {"model_type": "gemma", "head_dim": 6}, "projection_dim": 24},
         _paligemma),
     "Qwen2VLForConditionalGeneration": (
-        {"text_config": _LLAMA | _ROPE | {"hidden_size": 32}, "vision_config": _QWEN, "image_token_id": 4}
-        | {"vision_start_token_id": 5, "vision_end_token_id": 6, "video_token_id": 7}, _qwen),
+        {"text_config": _LLAMA | _ROPE | {"hidden_size": 32}, "vision_config": _QWEN}
+        | {"image_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+        | {"video_token_id": 7}, _qwen),
     "SiglipModel": (_TWO_TOWERS, _both),
     "TrOCRForCausalLM": ({"d_model": 24, "decoder_layers": 2, "decoder_attention_heads": HEADS}
                          | {"decoder_ffn_dim": 32, "vocab_size": VOCABULARY}

@@ -16,6 +16,7 @@ _WAVE |= {
 }
 _WAVE |= {"num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4}
 _WAVE |= {"num_conv_pos_embedding_groups": 2, "feat_extract_norm": "layer"}
+_ENCODER_ONLY = ("num_hidden_layers", "num_attention_heads")
 _WHISPER = {
     "d_model": 24,
     "encoder_layers": 2,
@@ -93,20 +94,22 @@ _SOUND: dict[str, tuple[dict[str, Any], Callable[[], Inputs]]] = {
                             | {"num_attention_heads": HEADS, "hidden_size": 24, "num_codebooks": 2}
                             | {"max_position_embeddings": 40, "pad_token_id": 9}, _codes),
     "SEWModel": (_WAVE | {"squeeze_factor": 2}, wave),
-    "SEWDModel": (_WAVE | {"squeeze_factor": 2, "position_buckets": 4, "pos_att_type": ["p2c", "c2p"]}
+    "SEWDModel": (_WAVE | {"squeeze_factor": 2, "position_buckets": 4}
+                  | {"pos_att_type": ["p2c", "c2p"]}
                   | {"max_position_embeddings": 40}, wave),
     "Speech2TextForConditionalGeneration": (
         _WHISPER | {"input_feat_per_channel": 8, "max_source_positions": 40, "conv_channels": 16}
         | {"num_conv_layers": 2, "conv_kernel_sizes": [3, 3]}, _speech2text),
     "SpeechT5ForSpeechToText": (
-        {key: x for key, x in _WAVE.items() if key not in ("num_hidden_layers", "num_attention_heads")}
+        {key: x for key, x in _WAVE.items() if key not in _ENCODER_ONLY}
         | {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": HEADS}
         | {"decoder_attention_heads": HEADS, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
         | {"vocab_size": 23, "max_speech_positions": 40, "max_text_positions": 40} | TOKENS
         | {"decoder_start_token_id": 2}, _speecht5),
     "UniSpeechModel": (_WAVE, wave),
     "UniSpeechSatModel": (_WAVE, wave),
-    "Wav2Vec2BertModel": (_WAVE | {"feature_projection_input_dim": 8, "left_max_position_embeddings": 4}
+    "Wav2Vec2BertModel": (_WAVE | {"feature_projection_input_dim": 8}
+                          | {"left_max_position_embeddings": 4}
                           | {"right_max_position_embeddings": 4}, _bert_features),
     "Wav2Vec2ConformerModel": (_WAVE | {"position_embeddings_type": "relative"}
                                | {"conv_depthwise_kernel_size": 3}, wave),
@@ -119,7 +122,8 @@ _SOUND: dict[str, tuple[dict[str, Any], Callable[[], Inputs]]] = {
 _SERIES_CASES: dict[str, tuple[dict[str, Any], Callable[[], Inputs]]] = {
     "AutoformerForPrediction": (_SERIES | {"moving_average": 3, "label_length": 2}, _series),
     "DecisionTransformerModel": ({"state_dim": 5, "act_dim": 2, "hidden_size": 24, "n_layer": 2}
-                                 | {"n_head": HEADS, "max_ep_len": 10, "n_positions": 40}, _decisions),
+                                 | {"n_head": HEADS, "max_ep_len": 10, "n_positions": 40},
+                                 _decisions),
     "InformerForPrediction": (_SERIES | {"distil": False}, _series),
     "PatchTSTModel": ({"num_input_channels": 3, "context_length": 16, "patch_length": 4}
                       | {"patch_stride": 4, "d_model": 24, "num_hidden_layers": 2, "ffn_dim": 32}

@@ -44,7 +44,8 @@ _DECODERS: dict[str, dict[str, Any]] = {
     | _MAMBA | {"use_mamba_kernels": False, "num_experts_per_tok": 1},
     "JetMoeForCausalLM": _GROUPED | {"kv_channels": 6, "num_local_experts": 3}
     | {"num_experts_per_tok": 2, "num_key_value_heads": 2},
-    "Lfm2ForCausalLM": _GROUPED | {"full_attn_idxs": [1], "layer_types": ["conv", "full_attention"]},
+    "Lfm2ForCausalLM": _GROUPED | {"full_attn_idxs": [1]}
+    | {"layer_types": ["conv", "full_attention"]},
     "Llama4ForCausalLM": _GROUPED | {"head_dim": 6, "num_local_experts": 2}
     | {"intermediate_size_mlp": 32, "num_experts_per_tok": 1},
     "MambaForCausalLM": {"hidden_size": 24, "num_hidden_layers": 2, "vocab_size": VOCABULARY},
@@ -73,7 +74,8 @@ _ENCODERS: dict[str, dict[str, Any]] = {
     | {"downsampling_rate": 2},
     "ConvBertModel": SIZES | {"embedding_size": 8, "head_ratio": 2, "pad_token_id": 0},
     "Data2VecTextModel": SIZES | {"pad_token_id": 1},
-    "EsmModel": SIZES | {"pad_token_id": 1, "mask_token_id": 3, "position_embedding_type": "rotary"},
+    "EsmModel": SIZES | {"pad_token_id": 1, "mask_token_id": 3}
+    | {"position_embedding_type": "rotary"},
     "EuroBertModel": _GROUPED | {"mask_token_id": 3},
     "FNetModel": {key: size for key, size in SIZES.items() if key != "num_attention_heads"},
     "FunnelModel": {"vocab_size": VOCABULARY, "block_sizes": [1, 1], "num_decoder_layers": 1}
@@ -85,12 +87,15 @@ _ENCODERS: dict[str, dict[str, Any]] = {
     | {"true_hidden_size": 24, "pad_token_id": 0},
     "MraModel": _LONG | {"pad_token_id": 1},
     "NomicBertModel": SIZES | {"pad_token_id": 0},
-    "NystromformerModel": SIZES | {"pad_token_id": 1, "num_landmarks": 4, "segment_means_seq_len": 8},
+    "NystromformerModel": SIZES | {"pad_token_id": 1, "num_landmarks": 4}
+    | {"segment_means_seq_len": 8},
     "ReformerModel": {"attention_head_size": 6, "num_attention_heads": HEADS, "hidden_size": 24}
     | {"feed_forward_size": 32, "vocab_size": VOCABULARY, "attn_layers": ["local", "lsh"]}
     | {"axial_pos_shape": [4, 4], "axial_pos_embds_dim": [8, 16], "max_position_embeddings": 16}
-    | {"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "num_hashes": 1, "num_buckets": 2},
-    "RoCBertModel": SIZES | {"pad_token_id": 0, "enable_pronunciation": False, "enable_shape": False},
+    | {"local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "num_hashes": 1}
+    | {"num_buckets": 2},
+    "RoCBertModel": SIZES | {"pad_token_id": 0, "enable_pronunciation": False}
+    | {"enable_shape": False},
     "RoFormerModel": SIZES | {"pad_token_id": 0, "embedding_size": 24},
     "SplinterModel": SIZES | {"pad_token_id": 0},
     "SqueezeBertModel": SIZES | {"pad_token_id": 0, "embedding_size": 24, "q_groups": 1}

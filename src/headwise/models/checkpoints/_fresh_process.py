@@ -74,7 +74,7 @@ def _write_outputs(reader: str, folder: Path) -> None:
     model = (_open_with_headwise if reader == "headwise" else _open_with_transformers)(folder)
     inputs = load_file(folder / _INPUTS)
     arguments = [inputs.pop(name) for name in sorted(inputs) if name.isdigit()]
-    torch.manual_seed(0)  # as in `float_outputs`
+    torch.manual_seed(0)  # as in `call_model`
     with torch.no_grad():
         output = model(*arguments, **inputs)
     values = output.values() if isinstance(output, Mapping) else output

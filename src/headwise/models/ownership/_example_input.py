@@ -1,8 +1,8 @@
 """Run a model on a batch, and generate a short example input for it."""
 
 import inspect
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ def run(model: nn.Module, batch: Any) -> Any:
 def call_model(model: nn.Module, batch: Any) -> Any:
     """Call a model with keyword arguments, a tuple of arguments, or a single argument.
 
+    A model that draws at random makes the same draws in each call, and those of others stay.
+
     Raises:
         ArgumentError: the batch is a text, or holds one.
     """
@@ -34,9 +36,21 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     for text in texts:
         if isinstance(text, str):
             raise ArgumentError(f"batch: it is the text {text[:40]!r}. Give its token ids.")
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
+    with _same_draws(model):
+        if isinstance(batch, Mapping):
+            return model(**batch)
+        return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+@contextmanager
+def _same_draws(model: nn.Module) -> Iterator[None]:
+    """Seed the generators that a model may draw from, and restore their states afterwards."""
+    cuda = sorted({x.device.index for x in model.parameters() if x.is_cuda})
+    with torch.random.fork_rng(cuda):
+        torch.default_generator.manual_seed(0)
+        for index in cuda:
+            torch.cuda.default_generators[index].manual_seed(0)
+        yield
 
 
 def first_batch(model: nn.Module, reference: Any, caller: str) -> Any:

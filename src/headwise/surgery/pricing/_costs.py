@@ -27,7 +27,7 @@ from headwise.models import (
     first_batch,
     heads_of,
 )
-from headwise.surgery.cutting import replace_torch_layers
+from headwise.models.checkpoints import replace_torch_layers
 from headwise.surgery.pricing._cost_table import Costs
 from headwise.surgery.pricing._seconds import measure_seconds
 

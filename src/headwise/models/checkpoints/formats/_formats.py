@@ -12,6 +12,7 @@ from headwise.lab import MiniGPT
 from headwise.lab import save as save_lab
 from headwise.layer import MultiHeadAttention
 from headwise.models.checkpoints._original_heads import ORIGINAL, original_heads
+from headwise.models.checkpoints._torch_layer import TorchCompatibleAttention
 from headwise.models.checkpoints.formats._changes import describe_changes, differences_of
 from headwise.models.checkpoints.formats._layer_folder import write_layer
 from headwise.models.checkpoints.formats._padded import as_padded
@@ -39,7 +40,15 @@ def as_format(format: Format, model: nn.Module, batch: Any = None) -> nn.Module:
                 f"exist for it. Choose 'headwise'."
             )
         return model
-    if describe_changes(model) is None or format not in ("stock", "padded"):
+    if describe_changes(model) is None or format == "headwise":
+        return model
+    for name, module in model.named_modules():
+        if isinstance(module, TorchCompatibleAttention):
+            raise UnsupportedError(
+                f"save: {name} replaces a layer of torch, which Transformers alone cannot build "
+                f"with fewer heads. Choose the format 'headwise', or prune other layers."
+            )
+    if format == "remote-code":
         return model
     batch = example_input(model) if batch is None else batch
     return as_stock(model, batch) if format == "stock" else as_padded(model, batch)
