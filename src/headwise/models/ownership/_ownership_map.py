@@ -151,6 +151,7 @@ def _maps_of(model: nn.Module, attention: Attention, parts: Parts) -> list[Owner
         )
     weights = _weights_around(model, attention)
     dependence = _dependence(parts, weights)
+    _follow_biases(model, dependence)
     maps = [
         owners
         for name, weight in weights.items()
@@ -214,6 +215,25 @@ def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependenc
                 nonzero = [(zeros if grad is None else grad) != 0 for grad in grads]
                 dependence[name][part] = torch.stack(nonzero)
     return dependence
+
+
+def _follow_biases(model: nn.Module, dependence: dict[str, Dependence]) -> None:
+    """Let the rows of a linear layer depend on what its bias does, where its input is zero.
+
+    No gradient reaches such rows, as those of the values in the first layer of DETR's decoder.
+    """
+    for name in dependence:
+        parent, _, kind = name.rpartition(".")
+        module = model.get_submodule(parent)
+        bias = dependence.get(f"{parent}.bias", {})
+        if kind != "weight" or not is_linear(module) or not bias:
+            continue
+        if not any(uses.any() for uses in dependence[name].values()):
+            columns = -2 if is_transposed(module) else -1
+            shape = (-1, *module.get_parameter("weight").shape)
+            dependence[name] = {
+                part: uses.unsqueeze(columns).expand(shape) for part, uses in bias.items()
+            }
 
 
 def _map_of(name: str, axis: int, dependence: Dependence) -> OwnershipMap | None:
