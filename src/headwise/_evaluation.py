@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from headwise._interrupts import reversible
+from headwise.errors import UnsupportedError
 
 
 @reversible
@@ -33,7 +34,15 @@ def differentiable_evaluation(model: nn.Module, *, weights: bool) -> Iterator[No
     Args:
         weights: Whether weights keep their own `requires_grad`. With False no weight requires a
             gradient inside the block; gates and inputs still can.
+    Raises:
+        UnsupportedError: a weight was made under `inference_mode`, which gradients cannot reach.
     """
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
+        if weight.is_inference():
+            raise UnsupportedError(
+                f"gradients: {name} was made under torch.inference_mode(), so that no gradient can "
+                f"reach it. Make or load the model outside of inference_mode."
+            )
     frozen = [] if weights else [weight for weight in model.parameters() if weight.requires_grad]
     try:
         for weight in frozen:

@@ -46,11 +46,6 @@ def test_an_unknown_mode() -> None:
         _refused(MultiHeadAttention(12, 4), (0, 1), mode="median")
 
 
-def test_an_unused_reference() -> None:
-    with pytest.raises(ArgumentError, match="mode='zero'"):
-        _refused(MultiHeadAttention(12, 4), (0, 1), reference=[(X,)])
-
-
 @pytest.mark.parametrize("reference", ["a text", ["a text"]])
 def test_a_reference_of_texts(reference: Any) -> None:
     message = ": reference holds the text 'a text'"

@@ -108,7 +108,7 @@ class ConvertibleLayer(nn.Module):
         layer.to(device=weight.device, dtype=weight.dtype)
         layer.load_state_dict(module.state_dict())
         trained = {
-            name: torch.tensor(x.requires_grad).expand(x.shape)
+            name: torch.tensor(x.requires_grad, device="cpu").expand(x.shape)
             for name, x in module.named_parameters()
         }
         for name, is_trained in layer._translate(trained).items():

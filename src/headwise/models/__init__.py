@@ -1,6 +1,7 @@
 """Other people's models: open them, find their heads, capture their attention calls."""
 
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
+from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._known_fingerprint import fingerprint
 from headwise.models._pieces import (
@@ -63,10 +64,12 @@ from headwise.models.ownership import (
     by_attention,
     call_model,
     count_heads,
+    differs_from_itself,
     edit_heads,
     example_input,
     find_attentions,
     find_ownership,
+    first_batch,
     float_outputs,
     gate_heads,
     heads_of,
@@ -115,6 +118,7 @@ __all__ = [
     "context_of",
     "count_heads",
     "decoder_ids",
+    "differs_from_itself",
     "edit_heads",
     "encode",
     "example_input",
@@ -122,11 +126,13 @@ __all__ = [
     "find_attentions",
     "find_ownership",
     "fingerprint",
+    "first_batch",
     "float_outputs",
     "gate_heads",
     "heads_of",
     "hooked",
     "inputs_of",
+    "is_compiled",
     "is_linear",
     "is_sentence_transformer",
     "is_transposed",
@@ -141,6 +147,7 @@ __all__ = [
     "reason_unsupported",
     "register_attention",
     "replace_heads",
+    "run_uncompiled",
     "save",
     "sentence_embedding",
     "set_original_heads",
@@ -149,4 +156,5 @@ __all__ = [
     "token_classes",
     "token_strings",
     "tokenizer_of",
+    "without_compiler",
 ]

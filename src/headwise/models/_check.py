@@ -5,16 +5,18 @@ from collections.abc import Mapping
 from reprlib import repr as shortened
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models._compiled import without_compiler
 
 # The transformer in a SentenceTransformer that saves it at the root of its folder.
 _TRANSFORMERS = ("0.model", "0.auto_model")
 
 
 def check_model(caller: str, model: Any) -> nn.Module:
-    """The model itself, or the transformer in a `SentenceTransformer`.
+    """The model itself, the transformer in a `SentenceTransformer`, or what was compiled.
 
     Args:
         caller: The name of the calling function, for error messages.
@@ -27,6 +29,7 @@ def check_model(caller: str, model: Any) -> nn.Module:
             f"{caller}: the model is {shortened(model)}. Give a module; headwise.load opens a "
             f"folder or a hub name."
         )
+    model = without_compiler(model)
     if not is_sentence_transformer(model):
         return model
     return model.get_submodule(transformer_name(model, caller))
@@ -56,7 +59,16 @@ def transformer_name(model: nn.Module, caller: str) -> str:
 
 
 def model_inputs(batch: Any) -> Any:
-    """A batch without the entry `modality` that a `SentenceTransformer` adds to it."""
-    if not isinstance(batch, Mapping) or not isinstance(batch.get("modality"), str):
+    """A batch without the entry `modality` that a `SentenceTransformer` adds to it.
+
+    Tensors that were made under `inference_mode` are copied outside of it, for gradients.
+    """
+    if isinstance(batch, Tensor):
+        gradients = not torch.is_inference_mode_enabled()
+        return batch.clone() if gradients and batch.is_inference() else batch
+    if isinstance(batch, tuple):
+        return tuple(model_inputs(part) for part in batch)
+    if not isinstance(batch, Mapping):
         return batch
-    return {name: value for name, value in batch.items() if name != "modality"}
+    no_input = ("modality",) if isinstance(batch.get("modality"), str) else ()
+    return {name: model_inputs(x) for name, x in batch.items() if name not in no_input}

@@ -25,6 +25,7 @@ from headwise.models import (
     check_reads_text,
     token_classes,
     tokenizer_of,
+    without_compiler,
 )
 from headwise.report._passes import pairs_for, sample_maps, sizes_of, watch_pieces
 from headwise.report._study import Study
@@ -87,7 +88,8 @@ def study(
         InputError: the texts hold no token, or a pair is longer than the model's context.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
-    original, model = model, check_model("study", model)
+    inner = check_model("study", model)
+    original, model = without_compiler(model), inner
     tokenizer = tokenizer_of(original, tokenizer, "study")
     check_reads_text("study", model)
     about = about or About()

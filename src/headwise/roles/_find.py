@@ -12,7 +12,7 @@ from headwise._display import counted
 from headwise._progress import Progress
 from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
-from headwise.models import check_model, context_of, fingerprint, tokenizer_of
+from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
 from headwise.roles._evidence import FEWEST_TEXTS, Family, judge
 from headwise.roles._families import Baseline, make_family, null_head_baseline
 from headwise.roles._nulls import Evidence
@@ -83,7 +83,8 @@ def find_roles(
         UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
             character offsets, or a null named in `evidence` is not available.
     """
-    wrapper, model = model, check_model("find_roles", model)
+    inner = check_model("find_roles", model)
+    wrapper, model = without_compiler(model), inner
     tokenizer = tokenizer_of(wrapper, tokenizer, "find_roles")
     evidence = evidence or Evidence()
     n_texts, texts = texts_of("find_roles", corpus)

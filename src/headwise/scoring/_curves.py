@@ -12,7 +12,7 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import ArgumentError
-from headwise.models import check_model, find_attentions, tokenizer_of
+from headwise.models import check_model, find_attentions, tokenizer_of, without_compiler
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Loss, find_loss
@@ -64,7 +64,8 @@ def prune_curves(
         HeadError: an order names a head that does not exist, or names one twice.
         ArgumentError: there are no orders, or `cut` comes with a reference.
     """
-    outer, model = model, check_model("prune_curves", model)
+    inner = check_model("prune_curves", model)
+    outer, model = without_compiler(model), inner
     tokenizer = tokenizer_of(outer, tokenizer)
     _check(orders, cut, has_reference=reference is not None)
     inputs = read_batches(batches, model, tokenizer)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise.errors import UnsupportedError
 from headwise.models import Attention, edit_heads, heads_of, mean_heads
 from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.scoring._loss import Loss, PerText, texts_in
@@ -63,9 +64,13 @@ class GatedModel:
         """The mean output of each head of the full model over all tokens."""
         return mean_heads(self.model, self.attentions, self.reference or self.batches)
 
+    def texts(self, batch: int) -> int:
+        """The number of texts in a batch; several of its rows may be one text, as in codebooks."""
+        return texts_in(self.batches[batch]) // self._rows_per_text
+
     def trainable_gates(self, batch: int, start: Float[Tensor, " N"]) -> Float[Tensor, "B N"]:
         """Separate gates for each text of a batch, which require gradients."""
-        texts = texts_in(self.batches[batch])
+        texts = self.texts(batch)
         return start.expand(texts, len(start)).clone().requires_grad_()
 
     def losses(self, batch: int, gates: GateValues, mean: bool = False) -> PerText:
@@ -74,7 +79,8 @@ class GatedModel:
 
     def losses_of(self, batch: int, output: Any) -> PerText:
         """The loss of each text of a batch, from the model's output for it."""
-        return self.loss.per_text(output, self.batches[batch], self.full_embeddings[batch])
+        losses = self.loss.per_text(output, self.batches[batch], self.full_embeddings[batch])
+        return losses.reshape(self.texts(batch), -1).mean(1)
 
     def output(self, batch: int, gates: GateValues, mean: bool = False) -> Any:
         """The model's output for a batch under the gates.
@@ -87,6 +93,8 @@ class GatedModel:
         def edit(attention: Attention, heads: Tensor) -> Tensor:
             gate = gates[..., self._gate_slices[attention]].to(heads.dtype)
             if gate.ndim > 1:
+                # Windows or frames of one text follow one another in the batch.
+                gate = gate.repeat_interleave(max(1, len(heads) // len(gate)), 0)
                 gate = gate.view(len(gate), *[1] * (heads.ndim - 3), -1)
             gate = gate[..., None]
             if not mean:
@@ -95,6 +103,25 @@ class GatedModel:
 
         with edit_heads(self.model, self.attentions, edit):
             return self.model(**self.batches[batch])
+
+    @cached_property
+    def _rows_per_text(self) -> int:
+        """How many rows of the inputs attend as one text.
+
+        Raises:
+            UnsupportedError: an attention has a number of rows that the texts cannot share.
+        """
+        inputs = texts_in(self.batches[0])
+        texts = min(inputs, max(attention.rows for attention in self.attentions))
+        for attention in self.attentions:
+            # One row may attend for all texts, as a learned prompt does.
+            if inputs % texts or (attention.rows > 1 and attention.rows % texts):
+                raise UnsupportedError(
+                    f"importance: {attention.site.name} attends in {attention.rows} rows for "
+                    f"{inputs} texts, so that it is unknown which are of which text. Give one text "
+                    f"in each batch."
+                )
+        return inputs // texts
 
     @cached_property
     def _gate_slices(self) -> dict[Attention, slice]:

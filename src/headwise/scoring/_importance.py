@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from headwise._evaluation import differentiable_evaluation
 from headwise._progress import Progress
 from headwise.errors import ArgumentError
-from headwise.models import check_model, find_attentions, fingerprint, tokenizer_of
+from headwise.models import (
+    check_model,
+    find_attentions,
+    fingerprint,
+    tokenizer_of,
+    without_compiler,
+)
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._checkpoint import ScoringCheckpoint, digest_of
 from headwise.scoring._gated_model import GatedModel
@@ -25,6 +31,7 @@ from headwise.scoring.methods import METHODS, RESUMABLE, Gates, Method
 from headwise.tables import Scores
 
 
+@torch.inference_mode(False)
 def importance(
     model: nn.Module,
     batches: BatchesLike,
@@ -83,7 +90,8 @@ def importance(
             method.
         UnsupportedError: the heads of the model cannot be gated exactly.
     """
-    outer, model = model, check_model("importance", model)
+    inner = check_model("importance", model)
+    outer, model = without_compiler(model), inner
     method_name, score_heads = _method(method)
     _check_resumable(resume, method_name)
     inputs = read_batches(batches, model, tokenizer_of(outer, tokenizer), max_tokens)

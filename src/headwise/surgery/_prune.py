@@ -15,6 +15,7 @@ from headwise.models import (
     batches_of,
     check_model,
     compose_heads,
+    differs_from_itself,
     edit_heads,
     example_input,
     find_attentions,
@@ -24,12 +25,15 @@ from headwise.models import (
     mean_heads,
     output_difference,
     set_original_heads,
+    without_compiler,
 )
+from headwise.models.checkpoints import TorchCompatibleAttention
 from headwise.surgery._plan import Plan
-from headwise.surgery.cutting import TorchCompatibleAttention, cut_heads, fold_into_bias
+from headwise.surgery.cutting import cut_heads, fold_into_bias
 from headwise.tables import HeadsLike
 
 
+@torch.inference_mode(False)
 def prune(
     model: nn.Module,
     plan: Plan | HeadsLike,
@@ -74,7 +78,8 @@ def prune(
         >>> small.n_heads, tuple(small.q_proj.weight.shape)
         (2, (4, 8))
     """
-    outer, model = model, check_model("prune", model)
+    inner = check_model("prune", model)
+    outer, model = without_compiler(model), inner
     batches = _checked_batches(model, fold, reference)
     batch = batches[0] if batches else example_input(model)
     attentions = find_attentions(model, batch)
@@ -209,6 +214,11 @@ def _check_equal(model: nn.Module, small: nn.Module, removed: _Removed, batch: A
     if isinstance(small, TorchCompatibleAttention):  # its weights are a mean over other heads
         actual, expected = actual[:1], expected[:1]
     problem = output_difference(actual, expected)
+    if problem and differs_from_itself(model, batch):
+        raise UnsupportedError(
+            f"prune: {type(model).__name__} answers at random: twice the same input gives two "
+            f"answers, so that those without these heads cannot be compared. Ablate them instead."
+        )
     if problem:
         raise UnsupportedError(
             f"prune: the answer of {type(model).__name__} without these heads would be {problem}. "

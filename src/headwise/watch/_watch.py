@@ -1,6 +1,7 @@
 """Watch a model: statistics per head while it runs, and an unchanged model after the block."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -13,7 +14,14 @@ from headwise._display import counted
 from headwise._interrupts import reversible
 from headwise._torch_private import without_function_modes
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import Site, check_model, fingerprint, originals_of
+from headwise.models import (
+    Site,
+    check_model,
+    fingerprint,
+    is_compiled,
+    originals_of,
+    run_uncompiled,
+)
 from headwise.tables import HeadLike, HeadTable, Totals
 from headwise.watch._maps import Layer, Rows, TopKeys
 from headwise.watch._pairs import TextPairs
@@ -46,7 +54,8 @@ def observe(
     of the model that is made or saved inside the block is not watched.
 
     Args:
-        model: Any model with such layers, or a `SentenceTransformer` around one.
+        model: Any model with such layers, or a `SentenceTransformer` around one. If it is
+            compiled, it runs uncompiled while the block runs.
         request: The statistics to compute. None is a `Request()`: those that are cheap and apply
             to any text.
         layers: The layers to watch, counted from 0 in each stack, in the order in which they
@@ -75,13 +84,13 @@ def observe(
         >>> [str(head) for head in watch.table().heads]
         ['L0.H0', 'L0.H1']
     """
-    model = check_arguments("observe", model, layers, every)
+    inner = check_arguments("observe", model, layers, every)
     if not isinstance(request, Request | None):
         raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
     request = request or Request()
-    recorder = Recorder(model, request, layers, every)
-    with recorder.recording(exact):
-        yield Watch(model, request, layers, recorder)
+    recorder = Recorder(inner, request, layers, every)
+    with run_uncompiled() if is_compiled(model) else nullcontext(), recorder.recording(exact):
+        yield Watch(inner, request, layers, recorder)
 
 
 def check_arguments(function: str, model: Any, layers: Any, every: Any) -> nn.Module:

@@ -23,7 +23,7 @@ from headwise.models.capture._interception import (
 
 def heads_of(module: nn.Module) -> int:
     """The number of heads that a module declares; 1 if it declares none."""
-    counts = [getattr(module, name, None) for name in (*HEADS, "nhead", "heads")]
+    counts = [getattr(module, name, None) for name in (*HEADS, "nhead")]
     return next((count for count in counts if isinstance(count, int) and count > 0), 1)
 
 

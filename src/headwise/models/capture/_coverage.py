@@ -68,14 +68,16 @@ def reason_unsupported(
     """
     shape = _input_shape(module_call)
     H, T, S = call.q.shape[1], call.q.shape[2], call.k.shape[2]
+    heads = heads_of(call.module)
+    chunks = 1 < heads < H and H % heads == 0
+    if shape is not None and chunks and shape[1] > T and T not in shape:
+        return f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
     if shape is None or T in (tokens, *shape[1:]):
         return None
     if T == S and shape[2] == H * T and call.v.shape[-1] == shape[1]:
         return f"not supported: attends among {T} channels of each head, not among tokens"
-    heads = heads_of(call.module)
-    chunks = 1 < heads < H and H % heads == 0
     windows = call.q.shape[0] * T == shape[0] * shape[1]
-    if shape[1] > T and T not in shape and (chunks or (T == S and not windows)):
+    if shape[1] > T and T not in shape and T == S and not windows:
         return f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
     return None
 

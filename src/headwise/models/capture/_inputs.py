@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from headwise._interrupts import reversible
+from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
 
 
@@ -138,6 +139,11 @@ class InputTracker:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
+        if torch.compiler.is_exporting():
+            raise UnsupportedError(
+                f"export: {type(module).__name__} cannot be exported while its heads are watched "
+                f"or edited. Export it outside the block."
+            )
         arguments = signature.bind_partial(*args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
         self._inputs[name] = StackInputs(_text(arguments), _text(arguments, "encoder_"))

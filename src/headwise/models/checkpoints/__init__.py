@@ -10,6 +10,11 @@ from headwise.models.checkpoints._original_heads import (
 )
 from headwise.models.checkpoints._save import save
 from headwise.models.checkpoints._source_files import source_files
+from headwise.models.checkpoints._torch_layer import (
+    TorchCompatibleAttention,
+    replace_torch_layers,
+    update_heads,
+)
 from headwise.models.checkpoints.formats import (
     BiasHeads,
     Differences,
@@ -33,6 +38,7 @@ __all__ = [
     "BiasHeads",
     "Differences",
     "Format",
+    "TorchCompatibleAttention",
     "apply_changes",
     "as_format",
     "changed_class",
@@ -43,11 +49,13 @@ __all__ = [
     "read_changes",
     "read_layer",
     "read_original",
+    "replace_torch_layers",
     "returns_biases",
     "save",
     "set_count",
     "set_original_heads",
     "source_files",
+    "update_heads",
     "update_sizes",
     "write_layer",
 ]

@@ -53,10 +53,18 @@ def answer_in_fresh_process(reader: Reader, folder: Path, batch: Any = ()) -> li
 
 def _by_name(batch: Any) -> dict[str, Tensor]:
     """The inputs of a model by name; positional arguments are named by their index."""
+    from headwise.errors import ArgumentError
+
     if not isinstance(batch, Mapping):
         arguments = batch if isinstance(batch, tuple) else [batch]
         batch = {str(index): x for index, x in enumerate(arguments)}
-    return {name: x.cpu().contiguous() for name, x in batch.items()}
+    for name, x in batch.items():
+        if not isinstance(x, Tensor):
+            raise ArgumentError(
+                f"save: the input {name} is a {type(x).__name__}. Give a reference of tensors "
+                f"alone."
+            )
+    return {name: x.detach().cpu().contiguous() for name, x in batch.items()}
 
 
 def _write_outputs(reader: str, folder: Path) -> None:
@@ -66,6 +74,7 @@ def _write_outputs(reader: str, folder: Path) -> None:
     model = (_open_with_headwise if reader == "headwise" else _open_with_transformers)(folder)
     inputs = load_file(folder / _INPUTS)
     arguments = [inputs.pop(name) for name in sorted(inputs) if name.isdigit()]
+    torch.manual_seed(0)  # as in `call_model`
     with torch.no_grad():
         output = model(*arguments, **inputs)
     values = output.values() if isinstance(output, Mapping) else output

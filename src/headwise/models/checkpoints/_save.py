@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headwise.errors import ArgumentError, OutputError
 from headwise.files import folder_beside
 from headwise.models._check import check_model
+from headwise.models._compiled import without_compiler
 from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
 from headwise.models.checkpoints._sentence_transformers import (
     encode_sentences,
@@ -17,7 +18,12 @@ from headwise.models.checkpoints._sentence_transformers import (
 )
 from headwise.models.checkpoints._source_files import copy_source_files, source_folder
 from headwise.models.checkpoints.formats import Format, write_format
-from headwise.models.ownership import example_input, float_outputs, output_difference
+from headwise.models.ownership import (
+    example_input,
+    first_batch,
+    float_outputs,
+    output_difference,
+)
 
 
 def save(
@@ -27,6 +33,7 @@ def save(
     format: Format = "headwise",
     tokenizer: Any = None,
     source: str | Path | None = None,
+    reference: Any = None,
     force: bool = False,
 ) -> Path:
     """Write a model of Hugging Face or of this library, pruned or not, into a folder.
@@ -59,12 +66,16 @@ def save(
             that stay valid when heads are removed are copied: the tokenizer's, those of a
             SentenceTransformer (its modules with their weights, settings and prompts), licences.
             Weights in other formats, pickles, code and README files are not.
+        reference: Batches, each the model's keyword arguments, a tuple of arguments or a single
+            argument: tensors alone. The outputs for the first one are compared. None compares
+            those for a short made-up input.
         force: Whether existing files at `folder` may be replaced; an empty folder always may.
     Returns:
         The folder.
     Raises:
-        ArgumentError: the format is none of these, or `source` is given for a
-            `SentenceTransformer`, which brings its own files.
+        ArgumentError: the format is none of these, `source` is given for a
+            `SentenceTransformer`, which brings its own files, the reference is empty or holds
+            something other than tensors, or there is none and no input can be made up.
         InputError: `source` cannot be read, or holds a pickle, a link that leads out of it or a
             module with code of its own where a SentenceTransformer needs it.
         UnsupportedError: the class of the model is neither one of transformers nor ours, or the
@@ -77,31 +88,36 @@ def save(
             f"save: format={format!r}. Choose one of {', '.join(get_args(Format))}."
         )
     inner = check_model("save", model)
+    model = without_compiler(model)
     if source is not None and inner is not model:
         raise ArgumentError(
             f"save: source={str(source)!r} for a SentenceTransformer, which brings its own files. "
             f"Leave it out."
         )
+    batch = None if reference is None else first_batch(inner, reference, "save")
     with folder_beside(Path(folder).absolute(), force) as beside:
         if inner is not model:
             write_around(model, beside)
-        write_format(format, inner, beside)
+        write_format(format, inner, beside, batch)
         if tokenizer is not None:
             _write_tokenizer(tokenizer, beside)
         if source is not None:
             copy_source_files(source, beside)
-        check_fresh("headwise" if format == "headwise" else "transformers", beside, inner)
+        reader: Reader = "headwise" if format == "headwise" else "transformers"
+        check_fresh(reader, beside, inner, batch)
         _check_wrapped(format, beside, model, source)
     return Path(folder)
 
 
-def check_fresh(reader: Reader, folder: Path, model: nn.Module) -> None:
+def check_fresh(reader: Reader, folder: Path, model: nn.Module, batch: Any = None) -> None:
     """Open a folder in a fresh process, and compare its outputs with those of the model.
 
+    Args:
+        batch: The input of both; None is a short made-up one.
     Raises:
         OutputError: the folder cannot be opened there, or its outputs differ.
     """
-    batch = example_input(model)
+    batch = example_input(model) if batch is None else batch
     _compare(model, answer_in_fresh_process(reader, folder, batch), float_outputs(model, batch))
 
 

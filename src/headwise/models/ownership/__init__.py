@@ -18,9 +18,10 @@ from headwise.models.ownership._example_input import (
     batches_of,
     call_model,
     example_input,
+    first_batch,
 )
 from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
-from headwise.models.ownership._outputs import float_outputs, output_difference
+from headwise.models.ownership._outputs import differs_from_itself, float_outputs, output_difference
 from headwise.models.ownership._ownership_map import (
     HeadCounts,
     OwnershipMap,
@@ -50,10 +51,12 @@ __all__ = [
     "by_attention",
     "call_model",
     "count_heads",
+    "differs_from_itself",
     "edit_heads",
     "example_input",
     "find_attentions",
     "find_ownership",
+    "first_batch",
     "float_outputs",
     "gate_heads",
     "heads_of",

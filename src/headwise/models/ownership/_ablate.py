@@ -84,15 +84,16 @@ def ablate(
     Args:
         model: A model that `observe` can watch and whose heads reach an output projection.
         heads: `"L5.H3"`, `(5, 3)`, a list of either, or `{5: [3]}`.
-        reference: Batches that the mean is taken over, each the model's keyword arguments, a
-            tuple of arguments or a single argument. None takes the mean over the tokens of each
-            batch that the model is called on.
+        reference: Batches, each the model's keyword arguments, a tuple of arguments or a single
+            argument. The heads are found by running the first one; the mean is taken over all of
+            them. None finds the heads with a short made-up input, and takes the mean over the
+            tokens of each batch that the model is called on.
     Yields:
         The removed heads, and what the mean is taken over.
     Raises:
         HeadError: a head does not exist or is named twice.
-        ArgumentError: `model` is not a module, `mode` is unknown, or `reference` is empty, holds
-            texts or is given for zeros.
+        ArgumentError: `model` is not a module, `mode` is unknown, `reference` is empty or holds
+            texts, or there is none and no input can be made up.
         UnsupportedError: the heads cannot be separated at the output projection.
 
     Example:
@@ -107,7 +108,7 @@ def ablate(
     batches = _checked_reference(mode, reference)
     attentions = find_attentions(model, batches[0] if batches else None)
     chosen = by_attention(heads, attentions)
-    means = mean_heads(model, attentions, batches) if batches else {}
+    means = mean_heads(model, attentions, batches) if batches and mode == "mean" else {}
 
     def replacement(attention: Attention, outputs: Tensor) -> Tensor:
         if mode == "zero":
@@ -197,11 +198,4 @@ def _real(real: Bool[Tensor, "B S"] | None, heads: Tensor) -> Bool[Tensor, "B T"
 def _checked_reference(mode: str, reference: Iterable[Any] | None) -> list[Any]:
     if mode not in ("zero", "mean"):
         raise ArgumentError(f"ablate: mode={mode!r}. Choose 'zero' or 'mean'.")
-    if reference is None:
-        return []
-    if mode == "zero":
-        raise ArgumentError("ablate: reference is given for mode='zero'. Say mode='mean'.")
-    batches = batches_of(reference, "ablate")
-    if not batches:
-        raise ArgumentError("ablate: reference holds no batch. Give one or more.")
-    return batches
+    return batches_of(reference, "ablate")

@@ -1,7 +1,7 @@
 """The attentions of a model, each with the output projection that mixes its heads."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headwise._interrupts import reversible
 from headwise.errors import UnsupportedError
 from headwise.layer import MultiHeadAttention
+from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import Hooks
 from headwise.models.capture import ActiveModules, AttentionCall, Site, Sites, capture_calls
 from headwise.models.ownership._example_input import example_input, run
@@ -28,12 +29,15 @@ class Attention:
         module: The module that computes the attention.
         output: The output projection that mixes its heads.
         nth: Which call of the module in one pass it is, if layers share their weights.
+        rows: In how many rows it attended in the pass that found it; more than there are texts
+            if windows or frames of a text are rows of their own.
     """
 
     site: Site
     module: nn.Module
     output: OutputProjection
     nth: int
+    rows: int = field(default=1, compare=False)
 
     @property
     def around(self) -> str:
@@ -99,7 +103,7 @@ class _Search:
 
     @reversible
     def capturing(self) -> Iterator[None]:
-        with Hooks() as hooks:
+        with run_uncompiled(), Hooks() as hooks:
             self._running = hooks.enter_context(capture_calls(self._model, self._record))
             for module in self._model.modules():
                 # Before all other hooks, which may edit the heads.
@@ -135,7 +139,7 @@ class _Search:
             )
         nth = self._calls.get(id(call.module), 0)
         self._calls[id(call.module)] = nth + 1
-        attention = Attention(site, call.module, output, nth)
+        attention = Attention(site, call.module, output, nth, len(call.heads))
         self._attentions.append(attention)
         if attention.called and not self._is_known(call.module):
             self._unchecked[attention] = call.heads.transpose(1, 2)

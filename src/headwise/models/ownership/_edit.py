@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from headwise._interrupts import reversible
 from headwise._torch_private import in_backward
 from headwise.errors import UnsupportedError
+from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import Hooks
 from headwise.models.capture import InputTracker, Stacks, ordinary_path
 from headwise.models.ownership._attention import Attention
@@ -39,6 +40,7 @@ def edit_heads(
         UnsupportedError: layers that share their weights run again in a backward pass.
     """
     with ExitStack() as stack:
+        stack.enter_context(run_uncompiled())
         inputs = stack.enter_context(InputTracker(model, Stacks(model).roots).follow())
         for module in {attention.module: None for attention in attentions}:
             calls = [attention for attention in attentions if attention.module is module]

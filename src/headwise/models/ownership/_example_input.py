@@ -1,8 +1,8 @@
 """Run a model on a batch, and generate a short example input for it."""
 
 import inspect
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, HeadwiseError
 from headwise.layer import MultiHeadAttention
 from headwise.models._check import model_inputs
 
@@ -27,6 +27,8 @@ def run(model: nn.Module, batch: Any) -> Any:
 def call_model(model: nn.Module, batch: Any) -> Any:
     """Call a model with keyword arguments, a tuple of arguments, or a single argument.
 
+    A model that draws at random makes the same draws in each call, and those of others stay.
+
     Raises:
         ArgumentError: the batch is a text, or holds one.
     """
@@ -34,9 +36,31 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     for text in texts:
         if isinstance(text, str):
             raise ArgumentError(f"batch: it is the text {text[:40]!r}. Give its token ids.")
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
+    with _same_draws(model):
+        if isinstance(batch, Mapping):
+            return model(**batch)
+        return model(*batch) if isinstance(batch, tuple) else model(batch)
+
+
+@contextmanager
+def _same_draws(model: nn.Module) -> Iterator[None]:
+    """Seed the generators that a model may draw from, and restore their states afterwards."""
+    cuda = sorted({x.device.index for x in model.parameters() if x.is_cuda})
+    with torch.random.fork_rng(cuda):
+        torch.default_generator.manual_seed(0)
+        for index in cuda:
+            torch.cuda.default_generators[index].manual_seed(0)
+        yield
+
+
+def first_batch(model: nn.Module, reference: Any, caller: str) -> Any:
+    """The first batch of a reference, or a made-up one if there is none.
+
+    Raises:
+        ArgumentError: the reference is empty or holds texts, or no batch can be made up.
+    """
+    batches = batches_of(reference, caller)
+    return batches[0] if batches else example_input(model)
 
 
 def batches_of(reference: Any, caller: str, name: str = "reference") -> list[Any]:
@@ -45,11 +69,13 @@ def batches_of(reference: Any, caller: str, name: str = "reference") -> list[Any
     Args:
         name: The name of the argument, for error messages.
     Raises:
-        ArgumentError: one is a text.
+        ArgumentError: there is none, or one is a text.
     """
     if isinstance(reference, Mapping | str | Tensor):
         reference = [reference]
-    batches = [model_inputs(batch) for batch in reference or ()]
+    batches = [model_inputs(batch) for batch in ([] if reference is None else reference)]
+    if reference is not None and not batches:
+        raise ArgumentError(f"{caller}: {name} holds no batch. Give one or more.")
     for batch in batches:
         if isinstance(batch, str):
             raise ArgumentError(
@@ -63,8 +89,26 @@ def example_input(model: nn.Module) -> Any:
     """Generate a short batch that a model accepts.
 
     Raises:
-        ArgumentError: its inputs cannot be guessed.
+        ArgumentError: its inputs cannot be guessed, or it does not run on the guess.
     """
+    batch = _guess(model)
+    try:
+        run(model, batch)
+    except HeadwiseError:
+        raise
+    except Exception as error:  # models raise any exception
+        inputs = ", ".join(batch) if isinstance(batch, dict) else "vectors"
+        reason = (str(error).strip().splitlines() or [""])[0].rstrip(".")[:120]
+        raise ArgumentError(
+            f"heads: {type(model).__name__} does not run on a made-up input of {inputs} "
+            f"({type(error).__name__}: {reason}). Give reference=[batch], so that it can be run "
+            f"once."
+        ) from error
+    return batch
+
+
+def _guess(model: nn.Module) -> Any:
+    """A batch by the names of the arguments that a model takes."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ArgumentError(f"heads: {type(model).__name__} has no weights. Give a model.")

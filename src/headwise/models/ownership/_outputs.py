@@ -20,6 +20,11 @@ def float_outputs(model: nn.Module, batch: Any) -> list[Tensor]:
     return [x for x in outputs if isinstance(x, Tensor) and x.is_floating_point()]
 
 
+def differs_from_itself(model: nn.Module, batch: Any) -> bool:
+    """Whether a model returns something else for the same batch, although it draws the same."""
+    return bool(output_difference(float_outputs(model, batch), float_outputs(model, batch)))
+
+
 def output_difference(actual: list[Tensor], expected: list[Tensor], tolerance: float = 0.0) -> str:
     """How far two lists of outputs differ, in words; empty if only by rounding.
 

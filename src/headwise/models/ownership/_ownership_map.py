@@ -9,14 +9,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from headwise._evaluation import in_evaluation
+from headwise._evaluation import differentiable_evaluation
 from headwise._interrupts import reversible, slowly_reversible
 from headwise.errors import UnsupportedError
+from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import hooked
 from headwise.models.capture import AttentionCall, capture_calls
 from headwise.models.ownership._attention import Attention
 from headwise.models.ownership._example_input import call_model
-from headwise.models.ownership._projection import is_linear, is_transposed
+from headwise.models.ownership._projection import is_batch_norm, is_linear, is_transposed
 
 NO_HEAD = -1
 
@@ -93,14 +94,19 @@ def attached_parts(
     Args:
         first: For each module, the first attention that uses it.
     """
-    with in_evaluation(model), _all_attached(model), torch.enable_grad():
+    with run_uncompiled(), differentiable_evaluation(model, weights=True), _all_attached(model):
         yield _run_attached(model, first, batch)
 
 
 @reversible
 def _all_attached(model: nn.Module) -> Iterator[None]:
-    """Require gradients of all weights of a model, including frozen ones and buffers."""
+    """Require gradients of all weights of a model, including frozen ones and buffers.
+
+    The statistics of a batch norm are left out: its function has no gradients of them.
+    """
+    statistics = {id(x) for norm in model.modules() if is_batch_norm(norm) for x in norm.buffers()}
     tensors = [x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point()]
+    tensors = [x for x in tensors if id(x) not in statistics]
     required = [x.requires_grad for x in tensors]
     for x in tensors:
         x.requires_grad_(True)
@@ -137,8 +143,15 @@ def _run_attached(
 
 def _maps_of(model: nn.Module, attention: Attention, parts: Parts) -> list[OwnershipMap]:
     output = attention.output
+    if not parts["out"].requires_grad:
+        raise UnsupportedError(
+            f"heads: {attention.site.name} runs without gradients, as under torch.no_grad() inside "
+            f"the model, so that it is unknown which weights belong to which head. Ablate its "
+            f"heads instead."
+        )
     weights = _weights_around(model, attention)
     dependence = _dependence(parts, weights)
+    _follow_biases(model, dependence)
     maps = [
         owners
         for name, weight in weights.items()
@@ -172,7 +185,7 @@ def _weights_around(model: nn.Module, attention: Attention) -> dict[str, Tensor]
     module = model.get_submodule(prefix)
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     dot = f"{prefix}." if prefix else ""
-    return {dot + name: x for name, x in tensors.items() if x.is_floating_point()}
+    return {dot + name: x for name, x in tensors.items() if x.requires_grad}
 
 
 def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependence]:
@@ -202,6 +215,25 @@ def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependenc
                 nonzero = [(zeros if grad is None else grad) != 0 for grad in grads]
                 dependence[name][part] = torch.stack(nonzero)
     return dependence
+
+
+def _follow_biases(model: nn.Module, dependence: dict[str, Dependence]) -> None:
+    """Let the rows of a linear layer depend on what its bias does, where its input is zero.
+
+    No gradient reaches such rows, as those of the values in the first layer of DETR's decoder.
+    """
+    for name in dependence:
+        parent, _, kind = name.rpartition(".")
+        module = model.get_submodule(parent)
+        bias = dependence.get(f"{parent}.bias", {})
+        if kind != "weight" or not is_linear(module) or not bias:
+            continue
+        if not any(uses.any() for uses in dependence[name].values()):
+            columns = -2 if is_transposed(module) else -1
+            shape = (-1, *module.get_parameter("weight").shape)
+            dependence[name] = {
+                part: uses.unsqueeze(columns).expand(shape) for part, uses in bias.items()
+            }
 
 
 def _map_of(name: str, axis: int, dependence: Dependence) -> OwnershipMap | None:
@@ -240,10 +272,10 @@ def _owners(part: str, uses: Bool[Tensor, "H n *_"]) -> tuple[Tensor, Tensor] | 
 
 
 def _with_biases(model: nn.Module, maps: list[OwnershipMap]) -> list[OwnershipMap]:
-    """The same maps, and for each bias the map of the rows that it is added to.
+    """The same maps, and for what goes with rows or channels of a weight the map of these.
 
     A bias of keys changes no output, because it shifts all logits of a query equally, so
-    gradients do not always show its owner.
+    gradients do not always show its owner; the statistics of a batch norm have no gradients.
     """
     by_axis = {(owners.name, owners.axis): owners for owners in maps}
     for owners in maps:
@@ -251,6 +283,10 @@ def _with_biases(model: nn.Module, maps: list[OwnershipMap]) -> list[OwnershipMa
         module = model.get_submodule(parent)
         out_axis = 1 if is_transposed(module) else 0
         is_rows = kind == "weight" and is_linear(module) and owners.axis == out_axis
-        if is_rows and getattr(module, "bias", None) is not None:
-            by_axis[f"{parent}.bias", 0] = replace(owners, name=f"{parent}.bias", axis=0)
+        follow = ["bias"] if is_rows else []
+        if kind == "weight" and is_batch_norm(module):
+            follow = ["bias", "running_mean", "running_var"]
+        for name in follow:
+            if getattr(module, name, None) is not None:
+                by_axis[f"{parent}.{name}", 0] = replace(owners, name=f"{parent}.{name}", axis=0)
     return [*by_axis.values()]

@@ -14,6 +14,11 @@ _NAMES = (
 )  # fmt: skip
 _NAMES_ABOVE = ("output.dense", "out_proj")
 
+_BATCH_NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class OutputProjection:
@@ -84,6 +89,11 @@ def is_linear(module: nn.Module) -> bool:
         module.out_features,
         module.in_features,
     )
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module is a batch or instance norm, which may keep statistics of its channels."""
+    return isinstance(module, _BATCH_NORMS)
 
 
 def is_transposed(module: nn.Module) -> bool:

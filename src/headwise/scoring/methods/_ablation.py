@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise._progress import Progress
 from headwise.scoring._gated_model import GatedModel
-from headwise.scoring._loss import PerText, texts_in
+from headwise.scoring._loss import PerText
 from headwise.scoring.methods._method import HeadMask, PerHead
 from headwise.scoring.methods._suffix_replay import SuffixReplay
 
@@ -28,11 +28,11 @@ def _ablate_each(
 ) -> PerHead:
     remaining = int((~removed).sum())
     increases = []
-    for index, batch in enumerate(gated.batches):
+    for index in range(len(gated.batches)):
         name = (
             f"batch {index}, {len(removed) - remaining} heads gone"  # the key in checkpoint files
         )
-        increase = gated.checkpoint.table(name, texts_in(batch), len(removed))
+        increase = gated.checkpoint.table(name, gated.texts(index), len(removed))
         increase[:, removed.cpu()] = 0
         heads = torch.nonzero(increase.isnan().any(0)).flatten().tolist()
         trial = _BatchAblation(gated, index, (~removed).double(), mean)

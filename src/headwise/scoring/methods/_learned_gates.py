@@ -9,7 +9,6 @@ from torch import Tensor
 from headwise._progress import Progress
 from headwise.errors import ArgumentError
 from headwise.scoring._gated_model import GatedModel
-from headwise.scoring._loss import texts_in
 from headwise.scoring.methods._method import HeadMask, PerHead
 
 # The hard-concrete distribution: its temperature, and the interval to which it is stretched
@@ -80,7 +79,7 @@ class Gates:
         for step in range(self.steps):
             epoch = epoch or torch.randperm(len(gated.batches), generator=rng).tolist()
             batch = epoch.pop()
-            gates = draw_gates(logits, texts_in(gated.batches[batch]), rng) * remaining
+            gates = draw_gates(logits, gated.texts(batch), rng) * remaining
             loss = gated.losses(batch, gates, mean=True).mean()
             loss = loss + penalty * (open_chance(logits) * remaining).sum()
             # The gradient of the logits alone: the weights are frozen.

@@ -17,10 +17,15 @@ from headwise.models import (
     find_attentions,
     find_ownership,
 )
-from headwise.models.checkpoints import is_bias_table, set_count, update_sizes
+from headwise.models.checkpoints import (
+    is_bias_table,
+    replace_torch_layers,
+    set_count,
+    update_heads,
+    update_sizes,
+)
 from headwise.models.ownership import KeptHeads, keep_heads, kept_indices
 from headwise.surgery.cutting._position_biases import bound_to_biases, select_biases
-from headwise.surgery.cutting._torch import replace_torch_layers, update_heads
 
 # These read the counts of the whole model in their forward pass.
 _READ_THE_CONFIG = ("Phi3Attention", "Phi4MultimodalAttention", "MoonshineAttention")

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, UnsupportedError
@@ -19,6 +20,7 @@ from headwise.models import (
     float_outputs,
     output_difference,
     set_original_heads,
+    without_compiler,
 )
 from headwise.surgery._prune import refuse_packed
 from headwise.surgery.grouping._config import KvHeadCount
@@ -35,6 +37,7 @@ from headwise.surgery.grouping._symmetries import (
 Method = Literal["fit", "mean"]
 
 
+@torch.inference_mode(False)
 def group_heads(
     model: nn.Module,
     n_kv_heads: int,
@@ -65,15 +68,15 @@ def group_heads(
         n_kv_heads: Key/value heads per layer: a divisor of their present number.
         method: "fit", or "mean": the plain mean of neighbors, without mixing.
         reference: Batches, each the model's keyword arguments, a tuple of arguments or the only
-            one. The fit minimises the loss on them. None minimises it over isotropic inputs. Not
-            used by "mean".
+            one. The fit minimises the loss on them. None minimises it over isotropic inputs.
+            "mean" only runs the first one, to find the heads and to check the outputs.
         on_layer: Called after each layer with a `GroupedLayer`: its groups, what was mixed and
             what is lost.
     Returns:
         The grouped model, in the mode of the model.
     Raises:
         ArgumentError: the number is not a smaller divisor of the present number, the method is
-            unknown, or the reference is empty or given for "mean".
+            unknown, or the reference is empty or holds texts.
         UnsupportedError: the configuration has no number of kv heads, heads were pruned before,
             keys or values are not rows of a linear layer, positions are bound to heads, or
             weights are quantised, under adapters or spread over devices.
@@ -89,7 +92,8 @@ def group_heads(
         >>> small.config.num_key_value_heads, small.model.layers[0].self_attn.k_proj.out_features
         (2, 8)
     """
-    outer, model = model, check_model("group_heads", model)
+    inner = check_model("group_heads", model)
+    outer, model = without_compiler(model), inner
     refuse_packed(model, "group_heads")
     count = KvHeadCount.of(model)
     batches = _checked(count, n_kv_heads, method, reference)
@@ -125,11 +129,6 @@ def _checked(
     if method not in ("fit", "mean"):
         raise ArgumentError(f"group_heads: method={method!r}. Choose 'fit' or 'mean'.")
     batches = batches_of(reference, "group_heads")
-    if reference is not None and (method == "mean" or not batches):
-        raise ArgumentError(
-            f"group_heads: reference holds {len(batches)} batches for method={method!r}. Give some "
-            f"for 'fit', and none for 'mean'."
-        )
     number = count.number
     if type(n_kv_heads) is not int or not 0 < n_kv_heads < number or number % n_kv_heads:
         divisors = [n for n in range(1, number) if number % n == 0]

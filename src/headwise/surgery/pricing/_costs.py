@@ -21,13 +21,13 @@ from headwise.models import (
     capture_calls,
     check_model,
     count_heads,
-    example_input,
     find_attentions,
     find_ownership,
     fingerprint,
+    first_batch,
     heads_of,
 )
-from headwise.surgery.cutting import replace_torch_layers
+from headwise.models.checkpoints import replace_torch_layers
 from headwise.surgery.pricing._cost_table import Costs
 from headwise.surgery.pricing._seconds import measure_seconds
 
@@ -38,11 +38,12 @@ _WITH_CACHE = (MiniGPT, MultiHeadAttention)
 _COLUMNS = ("kv_head", "own", "shared", "own work", "shared work", "cache")
 
 
-def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
+@torch.inference_mode(False)
+def costs(model: nn.Module, reference: Any = None, *, timed: bool = False) -> Costs:
     """Count what each head of a model costs, by name; with `timed`, measure time as well.
 
     `parameters`: without those that all heads of a layer share.
-    `multiply_adds`: for one text of the batch, two FLOPs each; every query-key pair counts.
+    `multiply_adds`: for one text of the reference, two FLOPs each; every query-key pair counts.
     `cache_bytes`: of the keys and values of one token, as the model keeps them, in the dtype of
     its weights. It is missing for a model without a cache, such as an encoder, and for one that
     caches latents that all heads share.
@@ -51,14 +52,17 @@ def costs(model: nn.Module, batch: Any = None, *, timed: bool = False) -> Costs:
     of heads are interpolated linearly.
 
     Args:
-        batch: The input of the model; None is a short made-up text. Times hold for this batch:
-            give one of the size that matters to you.
+        reference: Batches, each the model's keyword arguments, a tuple of arguments or a single
+            argument; the first one is run. None is a short made-up text. Times hold for this
+            batch: give one of the size that matters to you.
     Raises:
+        ArgumentError: the reference is empty or holds texts, or there is none and no input can
+            be made up.
         UnsupportedError: the weights of each head cannot be found, or `timed` and the model's
             heads cannot be removed.
     """
     model = check_model("costs", model)
-    batch = example_input(model) if batch is None else batch
+    batch = first_batch(model, reference, "costs")
     attentions = find_attentions(model, batch)
     # Torch's own layers do not expose their heads; our equivalents cost the same.
     of_torch = [attention.site.name for attention in attentions if not attention.called]

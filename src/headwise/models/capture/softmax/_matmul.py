@@ -11,6 +11,10 @@ from torch import Tensor
 _MATMUL = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm)
 
 
+# These add a product to another tensor.
+ADDED_PRODUCTS = (torch.baddbmm, Tensor.baddbmm)
+
+
 @dataclass(frozen=True)
 class Product:
     """Weights times values: a sum over the last axis of weights and the `S` axis of values."""
@@ -27,6 +31,14 @@ class Product:
 def is_product(func: Callable[..., Any]) -> bool:
     """Whether a torch function computes a matrix product and nothing else."""
     return func in _MATMUL or func is torch.einsum
+
+
+def product_within(
+    output: Tensor, added: Tensor, *factors: Tensor, beta: float = 1.0, **_: Any
+) -> Float[Tensor, "*lead T S"]:
+    """The product in the result of `baddbmm`, which added `beta * added` to it."""
+    output = output.detach()
+    return output.clone() if beta == 0 else output - beta * added.detach()
 
 
 def read_product(

@@ -16,7 +16,13 @@ from headwise.kernels import RowRequest, RowStatistics, make_rule
 from headwise.masks import as_mask
 from headwise.models.capture._active_modules import ActiveModules, heads_of
 from headwise.models.capture._call import AttentionCall, uncompiled
-from headwise.models.capture.softmax._matmul import Product, is_product, read_product
+from headwise.models.capture.softmax._matmul import (
+    ADDED_PRODUCTS,
+    Product,
+    is_product,
+    product_within,
+    read_product,
+)
 from headwise.models.capture.softmax._visibility import MaskTracker, visible_keys
 
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
@@ -88,7 +94,7 @@ class SoftmaxTracker:
             return None
         pending = self._pending_of(args)
         if pending is None:
-            self._note_scores(func, output)
+            self._note_scores(func, args, kwargs, output)
             if not torch.compiler.is_compiling():
                 self._masks.follow(func, args, kwargs, output)
         elif is_product(func):
@@ -153,9 +159,11 @@ class SoftmaxTracker:
                 return pending
         return None
 
-    def _note_scores(self, func: Callable[..., Any], output: Any) -> None:
+    def _note_scores(self, func: Callable[..., Any], args: Any, kwargs: Any, output: Any) -> None:
         """Keep the latest product before a softmax, which is that of queries and keys."""
-        if is_product(func):
+        if func in ADDED_PRODUCTS:
+            output = product_within(output, *args, **kwargs)
+        if func in ADDED_PRODUCTS or is_product(func):
             # Inference tensors have no version.
             has_version = output.ndim >= 3 and not output.is_inference()
             self._scores = (output, version_of(output)) if has_version else None

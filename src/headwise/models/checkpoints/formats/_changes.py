@@ -16,6 +16,10 @@ from headwise.models.checkpoints._original_heads import (
     read_original,
     set_original_heads,
 )
+from headwise.models.checkpoints._torch_layer import (
+    TorchCompatibleAttention,
+    replace_torch_layers,
+)
 from headwise.models.checkpoints.formats._resize import (
     CONFIG_PREFIX,
     BiasHeads,
@@ -34,8 +38,8 @@ class Differences:
     Attributes:
         tensors: The shape of each weight that is new or has another shape.
         counts: The counts of each module that differ, by the module's name.
-        heads: Per module that receives position biases of all heads: their number, then the
-            heads that it keeps.
+        heads: Per module that receives position biases or masks of all heads, or that replaces a
+            layer of torch: their number, then the heads that it keeps.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -57,6 +61,8 @@ class Differences:
                 counts[name] = changed
             if (bias_heads := BiasHeads.on(module)) is not None:
                 heads[name] = (bias_heads.n_heads, *bias_heads.heads)
+            if isinstance(module, TorchCompatibleAttention):
+                heads[name] = (module.all_heads, *module.heads)
         return cls(tensors, counts, heads)
 
     @classmethod
@@ -91,6 +97,7 @@ class Differences:
         Raises:
             InputError: the model has no such module or weight.
         """
+        torch_layers = self._replace_torch_layers(model)
         for name in self.tensors:
             parent, _, weight = name.rpartition(".")
             module = _module(model, parent)
@@ -102,7 +109,21 @@ class Differences:
                 )
         for name in (*self.counts, *self.heads):
             _module(model, name)
-        shrink(model, self.tensors, self.counts, self.heads)
+        biased = {name: heads for name, heads in self.heads.items() if name not in torch_layers}
+        shrink(model, self.tensors, self.counts, biased)
+
+    def _replace_torch_layers(self, model: nn.Module) -> list[str]:
+        """Replace the layers of torch that keep some of their heads; returns their names."""
+        names = [
+            name for name in self.heads if isinstance(_module(model, name), nn.MultiheadAttention)
+        ]
+        replace_torch_layers(model, names)
+        for name in names:
+            _module(model, name).heads = [*self.heads[name][1:]]  # type: ignore[assignment]
+            # Transformers would initialise the weights of torch's layer; ours are in the file.
+            around = _module(model, name.rpartition(".")[0])
+            around._is_hf_initialized = True  # type: ignore[assignment]
+        return names
 
 
 def describe_changes(model: nn.Module) -> dict[str, Any] | None:

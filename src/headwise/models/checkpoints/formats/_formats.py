@@ -12,18 +12,22 @@ from headwise.lab import MiniGPT
 from headwise.lab import save as save_lab
 from headwise.layer import MultiHeadAttention
 from headwise.models.checkpoints._original_heads import ORIGINAL, original_heads
+from headwise.models.checkpoints._torch_layer import TorchCompatibleAttention
 from headwise.models.checkpoints.formats._changes import describe_changes, differences_of
 from headwise.models.checkpoints.formats._layer_folder import write_layer
 from headwise.models.checkpoints.formats._padded import as_padded
 from headwise.models.checkpoints.formats._remote_code import write_remote
 from headwise.models.checkpoints.formats._stock import as_stock
+from headwise.models.ownership import example_input
 
 Format = Literal["headwise", "stock", "padded", "remote-code"]
 
 
-def as_format(format: Format, model: nn.Module) -> nn.Module:
+def as_format(format: Format, model: nn.Module, batch: Any = None) -> nn.Module:
     """The model whose weights a format stores: itself, or an equal one of stock Transformers.
 
+    Args:
+        batch: An input to run it on; None is a short made-up one.
     Raises:
         UnsupportedError: its class is neither one of transformers nor ours, or it cannot be
             expressed in the format.
@@ -36,19 +40,28 @@ def as_format(format: Format, model: nn.Module) -> nn.Module:
                 f"exist for it. Choose 'headwise'."
             )
         return model
-    if describe_changes(model) is None or format not in ("stock", "padded"):
+    if describe_changes(model) is None or format == "headwise":
         return model
-    return as_stock(model) if format == "stock" else as_padded(model)
+    for name, module in model.named_modules():
+        if isinstance(module, TorchCompatibleAttention):
+            raise UnsupportedError(
+                f"save: {name} replaces a layer of torch, which Transformers alone cannot build "
+                f"with fewer heads. Choose the format 'headwise', or prune other layers."
+            )
+    if format == "remote-code":
+        return model
+    batch = example_input(model) if batch is None else batch
+    return as_stock(model, batch) if format == "stock" else as_padded(model, batch)
 
 
-def write_format(format: Format, model: nn.Module, folder: Path) -> None:
+def write_format(format: Format, model: nn.Module, folder: Path, batch: Any = None) -> None:
     """Write a model into a folder; one that its configuration describes is written unchanged.
 
     Raises:
         UnsupportedError: its class is not one of transformers, or it cannot be expressed in the
             format.
     """
-    converted = as_format(format, model)
+    converted = as_format(format, model, batch)
     if isinstance(model, MiniGPT):
         cut = differences_of(model)
         save_lab(model, None, folder, cut=cut and cut | {ORIGINAL: original_heads(model)})

@@ -16,7 +16,6 @@ from headwise.models.ownership import (
     KeptHeads,
     OwnershipMap,
     count_heads,
-    example_input,
     find_attentions,
     find_ownership,
     kept_indices,
@@ -24,11 +23,13 @@ from headwise.models.ownership import (
 )
 
 
-def as_padded(model: nn.Module) -> nn.Module:
+def as_padded(model: nn.Module, batch: Any) -> nn.Module:
     """The model that the configuration builds, with the outputs of the pruned one.
 
     It is as large and as slow as the model was before pruning.
 
+    Args:
+        batch: An input to run both on.
     Returns:
         A model to be written, not to be run.
     Raises:
@@ -39,7 +40,6 @@ def as_padded(model: nn.Module) -> nn.Module:
     config: Any = model.config
     with torch.random.fork_rng():  # building draws random weights, which are not used
         full = cls(config).to(next(model.parameters()).device)
-    batch = example_input(model)
     weights = {name: x.detach() for name, x in model.state_dict().items()}
     full_attentions = find_attentions(full, batch)
     maps = find_ownership(full, full_attentions, batch)

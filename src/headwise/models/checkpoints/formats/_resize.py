@@ -47,11 +47,13 @@ def set_count(module: nn.Module, name: str, count: int) -> None:
 
 
 def update_sizes(module: nn.Module) -> None:
-    """Set the sizes that a linear layer or an embedding stores to those of its weight."""
+    """Set the sizes that a linear layer, an embedding or a norm stores to those of its weight."""
     if isinstance(module, nn.Embedding):
         module.num_embeddings, module.embedding_dim = module.weight.shape
     elif isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)) and module.affine:
+        module.num_features = len(module.weight)
     elif hasattr(module, "nf"):
         module.nx, module.nf = module.get_parameter("weight").shape  # type: ignore[assignment]
 

@@ -11,7 +11,6 @@ from headwise.models.checkpoints._original_heads import ORIGINAL
 from headwise.models.ownership import (
     HeadCounts,
     count_heads,
-    example_input,
     find_attentions,
     find_ownership,
 )
@@ -20,16 +19,18 @@ from headwise.models.ownership import (
 _EQUIVALENT = {"Llama": ("Mistral", {"sliding_window": None})}
 
 
-def as_stock(model: nn.Module) -> nn.Module:
+def as_stock(model: nn.Module, batch: Any) -> nn.Module:
     """The same weights under a configuration with the number of heads that is left.
 
+    Args:
+        batch: An input to run it on.
     Returns:
         A model to be written, not to be run.
     Raises:
         UnsupportedError: layers have kept different numbers of heads, or no configuration of its
             class builds this model.
     """
-    counts, head_dim = _uniform_counts(model)
+    counts, head_dim = _uniform_counts(model, batch)
     errors = []
     for cls, sizes in _candidates(model, counts, head_dim):
         try:
@@ -65,9 +66,8 @@ def rebuild(cls: Any, config: Any, weights: Mapping[str, Tensor]) -> nn.Module:
     return built
 
 
-def _uniform_counts(model: nn.Module) -> tuple[HeadCounts, int]:
+def _uniform_counts(model: nn.Module, batch: Any) -> tuple[HeadCounts, int]:
     """The number of heads that every layer has, and their dimension."""
-    batch = example_input(model)
     attentions = find_attentions(model, batch)
     maps = find_ownership(model, attentions, batch)
     counts = {a.site.name: count_heads(a, maps[a]) for a in attentions}

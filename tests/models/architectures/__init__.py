@@ -1,0 +1,20 @@
+"""A tiny random model and an input of many architectures, by the name of its class."""
+
+from architectures.cases import Case
+from architectures.images import IMAGES
+from architectures.mixed import MIXED
+from architectures.pairs import PAIRS
+from architectures.sound import SERIES, SOUND
+from architectures.text import TEXT
+
+GROUPS: dict[str, dict[str, Case]] = {
+    "Decoders and encoders of text": TEXT,
+    "Encoder-decoders of text": PAIRS,
+    "Images and video": IMAGES,
+    "Images beside text": MIXED,
+    "Sound": SOUND,
+    "Series and trajectories": SERIES,
+}
+CASES = {name: case for group in GROUPS.values() for name, case in group.items()}
+
+__all__ = ["CASES", "GROUPS", "Case"]

@@ -1,0 +1,53 @@
+"""The table of models in the documents: complete, and true of a few of them in every run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from architectures import CASES
+from architectures.trial import STEPS, try_out
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+# One of each way: all steps, a layer that attends twice, no plain projection, a norm over heads.
+_FEW = ("Llama", "NystromformerModel", "OlmoeForCausalLM", "SwinModel")
+_MORE = (
+    "BitNetForCausalLM",
+    "CLIPModel",
+    "DetrForObjectDetection",
+    "FNetModel",
+    "JambaForCausalLM",
+)
+_MORE += ("MusicgenForCausalLM", "PatchTSTModel", "SiglipVisionModel", "T5ForConditionalGeneration")
+_MORE += ("ViTMAEForPreTraining", "WhisperForConditionalGeneration")
+
+
+def _rows() -> dict[str, list[str]]:
+    lines = [line for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {name: results for name, *results in cells if name in CASES}
+
+
+def test_every_architecture_is_in_the_table() -> None:
+    rows = _rows()
+    assert rows.keys() == CASES.keys()
+    assert len(rows) >= 200
+    page = PAGE.read_text("utf-8")
+    reasons = {int(number) for number in re.findall(r"^(\d+)\. \S", page, re.MULTILINE)}
+    for name, results in rows.items():
+        for result in results:
+            number = re.fullmatch(r"\[(\d+)\]\(#reasons\)", result)
+            assert result in ("✓", "") or (number and int(number[1]) in reasons), name
+
+
+@pytest.mark.parametrize(
+    "name", [*_FEW, *(pytest.param(name, marks=pytest.mark.full) for name in _MORE)]
+)
+def test_the_table_is_true(name: str) -> None:
+    trial = try_out(CASES[name])
+    assert not trial.broken
+    expected = dict(zip(STEPS, _rows()[name], strict=True))
+    assert {step: "" for step in expected if not expected[step]} == {
+        step: "" for step in STEPS if step not in trial.results
+    }
+    works = {step for step, message in trial.results.items() if not message}
+    assert works == {step for step, cell in expected.items() if cell == "✓"}

@@ -1,0 +1,88 @@
+"""A fingerprint tells models apart by the values of their weights, however these are kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import accelerate
+import pytest
+import torch
+import zoo
+from torch import nn
+
+import headwise as hw
+from headwise.errors import UnsupportedError
+from headwise.models import fingerprint
+from oracles import padded
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*quantiz.* deprecated")
+BATCH = {"input_ids": padded([[5, 9, 7, 3]], "right")["input_ids"]}
+OFFLOAD: dict[str, Callable[[nn.Module, Path], nn.Module]] = {
+    "memory": lambda model, folder: accelerate.cpu_offload(model, "cpu"),
+    "disk": lambda model, folder: accelerate.disk_offload(model, str(folder), "cpu"),
+    "buffers too": lambda model, folder: accelerate.cpu_offload(model, "cpu", offload_buffers=True),
+}
+
+
+def _packed(dtype: torch.dtype, scale: float = 1.0) -> nn.Module:
+    model = zoo.make("Bert")
+    with torch.no_grad():
+        model.encoder.layer[0].attention.self.query.weight.mul_(scale)
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=dtype)
+
+
+@pytest.mark.full
+def test_packed_weights_have_a_name_of_their_own() -> None:
+    models = [_packed(torch.qint8), _packed(torch.float16), zoo.make("Bert")]
+    models += [_packed(torch.qint8, 1.5), _packed(torch.float16, 1.5)]
+    marks = [fingerprint(model) for model in models]
+    assert len(set(marks)) == len(marks)
+    assert fingerprint(_packed(torch.qint8)) == marks[0]
+    with torch.no_grad(), hw.observe(models[0]) as watch:
+        models[0](**BATCH)
+    assert watch.table().model == marks[0]
+
+
+def test_quantised_tensors_are_told_apart_by_their_steps() -> None:
+    def holding(weight: torch.Tensor) -> nn.Module:
+        module = nn.Module()
+        module.register_buffer("weight", weight)
+        return module
+
+    x = torch.arange(6.0).view(2, 3)
+    per_row = torch.tensor([0.5, 1.0]), torch.zeros(2), 0
+    quantised = [
+        torch.quantize_per_tensor(x, 1.0, 0, torch.qint8),
+        torch.quantize_per_tensor(2 * x, 2.0, 0, torch.qint8),  # the same integers
+        torch.quantize_per_channel(x, *per_row, torch.qint8),
+    ]
+    marks = {fingerprint(holding(weight)) for weight in quantised}
+    assert len(marks) == 3
+    assert fingerprint(holding(quantised[0].clone())) in marks
+
+
+@pytest.mark.parametrize("place", OFFLOAD)
+def test_weights_elsewhere_are_the_same_weights(place: str, tmp_path: Path) -> None:
+    model = zoo.make("Bert")
+    mark = fingerprint(model)
+    model = OFFLOAD[place](model, tmp_path)
+    assert next(model.parameters()).is_meta
+    assert fingerprint(model) == mark
+    with torch.no_grad(), hw.observe(model) as watch:
+        model(**BATCH)
+    assert watch.table().model == mark
+
+
+def test_weights_without_values_have_no_name() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 3)
+    with pytest.raises(UnsupportedError, match=r"fingerprint: bias has no values: it is on the m"):
+        fingerprint(model)
+
+
+def test_what_is_no_tensor_has_no_name() -> None:
+    class Packed(nn.Module):
+        def get_extra_state(self) -> object:
+            return {"weights": b"..."}
+
+    with pytest.raises(UnsupportedError, match=r"fingerprint: _extra_state is a dict, whose val"):
+        fingerprint(Packed())
