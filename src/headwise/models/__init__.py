@@ -51,6 +51,7 @@ from headwise.models.open import load, load_tokenizer
 from headwise.models.ownership import (
     Attention,
     HeadCounts,
+    LogitRows,
     OutputProjection,
     OwnershipMap,
     Parts,
@@ -63,6 +64,7 @@ from headwise.models.ownership import (
     edit_heads,
     example_input,
     find_attentions,
+    find_logit_rows,
     find_ownership,
     float_outputs,
     gate_heads,
@@ -73,6 +75,7 @@ from headwise.models.ownership import (
     output_difference,
     output_projection,
     replace_heads,
+    scale_rows,
 )
 
 __all__ = [
@@ -86,6 +89,7 @@ __all__ = [
     "HeadCounts",
     "Hooks",
     "InputTracker",
+    "LogitRows",
     "OutputProjection",
     "OwnershipMap",
     "Parts",
@@ -114,6 +118,7 @@ __all__ = [
     "encode",
     "example_input",
     "find_attentions",
+    "find_logit_rows",
     "find_ownership",
     "fingerprint",
     "float_outputs",
@@ -135,6 +140,7 @@ __all__ = [
     "reason_unsupported",
     "replace_heads",
     "save",
+    "scale_rows",
     "sentence_embedding",
     "set_original_heads",
     "source_files",

@@ -8,6 +8,7 @@ from headwise.models.capture._inputs import InputTracker, Text
 from headwise.models.capture._sites import Site, Sites
 from headwise.models.capture._stacks import Stacks
 from headwise.models.capture._torch_calls import ordinary_path
+from headwise.models.capture.softmax import SoftmaxCall
 
 __all__ = [
     "ActiveModules",
@@ -17,6 +18,7 @@ __all__ = [
     "InputTracker",
     "Site",
     "Sites",
+    "SoftmaxCall",
     "Stacks",
     "Text",
     "capture_calls",

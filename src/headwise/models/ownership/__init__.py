@@ -20,6 +20,8 @@ from headwise.models.ownership._example_input import (
     example_input,
 )
 from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
+from headwise.models.ownership._logit_rows import LogitRows, find_logit_rows
+from headwise.models.ownership._logit_scaling import scale_rows
 from headwise.models.ownership._outputs import float_outputs, output_difference
 from headwise.models.ownership._ownership_map import (
     HeadCounts,
@@ -41,6 +43,7 @@ __all__ = [
     "Attention",
     "HeadCounts",
     "KeptHeads",
+    "LogitRows",
     "OutputProjection",
     "OwnershipMap",
     "Parts",
@@ -53,6 +56,7 @@ __all__ = [
     "edit_heads",
     "example_input",
     "find_attentions",
+    "find_logit_rows",
     "find_ownership",
     "float_outputs",
     "gate_heads",
@@ -65,5 +69,6 @@ __all__ = [
     "output_difference",
     "output_projection",
     "replace_heads",
+    "scale_rows",
     "spread",
 ]
