@@ -290,9 +290,7 @@ def test_only_watched_layers_are_clipped() -> None:
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_an_exception_scales_all_or_nothing(
-    fails_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_scales_all_or_nothing(fails_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = _layer(bias=True)
     before = copy.deepcopy(layer.state_dict())
     calls = []
