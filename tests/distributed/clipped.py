@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.monitor import HeadMonitor, QKClip
 
 BAR, STEPS = 1.1, 3
+WAYS = ("ddp", "fsdp of blocks", "fsdp of all", "tensor parallel")
 
 
 def make_model() -> MiniGPT:
@@ -60,11 +62,17 @@ def train(
     return told
 
 
-def main(rank: int, world: int, store: str, how: str) -> None:
+def main(rank: int, world: int, store: str) -> None:
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
-    whole = how == "tensor parallel"
-    batches = [batch if whole else batch.chunk(world)[rank] for batch in texts()]
     alone = [dist.new_group([other]) for other in range(world)][rank]
+    results = {how: result(how, rank, world, alone) for how in WAYS}
+    torch.save(results, Path(f"{store}.{rank}.pt"))
+    dist.destroy_process_group()
+
+
+def result(how: str, rank: int, world: int, alone: dist.ProcessGroup) -> dict[str, Any]:
+    whole = how == "tensor parallel"  # each rank has some of the heads, and reads all texts
+    batches = [batch if whole else batch.chunk(world)[rank] for batch in texts()]
     model = wrap(make_model(), how, world)
     told = train(model, batches, alone if whole else None)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -72,9 +80,8 @@ def main(rank: int, world: int, store: str, how: str) -> None:
         name: weight.full_tensor() if isinstance(weight, DTensor) else weight
         for name, weight in inner.state_dict().items()
     }
-    torch.save({"told": told, "weights": weights}, Path(f"{store}.{rank}.pt"))
-    dist.destroy_process_group()
+    return {"told": told, "weights": weights}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

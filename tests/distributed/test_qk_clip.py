@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,21 +16,26 @@ clipped = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(clipped)
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp of blocks", "fsdp of all", "tensor parallel"])
-def test_two_ranks_clip_as_one_process_does(how: str, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    ranks = [
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes says of each way of sharing the work."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), "2", str(store), how],
+            [sys.executable, str(SCRIPT), str(rank), "2", str(store)],
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    errors = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
-    one, two = (torch.load(f"{store}.{rank}.pt") for rank in range(2))
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    return [torch.load(f"{store}.{rank}.pt") for rank in range(2)]
 
+
+@pytest.mark.parametrize("how", clipped.WAYS)
+def test_two_ranks_clip_as_one_process_does(how: str, ranks: list[dict[str, Any]]) -> None:
+    one, two = (rank[how] for rank in ranks)
     model = clipped.make_model()
     told = clipped.train(model, [*clipped.texts()])
     assert all(0 < len(heads) < 8 for heads in told)  # in each step some heads pass, not all
