@@ -94,8 +94,10 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "torch's of several widths": lambda: _Torch(kdim=12, vdim=12, bias=False),
 }
 
+_FEW = ("grouped", "softcapped", "bfloat16", "by hand", "torch's")  # the others in the long run
 
-def _passes(layer: nn.Module) -> tuple[str, Any]:
+
+def _passes(layer: nn.Module) -> tuple[Tensor, Any]:
     """What a layer is called with, and an input to find its rows by."""
     x = X.to(next(layer.parameters()).dtype)
     return x, None if isinstance(layer, MultiHeadAttention) else (x,)
@@ -106,7 +108,10 @@ def _uncapped(layer: nn.Module, logits: np.ndarray) -> np.ndarray:
     return logits if cap is None else cap * np.arctanh(logits / cap)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in _FEW else pytest.param(name, marks=pytest.mark.full) for name in LAYERS],
+)
 def test_after_a_clip_the_same_batch_is_at_the_bar(name: str) -> None:
     layer = LAYERS[name]()
     x, reference = _passes(layer)
@@ -175,11 +180,9 @@ def test_while_nothing_passes_no_bit_changes() -> None:
     torch.manual_seed(1)
     plain = MiniGPT(MiniGPTConfig(13, 12, 12, 4, 2, 2))
     clipped = copy.deepcopy(plain)
-    versions = {name: x._version for name, x in clipped.named_parameters()}
     random = torch.random.get_rng_state()
     with _clipped(clipped, 100.0) as (monitor, clip):
         assert torch.equal(torch.random.get_rng_state(), random)
-        fresh = {name: x._version for name, x in clipped.named_parameters()}
         reports = []
         for model in (plain, clipped):
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -191,7 +194,6 @@ def test_while_nothing_passes_no_bit_changes() -> None:
                     monitor.step()
                     reports.append(clip.step())
     assert reports == [ClipReport(step, True, ()) for step in (1, 2, 3)]
-    assert fresh.keys() == versions.keys()
     for name, weight in plain.state_dict().items():
         assert torch.equal(weight, clipped.state_dict()[name]), name
 
