@@ -5,11 +5,16 @@ right for this model, or climbs to thirty times that. Two rules apply to attenti
 loss; none of them goes off at the right rate.
 
     python examples/entropy_collapse.py --seeds 0 1 2 3 4
+
+With `--clip` those at the rate that is too high are trained without and with QK-clip, which
+watches every step: does it bound the logits, and is the loss any lower?
+
+    python examples/entropy_collapse.py --clip 100
 """
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +24,7 @@ from torch.nn import functional
 
 from headwise.corpora import EOS, PAD, Grammar
 from headwise.lab import MiniGPT, TrainSettings, make_tokenizer
-from headwise.monitor import Above, Alarm, Below, HeadMonitor
+from headwise.monitor import Above, Alarm, Below, ClipReport, HeadMonitor, QKClip
 
 RIGHT_RATE, TOO_HIGH = 0.002, 0.06
 # QK-clip steps in at 100; a head with an entropy of .1 nats attends to hardly more than one token.
@@ -58,6 +63,8 @@ class Run:
     validation: Rise = field(default_factory=lambda: Rise(by=0.1, patience=2))
     smooth: float = math.nan
     last: float = math.nan  # on the held-out lines
+    highest: float = -math.inf  # logit of any head at any watched step
+    clipped_steps: int = 0
 
     def record(self, alarm: Alarm) -> None:
         self.first.setdefault(str(alarm.rule), alarm)
@@ -66,13 +73,26 @@ class Run:
         self.smooth = loss if step == 1 else 0.98 * self.smooth + 0.02 * loss
         self.training.follow(step, self.smooth)
 
+    def follow_logits(self, scalars: Mapping[str, float], report: ClipReport | None) -> None:
+        if scalars:
+            self.highest = max(self.highest, scalars["attn/max_logit/max"])
+        if report is not None:
+            self.clipped_steps += bool(report.heads)
+
     def evaluate(self, step: int, loss: float) -> None:
         self.last = loss
         self.validation.follow(step, loss)
 
 
-def train(settings: TrainSettings, every: int) -> Run:
-    """Train one model with a monitor."""
+def train(
+    settings: TrainSettings, every: int, watch_every: int | None = None, bar: float | None = None
+) -> Run:
+    """Train one model with a monitor, and with QK-clip if there is a bar.
+
+    Args:
+        every: The steps from one evaluation to the next.
+        watch_every: The steps from one watched step to the next. None is `every`.
+    """
     torch.manual_seed(settings.seed)
     grammar = settings.grammar()
     model = MiniGPT(settings.config(len(grammar.vocabulary)))
@@ -85,7 +105,8 @@ def train(settings: TrainSettings, every: int) -> Run:
         logits, targets = model(ids[:, :-1]), ids[:, 1:]
         return functional.cross_entropy(logits.mT, targets, ignore_index=padding)
 
-    with HeadMonitor(model, every, rules=RULES, on_alarm=run.record) as monitor:
+    with HeadMonitor(model, watch_every or every, rules=RULES, on_alarm=run.record) as monitor:
+        clip = None if bar is None else QKClip(monitor, bar)
         for ids in batches(settings, grammar):
             optimizer.param_groups[0]["lr"] = settings.learning_rate_at(monitor.steps)
             loss = loss_of(ids)
@@ -93,7 +114,8 @@ def train(settings: TrainSettings, every: int) -> Run:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            monitor.step()
+            scalars = monitor.step()
+            run.follow_logits(scalars, None if clip is None else clip.step())
             run.follow(monitor.steps, loss.item())
             if monitor.steps % every == 0:
                 with torch.no_grad():
@@ -128,27 +150,64 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join([f"| seed | rate | {rules} | {last} |", "|--:" * 8 + "|", *map(row, runs)])
 
 
+def clip_row(plain: Run, clipped: Run) -> str:
+    """One line of the table of clipped runs."""
+    cells = [str(plain.seed), str(clipped.clipped_steps)]
+    for figure in ("{0.highest:.0f}", "{0.validation.lowest:.2f}", "{0.last:.2f}"):
+        cells += [figure.format(run) for run in (plain, clipped)]
+    return f"| {' | '.join(cells)} |"
+
+
+def clip_table(pairs: Sequence[tuple[Run, Run]]) -> str:
+    """Runs without and with the clip as a Markdown table."""
+    titles = ["seed", "steps with a clip"]
+    for title in ("largest logit", "lowest validation loss", "last"):
+        titles += [title, "clipped"]
+    head = [f"| {' | '.join(titles)} |", "|--:" * len(titles) + "|"]
+    return "\n".join([*head, *(clip_row(*pair) for pair in pairs)])
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--clip", type=float, help="the bar of QK-clip")
     return parser.parse_args(arguments)
+
+
+def settings_of(seed: int, rate: float, steps: int) -> TrainSettings:
+    """A warm-up to the right rate, or a climb through the whole run to one that is too high."""
+    return TrainSettings(
+        seed=seed, steps=steps, learning_rate=rate, warmup=50 if rate == RIGHT_RATE else steps,
+        batch_size=16, d_model=64, n_layers=2, dropout=0.0,
+    )  # fmt: skip
+
+
+def compare_alarms(options: argparse.Namespace) -> None:
+    runs = []
+    for rate in (RIGHT_RATE, TOO_HIGH):
+        for seed in options.seeds:
+            runs.append(train(settings_of(seed, rate, options.steps), options.every))
+            for alarm in runs[-1].first.values():
+                print(f"seed {seed}, rate {rate:g}: {alarm}")
+    print(table(runs))
+
+
+def compare_clipped(options: argparse.Namespace) -> None:
+    print(clip_table([]))
+    for seed in options.seeds:
+        settings = settings_of(seed, TOO_HIGH, options.steps)
+        clipped = train(settings, options.every, watch_every=1, bar=options.clip)
+        print(clip_row(train(settings, options.every), clipped), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
-    runs = []
-    for rate, warmup in ((RIGHT_RATE, 50), (TOO_HIGH, options.steps)):
-        for seed in options.seeds:
-            settings = TrainSettings(
-                seed=seed, steps=options.steps, learning_rate=rate, warmup=warmup,
-                batch_size=16, d_model=64, n_layers=2, dropout=0.0,
-            )  # fmt: skip
-            runs.append(train(settings, options.every))
-            for alarm in runs[-1].first.values():
-                print(f"seed {seed}, rate {rate:g}: {alarm}")
-    print(table(runs))
+    if options.clip is None:
+        compare_alarms(options)
+    else:
+        compare_clipped(options)
 
 
 if __name__ == "__main__":

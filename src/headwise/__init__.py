@@ -70,6 +70,7 @@ _HOME = {
     "MultiHeadAttention": "layer",
     "NTKScaling": "layer",
     "Plan": "surgery",
+    "QKClip": "monitor",
     "Request": "watch",
     "Evidence": "roles",
     "Roles": "roles",

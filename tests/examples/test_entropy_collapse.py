@@ -25,6 +25,15 @@ def test_a_short_run_prints_its_table(capsys: pytest.CaptureFixture[str]) -> Non
     ]  # fmt: skip
 
 
+def test_a_short_run_with_the_clip_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    script.main(["--seeds", "0", "--steps", "3", "--clip", "1.5"])
+    head, line, row = capsys.readouterr().out.splitlines()
+    assert script.clip_table([]).splitlines() == [head, line]
+    seed, clipped_steps, largest, *_ = row.strip("| ").split(" | ")
+    assert (seed, largest) == ("0", "2")
+    assert 0 < int(clipped_steps) <= 3
+
+
 def test_a_rise_is_measured_from_the_minimum_and_after_its_patience() -> None:
     rise = script.Rise(by=0.5, patience=2)
     for step, loss in enumerate([3.0, 2.0, 2.6, 2.4, 2.6, 2.6, 1.0], 1):
@@ -46,6 +55,15 @@ def test_the_attention_alarm_comes_before_the_loss() -> None:
     assert len(run.first) == 2
 
 
+@pytest.mark.full
+def test_a_clip_keeps_a_run_from_collapsing() -> None:
+    settings = script.settings_of(seed=1, rate=script.TOO_HIGH, steps=1000)
+    run = script.train(settings, every=10, watch_every=1, bar=100.0)
+    assert run.clipped_steps > 100
+    assert 100.0 < run.highest < 200.0  # without the clip it is in the thousands
+    assert run.last < run.validation.lowest + 0.25  # without the clip 0.4 above
+
+
 def test_the_page_shows_what_the_script_prints() -> None:
     page, options = PAGE.read_text("utf-8"), script.parse([])
     assert script.table([]) in page
@@ -53,3 +71,4 @@ def test_the_page_shows_what_the_script_prints() -> None:
         for seed in options.seeds:
             assert f"\n| {seed} | {rate} | " in page
     assert (options.steps, options.every) == (1000, 10)
+    assert script.clip_table([]) in page

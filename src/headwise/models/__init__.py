@@ -55,6 +55,7 @@ from headwise.models.open import load, load_tokenizer
 from headwise.models.ownership import (
     Attention,
     HeadCounts,
+    LogitRows,
     OutputProjection,
     OwnershipMap,
     Parts,
@@ -68,6 +69,7 @@ from headwise.models.ownership import (
     edit_heads,
     example_input,
     find_attentions,
+    find_logit_rows,
     find_ownership,
     first_batch,
     float_outputs,
@@ -79,6 +81,7 @@ from headwise.models.ownership import (
     output_difference,
     output_projection,
     replace_heads,
+    scale_rows,
 )
 
 __all__ = [
@@ -92,6 +95,7 @@ __all__ = [
     "HeadCounts",
     "Hooks",
     "InputTracker",
+    "LogitRows",
     "OutputProjection",
     "OwnershipMap",
     "Parts",
@@ -124,6 +128,7 @@ __all__ = [
     "example_input",
     "fast_attention",
     "find_attentions",
+    "find_logit_rows",
     "find_ownership",
     "fingerprint",
     "first_batch",
@@ -149,6 +154,7 @@ __all__ = [
     "replace_heads",
     "run_uncompiled",
     "save",
+    "scale_rows",
     "sentence_embedding",
     "set_original_heads",
     "source_files",

@@ -1,9 +1,12 @@
-"""Checks of a monitor's arguments: rules on watched statistics, and receivers of results."""
+"""Checks of a monitor's arguments: rules on watched statistics, receivers of results, and steps."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from headwise.errors import ArgumentError
+from torch import nn
+
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.models import Site
 from headwise.monitor._alarms import AlarmRule
 from headwise.monitor._log import ScalarWriter
 
@@ -42,3 +45,26 @@ def check_receivers(log: Any, on_alarm: Any) -> None:
         )
     if on_alarm is not None and not callable(on_alarm):
         raise ArgumentError(f"HeadMonitor: on_alarm={on_alarm!r}. Give a function of an alarm.")
+
+
+def check_captured(
+    sites: Collection[Site], layers: Collection[int] | None, step: int, model: nn.Module
+) -> None:
+    """Refuse a watched step without attention, or without that of a chosen layer.
+
+    Raises:
+        ArgumentError: a layer was not captured.
+        UnsupportedError: nothing was captured.
+    """
+    if not sites:
+        raise UnsupportedError(
+            f"HeadMonitor: no attention was captured in step {step} of {type(model).__name__}. "
+            f"Give the module that training calls, in training mode and with gradients, and call "
+            f"step() after its forward pass."
+        )
+    missing = set(layers or ()) - {site.layer for site in sites}
+    if missing:
+        raise ArgumentError(
+            f"HeadMonitor: layers {sorted(missing)} were not captured in step {step}. "
+            f"Name layers of the model, counted from 0."
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,17 +11,18 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from headwise._interrupts import deferring, uninterrupted
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError
 from headwise.models import Site
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
-from headwise.monitor._check import check_receivers, check_rules
-from headwise.monitor._log import Log, write
+from headwise.monitor._check import check_captured, check_receivers, check_rules
+from headwise.monitor._log import Log, is_first_rank, publish
 from headwise.monitor._step_statistics import StepStatistics, step_statistics
 from headwise.monitor._step_watch import StepWatch, unwrapped
+from headwise.monitor._trainer import TrainerEvents
 from headwise.watch import Recorder, Request, check_arguments
 
 
-class HeadMonitor:
+class HeadMonitor(TrainerEvents):
     """Statistics of every head during training, as scalars for a logger.
 
     Call `step()` after each optimizer step. The first step and every n-th are watched: 1, 100,
@@ -90,6 +91,7 @@ class HeadMonitor:
         self._rules, self._alarms = tuple(rules), Alarms(rules)
         self._highest: dict[str, Float64[np.ndarray, " H"]] = {}
         self._steps, self._watched, self._closed = 0, 0, False
+        self._latest: StepStatistics | None = None
         self._step_watch = StepWatch(self._model, self._recorder)
         self._block = ExitStack()  # of a `with` statement, while it runs
         try:
@@ -104,6 +106,31 @@ class HeadMonitor:
         return self._steps
 
     @property
+    def model(self) -> nn.Module:
+        """The model that is watched, without the wrappers that distribute or compile it."""
+        return self._model
+
+    @property
+    def layers(self) -> Collection[int] | None:
+        """The layers that are watched, counted from 0; None: all of them."""
+        return self._layers
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of the statistics that are watched."""
+        return self._statistics
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close()` was called, or its `with` block has ended."""
+        return self._closed
+
+    @property
+    def latest(self) -> StepStatistics | None:
+        """The statistics of the latest step over all ranks; None if it was not watched."""
+        return self._latest
+
+    @property
     def alarms(self) -> list[Alarm]:
         """The active alarms of the latest watched step, one for each broken rule."""
         return self._alarms.active(self._watched)
@@ -111,7 +138,7 @@ class HeadMonitor:
     def sites(self) -> list[Site]:
         """Where heads attend; then modules that were not captured, and why.
 
-        Each site names its module and layer, whose weights a QK-clip by `max_logit()` scales.
+        Each site names its module and its layer.
         """
         return self._recorder.sites()
 
@@ -126,6 +153,7 @@ class HeadMonitor:
         """
         self._check_open("step")
         self._steps += 1
+        self._latest = None
         watched, watch_next = self._step_watch.is_open, (self._steps + 1) % self._every == 0
         if not watch_next:
             self._step_watch.close()
@@ -150,14 +178,15 @@ class HeadMonitor:
                 f"HeadMonitor.resume: steps={steps!r}. Give a whole number, 0 or more."
             )
         self._steps = steps
+        self._latest = None
         self._recorder.take_totals()
         self._step_watch.open()
 
     def max_logit(self) -> dict[str, Float[Tensor, " H"]]:
         """The largest logit of each head over the watched steps since the last reset.
 
-        QK-clip needs this: `scale · q·k` over visible keys, over all ranks. It takes no
-        communication beyond that of `step()`.
+        That is `scale · q·k` over visible keys, over all ranks, as a QK-clip of one's own needs
+        it. It takes no communication beyond that of `step()`.
 
         Returns:
             One number per query head, by layer (`L5`), on the model's device.
@@ -216,14 +245,6 @@ class HeadMonitor:
         """
         self._step_watch.close()
 
-    if not TYPE_CHECKING:  # so that type checkers still find a misspelled name
-
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            # A trainer calls a method for each of its events, and versions add events.
-            if name.startswith("on_"):
-                return lambda *_, **__: None
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     @uninterrupted
     def close(self) -> None:
         """Remove all hooks from the model. Reported values stay readable."""
@@ -253,7 +274,7 @@ class HeadMonitor:
 
     def _report(self) -> dict[str, float]:
         statistics = self._read()
-        self._watched = self._steps
+        self._watched, self._latest = self._steps, statistics
         if "max_logit" in statistics.values:
             for layer, rows in statistics.layers().items():
                 values = statistics.values["max_logit"][rows]
@@ -262,34 +283,14 @@ class HeadMonitor:
         scalars = statistics.scalars()
         if self._rules:
             scalars["attn/alarms"] = float(sum(len(alarm.heads) for alarm in self.alarms))
-        self._publish(scalars, new)
+        if is_first_rank(self._group):
+            publish(scalars, new, self._steps, self._log, self._on_alarm)
         return scalars
 
     def _read(self) -> StepStatistics:
         totals = self._recorder.take_totals()
-        if not totals:
-            raise UnsupportedError(
-                f"HeadMonitor: no attention was captured in step {self._steps} of "
-                f"{type(self._model).__name__}. Give the module that training calls, in training "
-                f"mode and with gradients, and call step() after its forward pass."
-            )
-        missing = set(self._layers or ()) - {site.layer for site in totals}
-        if missing:
-            raise ArgumentError(
-                f"HeadMonitor: layers {sorted(missing)} were not captured in step {self._steps}. "
-                f"Name layers of the model, counted from 0."
-            )
+        check_captured(totals, self._layers, self._steps, self._model)
         return step_statistics(totals, self._device(), self._group)
-
-    def _publish(self, scalars: dict[str, float], new: list[Alarm]) -> None:
-        is_distributed = dist.is_available() and dist.is_initialized()
-        if is_distributed and dist.get_rank(self._group) != 0:
-            return
-        if self._log is not None:
-            write(self._log, scalars, self._steps)
-        if self._on_alarm is not None:
-            for alarm in new:
-                self._on_alarm(alarm)
 
     def _device(self) -> torch.device:
         return next((weight.device for weight in self._model.parameters()), torch.device("cpu"))

@@ -21,10 +21,12 @@ class StepStatistics:
     """The value of every statistic and head.
 
     Attributes:
+        sites: Where the heads attend; `heads` lists theirs one site after the other.
         values: The mean over queries, or their maximum for `max_logit`.
         defined: Whether a head had any eligible query; without one the value is NaN.
     """
 
+    sites: tuple[Site, ...]
     heads: tuple[Head, ...]
     values: Mapping[str, Float64[np.ndarray, " N"]]
     defined: Mapping[str, Bool[np.ndarray, " N"]]
@@ -88,6 +90,7 @@ def step_statistics(
         n: np.where(np.isnan(values[n]), np.nan, m) for n, m in zip(tops, maxima, strict=True)
     }
     return StepStatistics(
+        sites=tuple(site_totals),
         heads=tuple(head for site in site_totals for head in site.heads()),
         values=values,
         defined=dict(zip(names, count > 0, strict=True)),

@@ -9,6 +9,7 @@ from headwise.models.capture._interception import Understanding
 from headwise.models.capture._sites import Site, Sites
 from headwise.models.capture._stacks import Stacks
 from headwise.models.capture._torch_calls import ordinary_path
+from headwise.models.capture.softmax import SoftmaxCall
 
 __all__ = [
     "ActiveModules",
@@ -18,6 +19,7 @@ __all__ = [
     "InputTracker",
     "Site",
     "Sites",
+    "SoftmaxCall",
     "StackInputs",
     "Stacks",
     "Text",

@@ -21,6 +21,8 @@ from headwise.models.ownership._example_input import (
     first_batch,
 )
 from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
+from headwise.models.ownership._logit_rows import LogitRows, find_logit_rows
+from headwise.models.ownership._logit_scaling import scale_rows
 from headwise.models.ownership._outputs import differs_from_itself, float_outputs, output_difference
 from headwise.models.ownership._ownership_map import (
     HeadCounts,
@@ -42,6 +44,7 @@ __all__ = [
     "Attention",
     "HeadCounts",
     "KeptHeads",
+    "LogitRows",
     "OutputProjection",
     "OwnershipMap",
     "Parts",
@@ -55,6 +58,7 @@ __all__ = [
     "edit_heads",
     "example_input",
     "find_attentions",
+    "find_logit_rows",
     "find_ownership",
     "first_batch",
     "float_outputs",
@@ -68,5 +72,6 @@ __all__ = [
     "output_difference",
     "output_projection",
     "replace_heads",
+    "scale_rows",
     "spread",
 ]

@@ -39,7 +39,8 @@ class SoftmaxCall(AttentionCall):
     as for any other call, except for the largest logit without bias.
 
     Attributes:
-        plain: The logits, if they are known to be scaled and masked products without a bias.
+        plain: The logits, if they are known to be scaled and masked products without a bias;
+            attached to the autograd graph where the capture keeps it.
     """
 
     plain: Float[Tensor, "B H T S"] | None = None
@@ -193,8 +194,16 @@ class SoftmaxTracker:
             kernel="softmax",
             exact=not pending.dropped,
             cross=self._active.is_cross_attention(T, S),
-            plain=_plain(pending, logits, visible),
+            plain=self._plain(pending, visible),
         )
+
+    def _plain(
+        self, pending: _PendingSoftmax, visible: Bool[Tensor, "B H T S"]
+    ) -> Float[Tensor, "B H T S"] | None:
+        with torch.set_grad_enabled(self._active.keep_graph):
+            logits = self._active.detach(pending.logits).reshape(visible.shape)
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            return _plain(pending, wide, visible)
 
 
 def _check_prepared(pending: _PendingSoftmax) -> None:

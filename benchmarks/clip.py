@@ -1,0 +1,103 @@
+"""The cost of QK-clip: training steps alone, with a monitor, and with the monitor and a clip.
+
+    python benchmarks/clip.py --threads 1
+
+All variants train copies of one model, interleaved. Ratios are medians of ratios of the same
+round, with a 95 % interval. "No head over the bar" is the usual step; "all heads" scales the
+weights of every head at each step, the most that a clip can cost.
+"""
+
+import argparse
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import torch
+from _report import Row, machine, print_rows, publish, rows_of
+from _timing import Work, interleaved, rounds_for
+from torch import nn
+
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.monitor import HeadMonitor, QKClip
+
+# Layers, heads, width, texts and tokens.
+MODELS = {
+    "decoder, 4 layers of 256, 8 x 128": (4, 4, 256, 8, 128),
+    "decoder, 4 layers of 512, 1 x 512": (4, 8, 512, 1, 512),
+    "decoder, 6 layers of 768, 1 x 1024": (6, 12, 768, 1, 1024),
+}
+NEVER, ALWAYS = 1e9, 1e-9
+ALONE = "unwatched"
+
+
+class Training:
+    """A model with its optimizer, a monitor of every n-th step and a clip, each if it is named."""
+
+    def __init__(
+        self, model: nn.Module, ids: torch.Tensor, every: int | None, bar: float | None
+    ) -> None:
+        self._model, self._ids, self._open = copy.deepcopy(model), ids, ExitStack()
+        # At a rate of 0 the work of every step is the same.
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=0.0)
+        self._monitor = self._clip = None
+        if every is not None:
+            watched = HeadMonitor(self._model, every, statistics=["max_logit"])
+            self._monitor = self._open.enter_context(watched)
+        if bar is not None:
+            self._clip = QKClip(self._monitor, bar)
+
+    def step(self) -> None:
+        self._optimizer.zero_grad()
+        logits = self._model(self._ids)
+        nn.functional.cross_entropy(logits[:, :-1].mT, self._ids[:, 1:]).backward()
+        self._optimizer.step()
+        if self._monitor is not None:
+            self._monitor.step()
+        if self._clip is not None:
+            self._clip.step()
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def steps(options: argparse.Namespace) -> Iterator[Row]:
+    for name in options.models:
+        n_layers, n_heads, width, B, T = MODELS[name]
+        torch.manual_seed(0)
+        config = MiniGPTConfig(1000, T, width, n_heads, n_layers=n_layers, mlp_ratio=4)
+        model, ids = MiniGPT(config), torch.randint(0, 1000, (B, T))
+        trainings = {
+            ALONE: Training(model, ids, None, None),
+            "monitor, every step": Training(model, ids, 1, None),
+            "clip, no head over the bar": Training(model, ids, 1, NEVER),
+            "clip, all heads": Training(model, ids, 1, ALWAYS),
+            "clip, every 10th step": Training(model, ids, 10, NEVER),
+        }
+        works: dict[str, Work] = {who: training.step for who, training in trainings.items()}
+        times = interleaved(works, rounds_for(works, options.seconds), options.clock)
+        case = {"table": "A training step", "model": name}
+        yield from rows_of(case, times, ALONE)
+        ratio = times.ratio("clip, no head over the bar", "monitor, every step")
+        took = f"{times.median('monitor, every step'):.2f} ms"
+        rounds = len(times.seconds[ALONE])
+        yield case | {"who": "clip / monitor", "took": took, "ratio": str(ratio), "rounds": rounds}
+        for training in trainings.values():
+            training.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each model")
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--into", help="a page whose figures are replaced")
+    parser.add_argument("--json", help="a file for the rows")
+    options = parser.parse_args()
+    options.device = "cpu"
+    torch.set_num_threads(options.threads)
+    publish(print_rows(steps(options)), machine(options), options.into, file=options.json)
+
+
+if __name__ == "__main__":
+    main()

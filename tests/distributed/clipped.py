@@ -1,0 +1,87 @@
+"""One of several processes that train with QK-clip: run by `test_qk_clip`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from headwise.lab import MiniGPT, MiniGPTConfig
+from headwise.monitor import HeadMonitor, QKClip
+
+BAR, STEPS = 1.1, 3
+WAYS = ("ddp", "fsdp of blocks", "fsdp of all", "tensor parallel")
+
+
+def make_model() -> MiniGPT:
+    torch.manual_seed(0)  # the same in every process
+    # An odd number of rows per head, so that shards end within heads.
+    model = MiniGPT(MiniGPTConfig(11, context=9, d_model=12, n_heads=4, n_kv_heads=2, n_layers=2))
+    return model.double()
+
+
+def texts() -> Tensor:
+    return torch.randint(0, 11, (STEPS, 4, 9), generator=torch.Generator().manual_seed(1))
+
+
+def wrap(model: MiniGPT, how: str, world: int) -> nn.Module:
+    mesh = init_device_mesh("cpu", (world,))
+    if how == "ddp":
+        return DistributedDataParallel(model)
+    if how == "tensor parallel":
+        for block in model.blocks:
+            parallelize_module(block.attention, mesh, block.attention.tensor_parallel_plan())
+        return model
+    if how == "fsdp of blocks":
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def train(
+    model: nn.Module, batches: list[Tensor], group: dist.ProcessGroup | None = None
+) -> list[list[tuple[str, float]]]:
+    """The clipped heads of each step, with their factors."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=8.0)
+    told = []
+    with HeadMonitor(model, 1, statistics=["max_logit"], group=group) as monitor:
+        clip = QKClip(monitor, BAR)
+        for batch in batches:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            monitor.step()
+            told.append([(str(head.head), head.factor) for head in clip.step().heads])
+    return told
+
+
+def main(rank: int, world: int, store: str) -> None:
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
+    alone = [dist.new_group([other]) for other in range(world)][rank]
+    results = {how: result(how, rank, world, alone) for how in WAYS}
+    torch.save(results, Path(f"{store}.{rank}.pt"))
+    dist.destroy_process_group()
+
+
+def result(how: str, rank: int, world: int, alone: dist.ProcessGroup) -> dict[str, Any]:
+    whole = how == "tensor parallel"  # each rank has some of the heads, and reads all texts
+    batches = [batch if whole else batch.chunk(world)[rank] for batch in texts()]
+    model = wrap(make_model(), how, world)
+    told = train(model, batches, alone if whole else None)
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    weights = {
+        name: weight.full_tensor() if isinstance(weight, DTensor) else weight
+        for name, weight in inner.state_dict().items()
+    }
+    return {"told": told, "weights": weights}
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
