@@ -179,6 +179,13 @@ def without_tensor_subclasses() -> AbstractContextManager[None]:
     return context
 
 
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to everything in nested tuples, lists and dictionaries."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(function, tree)
+
+
 def in_backward() -> bool:
     """Whether autograd is running a backward pass in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -65,7 +65,7 @@ def test_the_reference_is_a_batch() -> None:
             QKClip(monitor, reference="a text")
 
 
-class _Attends(nn.Module):
+class SeparateProjections(nn.Module):
     """Two heads whose queries and keys the test makes of those of one matrix."""
 
     def __init__(self, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
@@ -103,7 +103,7 @@ def _shifted(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 def test_heads_that_weights_cannot_scale_alone_are_refused(
     change: Callable[..., Any], message: str | None
 ) -> None:
-    model = _Attends(change)
+    model = SeparateProjections(change)
     before = {name: x.clone() for name, x in model.state_dict().items()}
     with _monitor(model) as monitor:
         if message is None:
@@ -119,7 +119,7 @@ def test_a_norm_whose_gain_all_heads_share_is_refused_by_name(which: str) -> Non
     if which == "qk_norm":
         model, name = MultiHeadAttention(8, 2, qk_norm=True), r"q_norm \(HeadNorm\)"
     else:
-        model, name = _Attends(lambda q, k: (model.norm(q), k)), r"norm \(LayerNorm\)"
+        model, name = SeparateProjections(lambda q, k: (model.norm(q), k)), r"norm \(LayerNorm\)"
     with (
         _monitor(model) as monitor,
         pytest.raises(UnsupportedError, match=f"share the weights of {name}.*one gain for all"),
@@ -128,11 +128,11 @@ def test_a_norm_whose_gain_all_heads_share_is_refused_by_name(which: str) -> Non
 
 
 def test_clamped_queries_are_refused() -> None:
-    model = _Attends(lambda q, k: (q.clamp(-8, 8), k))
+    model = SeparateProjections(lambda q, k: (q.clamp(-8, 8), k))
     model.config = SimpleNamespace(attn_config=SimpleNamespace(clip_qkv=8.0))
     with (
         _monitor(model) as monitor,
-        pytest.raises(UnsupportedError, match=r"_Attends clamps .* at clip_qkv=8\.0"),
+        pytest.raises(UnsupportedError, match=r"SeparateProjections clamps .* at clip_qkv=8\.0"),
     ):
         QKClip(monitor, reference=(X,))
 
@@ -155,7 +155,7 @@ def test_tied_and_frozen_weights_are_refused() -> None:
 
 
 def test_logits_that_a_bias_hides_are_refused() -> None:
-    class ByHand(_Attends):
+    class ByHand(SeparateProjections):
         def forward(self, x: Tensor) -> Tensor:
             q, k = (p(x).view(2, 5, 2, 4).transpose(1, 2) for p in (self.q, self.k))
             return torch.softmax(q @ k.mT + torch.arange(5.0), -1) @ k
@@ -193,7 +193,7 @@ def test_a_logit_that_is_no_number_is_refused(value: float) -> None:
 
 
 def test_a_layer_that_the_reference_did_not_reach_is_refused() -> None:
-    class Twice(nn.Module):
+    class SharedTwice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = nn.ModuleList([MultiHeadAttention(8, 2), MultiHeadAttention(8, 2)])
@@ -203,7 +203,7 @@ def test_a_layer_that_the_reference_did_not_reach_is_refused() -> None:
                 x = layer(x)
             return x
 
-    model = Twice()
+    model = SharedTwice()
     with _monitor(model) as monitor:
         clip = QKClip(monitor, 1e-6, reference={"x": X, "depth": 1})
         before = model.layers[0].q_proj.weight.clone()

@@ -57,7 +57,7 @@ def test_a_real_encoder_is_served() -> None:
     _assert_answered(load(MINILM), dict(tokens))
 
 
-class _Attends(nn.Module):
+class AnsweredAttention(nn.Module):
     """A module that calls torch's function itself."""
 
     def __init__(self, dropout: float = 0.0) -> None:
@@ -73,7 +73,7 @@ class _Attends(nn.Module):
 
 
 def test_the_function_of_torch_is_served_in_place() -> None:
-    model, x = _Attends().eval(), torch.randn(2, 7, 12)
+    model, x = AnsweredAttention().eval(), torch.randn(2, 7, 12)
     plain = model(x).detach()
     with torch.no_grad(), observe(model, exact=False) as watch:
         first, second = model(x), model(x)
@@ -88,7 +88,7 @@ def test_the_function_of_torch_is_served_in_place() -> None:
 
 @pytest.mark.parametrize("why", ["gradients", "dropout", "exact"])
 def test_otherwise_the_model_computes_itself_with_a_reason(why: str) -> None:
-    model, x = _Attends(dropout=0.5 if why == "dropout" else 0.0), torch.randn(2, 7, 12)
+    model, x = AnsweredAttention(dropout=0.5 if why == "dropout" else 0.0), torch.randn(2, 7, 12)
     model.train(why == "dropout")
     results = []
     for watched in (False, True):

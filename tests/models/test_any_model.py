@@ -129,7 +129,7 @@ def _seeded(model: nn.Module, batch: Inputs) -> Tensor:
     return output.get("logits", output[0])
 
 
-class Attends(nn.Module):
+class AnyAttention(nn.Module):
     """Shaped as attention in timm: one projection of queries, keys and values, and `attn_dim`."""
 
     def __init__(self, norm: Callable[[int], nn.Module] = lambda _: nn.Identity()) -> None:
@@ -172,10 +172,10 @@ def _with_statistics(norm: nn.Module) -> nn.Module:
 
 
 BLOCKS: dict[str, Callable[[], nn.Module]] = {
-    "timm": Attends,
+    "timm": AnyAttention,
     "diffusers": AttendsLikeDiffusers,
-    "batch norm": lambda: Attends(lambda n: _with_statistics(nn.BatchNorm1d(n))),
-    "batch norm without weights": lambda: Attends(
+    "batch norm": lambda: AnyAttention(lambda n: _with_statistics(nn.BatchNorm1d(n))),
+    "batch norm without weights": lambda: AnyAttention(
         lambda n: _with_statistics(nn.BatchNorm1d(n, affine=False))
     ),
 }
@@ -196,7 +196,9 @@ def test_blocks_of_other_libraries_are_cut(kind: str) -> None:
 
 def test_statistics_that_no_weight_leads_to_are_refused() -> None:
     model = BLOCKS["batch norm without weights"]().eval()
-    with pytest.raises(UnsupportedError, match="prune: without these heads Attends does not run"):
+    with pytest.raises(
+        UnsupportedError, match="prune: without these heads AnyAttention does not run"
+    ):
         hw.prune(model, "L0.H1", reference=[torch.randn(2, 5, 12)])
 
 
@@ -220,7 +222,7 @@ def test_models_with_batch_norms_are_cut(name: str) -> None:
     torch.testing.assert_close(small(**batch)[0], expected)
 
 
-class Undecided(Attends):
+class Undecided(AnyAttention):
     """Draws where torch does not know of it."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -238,7 +240,7 @@ def test_a_model_with_two_answers_is_said_to_have_them() -> None:
     "name", ["zeros", pytest.param("DetrForObjectDetection", marks=pytest.mark.full)]
 )
 def test_rows_that_read_zeros_belong_to_the_heads_of_their_biases(name: str) -> None:
-    model, batch = Attends().eval(), {"x": torch.zeros(2, 5, 12)}
+    model, batch = AnyAttention().eval(), {"x": torch.zeros(2, 5, 12)}
     head = "L0.H1"
     if name != "zeros":
         model, batch = CASES[name].make()
@@ -252,7 +254,7 @@ def test_rows_that_read_zeros_belong_to_the_heads_of_their_biases(name: str) -> 
 
 
 def test_heads_without_gradients_are_refused() -> None:
-    class Frozen(Attends):
+    class Frozen(AnyAttention):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
                 return super().forward(x)

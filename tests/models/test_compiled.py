@@ -22,7 +22,7 @@ def _without_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
 
 
-class Layer(nn.Module):
+class CompiledLayer(nn.Module):
     """One that the compiler is quick to trace."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ HOW: dict[str, Callable[[nn.Module, Callable[..., Any]], nn.Module]] = {
 @pytest.mark.full
 @pytest.mark.parametrize("how", HOW)
 def test_a_compiled_model_is_watched_and_ablated_like_the_plain_one(how: str) -> None:
-    layer = Layer().eval()
+    layer = CompiledLayer().eval()
     with hw.observe(layer) as watch:
         plain = layer(X)
     expected = watch.table()

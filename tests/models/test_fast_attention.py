@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as by_name
 
 import headwise as hw
 from headwise.errors import UnsupportedError
-from headwise.models.attention import _fast
+from headwise.models import _fast_attention as _fast
 from headwise.watch import observe
 from on_our_kernel import at_any_size as at_any_size
 from oracles import modules_of, padded
@@ -24,7 +24,7 @@ TORCHS = F.scaled_dot_product_attention
 BATCH = dict(padded([[5, 9, 7, 3, 11, 8, 4, 2, 6, 1], [4, 6, 13]], "right"))
 
 
-class _Attends(nn.Module):
+class FusedCaller(nn.Module):
     """A block of a model of one's own."""
 
     def __init__(self, function: Callable[..., Tensor] | None = None, **how: Any) -> None:
@@ -64,7 +64,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("imported", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_the_same_heads_and_gradients(call: str, imported: bool, computed: list[int]) -> None:
-    model, x = _Attends(by_name if imported else None, **CALLS[call]), torch.randn(2, 10, 12)
+    model, x = FusedCaller(by_name if imported else None, **CALLS[call]), torch.randn(2, 10, 12)
     results = []
     for is_fast in (False, True):
         model.zero_grad()
@@ -111,7 +111,7 @@ def test_layers_of_torch(kind: str, computed: list[int]) -> None:
 
 
 def test_dropout_stays_with_torch(computed: list[int]) -> None:
-    model, x = _Attends(dropout_p=0.5), torch.randn(2, 10, 12)
+    model, x = FusedCaller(dropout_p=0.5), torch.randn(2, 10, 12)
     outs = []
     for is_fast in (False, True):
         torch.manual_seed(3)
@@ -125,7 +125,7 @@ def test_dropout_stays_with_torch(computed: list[int]) -> None:
 
 
 def test_other_models_and_threads_do_not_change(computed: list[int]) -> None:
-    model, other, x = _Attends(), _Attends(), torch.randn(2, 10, 12)
+    model, other, x = FusedCaller(), FusedCaller(), torch.randn(2, 10, 12)
     plain = other(x)
     with hw.fast_attention(model):
         model(x)
@@ -140,7 +140,7 @@ def test_other_models_and_threads_do_not_change(computed: list[int]) -> None:
 
 
 def test_blocks_may_be_nested_and_end_by_an_exception(computed: list[int]) -> None:
-    one, two, x = _Attends(), _Attends(), torch.randn(2, 10, 12)
+    one, two, x = FusedCaller(), FusedCaller(), torch.randn(2, 10, 12)
     with hw.fast_attention(one):
         with pytest.raises(TypeError), hw.fast_attention(two):
             two(x) + two(None)
@@ -151,7 +151,7 @@ def test_blocks_may_be_nested_and_end_by_an_exception(computed: list[int]) -> No
 
 
 def test_recomputed_layers_are_computed_alike(computed: list[int]) -> None:
-    inner, x = _Attends(), torch.randn(2, 10, 12, requires_grad=True)
+    inner, x = FusedCaller(), torch.randn(2, 10, 12, requires_grad=True)
 
     class _Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -169,7 +169,7 @@ def test_recomputed_layers_are_computed_alike(computed: list[int]) -> None:
 
 @pytest.mark.parametrize("watch_first", [False, True])
 def test_it_can_be_watched(watch_first: bool, computed: list[int]) -> None:
-    model, x = _Attends(is_causal=True), torch.randn(2, 10, 12)
+    model, x = FusedCaller(is_causal=True), torch.randn(2, 10, 12)
     with torch.no_grad():
         with hw.fast_attention(model):
             fast = model(x)

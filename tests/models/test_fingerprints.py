@@ -42,7 +42,7 @@ def test_packed_weights_have_a_name_of_their_own() -> None:
     assert watch.table().model == marks[0]
 
 
-def test_quantised_tensors_are_told_apart_by_their_steps() -> None:
+def test_quantised_tensors_differ_by_their_steps() -> None:
     def holding(weight: torch.Tensor) -> nn.Module:
         module = nn.Module()
         module.register_buffer("weight", weight)

@@ -66,7 +66,7 @@ def test_ablations_have_as_many_texts(name: str, method: str) -> None:
 
 
 class _Rows(nn.Module):
-    """Attends in rows of two texts each, which no text can be told from."""
+    """Attends in rows of two texts each, whose attention belongs to no single text."""
 
     def __init__(self) -> None:
         super().__init__()

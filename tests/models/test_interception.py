@@ -26,7 +26,7 @@ MASK = torch.ones(5, 5, dtype=torch.bool).tril()
 
 
 class Switching(nn.Module):
-    """Attention by a fused kernel or by hand, as it is told."""
+    """Attention by a fused kernel or by hand, by the flag `by_hand`."""
 
     by_hand = False
 

@@ -2,6 +2,7 @@
 
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
+from headwise.models._fast_attention import fast_attention
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._known_fingerprint import fingerprint
 from headwise.models._pieces import (
@@ -28,7 +29,7 @@ from headwise.models._tokens import (
     token_classes,
     token_strings,
 )
-from headwise.models.attention import fast_attention, register_attention
+from headwise.models.attention import register_attention
 from headwise.models.capture import (
     ActiveModules,
     AttentionCall,

@@ -1,13 +1,13 @@
 """A tiny random model and an input of many architectures, by the name of its class."""
 
-from architectures.cases import Case
+from architectures.cases import ArchitectureCase
 from architectures.images import IMAGES
 from architectures.mixed import MIXED
 from architectures.pairs import PAIRS
 from architectures.sound import SERIES, SOUND
 from architectures.text import TEXT
 
-GROUPS: dict[str, dict[str, Case]] = {
+GROUPS: dict[str, dict[str, ArchitectureCase]] = {
     "Decoders and encoders of text": TEXT,
     "Encoder-decoders of text": PAIRS,
     "Images and video": IMAGES,
@@ -17,4 +17,4 @@ GROUPS: dict[str, dict[str, Case]] = {
 }
 CASES = {name: case for group in GROUPS.values() for name, case in group.items()}
 
-__all__ = ["CASES", "GROUPS", "Case"]
+__all__ = ["CASES", "GROUPS", "ArchitectureCase"]

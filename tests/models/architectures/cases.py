@@ -32,7 +32,7 @@ IMAGE = {
 
 
 @dataclass(frozen=True)
-class Case:
+class ArchitectureCase:
     """An architecture in small.
 
     Attributes:
@@ -56,7 +56,7 @@ class Case:
 
 def case(
     name: str, config: Mapping[str, Any], inputs: Callable[[], Inputs], of: str | None = None
-) -> Case:
+) -> ArchitectureCase:
     """A class of transformers with a configuration; `of` names the class of the configuration."""
 
     def build() -> nn.Module:
@@ -65,7 +65,7 @@ def case(
         model: nn.Module = cls(config_cls(**config))
         return model
 
-    return Case(build, inputs)
+    return ArchitectureCase(build, inputs)
 
 
 def ids(texts: int = 2, tokens: int = 7) -> Tensor:

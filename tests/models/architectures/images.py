@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from architectures.cases import HEADS, IMAGE, WIDTH, Case, Inputs, case, image, video
+from architectures.cases import HEADS, IMAGE, WIDTH, ArchitectureCase, Inputs, case, image, video
 
 _SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 12, "depths": [2, 1], "num_heads": [2, 4]}
 _SWIN |= {"window_size": 4, "mlp_ratio": 2.0}
@@ -100,6 +100,6 @@ def _patches() -> Inputs:
     }
 
 
-IMAGES: dict[str, Case] = {
+IMAGES: dict[str, ArchitectureCase] = {
     name: case(name, config, inputs) for name, (config, inputs) in _CASES.items()
 }

@@ -13,7 +13,7 @@ from architectures.cases import (
     TOKENS,
     VOCABULARY,
     WIDTH,
-    Case,
+    ArchitectureCase,
     Inputs,
     case,
     ids,
@@ -102,6 +102,6 @@ _CASES: dict[str, tuple[dict[str, Any], Callable[[], Inputs]]] = {
                    lambda: {"input_ids": ids()} | video()),
 }  # fmt: skip
 
-MIXED: dict[str, Case] = {
+MIXED: dict[str, ArchitectureCase] = {
     name: case(name, config, inputs) for name, (config, inputs) in _CASES.items()
 }

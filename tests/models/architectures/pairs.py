@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from architectures.cases import HEADS, TOKENS, VOCABULARY, Case, case, pair
+from architectures.cases import HEADS, TOKENS, VOCABULARY, ArchitectureCase, case, pair
 
 _BART = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 32}
 _BART |= {"decoder_ffn_dim": 32, "encoder_attention_heads": HEADS}
@@ -42,4 +42,6 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "UMT5ForConditionalGeneration": _T5,
 }  # fmt: skip
 
-PAIRS: dict[str, Case] = {name: case(name, config, pair) for name, config in _CONFIGS.items()}
+PAIRS: dict[str, ArchitectureCase] = {
+    name: case(name, config, pair) for name, config in _CONFIGS.items()
+}

@@ -5,7 +5,17 @@ from typing import Any
 
 import torch
 
-from architectures.cases import HEADS, SIZES, TOKENS, WIDTH, Case, Inputs, case, ids, wave
+from architectures.cases import (
+    HEADS,
+    SIZES,
+    TOKENS,
+    WIDTH,
+    ArchitectureCase,
+    Inputs,
+    case,
+    ids,
+    wave,
+)
 
 _WAVE = {key: SIZES[key] for key in list(SIZES)[:4]} | {"vocab_size": 9}
 _WAVE |= {
@@ -138,9 +148,9 @@ _SERIES_CASES: dict[str, tuple[dict[str, Any], Callable[[], Inputs]]] = {
                      | {"freq": torch.zeros(2, 1, dtype=torch.int64)}),
 }  # fmt: skip
 
-SOUND: dict[str, Case] = {
+SOUND: dict[str, ArchitectureCase] = {
     name: case(name, config, inputs) for name, (config, inputs) in _SOUND.items()
 }
-SERIES: dict[str, Case] = {
+SERIES: dict[str, ArchitectureCase] = {
     name: case(name, config, inputs) for name, (config, inputs) in _SERIES_CASES.items()
 }

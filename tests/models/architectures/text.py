@@ -5,7 +5,7 @@ from typing import Any
 
 import zoo
 
-from architectures.cases import HEADS, SIZES, TOKENS, VOCABULARY, Case, case, ids, text
+from architectures.cases import HEADS, SIZES, TOKENS, VOCABULARY, ArchitectureCase, case, ids, text
 
 _GROUPED = SIZES | TOKENS | {"num_key_value_heads": 2}
 _EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -114,8 +114,8 @@ _READ = {
     "CanineModel": lambda: {"input_ids": ids(2, 8)},
 }
 
-TEXT: dict[str, Case] = {
-    **{name: Case(partial(zoo.make, name), text) for name in sorted(zoo.TEXT)},
+TEXT: dict[str, ArchitectureCase] = {
+    **{name: ArchitectureCase(partial(zoo.make, name), text) for name in sorted(zoo.TEXT)},
     **{
         name: case(_CLASS.get(name, name), config, _READ.get(name, text))
         for name, config in sorted((_DECODERS | _ENCODERS).items())

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
-from architectures.cases import Case, Inputs
+from architectures.cases import ArchitectureCase, Inputs
 from headwise.errors import HeadwiseError
 from headwise.models.checkpoints import _save
 
@@ -47,7 +47,7 @@ class Trial:
         return result
 
 
-def try_out(case: Case, steps: tuple[str, ...] = STEPS) -> Trial:
+def try_out(case: ArchitectureCase, steps: tuple[str, ...] = STEPS) -> Trial:
     """Observe a model, score its heads, prune one group of each layer, save that, and group."""
     trial = Trial(*case.make())
     model, reference = trial.model, [trial.batch]

@@ -104,12 +104,14 @@ class _Prepared:
         Raises:
             ArgumentError: the memory of an input was freed.
         """
-        problem, starts = Problem.from_buffer_copy(self.problem), 0
+        problem, starts, item = Problem.from_buffer_copy(self.problem), 0, given.q.itemsize
         for (name, length), x in zip(self.lengths, given[:3], strict=True):
-            start = check_extent(name, x, length)[0]
+            start = x.data_ptr()
+            if not start or x.storage_offset() * item + length > x.untyped_storage().nbytes():
+                check_extent(name, x, length)  # it says what is wrong, if anything is
             starts |= start
             setattr(problem, name, start)
-        if starts % given.q.itemsize:
+        if starts % item:
             return {}, False
         outputs = {}
         for name, allocate in self.outputs:

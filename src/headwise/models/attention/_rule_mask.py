@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils._pytree import tree_map
 
-from headwise._torch_private import without_tensor_subclasses
+from headwise._torch_private import map_leaves, without_tensor_subclasses
 from headwise.masks import Mask, as_mask
 
 
@@ -51,7 +50,7 @@ class RuleMask(Tensor):
         if func in _DESCRIPTIONS:
             with without_tensor_subclasses():
                 return func(*args, **kwargs)
-        args, kwargs = tree_map(as_tensor, (args, kwargs))
+        args, kwargs = map_leaves(as_tensor, (args, kwargs))
         return func(*args, **kwargs)
 
 

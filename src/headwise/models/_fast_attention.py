@@ -136,7 +136,7 @@ def scaled_dot_product_attention(
     if torch.compiler.is_compiling() or not _running.uses:
         return leave_to_torch()
     if has_function_modes() or has_torch_function(inputs):
-        # As torch's own function does: whoever watches functions is asked first.
+        # As torch's own function does: function modes and tensor subclasses come first.
         function, more = scaled_dot_product_attention, (attn_mask, dropout_p, is_causal)
         return handle_torch_function(function, inputs, *inputs, *more, **how)
     _running.uses[-1].calls += 1
@@ -146,8 +146,7 @@ def scaled_dot_product_attention(
     if under_autocast(query):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = (x.to(dtype) for x in inputs)
-    heads = attend(query, key, value, mask=mask, bias=bias, scale=scale)
-    assert isinstance(heads, Tensor)
+    heads: Any = attend(query, key, value, mask=mask, bias=bias, scale=scale)
     return heads
 
 
