@@ -2,13 +2,12 @@
 
     python benchmarks/short_calls.py --into docs/short-calls.md
 
-The variants of a line run interleaved. What Python takes is the median of the differences of the
-same round; a ratio is the median of ratios of the same round, with a 95 % interval.
+The variants of a line run interleaved. What Python takes is the difference of the least times; a
+ratio is the median of ratios of the same round, with a 95 % interval.
 """
 
 import argparse
 import ctypes
-import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, cycle
@@ -16,7 +15,7 @@ from itertools import chain, cycle
 import torch
 import torch.nn.functional as F
 from _report import Row, cpu_name, machine, print_rows, publish, rows_of
-from _timing import Work, interleaved, rounds_for
+from _timing import Times, Work, interleaved, rounds_for
 from torch import Tensor
 
 from headwise._library import library
@@ -25,7 +24,7 @@ from headwise.kernels.native._builder import ProblemBuilder
 from headwise.kernels.native._compute import build_heads, build_statistics
 from headwise.kernels.spec import lower
 
-# Short calls are timed in groups of this size.
+# Calls on the same keys are timed in groups of this size.
 CALLS = 20
 KEYS = (64, 128, 256, 512, 1024, 4096)
 # Bytes read before the same keys are used again: several times the size of a processor's cache.
@@ -69,14 +68,11 @@ def around(options: argparse.Namespace) -> Iterator[Row]:
 def _difference(
     name: str, causal: bool, whole: Work, kernel: Work, options: argparse.Namespace
 ) -> Iterator[Row]:
-    works = {"call": partial(_often, whole), "kernel": partial(_often, kernel)}
-    times = interleaved(works, rounds_for(works, options.seconds, most=400), options.clock)
-    pairs = zip(times.seconds["call"], times.seconds["kernel"], strict=True)
-    took = {
-        "call": times.median("call") * 1000 / CALLS,
-        "kernel": times.median("kernel") * 1000 / CALLS,
-        "call less kernel": statistics.median(a - b for a, b in pairs) * 1e6 / CALLS,
-    }
+    works = {"call": whole, "kernel": kernel}
+    times = interleaved(works, rounds_for(works, options.seconds, most=2000), options.clock)
+    # What Python takes is the same in each round: whatever else runs only adds to it.
+    call, alone = (1e6 * min(times.seconds[name]) for name in works)
+    took = {"call": call, "kernel": alone, "call less kernel": call - alone}
     case = {
         "table": "Python around the kernel",
         "what": name,
@@ -85,11 +81,6 @@ def _difference(
     for who, micro in took.items():
         rounds = len(times.seconds["call"])
         yield case | {"who": who, "took": f"{micro:.0f} µs", "ratio": "1", "rounds": rounds}
-
-
-def _often(work: Work) -> None:
-    for _ in range(CALLS):
-        work()
 
 
 def _alone(builder: ProblemBuilder) -> Work:
@@ -105,6 +96,8 @@ def decoding(options: argparse.Namespace) -> Iterator[Row]:
         for between, where in ((BETWEEN, "from memory"), (0, "again and again")):
             works = _decoding_works(S, between)
             times = interleaved(works, rounds_for(works, options.seconds, most=400), options.clock)
+            calls = _calls(between)
+            times = Times({n: [x / calls for x in each] for n, each in times.seconds.items()})
             case = {"keys": S, "read": where}
             for base in (TORCH, READING):
                 yield from rows_of({"table": f"Decoding, over {base}"} | case, times, base)
@@ -122,13 +115,18 @@ def _decoding_works(S: int, between: int) -> dict[str, Work]:
         "the native kernel alone": lambda k, _: alone[id(k)](),
         "attend": partial(attend, q),
     }
-    following, calls = cycle(caches), 1 if between else CALLS
+    following, calls = cycle(caches), _calls(between)
 
     def run(kernel: Callable[[Tensor, Tensor], object]) -> None:
         for _ in range(calls):
             kernel(*next(following))
 
     return {name: partial(run, kernel) for name, kernel in kernels.items()}
+
+
+def _calls(between: int) -> int:
+    """How many calls are timed as one."""
+    return 1 if between else CALLS
 
 
 def _arguments() -> argparse.Namespace:
