@@ -78,6 +78,7 @@ format: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python benchmarks/observe.py --into docs/watching-speed.md
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/short_watch.py --into docs/watching-speed.md
 	$(BIN)/python benchmarks/layer.py --into docs/speed.md
 	$(BIN)/python benchmarks/role_reading.py --into docs/roles-speed.md
 	$(BIN)/python benchmarks/short_calls.py --into docs/short-calls.md

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 from _report import Row, insert, machine, print_rows, table
-from _timing import Times, Work
+from _timing import CLOCKS, Times, Work
 from torch import Tensor, nn
 
 import headwise as hw
@@ -36,7 +36,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cases = {"encoder": encoders, "generate": generation, "monitor": monitored, "open": opened}
-    rows = print_rows(row for name in options.cases for row in cases[name](options.seconds))
+    rows = print_rows(row for name in options.cases for row in cases[name](options))
     text = f"{machine(options)}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
     print(text)
     if options.into:
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def encoders(seconds: float) -> Iterator[Row]:
+def encoders(options: argparse.Namespace) -> Iterator[Row]:
     """Passes of an encoder with 12 heads of 32, the table included."""
     model = encoder()
     for name, (B, T) in BATCHES.items():
@@ -57,12 +57,12 @@ def encoders(seconds: float) -> Iterator[Row]:
             if watch:
                 watch.table()
 
-        times = alternating(work, partial(observe, model), seconds)
+        times = alternating(work, partial(observe, model), options)
         yield row_of(f"encoder, {name}", times, passes, sites=LAYERS)
 
 
 @torch.no_grad()
-def generation(seconds: float) -> Iterator[Row]:
+def generation(options: argparse.Namespace) -> Iterator[Row]:
     """32 tokens, one after the other, from a decoder with 4 heads of 64."""
     model = decoder()
     prompt = torch.randint(0, 1000, (1, PROMPT))
@@ -72,11 +72,11 @@ def generation(seconds: float) -> Iterator[Row]:
         if watch:
             watch.table()
 
-    times = alternating(work, partial(observe, model), seconds)
+    times = alternating(work, partial(observe, model), options)
     yield row_of(f"generate, {NEW} tokens on {PROMPT}", times)
 
 
-def monitored(seconds: float) -> Iterator[Row]:
+def monitored(options: argparse.Namespace) -> Iterator[Row]:
     """Training steps with a monitor of every 16th."""
     model = encoder().train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -90,12 +90,12 @@ def monitored(seconds: float) -> Iterator[Row]:
             if monitor:
                 monitor.step()
 
-    times = alternating(work, partial(hw.HeadMonitor, model, every=EVERY), seconds)
+    times = alternating(work, partial(hw.HeadMonitor, model, every=EVERY), options)
     yield row_of(f"HeadMonitor, every={EVERY}", times, EVERY)
 
 
 @torch.no_grad()
-def opened(seconds: float) -> Iterator[Row]:
+def opened(options: argparse.Namespace) -> Iterator[Row]:
     """A watch that is opened for one pass, beside a pass of a watch that stays open."""
     model = encoder()
     batch = torch.randint(0, 1000, (1, 32))
@@ -105,22 +105,18 @@ def opened(seconds: float) -> Iterator[Row]:
             model(batch)
             watch.table()
 
-    with observe(model) as steady:
-        model(batch)
-
     def pass_of_steady(watch: Watch) -> None:
         model(batch)
         watch.table()
 
     once()
-    del steady
     pairs: list[tuple[float, float]] = []
     started = time.perf_counter()
-    while len(pairs) < 5 or time.perf_counter() - started < seconds:
+    while len(pairs) < 5 or time.perf_counter() - started < options.seconds:
         with observe(model) as watch:
             pass_of_steady(watch)
-            without = timed(partial(pass_of_steady, watch))
-        pairs.append((without, timed(once)))
+            without = timed(partial(pass_of_steady, watch), options.clock)
+        pairs.append((without, timed(once, options.clock)))
     columns = dict(zip(("without", "watched"), map(list, zip(*pairs, strict=True)), strict=True))
     yield row_of("opening, one pass, table, closing", Times(columns))
 
@@ -145,27 +141,27 @@ def decoder() -> Any:
 def alternating(
     work: Callable[[Any], None],
     watching: Callable[[], AbstractContextManager[Any]],
-    seconds: float,
+    options: argparse.Namespace,
 ) -> Times:
     """Times without and with a watch, which has understood the model before."""
     columns: dict[str, list[float]] = {"without": [], "watched": []}
     ways = {"without": nullcontext, "watched": watching}
     rng = random.Random(0)
     started = time.perf_counter()
-    while len(columns["without"]) < 5 or time.perf_counter() - started < seconds:
+    while len(columns["without"]) < 5 or time.perf_counter() - started < options.seconds:
         order = list(ways)
         rng.shuffle(order)
         for name in order:
             with ways[name]() as watch:
                 work(watch)
-                columns[name].append(timed(partial(work, watch)))
+                columns[name].append(timed(partial(work, watch), options.clock))
     return Times(columns)
 
 
-def timed(work: Work) -> float:
-    started = time.perf_counter()
+def timed(work: Work, clock: str) -> float:
+    started = CLOCKS[clock]()
     work()
-    return time.perf_counter() - started
+    return CLOCKS[clock]() - started
 
 
 def row_of(case: str, times: Times, passes: int = 1, sites: int = 0) -> Row:
@@ -190,7 +186,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="*", choices=cases, default=cases)
     parser.add_argument("--seconds", type=float, default=8.0, help="seconds per case")
     parser.add_argument("--into", help="a page whose table is replaced")
-    parser.set_defaults(device="cpu", threads=1, clock="wall")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.set_defaults(device="cpu", threads=1)
     return parser.parse_args()
 
 
