@@ -1,5 +1,6 @@
 """All that Hugging Face models are used for, on our kernel: the same results as under `sdpa`."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, StaticCache
 from transformers.cache_utils import QuantizedLayer
 
+import headwise as hw
+from command import headwise
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
 from oracles import padded
@@ -289,3 +292,34 @@ def test_the_name_is_not_saved(tmp_path: Path) -> None:
     model.set_attn_implementation("headwise")
     model.save_pretrained(tmp_path)
     assert "headwise" not in (tmp_path / "config.json").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", ["Bert", "Gemma2", "Llama"])
+def test_a_model_is_loaded_on_the_kernel(
+    name: str, tmp_path: Path, left_to_torch: list[str]
+) -> None:
+    zoo.make(name).save_pretrained(tmp_path)
+    known, ours = hw.load(tmp_path), hw.load(tmp_path, attn_implementation="headwise")
+    assert ours.config._attn_implementation == "headwise"
+    with torch.no_grad():
+        one, other = (model(**_prompt("right"))[0] for model in (known, ours))
+    real = _prompt("right")["attention_mask"].bool()
+    torch.testing.assert_close(other[real], one[real], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(other[real], one[real])
+    assert not left_to_torch
+
+
+def test_commands_take_it(tmp_path: Path, left_to_torch: list[str]) -> None:
+    write_sentence_model(tmp_path / "model")
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(SENTENCES), "utf-8")
+    tables = []
+    for name in ("sdpa", "headwise"):
+        model = tmp_path / "model-inner"
+        done = headwise("observe", model, "--text", text, "--json", "--attention", name)
+        assert done.code == 0, done.err
+        tables.append(json.loads(done.out))
+    assert len(tables[1]) == 8
+    for one, other in zip(*tables, strict=True):
+        assert other["entropy"] == pytest.approx(one["entropy"], abs=1e-4)
+    assert not left_to_torch
