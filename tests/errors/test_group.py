@@ -37,7 +37,10 @@ def test_an_unknown_method() -> None:
 
 @pytest.mark.parametrize(
     ("method", "reference", "message"),
-    [("fit", [], "0 batches for method='fit'"), ("mean", [1, 2], "2 batches for method='mean'")],
+    [
+        ("fit", [], "group_heads: reference holds no batch. Give one or more"),
+        ("mean", ["a text"], "group_heads: reference holds the text 'a text'"),
+    ],
 )
 def test_an_unusable_reference(method: Any, reference: list[Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):

@@ -11,7 +11,7 @@ from headwise._torch_private import is_compiler_loaded
 
 def without_compiler(model: nn.Module) -> nn.Module:
     """The module that `torch.compile` wrapped, which shares its weights; else the model itself."""
-    inner = model._modules.get("_orig_mod")
+    inner = model._modules.get("_orig_mod") if isinstance(model, nn.Module) else None
     return model if inner is None else inner
 
 

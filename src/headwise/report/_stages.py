@@ -88,8 +88,7 @@ def study(
         InputError: the texts hold no token, or a pair is longer than the model's context.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """
-    inner = check_model("study", model)
-    original, model = without_compiler(model), inner
+    original, model = without_compiler(model), check_model("study", model)
     tokenizer = tokenizer_of(original, tokenizer, "study")
     check_reads_text("study", model)
     about = about or About()

@@ -83,8 +83,7 @@ def find_roles(
         UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
             character offsets, or a null named in `evidence` is not available.
     """
-    inner = check_model("find_roles", model)
-    wrapper, model = without_compiler(model), inner
+    wrapper, model = without_compiler(model), check_model("find_roles", model)
     tokenizer = tokenizer_of(wrapper, tokenizer, "find_roles")
     evidence = evidence or Evidence()
     n_texts, texts = texts_of("find_roles", corpus)

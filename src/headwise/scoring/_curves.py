@@ -64,8 +64,7 @@ def prune_curves(
         HeadError: an order names a head that does not exist, or names one twice.
         ArgumentError: there are no orders, or `cut` comes with a reference.
     """
-    inner = check_model("prune_curves", model)
-    outer, model = without_compiler(model), inner
+    outer, model = without_compiler(model), check_model("prune_curves", model)
     tokenizer = tokenizer_of(outer, tokenizer)
     _check(orders, cut, has_reference=reference is not None)
     inputs = read_batches(batches, model, tokenizer)

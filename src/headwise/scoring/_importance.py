@@ -90,8 +90,7 @@ def importance(
             method.
         UnsupportedError: the heads of the model cannot be gated exactly.
     """
-    inner = check_model("importance", model)
-    outer, model = without_compiler(model), inner
+    outer, model = without_compiler(model), check_model("importance", model)
     method_name, score_heads = _method(method)
     _check_resumable(resume, method_name)
     inputs = read_batches(batches, model, tokenizer_of(outer, tokenizer), max_tokens)

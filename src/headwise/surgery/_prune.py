@@ -78,8 +78,7 @@ def prune(
         >>> small.n_heads, tuple(small.q_proj.weight.shape)
         (2, (4, 8))
     """
-    inner = check_model("prune", model)
-    outer, model = without_compiler(model), inner
+    outer, model = without_compiler(model), check_model("prune", model)
     batches = _checked_batches(model, fold, reference)
     batch = batches[0] if batches else example_input(model)
     attentions = find_attentions(model, batch)

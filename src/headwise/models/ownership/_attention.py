@@ -66,9 +66,10 @@ def find_attentions(model: nn.Module, batch: Any = None) -> list[Attention]:
         UnsupportedError: no attention was captured, or the outputs of heads are changed before
             the output projection.
     """
+    batch = example_input(model) if batch is None else batch
     search = _Search(model)
     with search.capturing():
-        run(model, example_input(model) if batch is None else batch)
+        run(model, batch)
     return search.result()
 
 

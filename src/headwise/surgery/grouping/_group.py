@@ -92,8 +92,7 @@ def group_heads(
         >>> small.config.num_key_value_heads, small.model.layers[0].self_attn.k_proj.out_features
         (2, 8)
     """
-    inner = check_model("group_heads", model)
-    outer, model = without_compiler(model), inner
+    outer, model = without_compiler(model), check_model("group_heads", model)
     refuse_packed(model, "group_heads")
     count = KvHeadCount.of(model)
     batches = _checked(count, n_kv_heads, method, reference)

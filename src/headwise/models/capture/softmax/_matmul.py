@@ -34,7 +34,7 @@ def is_product(func: Callable[..., Any]) -> bool:
 
 
 def product_within(
-    output: Tensor, added: Tensor, *factors: Tensor, beta: float = 1.0, **_: Any
+    output: Tensor, added: Tensor, *factors: Tensor, beta: float | int = 1, **_: Any
 ) -> Float[Tensor, "*lead T S"]:
     """The product in the result of `baddbmm`, which added `beta * added` to it."""
     output = output.detach()
