@@ -21,7 +21,7 @@ _MOST = 8
 
 
 @dataclass
-class Layout:
+class CallLayout:
     """Where the queries and keys of a call lie in their texts, and what follows from that alone.
 
     Attributes:
@@ -38,16 +38,16 @@ class Layout:
     eligible: dict[tuple[int, bool], EligibleRows] = field(default_factory=dict)
 
 
-class Layouts:
+class CallLayouts:
     """The layouts of one forward pass, found again for calls on the same text and mask."""
 
     def __init__(self) -> None:
         self._pass = -1
-        self._known: list[tuple[tuple[Any, ...], StackInputs, _Visible, Layout]] = []
+        self._known: list[tuple[tuple[Any, ...], StackInputs, _Visible, CallLayout]] = []
 
     def find(
         self, forward_pass: int, call: AttentionCall, inputs: StackInputs, kind: str
-    ) -> Layout | None:
+    ) -> CallLayout | None:
         """The layout of an earlier call of this pass that fits a call, if there is one."""
         if forward_pass != self._pass:
             self._pass, self._known = forward_pass, []
@@ -57,7 +57,7 @@ class Layouts:
                 return layout
         return None
 
-    def add(self, call: AttentionCall, inputs: StackInputs, kind: str, layout: Layout) -> None:
+    def add(self, call: AttentionCall, inputs: StackInputs, kind: str, layout: CallLayout) -> None:
         """Keep the layout of a call that says nothing about its text by itself."""
         if call.real is None:
             entry = _shape(call, kind), inputs, _Visible.of(call.rule.visible), layout

@@ -29,7 +29,7 @@ from headwise.models import (
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
 from headwise.watch._eligible_rows import CallSums
-from headwise.watch._layouts import Layout, Layouts
+from headwise.watch._layouts import CallLayout, CallLayouts
 from headwise.watch._maps import Maps
 from headwise.watch._pairs import Pairs, TextPairs
 from headwise.watch._positions import Positions, positions_across, positions_within
@@ -58,7 +58,7 @@ class Recorder:
         self._inputs = InputTracker(model, self._sites.stacks.roots)
         self._understanding = Understanding()
         self._active = ActiveModules(understanding=self._understanding)
-        self._layouts = Layouts()
+        self._layouts = CallLayouts()
         self._accumulator = Accumulator(request.per_text)
         self._pairs = Pairs(request)
         self._answered: set[Site] = set()
@@ -185,7 +185,7 @@ class Recorder:
         self._enter(site, call, layout.positions, sums, rows.received)
         return rows
 
-    def _layout(self, site: Site, call: AttentionCall) -> Layout:
+    def _layout(self, site: Site, call: AttentionCall) -> CallLayout:
         """Where the queries and keys of a call lie in their texts."""
         inputs, passes = self._inputs.of(site.stack), self._inputs.passes
         kind = self._kind(site, call, inputs.text.tokens)
@@ -193,7 +193,7 @@ class Recorder:
         if layout is None:
             text, key_text, positions = self._locate(site, call, kind)
             columns = self._pairs.columns(positions, text, passes)
-            layout = Layout(key_text, positions, columns)
+            layout = CallLayout(key_text, positions, columns)
             self._layouts.add(call, inputs, kind, layout)
         return layout
 

@@ -11,7 +11,7 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics
 from headwise.models import AttentionCall, Text
 from headwise.watch._eligible_rows import CallSums, EligibleRows, Rule
-from headwise.watch._layouts import Layout
+from headwise.watch._layouts import CallLayout
 from headwise.watch._pairs import Columns
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
@@ -23,7 +23,7 @@ RowValues = Shaped[Tensor, "B H T"]
 def row_request(
     call: AttentionCall,
     request: Request,
-    layout: Layout,
+    layout: CallLayout,
     per_head: PerHead | None,
     need_heads: bool,
 ) -> RowRequest:
@@ -41,7 +41,7 @@ def row_request(
     return replace(shared, key_norms=projected_norms(call.v, per_head))
 
 
-def _row_request(request: Request, layout: Layout, heads: bool) -> RowRequest:
+def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowRequest:
     """The part of a request that does not depend on the values of a call."""
     positions, columns = layout.positions, layout.columns
     members = _class_members(request, positions, layout.key_text) if request.classes else None
@@ -63,7 +63,7 @@ def sum_rows(
     rows: RowStatistics,
     call: AttentionCall,
     request: Request,
-    layout: Layout,
+    layout: CallLayout,
     per_head: PerHead | None,
 ) -> CallSums:
     """The sums of one call, by text, for every statistic of a request.
@@ -89,7 +89,7 @@ def sum_rows(
 
 
 def _eligible(
-    rows: RowStatistics, call: AttentionCall, request: Request, layout: Layout
+    rows: RowStatistics, call: AttentionCall, request: Request, layout: CallLayout
 ) -> EligibleRows:
     """The rows that count: the same for all calls of a layout, unless values decide."""
     kind = rows.n_keys.shape[1], rows.sink is not None
@@ -181,7 +181,7 @@ def _shares(rows: RowStatistics, columns: Columns, request: Request) -> dict[str
     }
 
 
-def _eligible_rows(rows: RowStatistics, request: Request, layout: Layout) -> EligibleRows:
+def _eligible_rows(rows: RowStatistics, request: Request, layout: CallLayout) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under even weights."""
     positions, columns = layout.positions, layout.columns
     real = positions.query_real[:, None] & (rows.n_keys > 0)
