@@ -308,6 +308,15 @@ def test_sums_take_as_many_operations_for_any_texts_and_statistics() -> None:
     assert _operations(model, X[:1], more) == base
 
 
+def test_a_request_may_have_no_statistics() -> None:
+    model = Model()
+    with torch.no_grad(), observe(model, Request(statistics=(), received=True)) as watch:
+        for _ in range(3):
+            model(X)
+    assert watch.table().statistics == ()
+    torch.testing.assert_close(watch.received("L0.H0").sum(-1), torch.full((2,), 5.0))
+
+
 def test_answered_calls_know_the_norms_of_their_heads() -> None:
     model, request = _bert(), Request(statistics=("output_norm",))
     norms = []

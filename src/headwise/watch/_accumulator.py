@@ -85,7 +85,7 @@ class _SiteSums:
         self._add_up()
         totals = self._closed if self._open is None else self._with(self._open)
         assert totals is not None  # a site is added with its first call
-        H = len(totals.count) // len(self._names)
+        H = len(totals.count) // max(1, len(self._names))
         return {
             name: totals.select(itemgetter(slice(row * H, (row + 1) * H)))
             for row, name in enumerate(self._names)

@@ -1,10 +1,10 @@
 """Which rows count for which statistic, and the sums of statistics over these rows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from headwise.watch._positions import Positions
@@ -12,6 +12,13 @@ from headwise.watch._positions import Positions
 # The rows for which a statistic is defined and its value under even weights; None: every real
 # row, and no such value.
 Rule = tuple[Bool[Tensor, "B H T"] | None, Float[Tensor, "B H T"] | None]
+
+
+def stacked(
+    values: Sequence[Shaped[Tensor, "B H T"]], like: Shaped[Tensor, "B H T"]
+) -> Shaped[Tensor, "K B H T"]:
+    """The values of all statistics together; a request may have none."""
+    return torch.stack(list(values)) if values else like.new_empty((0, *like.shape))
 
 
 @dataclass(frozen=True)
@@ -36,11 +43,13 @@ class EligibleRows:
         cls, rules: Mapping[str, Rule], real: Bool[Tensor, "B H T"], positions: Positions
     ) -> "EligibleRows":
         """The rows that are real and eligible by the rule of each statistic."""
-        rows = torch.stack([real if rule is None else rule for rule, _ in rules.values()]) & real
+        rows = stacked([real if rule is None else rule for rule, _ in rules.values()], real) & real
         nowhere = torch.full(real.shape, torch.nan, device=real.device)
-        values = torch.stack([nowhere if even is None else even for _, even in rules.values()])
+        values = stacked([nowhere if even is None else even for _, even in rules.values()], nowhere)
         even = positions.by_text(torch.where(rows, values, 0.0))
-        no_even = torch.tensor([even is None for _, even in rules.values()], device=real.device)
+        no_even = torch.tensor(
+            [even is None for _, even in rules.values()], dtype=torch.bool, device=real.device
+        )
         return cls(
             names=tuple(rules),
             hidden=~rows,

@@ -38,7 +38,7 @@ class CallLayout:
     eligible: dict[tuple[int, bool], EligibleRows] = field(default_factory=dict)
 
 
-class Layouts:
+class CallLayouts:
     """The layouts of one forward pass, found again for calls on the same text and mask."""
 
     def __init__(self) -> None:

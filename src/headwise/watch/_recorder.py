@@ -29,7 +29,7 @@ from headwise.models import (
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
 from headwise.watch._eligible_rows import CallSums
-from headwise.watch._layouts import CallLayout, Layouts
+from headwise.watch._layouts import CallLayout, CallLayouts
 from headwise.watch._maps import Maps
 from headwise.watch._pairs import Pairs, TextPairs
 from headwise.watch._positions import Positions, positions_across, positions_within
@@ -58,7 +58,7 @@ class Recorder:
         self._inputs = InputTracker(model, self._sites.stacks.roots)
         self._understanding = Understanding()
         self._active = ActiveModules(understanding=self._understanding)
-        self._layouts = Layouts()
+        self._layouts = CallLayouts()
         self._accumulator = Accumulator(request.per_text)
         self._pairs = Pairs(request)
         self._answered: set[Site] = set()

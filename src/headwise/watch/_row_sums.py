@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics
 from headwise.models import AttentionCall, Text
-from headwise.watch._eligible_rows import CallSums, EligibleRows, Rule
+from headwise.watch._eligible_rows import CallSums, EligibleRows, Rule, stacked
 from headwise.watch._layouts import CallLayout
 from headwise.watch._pairs import Columns
 from headwise.watch._positions import Positions
@@ -85,7 +85,7 @@ def sum_rows(
         statistics |= {f"top({name})": top for name, top in tops.items()}
     if request.value:
         statistics |= _shares(rows, columns, request)
-    values = torch.stack([statistics[name] for name in request.names])
+    values = stacked([statistics[name] for name in request.names], rows.lse)
     return _eligible(rows, call, request, layout).sums_of(values, layout.positions)
 
 
