@@ -10,6 +10,7 @@ a faster kernel can gain at most.
 """
 
 import argparse
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

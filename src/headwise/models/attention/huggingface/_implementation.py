@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.utils import output_capturing
 
 from headwise.errors import UnsupportedError
 from headwise.kernels import (
@@ -25,6 +24,11 @@ from headwise.kernels import (
 )
 from headwise.masks import Mask, Window, as_mask
 from headwise.models.attention._rule_mask import RuleMask, as_tensor
+
+try:
+    from transformers.utils.output_capturing import _active_collector as _collector
+except ImportError:  # early versions of transformers 5 have none
+    _collector = None
 
 
 def attention_forward(
@@ -167,7 +171,7 @@ class Call(NamedTuple):
 
 def _collects_weights() -> bool:
     """Whether the model that runs was asked for weights, which transformers collects by hooks."""
-    collector = output_capturing._active_collector
-    tracing = torch.compiler.is_compiling()
-    names = collector.global_var if tracing else collector.get()
+    if _collector is None:
+        return False
+    names = _collector.global_var if torch.compiler.is_compiling() else _collector.get()
     return names is not None and any(name.endswith("attentions") for name in names)
