@@ -20,7 +20,7 @@ def roles():
 
 
 def test_a_behaviour_without_texts():
-    with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' has no batch of texts"):
+    with pytest.raises(ArgumentError, match="behaviour: batches holds no batch"):
         behaviour("mine", [], lambda output, batch: output)
     with pytest.raises(
         ArgumentError, match=r"behaviour: none of these texts has a target for PlantedGPT"

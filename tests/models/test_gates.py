@@ -10,6 +10,7 @@ import zoo
 from torch import Tensor, nn
 
 from headwise import ablate
+from headwise.errors import ArgumentError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.layer import MultiHeadAttention
 from headwise.models import find_attentions, gate_heads, heads_of
@@ -224,10 +225,18 @@ def _stop(*_: object) -> None:
 def test_an_exception_leaves_nothing_behind(name: str) -> None:
     model, args, kwargs = _made(name)
     fast = torch.backends.mha.get_fastpath_enabled()
-    handle = find_attentions(model)[0].module.register_forward_hook(_stop)
-    before = modules_of(model)
+    module, before = find_attentions(model)[0].module, modules_of(model)
     with pytest.raises(RuntimeError, match="stop"), ablate(model, "L0.H1"):
+        handle = module.register_forward_hook(_stop)
         model(*args, **kwargs)
+    handle.remove()
+    assert modules_of(model) == before
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    # Finding the heads runs the model on an example input, which fails, too.
+    handle = module.register_forward_hook(_stop)
+    before = modules_of(model)
+    with pytest.raises(ArgumentError, match=r"does not run on a made-up input .*: stop"):
+        ablate(model, "L0.H1").__enter__()
     assert modules_of(model) == before
     assert torch.backends.mha.get_fastpath_enabled() == fast
     handle.remove()

@@ -14,9 +14,8 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
     LogitRows,
     Site,
-    batches_of,
-    example_input,
     find_logit_rows,
+    first_batch,
     scale_rows,
 )
 from headwise.monitor._monitor import HeadMonitor
@@ -120,10 +119,7 @@ class QKClip(TrainerEvents):
     ) -> None:
         self._monitor = _checked_monitor(monitor)
         self._bar = _checked_bar(max_logit)
-        batches = batches_of(reference, "QKClip")
-        if reference is not None and not batches:
-            raise ArgumentError("QKClip: reference holds no batch. Give one, or None.")
-        batch = batches[0] if batches else example_input(monitor.model)
+        batch = first_batch(monitor.model, reference, "QKClip")
         self._rows = find_logit_rows(monitor.model, batch, monitor.layers)
         self._steps = monitor.steps
         self._watched: list[int] = []
