@@ -221,22 +221,28 @@ def _stop(*_: object) -> None:
     raise RuntimeError("stop")
 
 
+def _run_and_stop(model: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    handle = module.register_forward_hook(_stop)
+    try:
+        model(*args, **kwargs)
+    finally:
+        handle.remove()
+
+
 @pytest.mark.parametrize("name", ["ours", "torch", "torch encoder", "Bert"])
 def test_an_exception_leaves_nothing_behind(name: str) -> None:
     model, args, kwargs = _made(name)
     fast = torch.backends.mha.get_fastpath_enabled()
     module, before = find_attentions(model)[0].module, modules_of(model)
-    with pytest.raises(RuntimeError, match="stop"), ablate(model, "L0.H1"):
-        handle = module.register_forward_hook(_stop)
-        model(*args, **kwargs)
-    handle.remove()
+    with pytest.raises(RuntimeError, match="stop"), ablate(model, (0, 1)):
+        _run_and_stop(model, module, *args, **kwargs)
     assert modules_of(model) == before
     assert torch.backends.mha.get_fastpath_enabled() == fast
     # Finding the heads runs the model on an example input, which fails, too.
     handle = module.register_forward_hook(_stop)
     before = modules_of(model)
     with pytest.raises(ArgumentError, match=r"does not run on a made-up input .*: stop"):
-        ablate(model, "L0.H1").__enter__()
+        ablate(model, (0, 1)).__enter__()
     assert modules_of(model) == before
     assert torch.backends.mha.get_fastpath_enabled() == fast
     handle.remove()
