@@ -78,7 +78,7 @@ def test_a_text_is_the_reference_for_grouping(place: Path) -> None:
         ((), "taken is there already. Add --force"),
         (("--force", "--kv-heads", 3), "n_kv_heads=3, where the model has 4"),
         (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
-        (("--force", "--method", "mean", "--text", "SOME"), "for method='mean'"),
+        (("--force", "--method", "mean", "--text", "SOME"), "some.txt with --method mean"),
     ],
 )
 def test_a_refused_command_leaves_the_folder_unchanged(

@@ -7,6 +7,7 @@ import typer
 
 from headwise.cli._options import Force, Json, Model, OutputFolder, Shared, check_absent
 from headwise.cli._print import print_json, print_result
+from headwise.errors import ArgumentError
 
 KvHeads = Annotated[int, typer.Option("--kv-heads", min=1, help="Key/value heads per layer.")]
 MethodName = Annotated[
@@ -38,6 +39,10 @@ def group(
     before and after.
     """
     check_absent(out, force)
+    if method == "mean" and text is not None:
+        raise ArgumentError(
+            f"group: --text {text} with --method mean, which fits nothing. Leave one of them out."
+        )
     from headwise.cli import tasks
     from headwise.surgery import amount
 

@@ -71,7 +71,7 @@ def prune_model(
         note_split_texts(sentences, full, tokenizer, shared)
     reference = _encoded(sentences, full, tokenizer, shared) if sentences else None
     inputs = curve_inputs(texts, scores.loss, full, tokenizer, shared) if options.curve else None
-    small = prune(full, planned, fold="mean" if reference else None, reference=reference or [])
+    small = prune(full, planned, fold="mean" if reference else None, reference=reference)
     distances = _recover(small, full, sentences, tokenizer, options.recovery, shared)
     all_costs["parameters"] = count_parameters(full), count_parameters(small)
     if options.timed:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ class FunctionCapture(TorchFunctionMode):
 
     def observe_operators(self) -> bool:
         """Observe operators in place of the function mode; False where that is impossible."""
-        if not can_observe_operators():
+        # A replacement of torch's function, as by `fast_attention`, may call other kernels.
+        is_torchs = isinstance(F.scaled_dot_product_attention, BuiltinFunctionType)
+        if not (is_torchs and can_observe_operators()):
             return False
         observe_operators(self._observe)
         if self._is_on:
