@@ -148,7 +148,9 @@ def test_sizes_of_a_file_that_do_not_fit_together(tmp_path: Path):
         read_config(config(tmp_path, num_attention_heads=5))
 
 
-@pytest.mark.parametrize("name", ["headwise.json", "config.json"])
+@pytest.mark.parametrize(
+    "name", ["headwise.json", pytest.param("config.json", marks=pytest.mark.full)]
+)
 def test_a_model_pruned_by_headwise(name: str, tmp_path: Path):
     model = MiniGPT(MiniGPTConfig(4, d_model=12, n_heads=3, n_layers=2))
     folder = tmp_path / "small"

@@ -163,7 +163,7 @@ def test_lists_of_a_configuration_are_counted_too(tmp_path: Path) -> None:
         load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("name", ["mini", "llama"])
+@pytest.mark.parametrize("name", [pytest.param("mini", marks=pytest.mark.full), "llama"])
 def test_a_fresh_process_takes_little_memory(name: str, tmp_path: Path) -> None:
     path = WRITERS[name](tmp_path / "model")
     code = (

@@ -77,6 +77,7 @@ def test_a_subclass_of_ours(tmp_path: Path, known: type[nn.Module], sizes: tuple
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_layer_that_is_broken(tmp_path: Path) -> None:
     folder = save(MultiHeadAttention(12, 4), tmp_path / "layer")
     path, weights = folder / "headwise.json", folder / "model.safetensors"

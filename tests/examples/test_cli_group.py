@@ -31,7 +31,7 @@ def _group(place: Path, out: str, *more: object) -> tuple[int, str, str]:
     return done.code, done.out, done.err
 
 
-@pytest.mark.parametrize("method", ["fit", pytest.param("mean", marks=pytest.mark.full)])
+@pytest.mark.parametrize("method", [pytest.param("fit", marks=pytest.mark.full), "mean"])
 def test_the_command_groups_like_the_library(place: Path, method: str) -> None:
     (place / method).mkdir()
     (place / method / "old").write_text("old")

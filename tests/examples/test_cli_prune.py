@@ -63,6 +63,7 @@ def test_the_command_prunes_like_the_library(place: Path) -> None:
     assert f"The smaller model is in {place / 'plain'}" in out
 
 
+@pytest.mark.full
 def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
     code, out, err = _prune(place, "folded", "--text", place / "some.txt", "--curve", "--json")
     assert code == 0, err

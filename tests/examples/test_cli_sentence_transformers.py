@@ -37,6 +37,7 @@ def _files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.full
 def test_prune_keeps_pooling_normalisation_and_length(tmp_path: Path) -> None:
     folder, out = _write(tmp_path), tmp_path / "small"
     (tmp_path / "some.txt").write_text("\n".join(TEXTS), "utf-8")

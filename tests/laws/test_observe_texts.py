@@ -72,7 +72,7 @@ def _ordered(texts: np.ndarray) -> np.ndarray:
     return texts[np.lexsort(rounded.T)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(sizes=lengths, seed=st.integers(0, 99))
 def test_any_order_gives_the_same_sums_of_texts(sizes: list[int], seed: int) -> None:
     order = np.random.default_rng(seed).permutation(len(sizes)).tolist()
@@ -81,7 +81,7 @@ def test_any_order_gives_the_same_sums_of_texts(sizes: list[int], seed: int) -> 
     assert table.per_text("lse").count[:, 0].tolist() == sizes
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(rows=st.lists(lengths, min_size=1, max_size=2), seed=st.integers(0, 9))
 def test_packed_texts_are_texts(rows: list[list[int]], seed: int) -> None:
     width = max(map(sum, rows))
@@ -107,7 +107,7 @@ def test_packed_texts_are_texts(rows: list[list[int]], seed: int) -> None:
     assert_same(watch.table(), _one_by_one(flat))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(sizes=lengths, side=st.sampled_from(["left", "right"]))
 def test_padding_never_counts(sizes: list[int], side: str) -> None:
     x, rule = _padded(sizes, side)
@@ -131,7 +131,7 @@ def _padded(sizes: Sequence[int], side: str) -> tuple[Tensor, masks.Mask]:
     return x, masks.padding(sizes, side)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(steps=st.lists(st.integers(1, 3), min_size=1, max_size=4), texts=st.integers(1, 3))
 def test_decoding_goes_on_with_its_texts(steps: list[int], texts: int) -> None:
     size = sum(steps)

@@ -147,7 +147,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+# Learned gates take many passes; the other methods of importance go the same way.
+_LONG = ("importance by gates", "save")
+
+
+@pytest.mark.parametrize(
+    "verb", [pytest.param(v, marks=pytest.mark.full) if v in _LONG else v for v in VERBS]
+)
 def test_every_verb_leaves_the_model_unchanged(verb: str, tmp_path: Path) -> None:
     model = _model(verb)
     before = _state(model)
