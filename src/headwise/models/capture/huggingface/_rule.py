@@ -1,6 +1,6 @@
 """How each implementation of the attention interface interprets its arguments, as a rule."""
 
-from functools import cache, reduce
+from functools import reduce
 from operator import and_
 from typing import Any
 
@@ -68,7 +68,6 @@ def _visible(
         ) from None
 
 
-@cache
 def _is_flash(implementation: str | None) -> bool:
     return is_flash_attention_requested(requested_attention_implementation=implementation)
 
