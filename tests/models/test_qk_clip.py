@@ -19,7 +19,7 @@ IDS = torch.randint(5, 20, (2, 7), generator=torch.Generator().manual_seed(0))
 # Why no clip can be made of these, of a kind each.
 UNKNOWN = (
     "BloomForCausalLM", "DebertaModel", "DebertaV2Model", "FalconAlibi", "FlaubertModel",
-    "GPTNeoXJapaneseForCausalLM", "MPNetModel", "MptForCausalLM", "XLMModel", "XLNetModel",
+    "MPNetModel", "MptForCausalLM", "XLMModel", "XLNetModel",
 )  # fmt: skip
 SHARED_GAIN = ("Gemma3", "Qwen3", "Qwen3Moe")
 INEXACT = ("IBertModel",)  # it rounds its weights to whole numbers
