@@ -23,6 +23,7 @@ from headwise.models.ownership._example_input import (
 from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
 from headwise.models.ownership._logit_rows import LogitRows, find_logit_rows
 from headwise.models.ownership._logit_scaling import scale_rows
+from headwise.models.ownership._output_dependence import output_dependence
 from headwise.models.ownership._outputs import differs_from_itself, float_outputs, output_difference
 from headwise.models.ownership._ownership_map import (
     HeadCounts,
@@ -69,6 +70,7 @@ __all__ = [
     "keep_heads",
     "kept_indices",
     "mean_heads",
+    "output_dependence",
     "output_difference",
     "output_projection",
     "replace_heads",

@@ -14,6 +14,7 @@ from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
 from headwise.models.capture import AttentionCall, Sites, SoftmaxCall, capture_calls
 from headwise.models.ownership._example_input import call_model
+from headwise.models.ownership._output_dependence import output_dependence
 from headwise.models.ownership._projection import is_linear
 
 # The positional and the keyword arguments of one call of a module.
@@ -50,26 +51,7 @@ class LogitTrace:
 
     def dependence(self, heads: Float[Tensor, "n ..."]) -> dict[str, Bool[Tensor, "n _"]]:
         """Which outputs of each module each head depends on, by the last axis of the module."""
-        leaves = [(name, leaf) for name, calls in self.outputs.items() for leaf in calls]
-        # Random factors, since gradients could cancel under equal ones; the same in each run.
-        factors = torch.randn(heads.shape[1:], generator=torch.Generator().manual_seed(0))
-        rows = []
-        for head in heads:
-            total = (head * factors.to(head)).sum()
-            tensors = [leaf for _, leaf in leaves]
-            rows.append(
-                torch.autograd.grad(total, tensors, retain_graph=True, allow_unused=True)
-                if total.requires_grad
-                else [None] * len(tensors)
-            )
-        used: dict[str, Tensor] = {}
-        for (name, leaf), grads in zip(leaves, zip(*rows, strict=True), strict=True):
-            if any(grad is not None for grad in grads):
-                zeros = torch.zeros_like(leaf)
-                nonzero = [(zeros if grad is None else grad) != 0 for grad in grads]
-                units = torch.stack([x.flatten(0, -2).any(0) for x in nonzero]).cpu()
-                used[name] = used[name] | units if name in used else units
-        return used
+        return output_dependence(heads, self.outputs)
 
 
 def trace_logits(

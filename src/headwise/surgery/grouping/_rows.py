@@ -5,12 +5,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from headwise._interrupts import slowly_reversible
 from headwise.errors import UnsupportedError
-from headwise.models import Attention, Parts, attached_parts, hooked, is_linear, is_transposed
+from headwise.models import (
+    Attention,
+    Parts,
+    attached_parts,
+    hooked,
+    is_linear,
+    is_transposed,
+    output_dependence,
+)
 
 _PART_NAMES = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -110,7 +118,7 @@ def _rows_of(attention: Attention, trace: Trace, part: str) -> HeadRows:
             f"heads as they are."
         )
     heads = trace.parts[part]
-    dependencies = _dependencies(heads, trace.outputs)
+    dependencies = output_dependence(heads, {name: [x] for name, x in trace.outputs.items()})
     if dependencies:
         name = [*dependencies][-1]  # earlier layers feed the last one
         used = dependencies[name]
@@ -125,28 +133,6 @@ def _rows_of(attention: Attention, trace: Trace, part: str) -> HeadRows:
         f"layer, as under a norm over all heads or in latent attention. Leave its heads as they "
         f"are."
     )
-
-
-def _dependencies(
-    heads: Float[Tensor, "H B T D"], outputs: Mapping[str, Tensor]
-) -> dict[str, Bool[Tensor, "H n"]]:
-    """The outputs of each layer that each head depends on, without layers that none depends on."""
-    # Random factors, since gradients could cancel under equal ones; the same in each run.
-    factors = torch.randn(heads.shape[1:], generator=torch.Generator().manual_seed(0))
-    grads = [
-        torch.autograd.grad(
-            (head * factors.to(head)).sum(),
-            [*outputs.values()],
-            retain_graph=True,
-            allow_unused=True,
-        )
-        for head in heads
-    ]
-    return {
-        name: torch.stack([(grad != 0).flatten(0, -2).any(0) for grad in head_grads]).cpu()
-        for name, head_grads in zip(outputs, zip(*grads, strict=True), strict=True)
-        if all(grad is not None for grad in head_grads)
-    }
 
 
 def _outputs_around(attention: Attention, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
