@@ -17,6 +17,7 @@ from headwise.kernels.spec import (
     RowStatistics,
     TensorBias,
     WindowLike,
+    autocast_inputs,
     make_rule,
     under_autocast,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "TensorBias",
     "WindowLike",
     "attend",
+    "autocast_inputs",
     "choose",
     "is_packed",
     "make_rule",

@@ -10,10 +10,17 @@ from torch import Tensor
 from headwise._torch_private import statically
 from headwise.masks._mask import Mask, _And
 from headwise.masks._rules import Window, _Documents, _Padding
-from headwise.masks._tensors import Dense, split_additive
+from headwise.masks._tensors import Dense, as_mask, split_additive
 from headwise.masks.tiles import Tile
 
-__all__ = ["Dense", "MaskParts", "split_additive"]
+__all__ = ["Dense", "MaskParts", "split_additive", "top_left"]
+
+
+def top_left(T: int, S: int, device: torch.device | None = None) -> Mask:
+    """What torch's causal flag hides: query `i` sees keys up to `i`, wherever the keys end."""
+    if T == S:
+        return Window(None, 0)
+    return as_mask(torch.ones(T, S, dtype=torch.bool, device=device).tril())
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from headwise._interrupts import reversible
 from headwise._torch_private import has_function_modes
 from headwise.errors import UnsupportedError
-from headwise.kernels import Bias, TensorBias, attend, native_is_faster, under_autocast
-from headwise.masks import Mask, Window, as_mask
+from headwise.kernels import Bias, TensorBias, attend, autocast_inputs, native_is_faster
+from headwise.masks import Mask, as_mask
+from headwise.masks.parts import top_left
 from headwise.models._hooks import Hooks
 from headwise.models.capture import ordinary_path
 
@@ -143,10 +144,7 @@ def scaled_dot_product_attention(
     if dropout_p or not _is_faster(*inputs, attn_mask, enable_gqa):
         return leave_to_torch()
     mask, bias = _visible(attn_mask, is_causal, query.shape[2], key.shape[2])
-    if under_autocast(query):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x.to(dtype) for x in inputs)
-    heads: Any = attend(query, key, value, mask=mask, bias=bias, scale=scale)
+    heads: Any = attend(*autocast_inputs(*inputs), mask=mask, bias=bias, scale=scale)
     return heads
 
 
@@ -166,7 +164,4 @@ def _visible(
     if mask is not None:
         four = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         return (as_mask(four), None) if mask.dtype == torch.bool else (None, TensorBias(four))
-    if not is_causal:
-        return None, None
-    # The flag means that query i sees keys up to i, wherever the keys end.
-    return (Window(None, 0) if T == S else as_mask(torch.ones(T, S, dtype=torch.bool).tril())), None
+    return (top_left(T, S) if is_causal else None), None

@@ -14,7 +14,13 @@ from headwise.kernels.spec._nonfinite import (
     compute_guarded,
     guard_nonfinite,
 )
-from headwise.kernels.spec._outline import Outline, outline_of, remember, under_autocast
+from headwise.kernels.spec._outline import (
+    Outline,
+    autocast_inputs,
+    outline_of,
+    remember,
+    under_autocast,
+)
 from headwise.kernels.spec._problem import HEADS_ALONE, AttentionProblem, Extras
 from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
 from headwise.kernels.spec._rule import (
@@ -46,6 +52,7 @@ __all__ = [
     "SolveHeads",
     "TensorBias",
     "WindowLike",
+    "autocast_inputs",
     "check_rule",
     "compute_guarded",
     "guard_nonfinite",

@@ -51,3 +51,11 @@ def under_autocast(x: Tensor) -> bool:
         return torch.is_autocast_enabled("cpu")
     kind = x.device.type
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def autocast_inputs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values in the precision to which autocast, if it is on, casts them."""
+    if not under_autocast(q):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(q.device.type)
+    return q.to(dtype), k.to(dtype), v.to(dtype)

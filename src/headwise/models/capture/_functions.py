@@ -23,7 +23,8 @@ from headwise._torch_private import (
 )
 from headwise.errors import UnsupportedError
 from headwise.kernels import make_rule
-from headwise.masks import Mask, Window, as_mask
+from headwise.masks import Mask
+from headwise.masks.parts import top_left
 from headwise.models.capture._active_modules import ActiveModules, heads_of
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture.softmax import SoftmaxTracker
@@ -166,9 +167,8 @@ def _call(
     if attn_mask is not None:
         mask = active.detach(attn_mask)
         mask = mask.expand(1, *mask.shape) if mask.ndim == 3 else mask
-    elif is_causal:  # aligned top-left, wherever the keys end
-        visible = torch.ones(T, S, dtype=torch.bool, device=q.device).tril()
-        mask = Window(None, 0) if T == S else as_mask(visible)
+    elif is_causal:
+        mask = top_left(T, S, q.device)
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,

@@ -17,12 +17,14 @@ from headwise.kernels import (
     Bias,
     TensorBias,
     attend,
+    autocast_inputs,
     choose,
     make_rule,
     native_is_faster,
     under_autocast,
 )
-from headwise.masks import Mask, Window, as_mask
+from headwise.masks import Mask, as_mask
+from headwise.masks.parts import top_left
 from headwise.models.attention._rule_mask import RuleMask, as_tensor
 
 try:
@@ -121,9 +123,7 @@ class Call(NamedTuple):
         q, k, v, S = self.q, self.k, self.v, self._n_keys()
         if k.shape[2] != S:
             k, v = k[:, :, :S], v[:, :, :S]
-        if under_autocast(q):
-            q, k, v = (x.to(torch.get_autocast_dtype(x.device.type)) for x in (q, k, v))
-        return q, k, v
+        return autocast_inputs(q, k, v)
 
     def options(self) -> dict[str, Any]:
         """The options of `attend`, but for dropout."""
@@ -146,10 +146,8 @@ class Call(NamedTuple):
         return make_rule(head_dim=self.q.shape[-1], **self.options())
 
     def _is_causal(self) -> bool:
-        """Whether a call without a mask is causal: by its argument, else by its module."""
-        argument = self.more.get("is_causal")
-        causal = getattr(self.module, "is_causal", True) if argument is None else argument
-        return bool(causal) and self.mask is None and self.q.shape[2] > 1
+        """Whether there is no mask and the call is causal."""
+        return self.mask is None and is_causal(self.module, self.q.shape[2], self.more)
 
     def _n_keys(self) -> int:
         """The number of keys without the unused end of a cache, where that is known."""
@@ -165,8 +163,14 @@ class Call(NamedTuple):
             return as_mask(self.mask) if self.mask.dtype == torch.bool else None
         if not self._is_causal():
             return None
-        # The flag means that query i sees keys up to i, wherever the keys end.
-        return Window(None, 0) if S >= T else as_mask(torch.ones(T, S, dtype=torch.bool).tril())
+        return top_left(T, S)
+
+
+def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any]) -> bool:
+    """Whether a call without a mask is causal: by its argument, else by its module's attribute."""
+    argument = kwargs.get("is_causal")
+    causal = getattr(module, "is_causal", True) if argument is None else argument
+    return bool(causal) and T > 1
 
 
 def _collects_weights() -> bool:

@@ -11,8 +11,10 @@ from transformers.utils.generic import is_flash_attention_requested
 
 from headwise.errors import MaskError, UnsupportedError
 from headwise.kernels import AttentionRule, make_rule
-from headwise.masks import Mask, Window, as_mask, causal, documents, from_flex, window
+from headwise.masks import Mask, as_mask, causal, documents, from_flex, window
+from headwise.masks.parts import top_left
 from headwise.models.attention import NAME, RuleMask
+from headwise.models.attention.huggingface import is_causal
 
 _FLEX = "flex_attention"
 
@@ -23,7 +25,7 @@ def keys_read(
     """The number of keys that are read: some kernels skip the unused end of a static cache."""
     if isinstance(mask, RuleMask):
         return mask.n_keys
-    if implementation == NAME and mask is None and _is_causal(module, T, kwargs):
+    if implementation == NAME and mask is None and is_causal(module, T, kwargs):
         return min(S, T)
     return min(S, mask.shape[1]) if _is_flash(implementation) and mask is not None else S
 
@@ -55,9 +57,9 @@ def _visible(
         return mask[..., :S]
     if mask is None:
         # Without a mask, sdpa uses its kernel's causal flag; other kernels see every key.
-        if implementation in ("eager", _FLEX) or not _is_causal(module, q.shape[2], kwargs):
+        if implementation in ("eager", _FLEX) or not is_causal(module, q.shape[2], kwargs):
             return None
-        return _top_left(q.shape[2], S, q.device)
+        return top_left(q.shape[2], S, q.device)
     try:
         return from_flex(mask)
     except MaskError:
@@ -72,26 +74,12 @@ def _is_flash(implementation: str | None) -> bool:
     return is_flash_attention_requested(requested_attention_implementation=implementation)
 
 
-def _is_causal(module: nn.Module, T: int, kwargs: dict[str, Any]) -> bool:
-    """Whether a call without a mask is causal: by its argument, else by its module's attribute."""
-    argument = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if argument is None else argument
-    return bool(causal) and T > 1
-
-
-def _top_left(T: int, S: int, device: torch.device) -> Mask:
-    """The mask of a kernel's causal flag: query i sees keys up to i, wherever the keys end."""
-    if T == S:
-        return Window(None, 0)
-    return as_mask(torch.ones(T, S, dtype=torch.bool, device=device).tril(), "observe")
-
-
 def _flash_mask(
     module: nn.Module, q: Tensor, S: int, real: Tensor | None, kwargs: dict[str, Any]
 ) -> Mask | None:
     """The mask of a flash kernel, from its causal flag, window, padding and packed texts."""
     masks: list[Mask] = []
-    if _is_causal(module, q.shape[2], kwargs):
+    if is_causal(module, q.shape[2], kwargs):
         masks.append(causal())
     size = kwargs.get("sliding_window")
     if size is not None and size < S:
