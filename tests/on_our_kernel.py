@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import headwise as hw
 from headwise.kernels import _attend, _statistics
@@ -38,3 +38,16 @@ def left_to_torch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(_implementation, "sdpa_attention_forward", forward)
     return modules
+
+
+def count_queries(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[int]:
+    """The number of queries of each call of `attend` from now on, through this Python module."""
+    queries: list[int] = []
+    original = module.attend
+
+    def attend(q: Tensor, *args: Any, **kwargs: Any) -> Any:
+        queries.append(q.shape[2])
+        return original(q, *args, **kwargs)
+
+    monkeypatch.setattr(module, "attend", attend)
+    return queries

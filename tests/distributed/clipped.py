@@ -31,15 +31,15 @@ def texts() -> Tensor:
     return torch.randint(0, 11, (STEPS, 4, 9), generator=torch.Generator().manual_seed(1))
 
 
-def wrap(model: MiniGPT, how: str, world: int) -> nn.Module:
+def wrap(model: MiniGPT, way: str, world: int) -> nn.Module:
     mesh = init_device_mesh("cpu", (world,))
-    if how == "ddp":
+    if way == "ddp":
         return DistributedDataParallel(model)
-    if how == "tensor parallel":
+    if way == "tensor parallel":
         for block in model.blocks:
             parallelize_module(block.attention, mesh, block.attention.tensor_parallel_plan())
         return model
-    if how == "fsdp of blocks":
+    if way == "fsdp of blocks":
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -50,7 +50,7 @@ def train(
 ) -> list[list[tuple[str, float]]]:
     """The clipped heads of each step, with their factors."""
     optimizer = torch.optim.SGD(model.parameters(), lr=8.0)
-    told = []
+    clips = []
     with HeadMonitor(model, 1, statistics=["max_logit"], group=group) as monitor:
         clip = QKClip(monitor, BAR)
         for batch in batches:
@@ -58,29 +58,29 @@ def train(
             optimizer.step()
             optimizer.zero_grad()
             monitor.step()
-            told.append([(str(head.head), head.factor) for head in clip.step().heads])
-    return told
+            clips.append([(str(head.head), head.factor) for head in clip.step().heads])
+    return clips
 
 
 def main(rank: int, world: int, store: str) -> None:
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world)
     alone = [dist.new_group([other]) for other in range(world)][rank]
-    results = {how: result(how, rank, world, alone) for how in WAYS}
+    results = {way: result(way, rank, world, alone) for way in WAYS}
     torch.save(results, Path(f"{store}.{rank}.pt"))
     dist.destroy_process_group()
 
 
-def result(how: str, rank: int, world: int, alone: dist.ProcessGroup) -> dict[str, Any]:
-    whole = how == "tensor parallel"  # each rank has some of the heads, and reads all texts
+def result(way: str, rank: int, world: int, alone: dist.ProcessGroup) -> dict[str, Any]:
+    whole = way == "tensor parallel"  # each rank has some of the heads, and reads all texts
     batches = [batch if whole else batch.chunk(world)[rank] for batch in texts()]
-    model = wrap(make_model(), how, world)
-    told = train(model, batches, alone if whole else None)
+    model = wrap(make_model(), way, world)
+    clips = train(model, batches, alone if whole else None)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     weights = {
         name: weight.full_tensor() if isinstance(weight, DTensor) else weight
         for name, weight in inner.state_dict().items()
     }
-    return {"told": told, "weights": weights}
+    return {"clips": clips, "weights": weights}
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main(rank: int, world: int, store: str) -> None:
     assert len(logged) == (2 if rank == 0 else 0)
     assert len(alarms) == (1 if rank == 0 else 0)
     said = {
-        "told": scalars,
+        "scalars": scalars,
         "highest": {layer: row.tolist() for layer, row in monitor.max_logit().items()},
         "alarms": [str(alarm) for alarm in monitor.alarms],
     }

@@ -2,13 +2,12 @@
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from headwise.monitor import HeadMonitor
+from ranks import run_ranks
 
 pytestmark = pytest.mark.full  # each process imports everything anew
 SCRIPT = Path(__file__).with_name("monitored.py")
@@ -19,16 +18,7 @@ _spec.loader.exec_module(monitored)
 
 def test_two_ranks_report_the_statistics_of_one_process(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), "2", str(store)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=300)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    run_ranks(SCRIPT, store)
     first, second = (json.loads(Path(f"{store}.{rank}.json").read_text()) for rank in range(2))
     assert first == second  # to the last bit: both have the same sums
 
@@ -38,8 +28,10 @@ def test_two_ranks_report_the_statistics_of_one_process(tmp_path: Path) -> None:
         for batch in monitored.texts():
             model(batch)
             expected.append(monitor.step())
-    assert [list(scalars) for scalars in first["told"]] == [list(scalars) for scalars in expected]
-    for ours, theirs in zip(first["told"], expected, strict=True):
+    assert [list(scalars) for scalars in first["scalars"]] == [
+        list(scalars) for scalars in expected
+    ]
+    for ours, theirs in zip(first["scalars"], expected, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9)
     highest = monitor.max_logit()
     assert first["highest"] == {

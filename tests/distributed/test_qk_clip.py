@@ -1,13 +1,13 @@
 """Two processes with QK-clip end with the weights of one, however the weights are sharded."""
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from ranks import run_ranks
 
 pytestmark = pytest.mark.full  # each process imports everything anew
 SCRIPT = Path(__file__).with_name("clipped.py")
@@ -20,37 +20,28 @@ _spec.loader.exec_module(clipped)
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes says of each way of sharing the work."""
     store = tmp_path_factory.mktemp("ranks") / "store"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(rank), "2", str(store)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    run_ranks(SCRIPT, store)
     return [torch.load(f"{store}.{rank}.pt") for rank in range(2)]
 
 
-@pytest.mark.parametrize("how", clipped.WAYS)
-def test_two_ranks_clip_as_one_process_does(how: str, ranks: list[dict[str, Any]]) -> None:
-    one, two = (rank[how] for rank in ranks)
+@pytest.mark.parametrize("way", clipped.WAYS)
+def test_two_ranks_clip_as_one_process_does(way: str, ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank[way] for rank in ranks)
     model = clipped.make_model()
-    told = clipped.train(model, [*clipped.texts()])
-    assert all(0 < len(heads) < 8 for heads in told)  # in each step some heads pass, not all
-    for number, heads in enumerate(told):
-        if how == "tensor parallel":  # each rank has two heads of each layer, numbered from 0
-            parts = [dict(part["told"][number]) for part in (one, two)]
-            found = {
+    expected = clipped.train(model, [*clipped.texts()])
+    assert all(0 < len(heads) < 8 for heads in expected)  # in each step some heads pass, not all
+    for number, heads in enumerate(expected):
+        if way == "tensor parallel":  # each rank has second heads of each layer, numbered from 0
+            parts = [dict(part["clips"][number]) for part in (first, second)]
+            clips = {
                 f"{name[:-1]}{int(name[-1]) + 2 * rank}": factor
                 for rank, part in enumerate(parts)
                 for name, factor in part.items()
             }
         else:
-            assert one["told"] == two["told"]
-            found = dict(one["told"][number])
-        assert found == pytest.approx(dict(heads), rel=1e-5)
+            assert first["clips"] == second["clips"]
+            clips = dict(first["clips"][number])
+        assert clips == pytest.approx(dict(heads), rel=1e-5)
     for name, weight in model.state_dict().items():
-        for part in (one, two):
+        for part in (first, second):
             torch.testing.assert_close(part["weights"][name], weight, rtol=1e-5, atol=1e-7)

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.models.attention.huggingface import _implementation
 from headwise.watch import Request, Watch, observe
 from on_our_kernel import at_any_size as at_any_size
+from on_our_kernel import count_queries
 from oracles import modules_of, padded
 
 pytestmark = pytest.mark.usefixtures("at_any_size")
@@ -34,15 +35,7 @@ REQUESTS = {
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of queries of each call that the implementation computed itself."""
-    queries: list[int] = []
-    original = _implementation.attend
-
-    def attend(q: Tensor, *args: Any, **kwargs: Any) -> Any:
-        queries.append(q.shape[2])
-        return original(q, *args, **kwargs)
-
-    monkeypatch.setattr(_implementation, "attend", attend)
-    return queries
+    return count_queries(monkeypatch, _implementation)
 
 
 def _model(name: str) -> nn.Module:

@@ -16,6 +16,7 @@ from headwise.errors import UnsupportedError
 from headwise.models import _fast_attention as _fast
 from headwise.watch import observe
 from on_our_kernel import at_any_size as at_any_size
+from on_our_kernel import count_queries
 from oracles import modules_of, padded
 
 pytestmark = pytest.mark.usefixtures("at_any_size")
@@ -41,15 +42,7 @@ class FusedCaller(nn.Module):
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of queries of each call that went to `attend`."""
-    queries: list[int] = []
-    original = _fast.attend
-
-    def attend(q: Tensor, *args: Any, **kwargs: Any) -> Any:
-        queries.append(q.shape[2])
-        return original(q, *args, **kwargs)
-
-    monkeypatch.setattr(_fast, "attend", attend)
-    return queries
+    return count_queries(monkeypatch, _fast)
 
 
 MASK = torch.rand(2, 1, 10, 10).lt(0.5) | torch.eye(10, dtype=torch.bool)

@@ -1,0 +1,19 @@
+"""Runs a script in several processes at once, as the ranks of one group."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run_ranks(script: Path, store: Path, world: int = 2) -> None:
+    """Call the script with its rank, the number of ranks and a path that they share."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(world), str(store)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
