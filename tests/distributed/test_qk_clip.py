@@ -31,7 +31,7 @@ def test_two_ranks_clip_as_one_process_does(way: str, ranks: list[dict[str, Any]
     expected = clipped.train(model, [*clipped.texts()])
     assert all(0 < len(heads) < 8 for heads in expected)  # in each step some heads pass, not all
     for number, heads in enumerate(expected):
-        if way == "tensor parallel":  # each rank has second heads of each layer, numbered from 0
+        if way == "tensor parallel":  # each rank has two heads of each layer, numbered from 0
             parts = [dict(part["clips"][number]) for part in (first, second)]
             clips = {
                 f"{name[:-1]}{int(name[-1]) + 2 * rank}": factor

@@ -12,8 +12,8 @@ from headwise.models._fingerprint import fingerprint as hash_weights
 
 # By model: what its weights were when they were hashed, and their hash.
 _known: WeakKeyDictionary[nn.Module, tuple[Hashable, str]] = WeakKeyDictionary()
-# The entries of a weight that are compared: torch counts changes, but not those through `.data`
-# or NumPy.
+# The least number of entries of a weight that are compared: torch counts changes, but not those
+# through `.data` or NumPy.
 _SAMPLE = 512
 
 
@@ -21,7 +21,8 @@ def fingerprint(model: nn.Module) -> str:
     """Hash the name, shape, dtype and values of every weight, whatever its device.
 
     Weights are hashed again if one was exchanged or changed. Changes through `.data` or NumPy,
-    which torch does not count, are found by comparing 512 entries of each weight, evenly spaced.
+    which torch does not count, are found by comparing at least 512 evenly spaced entries of each
+    weight, or all of a smaller one; such a change elsewhere is missed.
 
     Returns:
         16 hexadecimal digits, equal for equal models.
