@@ -22,7 +22,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/he
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: setup native report test test-full test-without-native test-sanitized lint types format bench docs coverage clean
+.PHONY: rivals setup native report test test-full test-without-native test-sanitized lint types format bench docs coverage clean
 
 setup: .venv/dev
 
@@ -82,6 +82,18 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/layer.py --into docs/speed.md
 	$(BIN)/python benchmarks/role_reading.py --into docs/roles-speed.md
 	$(BIN)/python benchmarks/short_calls.py --into docs/short-calls.md
+
+# Other libraries, in a folder of their own: no command of the project imports them.
+RIVALS = zentorch==2.13.0.2 torch-pruning==1.6.1 deprecated==1.3.1 wrapt==2.0.1
+
+build/rivals: Makefile | $(BIN)/pip
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $@ $(RIVALS)
+	@touch $@
+
+# PAIRS: a CSV file of the STS benchmark, two sentences and their similarity in each row.
+rivals: .venv/dev build/rivals
+	PYTHONPATH=build/rivals $(BIN)/python benchmarks/zentorch_rival.py --into docs/rivals.md
+	PYTHONPATH=build/rivals $(BIN)/python benchmarks/torch_pruning_rival.py --pairs $(PAIRS) --into docs/rivals.md
 
 docs: .venv/dev
 	$(PYTEST) tests/examples/test_docs.py

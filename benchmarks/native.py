@@ -78,14 +78,14 @@ def forward(options: argparse.Namespace) -> Iterator[Row]:
     """The output, with more and more statistics from the same pass."""
     for dtype, size in product(DTYPES, options.sizes):
         for causal in (False, True):
-            case = {"table": f"Forward, {dtype}", "texts, heads, tokens, width": _label(size)}
-            times = _time(_works(size, causal, DTYPES[dtype]), options)
+            case = {"table": f"Forward, {dtype}", "texts, heads, tokens, width": label(size)}
+            times = time_works(forward_works(size, causal, DTYPES[dtype]), options)
             yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "torch")
 
 
-def _works(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> dict[str, Work]:
+def forward_works(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> dict[str, Work]:
     B, _, T, D = size
-    q, k, v = (x.to(dtype) for x in _inputs(*size))
+    q, k, v = (x.to(dtype) for x in inputs(*size))
     rule = make_rule(head_dim=D, is_causal=causal).simplify(T, T)
     classes = torch.eye(8)[torch.randint(8, (B, T))]
     requests = {
@@ -105,7 +105,7 @@ def _works(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> dict[str,
 def rules(options: argparse.Namespace) -> Iterator[Row]:
     """Masks and biases, compared with torch's kernel."""
     B, H, T, D = 1, 12, 1024, 64
-    q, k, v = _inputs(B, H, T, D)
+    q, k, v = inputs(B, H, T, D)
     positions = torch.arange(T)
     offsets = positions[:, None] - positions
     near = ((offsets >= 0) & (offsets <= 255))[None, None]
@@ -122,16 +122,16 @@ def rules(options: argparse.Namespace) -> Iterator[Row]:
             "torch": partial(F.scaled_dot_product_attention, q, k, v, attn_mask=mask),
             "native, with lse, entropy, maxima": _described(q, k, v, rule, RowRequest(heads=True)),
         }
-        case = {"table": f"Rules, {_label((B, H, T, D))}", "rule": name}
-        yield from rows_of(case, _time(works, options), "torch")
+        case = {"table": f"Rules, {label((B, H, T, D))}", "rule": name}
+        yield from rows_of(case, time_works(works, options), "torch")
 
 
 def decoding(options: argparse.Namespace) -> Iterator[Row]:
     """One query on cached keys and values, compared with the time to read these from memory."""
     for size in options.decoding:
         for dtype in DTYPES:
-            times = _time(_decoding_works(size, dtype), options)
-            case = {"texts, heads, heads of keys, keys, width": _label(size), "dtype": dtype}
+            times = time_works(_decoding_works(size, dtype), options)
+            case = {"texts, heads, heads of keys, keys, width": label(size), "dtype": dtype}
             for base in (TORCH, READING):
                 yield from rows_of({"table": f"Decoding, over {base}"} | case, times, base)
 
@@ -176,12 +176,12 @@ def _filled(
 def small(options: argparse.Namespace) -> Iterator[Row]:
     """Short calls of `attend` with either kernel."""
     for size in SMALL:
-        q, k, v = _inputs(*size)
+        q, k, v = inputs(*size)
         works: dict[str, Work] = {
             name: partial(attend, q, k, v, backend=name) for name in ("fused", "native")
         }
-        case = {"table": "Short calls of attend", "texts, heads, tokens, width": _label(size)}
-        yield from rows_of(case, _time(works, options), "fused")
+        case = {"table": "Short calls of attend", "texts, heads, tokens, width": label(size)}
+        yield from rows_of(case, time_works(works, options), "fused")
 
 
 def calls(options: argparse.Namespace) -> Iterator[Row]:
@@ -219,14 +219,14 @@ def training(options: argparse.Namespace) -> Iterator[Row]:
     sizes = (*SMALL, *(size for size in options.sizes if size[2] <= 2048))
     for dtype, size, causal in product(DTYPES, sizes, (False, True)):
         table = f"Forward and backward, {dtype}"
-        case = {"table": table, "texts, heads, tokens, width": _label(size)}
-        times = _time(_trained(size, causal, DTYPES[dtype]), options)
+        case = {"table": table, "texts, heads, tokens, width": label(size)}
+        times = time_works(_trained(size, causal, DTYPES[dtype]), options)
         yield from rows_of(case | {"mask": "causal" if causal else "none"}, times, "torch")
 
 
 def _trained(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> dict[str, Work]:
     B, H, T, D = size
-    q, k, v = (x.to(dtype).requires_grad_() for x in _inputs(*size))
+    q, k, v = (x.to(dtype).requires_grad_() for x in inputs(*size))
     grad, grad_entropy = torch.randn(B, T, H, D, dtype=dtype).transpose(1, 2), torch.randn(B, H, T)
 
     def plain() -> None:
@@ -244,7 +244,7 @@ def _trained(size: tuple[int, ...], causal: bool, dtype: torch.dtype) -> dict[st
     return {"torch": plain, "native": native, "native, with entropies": entropy}
 
 
-def _inputs(B: int, H: int, T: int, D: int) -> list[Tensor]:
+def inputs(B: int, H: int, T: int, D: int) -> list[Tensor]:
     """Laid out as a module makes them: the heads of a token are adjacent."""
     return [torch.randn(B, T, H, D).transpose(1, 2) for _ in "qkv"]
 
@@ -262,11 +262,11 @@ def _described(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, request: Ro
     return partial(row_statistics, q, k, v, rule, request, backend="native")
 
 
-def _label(size: tuple[int, ...]) -> str:
+def label(size: tuple[int, ...]) -> str:
     return " x ".join(map(str, size))
 
 
-def _time(works: dict[str, Work], options: argparse.Namespace) -> Times:
+def time_works(works: dict[str, Work], options: argparse.Namespace) -> Times:
     return interleaved(works, rounds_for(works, options.seconds, least=7), options.clock)
 
 

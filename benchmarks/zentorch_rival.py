@@ -1,0 +1,58 @@
+"""The native kernel beside that of zentorch, AMD's extension of PyTorch for its own processors.
+
+    make rivals
+    python benchmarks/zentorch_rival.py --into docs/rivals.md
+
+Ratios compare with torch's kernel on the same tensors, in the same run, on one thread by the CPU
+time of the process. Where zentorch has no kernel of its own for a processor it calls torch's.
+"""
+
+import argparse
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+
+import torch
+from _report import cpu_name, insert, print_rows, rows_of, tables
+
+from headwise._library import library
+from native import DTYPES, FORWARD, forward_works, inputs, label, time_works
+
+PART = "zentorch"
+SHOWN = ("torch", "heads alone", "with lse, entropy, maxima")
+
+
+def main() -> None:
+    import zentorch
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds per group of variants")
+    parser.add_argument("--into", help="the page")
+    parser.set_defaults(clock="cpu")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    attention = torch.ops.zentorch.zentorch_sdpa
+    rows = []
+    for dtype, size, causal in product(DTYPES, FORWARD, (False, True)):
+        works = forward_works(size, causal, DTYPES[dtype])
+        q, k, v = (x.to(DTYPES[dtype]) for x in inputs(*size))
+        works = {name: works[name] for name in SHOWN} | {
+            "zentorch": partial(attention, q, k, v, is_causal=causal)
+        }
+        case = {"table": f"Forward, {dtype}", "texts, heads, tokens, width": label(size)}
+        case["mask"] = "causal" if causal else "none"
+        with torch.no_grad():
+            rows += print_rows(rows_of(case, time_works(works, options), "torch"))
+    where = (
+        f"zentorch {version('zentorch')}, torch {torch.__version__}, native kernel "
+        f"{library().name}, {cpu_name()}, one thread, CPU time."
+    )
+    text = "\n\n".join([where, *tables(rows)]).replace("## ", "### ")
+    print(zentorch.__name__, text)
+    if options.into:
+        insert(text, options.into, PART)
+
+
+if __name__ == "__main__":
+    main()
