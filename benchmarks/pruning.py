@@ -32,7 +32,7 @@ from headwise.files import write_beside
 from headwise.models import batches, encode
 from headwise.recovery import recovering
 from headwise.scoring import Gates, Loss, paired, read_batches
-from headwise.tables import Curves, bootstrap_means, draw_curves, random_orders
+from headwise.tables import Curves, bootstrap_means, random_orders, save_figure
 
 # The method and the number of rounds of each order.
 METHODS = {
@@ -169,8 +169,9 @@ def publish(options: argparse.Namespace) -> None:
     for folder in options.keep:
         model = ModelCurves(folder)
         for end, curves in zip(("", "-recovered"), model.pictures(), strict=False):
-            picture = draw_curves(*curves, title="Loss as heads are removed", allowed=model.allowed)
-            (options.into.parent / f"pruning-{folder.name}{end}.svg").write_text(picture, "utf-8")
+            first, *others = curves
+            picture = first.plot(*others, allowed=model.allowed)
+            save_figure(picture, options.into.parent / f"pruning-{folder.name}{end}.svg")
         insert("\n\n".join(model.sections()), options.into, folder.name)
 
 

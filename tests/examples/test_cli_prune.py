@@ -80,7 +80,7 @@ def test_with_a_text_means_are_folded_and_curves_are_drawn(place: Path) -> None:
         torch.testing.assert_close(small(**reference[0]).logits, gated, rtol=1e-4, atol=1e-5)
     curves = pd.read_csv(place / "folded" / "curves.csv")
     assert sorted(set(curves["order"])) == ["half-gate", "random"]
-    assert (place / "folded" / "curves.svg").read_text("utf-8").startswith("<svg")
+    assert (place / "folded" / "curves.svg").read_text("utf-8").startswith("<?xml")
     # Every second text is used for recovery, the others for evaluation.
     scores, lines = hw.Scores.load(place / "scores.parquet"), TEXT.splitlines()
     drawn = hw.prune_curves(

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -364,3 +365,19 @@ def test_the_model_is_unchanged():
     assert model.training
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert not model._forward_hooks
+
+
+def test_a_map_of_roles_has_the_letter_of_each_head_and_counts_them(encoder: Roles) -> None:
+    ax = encoder.plot()
+    strongest = encoder.found().drop_duplicates("name").set_index("name")["role"]
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    letters = {}
+    for line in legend:
+        letter, role, count = re.fullmatch(r"(.)  (.*), (\d+)", line).groups()
+        assert int(count) == (strongest == role).sum()
+        letters[role] = letter
+    drawn = {tuple(map(int, text.get_position())): text.get_text() for text in ax.texts}
+    for name in dict.fromkeys(encoder.rows["name"]):
+        head = Head.parse(name)
+        assert drawn[head.head, head.layer] == letters.get(strongest.get(name), "")
+    plt.close(ax.figure)

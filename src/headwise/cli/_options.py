@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from headwise._packages import require
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 
@@ -65,6 +66,9 @@ MaxTokens = Annotated[
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
+Figure = Annotated[
+    Path | None, typer.Option("--figure", help="Draw the result into a file: .svg, .png or .pdf.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -127,6 +131,19 @@ def check_output(path: Path, *endings: str, force: bool = True) -> None:
     check_absent(path, force)
     with suppress(_EnoughError), write_beside(path):
         raise _EnoughError  # removes the temporary file and keeps an existing output
+
+
+def check_figure(path: Path | None) -> None:
+    """Refuse a figure that could not be drawn or written at the end of the work.
+
+    Raises:
+        ArgumentError: the path has another ending.
+        OutputError: nothing can be written there.
+        MissingPackageError: matplotlib is not installed.
+    """
+    if path is not None:
+        require("matplotlib", "plot", "--figure")
+        check_output(path, ".svg", ".png", ".pdf")
 
 
 def check_absent(path: Path, force: bool) -> None:

@@ -21,6 +21,7 @@ from headwise.tables import (
     HeadsLike,
     at_prompt,
     numbers_of,
+    plot_categories,
     read_saved,
     resolve_heads,
     texts_of,
@@ -158,7 +159,7 @@ class Roles:
                 f"effects: these are roles of the model {self.model}, not of {actual}. "
                 f"Give the model that they were found in."
             )
-        known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
+        known = self._heads()
         tried = list(dict.fromkeys(self.found()["name"])) if heads is None else heads
         effects = ablate_each(
             model,
@@ -194,8 +195,10 @@ class Roles:
         return [Head.parse(name) for name in found.loc[found["role"] == role, "name"]]
 
     def _head(self, head: HeadLike) -> Head:
-        known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
-        return resolve_heads(head, known)[0]
+        return resolve_heads(head, self._heads())[0]
+
+    def _heads(self) -> list[Head]:
+        return [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
 
     def _evidence_lines(self, row: Mapping[Any, Any]) -> list[str]:
         strong = "strongly" if row["lift"] >= 0.5 else "weakly"
@@ -215,6 +218,22 @@ class Roles:
             f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}",
             f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}",
         ]
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw the strongest role of each head: a hue and a letter, paler where it is weaker.
+
+        Args:
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes; their legend counts the heads of each role.
+        Raises:
+            ArgumentError: `ax` is not axes.
+            MissingPackageError: matplotlib is not installed.
+        """
+        strongest = self.found().drop_duplicates("name")
+        cells = zip(strongest["name"], strongest["role"], strongest["lift"], strict=True)
+        roles = {Head.parse(name): (role, float(lift)) for name, role, lift in cells}
+        return plot_categories("Roles.plot", self._heads(), roles, ax)
 
     def save(self, path: str | Path) -> Path:
         """Save the table; the file's ending decides the format: .parquet, .csv or .json.

@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headwise._display import counted
 from headwise.errors import HeadError
 from headwise.files import build_from, read_object, write_beside
-from headwise.tables import Head, HeadsLike, resolve_heads
+from headwise.tables import Head, HeadsLike, grid_html, plot_removed, resolve_heads
 
 FORMAT = "headwise-plan/1"
 
@@ -126,10 +128,9 @@ class Plan:
 
     def __str__(self) -> str:
         """Which heads are removed, of how many, and why; the saved costs, if they were counted."""
-        total = sum(layer.n_heads for layer in self.layers)
         names = ", ".join(map(str, self.removed)) or "none"
         why = f" ({self.why})" if self.why else ""
-        lines = [f"{len(self.removed)} of {counted(total, 'head')} go: {names}{why}"]
+        lines = [f"{self._count}: {names}{why}"]
         for name, (before, after) in self.costs.items():
             saved = f" ({after / before - 1:+.1%})" if before else ""
             lines.append(f"{name} of heads: {amount(before)} before, {amount(after)} after{saved}")
@@ -139,6 +140,36 @@ class Plan:
     def uniform(self) -> bool:
         """Whether all layers keep the same number of heads."""
         return len({len(layer.keep) for layer in self.layers}) <= 1
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw the heads that stay and those that go, a row per layer.
+
+        Args:
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes.
+        Raises:
+            ArgumentError: `ax` is not axes.
+            MissingPackageError: matplotlib is not installed.
+        """
+        return plot_removed("Plan.plot", self._heads, self.removed, self._count, ax)
+
+    def _repr_html_(self) -> str:
+        # A removed head is a gap in the grid.
+        kept = [float("nan") if head in self.removed else 1.0 for head in self._heads]
+        return grid_html(str(self).splitlines()[0], self._heads, {"kept": np.array(kept)})
+
+    @property
+    def _heads(self) -> list[Head]:
+        return [
+            Head(layer.stack, layer.layer, head)
+            for layer in self.layers
+            for head in range(layer.n_heads)
+        ]
+
+    @property
+    def _count(self) -> str:
+        return f"{len(self.removed)} of {counted(len(self._heads), 'head')} go"
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON.

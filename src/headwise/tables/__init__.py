@@ -7,7 +7,7 @@ from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
 from headwise.tables._scores import Scores, random_orders, removable
 from headwise.tables._statistics import STATISTICS
 from headwise.tables._totals import COLUMNS, TextSums, Totals
-from headwise.tables.curves import Curves, Elbow, draw_curves
+from headwise.tables.curves import Curves, Elbow
 from headwise.tables.file import (
     check_ending,
     heads_of_rows,
@@ -17,13 +17,25 @@ from headwise.tables.file import (
     texts_of,
     write_table_file,
 )
+from headwise.tables.plots import (
+    FIGURE_ENDINGS,
+    HeadGrid,
+    grid_html,
+    plot_axes,
+    plot_categories,
+    plot_removed,
+    plot_weights,
+    save_figure,
+)
 
 __all__ = [
     "COLUMNS",
+    "FIGURE_ENDINGS",
     "STATISTICS",
     "Curves",
     "Elbow",
     "Head",
+    "HeadGrid",
     "HeadLike",
     "HeadTable",
     "HeadsLike",
@@ -33,16 +45,21 @@ __all__ = [
     "at_prompt",
     "bootstrap_means",
     "check_ending",
-    "draw_curves",
+    "grid_html",
     "heads_of_rows",
     "in_columns",
     "indices_of",
     "numbers_of",
+    "plot_axes",
+    "plot_categories",
+    "plot_removed",
+    "plot_weights",
     "random_orders",
     "ratio_interval",
     "read_saved",
     "removable",
     "resolve_heads",
+    "save_figure",
     "texts_of",
     "write_table_file",
 ]

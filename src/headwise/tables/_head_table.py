@@ -4,7 +4,7 @@ A table holds sums, not means, so tables of two runs add up to the table of both
 take the text as the unit, because tokens of one text are not independent of each other.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,13 @@ from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
 from headwise.tables._columns import at_prompt
 from headwise.tables._heads import Head, HeadLike, resolve_heads
-from headwise.tables._totals import COLUMNS, TEXT_COLUMNS, Column, TextSums, Totals
-from headwise.tables.file import (
-    heads_of_rows,
-    indices_of,
-    numbers_of,
-    read_saved,
-    write_table_file,
-)
+from headwise.tables._saved_table import SCHEMA, fields_of
+from headwise.tables._statistics import STATISTICS
+from headwise.tables._totals import Column, TextSums, Totals
+from headwise.tables.file import read_saved, write_table_file
+from headwise.tables.plots import grid_html, plot_heads
 
 __all__ = ["HeadTable"]
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,7 +257,9 @@ class HeadTable:
         Raises:
             InputError: the file is missing, or holds no table of this schema.
         """
-        return read_saved("HeadTable", path, ("headwise", SCHEMA), _from_frame)
+        return read_saved(
+            "HeadTable", path, ("headwise", SCHEMA), lambda *saved: cls(**fields_of(*saved))
+        )
 
     def __repr__(self) -> str:
         frame = self.frame().drop(columns=["stack", "layer", "head"])
@@ -270,32 +267,23 @@ class HeadTable:
             f"HeadTable of {counted(len(self.heads), 'head')}, model {self.model}", frame
         )
 
+    def plot(self, statistic: str, *, ax: Any = None) -> Any:
+        """Draw the mean of a statistic for every head, a row per layer.
+
+        Args:
+            statistic: The name of a statistic.
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes; their figure has a colour bar with the unit.
+        Raises:
+            ArgumentError: there is no such statistic, or `ax` is not axes.
+            MissingPackageError: matplotlib is not installed.
+        """
+        unit = STATISTICS[statistic].unit if statistic in STATISTICS else "share"
+        label = f"{statistic} ({unit})"
+        return plot_heads("HeadTable.plot", self.heads, self.mean(statistic), label, ax)
+
     def _repr_html_(self) -> str:
-        return self.frame().to_html(index=False, float_format="{:.3f}".format, escape=True)
-
-
-def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> HeadTable:
-    # Tables of an earlier version do not have the key.
-    keeps_texts = bool(about.get("per_text", False))
-
-    def totals(name: str) -> Totals:
-        columns = {part: numbers_of(frame, f"{name}.{part}") for part in COLUMNS}
-        cells = {part: frame[f"{name}.{part}"].tolist() for part in TEXT_COLUMNS if keeps_texts}
-        return Totals(**columns, per_text=TextSums.from_columns(cells) if keeps_texts else None)
-
-    covered = [f"covered.{part}" for part in ("queries", "tokens") if f"covered.{part}" in frame]
-    return HeadTable(
-        heads=heads_of_rows(frame),
-        kv_heads=indices_of(frame, "kv_head"),
-        totals={name: totals(name) for name in about["statistics"]},
-        covered=np.stack([numbers_of(frame, part) for part in covered]) if covered else None,
-        queries=str(about.get("queries", "eligible")),
-        model=str(about["model"]),
-        versions=dict(about["versions"]),
-        original=_originals(frame["original"]) if about.get("original", False) else (),
-    )
-
-
-def _originals(names: Iterable[Any]) -> tuple[Head | None, ...]:
-    # An empty cell of a CSV is read as NaN.
-    return tuple(Head.parse(x) if isinstance(x, str) and x else None for x in names)
+        means = {name: self.mean(name) for name in self.statistics}
+        known = {name: mean for name, mean in means.items() if np.isfinite(mean).any()}
+        return grid_html(repr(self).splitlines()[0], self.heads, known)

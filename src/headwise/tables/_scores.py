@@ -26,6 +26,7 @@ from headwise.tables.file import (
     read_saved,
     write_table_file,
 )
+from headwise.tables.plots import grid_html, plot_heads, plot_ranking
 
 __all__ = ["Scores", "random_orders", "removable"]
 
@@ -175,6 +176,30 @@ class Scores:
             columns["round"] = self.rounds
         return pd.DataFrame(columns)
 
+    def plot(self, *, kind: str = "map", ax: Any = None) -> Any:
+        """Draw the importance of every head.
+
+        Args:
+            kind: "map" draws a grid of layers and heads; "ranking" draws the heads in their
+                order of removal, with 95 % intervals.
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes.
+        Raises:
+            ArgumentError: `kind` is another, or `ax` is not axes.
+            MissingPackageError: matplotlib is not installed.
+        """
+        label = f"importance ({self.method}, {self.loss})"
+        if kind == "map":
+            return plot_heads("Scores.plot", self.heads, self.importance, label, ax)
+        if kind != "ranking":
+            raise ArgumentError(f"Scores.plot: kind={kind!r}. Choose 'map' or 'ranking'.")
+        rows = [self.row(head) for head in self.order()]
+        low, high = (end[rows] for end in self.interval())
+        heads = [self.heads[row] for row in rows]
+        values = self.importance[rows]
+        return plot_ranking("Scores.plot", heads, (values, low, high), label, ax)
+
     def save(self, path: str | Path) -> Path:
         """Write the scores and the values of each text to a file.
 
@@ -219,7 +244,7 @@ class Scores:
         return at_prompt(f"Scores of {self}", shown)
 
     def _repr_html_(self) -> str:
-        return self.frame().to_html(index=False, float_format="{:.4g}".format, escape=True)
+        return grid_html(f"Scores of {self}", self.heads, {"importance": self.importance})
 
 
 def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Scores:

@@ -22,7 +22,7 @@ from headwise.models import (
     originals_of,
     run_uncompiled,
 )
-from headwise.tables import HeadLike, HeadTable, Totals
+from headwise.tables import HeadLike, HeadTable, Totals, plot_weights
 from headwise.watch._maps import Layer, Rows, TopKeys
 from headwise.watch._pairs import TextPairs
 from headwise.watch._recorder import Recorder
@@ -207,6 +207,27 @@ class Watch:
             HeadError: the head does not exist.
         """
         return self._recorder.maps.weights(head, rows)
+
+    def plot(self, head: HeadLike, *, text: int = 0, ax: Any = None) -> Any:
+        """Draw the attention weights of one head on a text of the last batch.
+
+        Args:
+            head: `"L5.H3"`, `(5, 3)` or a `Head`.
+            text: The row of the batch, from 0.
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes, with a row per query and a column per key.
+        Raises:
+            ArgumentError: the request has no maps, there is no such text, or `ax` is not axes.
+            HeadError: the head does not exist.
+            MissingPackageError: matplotlib is not installed.
+        """
+        weights = self._recorder.maps.weights(head, None)
+        if not 0 <= text < len(weights):
+            raise ArgumentError(
+                f"Watch.plot: text={text}. The last batch has texts 0 to {len(weights) - 1}."
+            )
+        return plot_weights("Watch.plot", weights[text].float().cpu().numpy(), str(head), ax)
 
     def layers(self) -> list[Layer]:
         """Every layer with self-attention, on the last batch.

@@ -7,12 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from headwise.cli._options import (
+    Figure,
     Force,
     Json,
     Model,
     PairsFile,
     Shared,
     TableFile,
+    check_figure,
     check_output,
 )
 from headwise.cli._print import print_json, print_note, print_table
@@ -56,6 +58,7 @@ def importance(
     loss: Loss = None,
     rounds: Rounds = 1,
     force: Force = False,
+    figure: Figure = None,
     as_json: Json = False,
     *,
     shared: ScoringOptions,
@@ -73,6 +76,7 @@ def importance(
         raise ArgumentError("importance: give either --text or --pairs, what the model reads.")
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json", force=force)
+    check_figure(figure)
     from headwise.cli import tasks
 
     settings = {"method": method, "loss": loss, "rounds": rounds}
@@ -81,6 +85,8 @@ def importance(
     if out is not None:
         least = ", ".join(map(str, scores.order()[:5]))
         print_note(f"The least important heads are {least}: {scores.save(out)}")
+    if figure is not None:
+        print_note(f"A map of the scores: {tasks.save_figure(scores.plot(), figure)}")
     if as_json:
         print_json(scores.frame().to_dict("records"))
     if out is None and not as_json:

@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from headwise._display import counted
-from headwise.cli._options import Json, Model, Shared, TableFile, Target, check_output
+from headwise.cli._options import (
+    Figure,
+    Json,
+    Model,
+    Shared,
+    TableFile,
+    Target,
+    check_figure,
+    check_output,
+)
 from headwise.cli._print import print_json, print_note, print_table
 
 
@@ -28,6 +37,7 @@ def observe(
         bool,
         typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals."),
     ] = False,
+    figure: Figure = None,
     as_json: Json = False,
     *,
     shared: Shared,
@@ -38,6 +48,7 @@ def observe(
     """
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
+    check_figure(figure)
     from headwise.cli import tasks
 
     names = None if statistics is None else [name.strip() for name in statistics.split(",")]
@@ -46,6 +57,8 @@ def observe(
     table = tasks.study_model(model, text, shared, requested, target=target).table
     if out is not None:
         print_note(f"{counted(len(table.heads), 'head')}: {table.save(out)}")
+    if figure is not None:
+        print_note(f"A map of each statistic: {tasks.draw_statistics(table, figure)}")
     if as_json:
         print_json(table.frame().to_dict("records"))
     if out is None and not as_json:

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from headwise._packages import require
 from headwise.cli._options import (
+    Figure,
     Force,
     Json,
     Model,
@@ -15,6 +17,7 @@ from headwise.cli._options import (
     PairsFile,
     Shared,
     check_absent,
+    check_figure,
 )
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError
@@ -95,6 +98,7 @@ def prune(
     beside: Beside = None,
     format: FormatName = "headwise",
     force: Force = False,
+    figure: Figure = None,
     as_json: Json = False,
     *,
     recovery: RecoveryOptions,
@@ -102,19 +106,17 @@ def prune(
 ) -> None:
     """Remove the least important heads from a model."""
     check_absent(out, force)
-    if text is not None and pairs is not None:
-        raise ArgumentError("prune: --text and --pairs. Give one of them.")
+    check_figure(figure)
     recovery.check()
-    if (curve or recovery.recover) and text is None and pairs is None:
-        option = "--curve" if curve else "--recover"
-        raise ArgumentError(f"prune: {option} without a text. Add --text FILE or --pairs FILE.")
-    if beside and not curve:
-        raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
+    _check_texts(text, pairs, curve=curve, recovers=recovery.recover > 0)
+    _check_curve(curve, beside)
     from headwise.cli import tasks
 
     rate = {"rate": recovery.rate} if recovery.rate else {}
     training = rate | {"steps": recovery.recover, "seed": shared.seed or 0}
-    options = tasks.PruneOptions(by, beside or [], remove, uniform, timed, curve, training, format)
+    options = tasks.PruneOptions(
+        by, beside or [], remove, uniform, timed, curve, training, format, figure
+    )
     texts = tasks.read_texts_or_pairs(text, pairs, shared)
     result = tasks.prune_model(model, options, texts, shared, out, force)
     if as_json:
@@ -127,6 +129,21 @@ def prune(
             f"curves.csv"
         )
     print_result(f"The smaller model is in {out}")
+
+
+def _check_texts(text: Path | None, pairs: Path | None, *, curve: bool, recovers: bool) -> None:
+    if text is not None and pairs is not None:
+        raise ArgumentError("prune: --text and --pairs. Give one of them.")
+    if (curve or recovers) and text is None and pairs is None:
+        option = "--curve" if curve else "--recover"
+        raise ArgumentError(f"prune: {option} without a text. Add --text FILE or --pairs FILE.")
+
+
+def _check_curve(curve: bool, beside: list[Path] | None) -> None:
+    if curve:
+        require("matplotlib", "plot", "prune --curve")
+    elif beside:
+        raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
 
 
 def _print_costs(result: Mapping[str, Any]) -> None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwise.cli._options import Json, Model, Shared, TableFile, check_output
+from headwise.cli._options import (
+    Figure,
+    Json,
+    Model,
+    Shared,
+    TableFile,
+    check_figure,
+    check_output,
+)
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.errors import ArgumentError
 
@@ -68,6 +76,7 @@ def roles(
     shared: Shared,
     out: TableFile = None,
     nulls: Nulls = None,
+    figure: Figure = None,
     as_json: Json = False,
 ) -> None:
     """Find what each head looks at, tested against baselines.
@@ -82,6 +91,7 @@ def roles(
         )
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json")
+    check_figure(figure)
     from headwise.cli import tasks
 
     names = None if nulls is None else tuple(name.strip() for name in nulls.split(","))
@@ -91,6 +101,8 @@ def roles(
         print_note(line)
     if out is not None:
         print_note(f"{result}: {result.save(out)}")
+    if figure is not None:
+        print_note(f"A map of the roles: {tasks.save_figure(result.plot(), figure)}")
     rows = result.found()
     if as_json:
         print_json(rows.to_dict("records"))

@@ -3,6 +3,7 @@
 This folder imports everything heavy, so a command imports it when it runs.
 """
 
+from headwise.cli.tasks._figures import draw_statistics
 from headwise.cli.tasks._group import group_model
 from headwise.cli.tasks._importance import score_model
 from headwise.cli.tasks._mini_gpt import SETTINGS, study_mini_gpt, train_mini_gpt
@@ -11,17 +12,20 @@ from headwise.cli.tasks._prune import PruneOptions, prune_model
 from headwise.cli.tasks._roles import find_model_roles
 from headwise.cli.tasks._study import RequestedStatistics, study_model
 from headwise.cli.tasks._texts import draw_texts, read_texts_or_pairs
+from headwise.tables import save_figure
 
 __all__ = [
     "SETTINGS",
     "PruneOptions",
     "RequestedStatistics",
+    "draw_statistics",
     "draw_texts",
     "find_model_roles",
     "group_model",
     "open_model",
     "prune_model",
     "read_texts_or_pairs",
+    "save_figure",
     "score_model",
     "study_mini_gpt",
     "study_model",

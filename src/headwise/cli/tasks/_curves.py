@@ -16,7 +16,7 @@ from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
 from headwise.recovery import recovering
 from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
-from headwise.tables import Curves, Head, Scores, draw_curves
+from headwise.tables import Curves, Head, Scores, save_figure
 
 # Points of a recovered curve; each one trains a smaller model.
 _RECOVERED_POINTS = 9
@@ -124,8 +124,8 @@ def write_curves(all_curves: list[Curves], folder: Path) -> list[dict[str, Any]]
     allowed = all_curves[0].allowance()
     frame = pd.concat([curves.frame(allowed) for curves in all_curves], ignore_index=True)
     frame.to_csv(folder / "curves.csv", index=False)
-    picture = draw_curves(*all_curves, title="Loss as heads are removed", allowed=allowed)
-    (folder / "curves.svg").write_text(picture, "utf-8")
+    first, *others = all_curves
+    save_figure(first.plot(*others, allowed=allowed), folder / "curves.svg")
     return [
         {"order": name, "allowed": allowed, **asdict(curves.elbow(name, allowed))}
         for curves in all_curves

@@ -19,7 +19,7 @@ from headwise.models import Format, as_format, batches, encode, example_input, s
 from headwise.recovery import recover
 from headwise.scoring import read_batches
 from headwise.surgery import Plan, costs, plan, prune, time_passes
-from headwise.tables import Scores
+from headwise.tables import Scores, save_figure
 
 _BATCH_SIZE = 16
 # The size of the input that passes are timed on.
@@ -34,6 +34,7 @@ class PruneOptions:
         by: The file with the scores that decide which heads are removed.
         beside: Files with scores by other methods, whose curves are drawn too.
         recovery: The arguments of `recover`, which is called if there are steps.
+        figure: A file for the map of removed heads.
     """
 
     by: Path
@@ -44,6 +45,7 @@ class PruneOptions:
     curve: bool
     recovery: Mapping[str, Any]
     format: Format
+    figure: Path | None = None
 
 
 def prune_model(
@@ -79,6 +81,8 @@ def prune_model(
     curves = None if inputs is None else curves_of(full, orders, inputs, options.recovery)
     save(small, out, format=options.format, tokenizer=tokenizer, source=name, force=force)
     print_note("Loaded in a fresh process, the saved model gives the same outputs")
+    if options.figure is not None:
+        print_note(f"A map of the plan: {save_figure(planned.plot(), options.figure)}")
     if options.format == "padded":
         print_note("The saved model is as large and as slow as before: removed heads are zeros")
     return {

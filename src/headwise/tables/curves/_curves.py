@@ -1,7 +1,8 @@
 """Pruning curves: the loss of a model as heads are removed in different orders."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,11 @@ from jaxtyping import Float64, Int64
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import bootstrap_means, tails_of
 from headwise.tables._columns import at_prompt
+from headwise.tables.plots import CurveLine, plot_curves
 
 __all__ = ["Curves", "Elbow"]
+
+_UNITS = {"lm": "nats per token", "masked-lm": "nats per token", "embedding": "1 − cosine"}
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,47 @@ class Curves:
             allowed: The allowed growth of the loss. It adds columns with the elbow of each order.
         """
         return pd.concat([self._rows(order, allowed) for order in self.per_text], ignore_index=True)
+
+    def plot(self, *others: "Curves", allowed: float | None = None, ax: Any = None) -> Any:
+        """Draw the mean loss against the number of removed heads; several orders become a band.
+
+        Args:
+            others: Curves of the same model and loss, drawn dashed. An order whose name extends
+                one of the first curves, such as `half-gate, recovered`, has its colour.
+            allowed: The allowed growth of the mean loss, such as `allowance()`. It is drawn as a
+                dotted line, and each order's elbow as a dot with its interval.
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes.
+        Raises:
+            ArgumentError: `ax` is not axes, or `allowed` is not above 0.
+            MissingPackageError: matplotlib is not installed.
+        """
+        unit = _UNITS.get(self.loss.partition(" ")[0])
+        loss = f"mean loss: {self.loss}" + (f", {unit}" if unit else "")
+        lines = [line for curves in (self, *others) for line in curves._lines(allowed, self)]
+        full = float(next(iter(self.per_text.values()))[:, 0].mean())
+        bar = None if allowed is None else (full + allowed, f"{allowed:.2g} more")
+        labels = f"heads removed, of {self.n_heads}", loss
+        return plot_curves("Curves.plot", lines, labels, ax, bar=bar)
+
+    def _repr_html_(self) -> str:
+        return self.frame().to_html(index=False, float_format="{:.4g}".format, escape=True)
+
+    def _lines(self, allowed: float | None, first: "Curves") -> Iterator[CurveLine]:
+        for name, orders in self.per_text.items():
+            several = len(orders) > 1
+            elbow = None if allowed is None else self.elbow(name, allowed)
+            label = f"{name}, {len(orders)} orders" if several else name
+            yield CurveLine(
+                name,
+                label if elbow is None else f"{label}: {elbow}",
+                self.removed,
+                self.mean(name).mean(0),
+                self.interval(name) if several else None,
+                None if several or elbow is None else (elbow.heads, elbow.low, elbow.high),
+                dashed=self is not first,
+            )
 
     def _rows(self, order: str, allowed: float | None) -> pd.DataFrame:
         values = self.per_text[order]

@@ -1,0 +1,24 @@
+"""Figures of results: heads as a grid, scores by rank, curves; matplotlib draws them."""
+
+from headwise.tables.plots._axes import FIGURE_ENDINGS, plot_axes, save_figure
+from headwise.tables.plots._categories import plot_categories
+from headwise.tables.plots._curve_lines import CurveLine, plot_curves
+from headwise.tables.plots._head_grid import HeadGrid, plot_heads, plot_removed
+from headwise.tables.plots._html import grid_html
+from headwise.tables.plots._ranking import plot_ranking
+from headwise.tables.plots._weights import plot_weights
+
+__all__ = [
+    "FIGURE_ENDINGS",
+    "CurveLine",
+    "HeadGrid",
+    "grid_html",
+    "plot_axes",
+    "plot_categories",
+    "plot_curves",
+    "plot_heads",
+    "plot_ranking",
+    "plot_removed",
+    "plot_weights",
+    "save_figure",
+]

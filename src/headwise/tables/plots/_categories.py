@@ -1,0 +1,52 @@
+"""Heads as a grid of categories, such as roles: a hue and a letter each."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
+from string import ascii_uppercase
+from typing import Any
+
+from headwise._display import printable
+from headwise.tables._heads import Head
+from headwise.tables.plots._head_grid import HeadGrid
+
+# Okabe and Ito 2008: distinguishable with any colour blindness. Rarer categories share grey.
+_HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+_OTHERS = "#777777"
+_PALEST = 0.25
+
+
+def plot_categories(
+    function: str,
+    heads: Sequence[Head],
+    categories: Mapping[Head, tuple[str, float]],
+    ax: Any,
+) -> Any:
+    """Draw the category of each head as a hue and a letter, and its strength as lightness.
+
+    Args:
+        categories: The category and the strength, 0 to 1, of the heads that have one.
+    """
+    grid = HeadGrid(heads)
+    ax = grid.axes(function, ax)
+    counts = Counter(category for category, _ in categories.values())
+    hues = dict(zip((name for name, _ in counts.most_common()), _HUES, strict=False))
+    alphabet = chain(ascii_uppercase, repeat("·"))
+    letters = dict(zip((name for name, _ in counts.most_common()), alphabet, strict=False))
+    for head in heads:
+        row, column = grid.place(head)
+        category, strength = categories.get(head, ("", 0.0))
+        hue = hues.get(category, _OTHERS) if category else "#ffffff"
+        alpha = _PALEST + (1 - _PALEST) * min(max(strength, 0.0), 1.0)
+        square = {"markersize": 13, "markeredgecolor": "0.8", "markeredgewidth": 0.5}
+        ax.plot(column, row, "s", color=hue, alpha=alpha, **square)
+        text = letters.get(category, "")
+        ax.text(column, row, text, ha="center", va="center_baseline", fontsize="small")
+    for name, letter in letters.items():
+        text = printable(f"{letter}  {name}, {counts[name]}")
+        ax.plot([], [], "s", color=hues.get(name, _OTHERS), label=text)
+    if letters:
+        legend = ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return ax
