@@ -12,7 +12,10 @@ from headwise.roles._evidence import FEWEST_TEXTS, Family, Verdict, lift
 from headwise.tables import Head
 
 LEVEL = 0.05  # of the adjusted p
-NULLS = ("chance", "offset", "class", "permuted", "random", "shuffled", "control")
+NULLS = (
+    *("chance", "offset", "class", "set", "by class", "candidate"),
+    *("permuted", "random", "shuffled", "control"),
+)
 FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"
