@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from torch import nn
 
@@ -13,7 +14,14 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._rows import NULLS, none_found, none_found_by_head, outcomes, shortfall
+from headwise.roles._rows import (
+    NULLS,
+    none_found,
+    none_found_by_head,
+    outcomes,
+    outcomes_by_role,
+    shortfall,
+)
 from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each
 from headwise.tables import (
     Head,
@@ -28,7 +36,20 @@ from headwise.tables import (
 )
 
 SCHEMA = 1
-_COLUMNS = ("name", "role", "found", "effect", "null", "baseline", "lift", "p_adj", "n", "texts")
+_COLUMNS = (
+    "name",
+    "role",
+    "found",
+    "outcome",
+    "effect",
+    "null",
+    "baseline",
+    "lift",
+    "p_adj",
+    "n",
+    "texts",
+)
+_LATER = ("smallest", "control", "null.set", "null.by class", "null.candidate")
 _NEAREST = 3  # roles just below the bar that `why` lists
 
 
@@ -41,12 +62,14 @@ class Roles:
 
     Attributes:
         rows: A row per head and role. `outcome` is `found` (then `found` is true), `not found`,
-            or `not tested: ` and what is missing. `effect` is the score per query, from 0 to 1,
+            or `not tested: ` and what is missing. `smallest` is the smallest effect that a head
+            of the role is labelled for in four cases of five (NaN: none is), `control` the score
+            of a planted head that the test found unless the outcome says otherwise. `effect` is the score per query, from 0 to 1,
             with its interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the
             strongest null (a baseline without knowledge of the relation), `baseline` its score,
             `lift` the share of the range above it that the head reaches, `n` the queries,
-            `texts` the texts with a query, `p_adj` the p adjusted over all rows (NaN below 20
-            queries or 30 texts), `chosen_half` the effect on the selection half; `null.…` is
+            `texts` the texts with a query, `p_adj` the p adjusted over all rows (NaN where a
+            role was not tested), `chosen_half` the effect on the selection half; `null.…` is
             the score of each null. `mass` is the attention on the relation, and `value` the
             same with each key weighted by the norm of its projected value, `‖v_j W_O‖`: a head
             may attend to keys that add little to its output. Both are from 0 to 1, and NaN for
@@ -78,6 +101,16 @@ class Roles:
         """The rows of roles that heads have, from the largest lift down."""
         rows = self.rows[self.rows["found"]]
         return rows.sort_values("lift", ascending=False, kind="stable", ignore_index=True)
+
+    def outcomes(self) -> pd.DataFrame:
+        """What became of each role: a row per role, whatever its outcome.
+
+        Returns:
+            A frame: role, outcome (`found`, `not found`, or `not tested: ` and what is missing),
+            heads (the number that have it), nearest (the strongest of them, else the head that
+            comes nearest), and that head's evidence, as in `rows`.
+        """
+        return outcomes_by_role(self.rows)
 
     def of(self, head: HeadLike) -> list[str]:
         """The roles of a head, from the largest lift down; often none."""
@@ -262,8 +295,12 @@ class Roles:
 
 def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
     frame.attrs.clear()
-    numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
-    numbers += ["mass", "value", "chosen_half", *(f"null.{null}" for null in NULLS)]
+    for name in _LATER:
+        if name not in frame:  # saved by a version without this column
+            frame[name] = float("nan")
+    numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj", *_LATER]
+    numbers += ["mass", "value", "chosen_half"]
+    numbers += [f"null.{null}" for null in NULLS if f"null.{null}" not in _LATER]
     numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
     heads = [Head.parse(name) for name in texts_of(frame, "name")]
     columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
@@ -272,7 +309,8 @@ def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
     columns |= {"found": numbers_of(frame, "found") == 1}
     if "outcome" not in frame:  # saved by a version without this column
         frame.insert(list(frame).index("found") + 1, "outcome", "")
-        columns["outcome"] = outcomes(*(columns[name] for name in ("found", "p_adj", "texts")))
+        known = (columns[name] for name in ("found", "p_adj", "texts"))
+        columns["outcome"] = outcomes(*known, choice=np.zeros(len(frame), dtype=bool))
     # Keep the order of the file, so that columns of later versions keep their places.
     rows = pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
     meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}

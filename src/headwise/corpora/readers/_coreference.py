@@ -16,7 +16,10 @@ _HEADER += ["URL"]
 _TRUTH = {"TRUE": True, "FALSE": False}
 _OFFSET = re.compile(r"\d{1,9}", re.ASCII)
 _NUMBER = re.compile(r"\d+[\s.)]+")
-_PRONOUNS = frozenset("he she him her his hers himself herself they them their theirs".split())
+_PRONOUNS = frozenset(
+    ("he", "him", "his", "himself", "she", "her", "hers", "herself")
+    + ("they", "them", "their", "theirs", "themselves")
+)
 
 
 def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedText]:
@@ -107,7 +110,8 @@ def _with_others(text: AnnotatedText, person: re.Pattern[str]) -> AnnotatedText:
     others = [
         match.span()
         for match in person.finditer(text.text)
-        if match.group() and all(match.end() <= start or end <= match.start() for start, end in marked)
+        if match.group()
+        and all(match.end() <= start or end <= match.start() for start, end in marked)
     ]
     added = tuple(Mention(*span, entity) for entity, span in enumerate(others, 1))
     return replace(text, mentions=text.mentions + added)

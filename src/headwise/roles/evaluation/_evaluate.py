@@ -17,6 +17,7 @@ from headwise.errors import UnsupportedError
 from headwise.models import check_reads_text, reads_two_texts, text_alone
 from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights, heads_last
 from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
+from headwise.roles.evaluation._planted import planted_sums
 from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._tag_rules import TagRows
 from headwise.roles.evaluation._units import Units
@@ -56,6 +57,8 @@ class DetailedScores(RoleScores):
             share of the sum over all keys of the query; NaN without a known output projection.
         heuristics: What each heuristic scores.
         heuristic_count: The number of its queries: those that are eligible for any head.
+        planted: What a head scores that attends to nothing but the pairs of the role.
+        planted_chance: What even attention scores on the same queries.
         tag_rows: The queries of structural roles with the nearest words of every part of speech;
             None without tags.
     """
@@ -64,6 +67,8 @@ class DetailedScores(RoleScores):
     value_mass: Float[np.ndarray, "M R N"]
     heuristics: Float[np.ndarray, "M R K"]
     heuristic_count: Float[np.ndarray, "M R 1"]
+    planted: Float[np.ndarray, "M R 1"]
+    planted_chance: Float[np.ndarray, "M R 1"]
     tag_rows: TagRows | None
 
 
@@ -193,6 +198,8 @@ class _Batch:
             most = max(part.shape[-1] for part in heuristics)
             sums["heuristics"] = _add(pad(part, (0, most - part.shape[-1])) for part in heuristics)
             sums["heuristic_count"] = _add(pairs.count for pairs in grids)
+            sums["planted"] = _add(planted_sums(pairs, visible) for pairs in grids)
+            sums["planted_chance"] = _add(pairs.chance for pairs in grids)
         shape = (len(self.items), self._n_roles, -1)
         sums = {name: part.view(shape) for name, part in sums.items()}
         return sums | {"ahead": visible.triu(1).any().cpu().expand(len(self.items))}
