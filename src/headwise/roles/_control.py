@@ -23,6 +23,7 @@ _CONTRASTS = ("shuffled", "control")  # where a planted head is even, since the 
 _STEPS = 401  # effects that are tried
 _INFORMATIVE = (0.05, 0.95)  # effects from which the variation between texts is estimated
 _QUANTILE = 0.75  # of that variation over heads
+_TINY = 1e-9  # a deviation of 0
 
 PerRole = Float[np.ndarray, " R"]
 RolesPerText = Float[np.ndarray, "M R"]
@@ -155,10 +156,10 @@ def _nulls(family: Family, held: _Planted, N: int) -> dict[str, RolesPerText]:
 class _Power:
     """The probability that a head with some effect is labelled, in the normal approximation.
 
-    The score on either half varies with `variation · effect · (1 − effect) / queries`, and the
-    difference to the null by the variation of the null over texts as well. A label needs the
-    bars on both halves, and Student's t of the difference above the critical value of a
-    Bonferroni correction, which is stricter than the test.
+    Texts and nulls are as observed. The score on either half varies with
+    `variation · effect · (1 − effect) / queries`. A label needs the bars on both halves, and
+    Student's t of the difference above the critical value of a Bonferroni correction, which is
+    stricter than the test; the deviation of that t includes that of the null over texts.
 
     Attributes:
         null: The sums of the strongest null over held-out texts.
@@ -187,12 +188,11 @@ class _Power:
         bar = self.baseline + least * np.where(np.isfinite(least), 1 - self.baseline, 1.0)
         spread = self.variation * effect * (1 - effect)
         of_null = np.square(self.null - self.baseline * self.count).sum(0) / n**2
-        deviation = np.sqrt(spread / n + of_null) + 1e-9
         critical = stats.t.isf(_LEVEL / max(1, self.tests), texts - 1)
-        needed = np.maximum(bar, self.baseline + critical * deviation)
-        on_held = stats.norm.cdf((effect - needed) / deviation)
-        on_selection = stats.norm.cdf(
-            (effect - bar) / (np.sqrt(spread / np.maximum(self.selection, 1)) + 1e-9)
+        needed = np.maximum(bar, self.baseline + critical * np.sqrt(spread / n + of_null))
+        on_held, on_selection = (
+            stats.norm.cdf((effect - least) / (np.sqrt(spread / np.maximum(queries, 1)) + _TINY))
+            for least, queries in ((needed, n), (bar, self.selection))
         )
         return on_held * on_selection
 

@@ -62,11 +62,11 @@ class Roles:
 
     Attributes:
         rows: A row per head and role. `outcome` is `found` (then `found` is true), `not found`,
-            or `not tested: ` and what is missing. `smallest` is the smallest effect that a head
-            of the role is labelled for in four cases of five (NaN: none is), `control` the score
-            of a planted head that the test found unless the outcome says otherwise. `effect` is the score per query, from 0 to 1,
-            with its interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the
-            strongest null (a baseline without knowledge of the relation), `baseline` its score,
+            or `not tested: ` and what is missing. `smallest` is the smallest effect for which a
+            head is labelled in four cases of five (NaN: none is), `control` the score of a
+            planted head that the test found unless the outcome says otherwise. `effect` is the
+            score per query, from 0 to 1, with its interval (95 %, over texts) from `ci_low` to
+            `ci_high`; `null` is the strongest null (a baseline without knowledge of the relation), `baseline` its score,
             `lift` the share of the range above it that the head reaches, `n` the queries,
             `texts` the texts with a query, `p_adj` the p adjusted over all rows (NaN where a
             role was not tested), `chosen_half` the effect on the selection half; `null.…` is

@@ -16,9 +16,8 @@ _HEADER += ["URL"]
 _TRUTH = {"TRUE": True, "FALSE": False}
 _OFFSET = re.compile(r"\d{1,9}", re.ASCII)
 _NUMBER = re.compile(r"\d+[\s.)]+")
-_PRONOUNS = frozenset(
-    ("he", "him", "his", "himself", "she", "her", "hers", "herself")
-    + ("they", "them", "their", "theirs", "themselves")
+_PRONOUN = re.compile(
+    r"s?he|him|his|hers?|they|them|theirs?|(him|her)self|themselves", re.IGNORECASE
 )
 
 
@@ -132,7 +131,7 @@ def _bracketed(line: str, fault: Fault) -> AnnotatedText:
         else:
             inside = text[opened:]
             start = opened + len(inside) - len(inside.lstrip())
-            pronoun = inside.strip().lower() in _PRONOUNS
+            pronoun = _PRONOUN.fullmatch(inside.strip()) is not None
             mentions.append(Mention(start, start + len(inside.strip()), 0, pronoun))
             opened = None
     if opened is not None or len(mentions) < 2:
