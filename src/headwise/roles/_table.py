@@ -66,16 +66,17 @@ class Roles:
             head is labelled in four cases of five (NaN: none is), `control` the score of a
             planted head that the test found unless the outcome says otherwise. `effect` is the
             score per query, from 0 to 1, with its interval (95 %, over texts) from `ci_low` to
-            `ci_high`; `null` is the strongest null (a baseline without knowledge of the relation), `baseline` its score,
-            `lift` the share of the range above it that the head reaches, `n` the queries,
-            `texts` the texts with a query, `p_adj` the p adjusted over all rows (NaN where a
-            role was not tested), `chosen_half` the effect on the selection half; `null.…` is
-            the score of each null. `mass` is the attention on the relation, and `value` the
-            same with each key weighted by the norm of its projected value, `‖v_j W_O‖`: a head
-            may attend to keys that add little to its output. Both are from 0 to 1, and NaN for
-            a role without a relation or a head without an output projection. A role that a head
-            cannot have is NaN. After `effects`, `without.…` is the growth of a behaviour's loss
-            without the head, for the roles that the behaviour may depend on.
+            `ci_high`; `null` is the strongest null (a baseline without knowledge of the
+            relation), `baseline` its score, `lift` the share of the range above it that the
+            head reaches, `n` the queries, `texts` the texts with a query, `p_adj` the p
+            adjusted over all rows (NaN where a role was not tested), `chosen_half` the effect
+            on the selection half; `null.…` is the score of each null. `mass` is the attention
+            on the relation, and `value` the same with each key weighted by the norm of its
+            projected value, `‖v_j W_O‖`: a head may attend to keys that add little to its
+            output. Both are from 0 to 1, and NaN for a role without a relation or a head
+            without an output projection. A role that a head cannot have is NaN. After
+            `effects`, `without.…` is the growth of a behaviour's loss without the head, for the
+            roles that the behaviour may depend on.
         meanings: A description of each role.
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,
@@ -145,10 +146,12 @@ class Roles:
             lines += self._evidence_lines(row)
         if len(lines) == 1:
             lines.append(f"  {none_found(rows)}")
-        missed = rows[~rows["found"] & rows["effect"].notna()].head(_NEAREST)
-        lines += [
-            f"  not {printable(row['role'])}: {shortfall(row)}" for row in missed.to_dict("records")
-        ]
+        tested, known = rows["p_adj"].notna(), rows["effect"].notna()
+        missed, untested = rows[~rows["found"] & tested], rows[known & ~tested]
+        for row in missed.head(_NEAREST).to_dict("records"):
+            lines.append(f"  not {printable(row['role'])}: {shortfall(row)}")
+        for row in untested.head(_NEAREST).to_dict("records"):
+            lines.append(f"  {printable(row['role'])}: {shortfall(row)}")
         lines += [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
         return "\n".join(lines)
 
