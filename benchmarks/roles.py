@@ -5,9 +5,9 @@
     python benchmarks/roles.py publish --keep runs --into docs/roles.md
 
 `encoder` finds the roles of a model on texts with parse trees and, apart from them, on texts with
-coreference: on all of them, and with --halves on two halves that share none. `lab` trains a Mini-GPT for each seed, finds its roles
-and ablates its heads. Both store tables, and existing ones are not computed again. `publish` writes
-the page.
+coreference: on all of them, and with --halves on two halves that share none. `lab` trains a
+Mini-GPT for each seed, finds its roles and ablates its heads. Both store tables, and existing ones
+are not computed again. `publish` writes the page.
 """
 
 import argparse

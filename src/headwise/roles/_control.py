@@ -60,7 +60,7 @@ def plant(
         seed: The seed of the queries that are drawn.
     """
     R, N = len(family.roles), len(scores.heads)
-    known = family.count.reshape(-1, R, N).any((0, 2))  # no head can have some roles
+    known = (family.count.reshape(-1, R, N) > 0).any((0, 2))  # no head can have some roles
     sums = (scores.planted, scores.planted_chance, scores.heuristic_count)
     pairs = [split.halves(each * known[:, None]) for each in sums]
     selection, held = (
@@ -71,9 +71,7 @@ def plant(
     rates = _rate(stacked.sum(1), held.count.sum(0))
     strongest = np.nan_to_num(rates, nan=-1.0).argmax(0)
     baseline = rates[strongest, np.arange(R)]
-    least = least_lift(family.roles, baseline)
-    room = np.where(np.isfinite(least), 1 - baseline, 1.0)
-    effect = baseline + (1 + least) / 2 * room
+    effect = _above(baseline, (1 + least_lift(family.roles, baseline)) / 2)
     rng = np.random.default_rng([seed, R])
     value, chosen = (half.diluted(family.roles, effect, rng) for half in (held, selection))
     measures = {name: np.full(R, np.nan) for name in family.measures}
@@ -107,6 +105,11 @@ def least_lift(roles: Sequence[Role], baseline: PerRole) -> PerRole:
     room = 1 - baseline
     needed = np.divide(points, room, out=np.full(len(roles), np.inf), where=room > 0)
     return np.where(room > 0, np.maximum(bar, needed), np.inf)
+
+
+def _above(baseline: PerRole, lift: PerRole) -> PerRole:
+    """The effect with this lift; infinite for an infinite one, even above a baseline of 1."""
+    return baseline + lift * np.where(np.isfinite(lift), 1 - baseline, 1.0)
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,7 @@ class _Power:
     def _probability(self, effect: Float[np.ndarray, "E 1"]) -> Float[np.ndarray, "E R"]:
         n = np.maximum(self.count.sum(0), 1)
         texts = np.maximum((self.count > 0).sum(0), 2)
-        least = least_lift(self.roles, self.baseline)
-        bar = self.baseline + least * np.where(np.isfinite(least), 1 - self.baseline, 1.0)
+        bar = _above(self.baseline, least_lift(self.roles, self.baseline))
         spread = self.variation * effect * (1 - effect)
         of_null = np.square(self.null - self.baseline * self.count).sum(0) / n**2
         critical = stats.t.isf(_LEVEL / max(1, self.tests), texts - 1)

@@ -139,7 +139,7 @@ def _tag_baselines(trial: Trial, scores: DetailedScores) -> dict[str, tuple[list
     baselines = {}
     for name, rule in rules.items():
         sums = np.zeros(scores.heuristic_count.shape, np.float32)
-        np.add.at(sums, (rows.item, rows.role, 0), rule.value)
+        np.add.at(sums[..., 0], (rows.item, rows.role), rule.value)
         baselines[name] = (
             rule.names,
             _best_on_selection(split, sums, scores.heuristic_count)[1],

@@ -32,7 +32,6 @@ from headwise.roles.relations import (
     token_roles,
     tokenize,
 )
-from headwise.tables import Head
 
 _MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the model
 _EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakest
@@ -102,7 +101,6 @@ def find_roles(
     probe = probe_trial(tokenized, limit, evidence.seed)
     trials = [text] if probe is None else [text, probe]
     families, scores, passes = _evaluate_trials(model, trials, evidence, on_progress)
-    heads = scores[0].heads
     tests = sum(family.value.shape[1] for family in families)
     controls = [
         plant(family, scored, trial.split, tests=tests, seed=evidence.seed)
@@ -110,7 +108,7 @@ def find_roles(
     ]
     verdicts = judge([control.family for control in controls], seed=evidence.seed)
     rows = pd.concat(
-        [tested_rows(heads, *pair) for pair in zip(controls, verdicts, strict=True)],
+        [tested_rows(scores[0].heads, *pair) for pair in zip(controls, verdicts, strict=True)],
         ignore_index=True,
     )
     held_out = _held_out(distinct_texts(texts), text)
@@ -118,7 +116,7 @@ def find_roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
         notes=(*_notes(tokenized, n_texts, trials), passes),
-        texts=_examples(rows, families[0], heads, held_out),
+        texts=_examples(rows, families[0], len(scores[0].heads), held_out),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
     )
@@ -226,11 +224,11 @@ def _notes(tokenized: Tokenized, n_texts: int, trials: Sequence[Trial]) -> tuple
 
 
 def _examples(
-    rows: pd.DataFrame, family: Family, heads: Sequence[Head], texts: Sequence[str]
+    rows: pd.DataFrame, family: Family, heads: int, texts: Sequence[str]
 ) -> dict[str, list[tuple[str, float, int]]]:
     """Held-out texts where heads show their roles most, then those where they show them least."""
     examples: dict[str, list[tuple[str, float, int]]] = {}
-    columns = len(family.roles) * len(heads)  # the other rows are of random sequences
+    columns = len(family.roles) * heads  # the other rows are of random sequences
     for column in np.flatnonzero(rows["found"][:columns]):
         count = family.count[:, column]
         with_query = np.flatnonzero(count)

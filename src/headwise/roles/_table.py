@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from torch import nn
 
@@ -18,20 +17,18 @@ from headwise.roles._rows import (
     NULLS,
     none_found,
     none_found_by_head,
-    outcomes,
     outcomes_by_role,
     shortfall,
 )
-from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each
+from headwise.roles._saved_rows import typed_rows
+from headwise.roles.effects import Behaviour, Effects, ablate_each
 from headwise.tables import (
     Head,
     HeadLike,
     HeadsLike,
     at_prompt,
-    numbers_of,
     read_saved,
     resolve_heads,
-    texts_of,
     write_table_file,
 )
 
@@ -49,7 +46,6 @@ _COLUMNS = (
     "n",
     "texts",
 )
-_LATER = ("smallest", "control", "null.set", "null.by class", "null.candidate")
 _NEAREST = 3  # roles just below the bar that `why` lists
 
 
@@ -297,27 +293,9 @@ class Roles:
 
 
 def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
-    frame.attrs.clear()
-    for name in _LATER:
-        if name not in frame:  # saved by a version without this column
-            frame[name] = float("nan")
-    numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj", *_LATER]
-    numbers += ["mass", "value", "chosen_half"]
-    numbers += [f"null.{null}" for null in NULLS if f"null.{null}" not in _LATER]
-    numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
-    heads = [Head.parse(name) for name in texts_of(frame, "name")]
-    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
-    columns |= {name: texts_of(frame, name) for name in ("name", "stack", "role", "null")}
-    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
-    columns |= {"found": numbers_of(frame, "found") == 1}
-    if "outcome" not in frame:  # saved by a version without this column
-        frame.insert(list(frame).index("found") + 1, "outcome", "")
-        known = (columns[name] for name in ("found", "p_adj", "texts"))
-        columns["outcome"] = outcomes(*known, choice=np.zeros(len(frame), dtype=bool))
-    # Keep the order of the file, so that columns of later versions keep their places.
-    rows = pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
+    rows = typed_rows(frame)
     meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
-    unknown = sorted(set(columns["role"]) - meanings.keys())
+    unknown = sorted(set(rows["role"]) - meanings.keys())
     if unknown:
         raise ValueError(f"the role {unknown[0]!r} has no description")
     return Roles(

@@ -119,9 +119,8 @@ class Evaluator:
                 # The function mode that captures attention need not see what follows from it.
                 with without_function_modes():
                     parts.append(batch.sums(layers, detailed))
-                    if detailed and self.tags:
-                        texts = np.array(self._order[done : done + len(batch.items)])
-                        rows += batch.tag_rows(layers, self.tags, texts)
+                    texts = np.array(self._order[done : done + len(batch.items)])
+                    rows += batch.tag_rows(layers, self.tags, texts) if detailed else []
                 done += len(batch.items)
                 if on_progress is not None:
                     on_progress(done, len(self._order))
@@ -132,7 +131,7 @@ class Evaluator:
         }
         causal = not sums.pop("ahead").any()
         if detailed:
-            sums["tag_rows"] = TagRows.joined(rows) if rows else None
+            sums["tag_rows"] = TagRows.joined(rows) if self.tags and rows else None
         return sums | {
             "causal": causal,
             "heads": tuple(head for layer in layers for head in layer.heads),
@@ -179,7 +178,7 @@ class _Batch:
         self, layers: Sequence[Layer], tags: Sequence[str], texts: Int[np.ndarray, " B"]
     ) -> list[TagRows]:
         """The rows of both grids that have parts of speech, with these numbers of the texts."""
-        grids = self._eligible_under(_visible_to_any(layers))
+        grids = self._eligible_under(_visible_to_any(layers)) if tags else []
         found = [
             tag_rows(pairs, self.items, tags)
             for pairs in grids
