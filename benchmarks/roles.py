@@ -4,10 +4,10 @@
     python benchmarks/roles.py lab --seeds 0 1 2 3 4 --keep runs
     python benchmarks/roles.py publish --keep runs --into docs/roles.md
 
-`encoder` finds the roles of a model on texts with parse trees and on texts with coreference: on all
-of them, and on two halves that share none. `lab` trains a Mini-GPT for each seed, finds its roles
-and ablates its heads. Both store tables, and existing ones are not computed again. `publish` writes
-the page.
+`encoder` finds the roles of a model on texts with parse trees and, apart from them, on texts with
+coreference: on all of them, and with --halves on two halves that share none. `lab` trains a
+Mini-GPT for each seed, finds its roles and ablates its heads. Both store tables, and existing ones
+are not computed again. `publish` writes the page.
 """
 
 import argparse
@@ -27,30 +27,30 @@ from headwise.lab import TrainSettings, train
 from headwise.report import roles_of_lab
 from headwise.roles import alignment
 
-WHOLE, HALVES = "encoder", ("encoder-A", "encoder-B")
+CORPORA = {"trees": "UD English EWT", "coref": "GAP"}
+READERS = {"trees": read_conllu, "coref": read_gap}
+HALVES = ("A", "B")
 # Roles that agreement, translation and repetition of the Mini-GPT may depend on.
-ROLES = ("next subject", "head → nsubj", "next translation", "translation", "induction")
+ROLES = ("next subject", "head → nsubj", "next translation", "translation → source", "induction")
 PARTS = (", beside", ", apart")
 
 
 def find_in_encoder(options: argparse.Namespace) -> None:
-    """Find roles on all texts, and on each half of them."""
-    rng = np.random.default_rng(0)
-    texts: list[AnnotatedText] = []
-    for read, most in zip(
-        (read_conllu(options.trees), read_gap(options.coref)), options.texts, strict=True
-    ):
-        distinct = list(dict.fromkeys(read))
-        drawn = rng.permutation(len(distinct))[:most]
-        texts += [distinct[i] for i in drawn]
-    order = rng.permutation(len(texts))
-    parts = {name: order[start::2] for start, name in enumerate(HALVES)}
+    """Find roles on all texts of each corpus, and on each half of them."""
     model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
-    for name, indices in {WHOLE: np.sort(order), **parts}.items():
-        path = options.keep / f"{name}.json"
-        if not path.exists():
-            chosen = [texts[i] for i in indices]
-            hw.find_roles(model, tokenizer, chosen, on_progress=print_progress).save(path)
+    for corpus, read in READERS.items():
+        if getattr(options, corpus) is None:
+            continue
+        texts: list[AnnotatedText] = list(dict.fromkeys(read(getattr(options, corpus))))
+        order = np.random.default_rng(0).permutation(len(texts))[: options.texts]
+        parts = {corpus: np.sort(order)}
+        if options.halves:
+            parts |= {f"{corpus}-{half}": order[start::2] for start, half in enumerate(HALVES)}
+        for name, indices in parts.items():
+            path = options.keep / f"{name}.json"
+            if not path.exists():
+                chosen = [texts[i] for i in indices]
+                hw.find_roles(model, tokenizer, chosen, on_progress=print_progress).save(path)
 
 
 def find_in_lab(options: argparse.Namespace) -> None:
@@ -80,9 +80,12 @@ def print_progress(done: int, total: int) -> None:
 def publish(options: argparse.Namespace) -> None:
     """Write both parts of the page, as far as their tables exist."""
     sections: list[str] = []
-    if (options.keep / f"{WHOLE}.json").exists():
-        whole, *halves = (hw.Roles.load(options.keep / f"{name}.json") for name in (WHOLE, *HALVES))
-        sections += ["## MiniLM", *encoder_lines(whole, halves)]
+    for corpus, title in CORPORA.items():
+        names = [corpus, *(f"{corpus}-{half}" for half in HALVES)]
+        paths = [options.keep / f"{name}.json" for name in names]
+        if paths[0].exists():
+            whole, *halves = (hw.Roles.load(path) for path in paths if path.exists())
+            sections += [f"## MiniLM on {title}", *encoder_lines(whole, halves)]
     complete = [path.parent for path in options.keep.glob("seed-*/roles.json")]
     folders = sorted(complete, key=lambda path: int(path.name[5:]))
     if folders:
@@ -95,7 +98,7 @@ def publish(options: argparse.Namespace) -> None:
 
 
 def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
-    """The labels of an encoder, their stability, and the heads without a role."""
+    """The outcome of every role, the labels, their stability, and the heads without a role."""
     with_roles = whole.found().sort_values(["layer", "head", "lift"], ascending=[True, True, False])
     half_labels = [labels_of(roles) for roles in halves]
     rows = [
@@ -110,7 +113,7 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
             f"{row['n']:,.0f} in {row['texts']:,.0f}",
             "".join(
                 half if (row["name"], row["role"]) in labels else "–"
-                for half, labels in zip("AB", half_labels, strict=True)
+                for half, labels in zip(HALVES, half_labels, strict=False)
             ),
         ]
         for row in with_roles.to_dict("records")
@@ -123,9 +126,37 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
         f"{len(names)} heads: {len(names) - len(none)} have {len(with_roles)} roles; "
         f"{len(none)} have none: {', '.join(none) or '–'}.",
         "; ".join(whole.notes) + ".",
-        stability(whole, halves),
+        *([stability(whole, halves)] if halves else []),
+        "Every role that some text has a query for, and the head that comes nearest to it:",
+        outcome_table(whole),
+        "Every label:",
         table(titles, rows, left_columns=2),
     ]
+
+
+def outcome_table(roles: hw.Roles) -> str:
+    """What became of each role: found, not found or not tested, with the head that is nearest."""
+    outcomes = roles.outcomes()
+    rows = [
+        [
+            row["role"],
+            row["outcome"].partition(":")[0] + (f" ({row['heads']})" if row["heads"] else ""),
+            row["nearest"],
+            f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
+            f"{row['baseline']:.3f}, {row['null']}",
+            known(row["smallest"]),
+            known(row["control"]),
+            f"{row['n']:,.0f} in {row['texts']:,.0f}",
+            row["outcome"].partition(": ")[2],
+        ]
+        for row in outcomes[outcomes["n"] > 0].to_dict("records")
+    ]
+    titles = ["role", "outcome", "head", "effect", "strongest null", "needed", "planted"]
+    return table([*titles, "queries in texts", "missing"], rows, left_columns=3)
+
+
+def known(value: float) -> str:
+    return "–" if value != value else f"{value:.2f}"
 
 
 def stability(whole: hw.Roles, halves: Sequence[hw.Roles]) -> str:
@@ -269,11 +300,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = parser.add_subparsers(required=True)
     encoder = parts.add_parser("encoder")
     encoder.add_argument("model")
-    encoder.add_argument("--trees", type=Path, required=True)
-    encoder.add_argument("--coref", type=Path, required=True)
-    encoder.add_argument(
-        "--texts", type=int, nargs=2, default=[400, 140], help="the most texts of each file"
-    )
+    encoder.add_argument("--trees", type=Path, help="CoNLL-U")
+    encoder.add_argument("--coref", type=Path, help="a GAP table")
+    encoder.add_argument("--texts", type=int, help="the most texts of each file")
+    encoder.add_argument("--halves", action="store_true", help="find roles on two halves as well")
     encoder.set_defaults(run=find_in_encoder)
     lab = parts.add_parser("lab")
     lab.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])

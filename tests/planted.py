@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from headwise.corpora import EOS, SPECIALS, AnnotatedText, Arc
+from headwise.corpora import EOS, SPECIALS, AnnotatedText, Arc, Mention
 from headwise.lab import make_tokenizer
 from headwise.layer import MultiHeadAttention
 
@@ -65,6 +65,34 @@ def _clauses(rng: np.random.Generator) -> AnnotatedText:
         tags=tuple(tags.get(word, "X") for word in words),
         arcs=tuple(arcs),
     )
+
+
+def pronouns(n: int, seed: int = 0, both_right: bool = False) -> list[AnnotatedText]:
+    """Four names of two persons in any order, and a pronoun of one, with other words between.
+
+    The words of `SUBJECTS` are names, those of `VERBS` pronouns. The antecedent is the latest
+    name of the pronoun's person: not the nearest name, nor any of that person.
+
+    Args:
+        both_right: Whether all names are mentions of the pronoun's entity.
+    """
+    rng = np.random.default_rng(seed)
+    return [_pronoun(rng, both_right) for _ in range(n)]
+
+
+def _pronoun(rng: np.random.Generator, both_right: bool) -> AnnotatedText:
+    persons = rng.permutation([0, 0, 1, 1]).tolist()
+    person = int(rng.integers(2))
+    antecedent = max(place for place in range(4) if persons[place] == person)
+    words: list[str] = []
+    mentions = []
+    for place, word in enumerate([*(SUBJECTS[other] for other in persons), VERBS[person]]):
+        words += rng.choice(WORDS[:20], rng.integers(1, 5)).tolist()
+        start = len(" ".join(words)) + 1
+        words.append(word)
+        entity = 0 if both_right or place in (antecedent, 4) else place + 1
+        mentions.append(Mention(start, start + len(word), entity, pronoun=place == 4))
+    return AnnotatedText(" ".join(words), mentions=tuple(mentions))
 
 
 class PlantedLayer(nn.Module):
@@ -140,6 +168,14 @@ class Planted(nn.Module):
                 k[IDS[SUBJECTS[person]], channel] = 1.0
                 q[IDS[VERBS[person]], constant] = SHARP  # the latest of them
             k[place, constant] = torch.arange(float(CONTEXT))[:, None] / CONTEXT
+        elif name == "agree back":  # from a subject to the next word of its person
+            for person, channel in ((0, token.start), (1, token.start + 1)):
+                q[IDS[SUBJECTS[person]], channel] = 2 * SHARP
+                k[[IDS[SUBJECTS[person]], IDS[VERBS[person]]], channel] = 1.0
+                q[IDS[SUBJECTS[person]], constant] = SHARP
+            k[place, constant] = -torch.arange(float(CONTEXT))[:, None] / CONTEXT
+            q[place, place] = -4 * SHARP * torch.ones(CONTEXT, CONTEXT).tril()
+            k[place, place] = torch.eye(CONTEXT)
         elif name == "rare":
             q[constant, constant] = 4.0
             for rank, token_id in enumerate(self.order):

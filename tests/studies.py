@@ -131,6 +131,7 @@ def make_roles(
         "head": [head.head for head in heads],
         "role": text,
         "found": has,
+        "outcome": np.where(has, "found", "not found"),
         "effect": effect,
         "null": text,
         "baseline": 0.25,
@@ -141,6 +142,8 @@ def make_roles(
         "texts": 56.0,
         "p_adj": np.where(has, 0.00025, 1.0),
         "split": "held-out",
+        "smallest": 0.5,
+        "control": 0.75,
         "chosen_half": effect,
     }
     nulls = {f"null.{name}": 0.25 for name in NULLS}

@@ -48,7 +48,7 @@ def test_roles_are_written_and_printed(place: Path) -> None:
     assert json.loads(done.out) == []  # untrained, and too few texts
     assert "13 distinct texts of 13" in done.err
     roles = Roles.load(out)
-    assert {"nsubj → head", "coreference", "induction"} <= set(roles.frame()["role"])
+    assert {"nsubj → head", "pronoun → antecedent", "induction"} <= set(roles.frame()["role"])
     assert set(roles.frame()["name"]) == {"L0.H0", "L0.H1"}
 
 
@@ -60,7 +60,8 @@ def test_nulls_can_be_omitted_and_aligned_texts_are_read(place: Path) -> None:
     done = headwise("roles", place / "model", "--aligned", *files, "--nulls", "none", "-o", out)
     assert done.code == 0, done.err
     assert "1 pass over the texts" in done.err
-    assert "translation" in set(Roles.load(out).frame()["role"])
+    both = {"translation → source", "source → translation"}
+    assert both <= set(Roles.load(out).frame()["role"])
 
 
 def test_without_an_output_the_roles_are_printed(
@@ -71,16 +72,24 @@ def test_without_an_output_the_roles_are_printed(
     done = headwise("roles", place / "model", "--text", place / "texts.txt")
     assert done.code == 0
     assert f"{roles}\n" in done.err
-    header, *rows = done.out.splitlines()
+    header, first, second, outcomes, outcome = done.out.splitlines()
     assert header.split() == ["role", "effect", "baseline", "null", "lift", "p_adj"]
-    assert [row.split()[0] for row in rows] == roles.found()["name"].tolist()
+    assert [row.split()[0] for row in (first, second)] == roles.found()["name"].tolist()
+    columns = ["outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
+    assert outcomes.split() == columns
+    assert outcome.split() == [
+        *("previous", "token", "found", "2", "L0.H0", "0.875", "0.25"),
+        *("previous", "token", "0.5"),
+    ]
 
 
-def test_without_roles_nothing_else_is_printed(place: Path) -> None:
+def test_without_roles_the_outcomes_say_why(place: Path) -> None:
     (place / "few.txt").write_text("I sing\n", "utf-8")
     arguments = ("roles", place / "model", "--text", place / "few.txt", "--nulls", "none")
     done = headwise(*arguments)
-    assert (done.code, done.out) == (0, "none\n")
+    assert done.code == 0
+    assert done.out.startswith("none\n")
+    assert "not tested: 1 held-out text, 30 needed" in done.out
     assert "0 heads have 0 roles" in done.err
 
 

@@ -14,10 +14,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
 from headwise.models import load_tokenizer
-from headwise.roles.evaluation import OFFSETS, Evaluator, heuristic_names
+from headwise.roles.evaluation import Evaluator, heuristic_names
 from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights
-from headwise.roles.evaluation._heuristics import heuristic_sums
+from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
 from headwise.roles.evaluation._relation_index import RelationIndex
+from headwise.roles.evaluation._tag_rules import FAR, SIDES
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
 from headwise.watch import Request, observe
@@ -253,52 +254,57 @@ def test_evenness_is_the_entropy_over_that_of_even_attention():
     np.testing.assert_allclose(scores.value[0, 0], [3, 0, 0], atol=1e-4)
 
 
-def test_heuristics_are_offsets_and_nearest_words_of_a_class():
-    text = AnnotatedText("a b c d", ((0, 1), (2, 3), (4, 5), (6, 7)), ("N", "V", "V", "N"))
-    names = heuristic_names("word", ["N", "V"])
-    assert len(names) == len(OFFSETS) + 4
+def heuristics_of(grid, units, pairs, kind="structure"):
+    """What offsets score, and the nearest words of N and V, for one text tagged N V V N."""
+    words = units if grid == "word" else units["word"]
+    size = sum(map(len, words))
+    members = {"word": words, "token": [(token,) for token in range(size)]}
+    item = Item(tuple(range(size)), members, {"r": pairs}, TAGS[: len(words)])
+    index = RelationIndex(Units(grid, [item], size), [item], [replace(TOP, grid=grid, kind=kind)])
+    eligible = EligiblePairs(index, torch.ones(1, 1, size, size, dtype=torch.bool))
+    rows = tag_rows(eligible, [item], ["N", "V"])
+    named = np.where(rows.distance < FAR, rows.right, rows.chance[:, None, None, None]).sum(0)
+    offsets = heuristic_sums(eligible, [item])[0].tolist()
+    return dict(zip(heuristic_names(grid), offsets, strict=True)), {
+        f"{rank} {tag} {side}": named[SIDES.index(side), number, column]
+        for side in SIDES
+        for number, rank in enumerate(("nearest", "second"))
+        for column, tag in enumerate("NV")
+    }
 
+
+TAGS = ("N", "V", "V", "N")
+
+
+def test_heuristics_are_offsets_and_the_nearest_words_of_a_class():
     def rates(pairs):
-        item = Item(
-            (0, 1, 2, 3), {"word": [(token,) for token in range(4)]}, {"r": pairs}, text.tags
-        )
-        index = RelationIndex(Units("word", [item], 4), [item], [replace(TOP, grid="word")])
-        eligible = EligiblePairs(index, torch.ones(1, 1, 4, 4, dtype=torch.bool))
-        return dict(
-            zip(names, heuristic_sums(eligible, [item], ["N", "V"])[0].tolist(), strict=True)
-        )
+        return heuristics_of("word", [(token,) for token in range(4)], pairs)
 
-    nearest = "nearest V to the left"
-    assert [rates([(3, key)])[nearest] for key in range(3)] == [0, 0, 1]
-    assert [rates([(2, key)])[nearest] for key in (0, 1, 3)] == [0, 1, 0]
+    def nearest(pairs, rule="nearest V to the left"):
+        return rates(pairs)[1][rule]
+
+    assert [nearest([(3, key)]) for key in range(3)] == [0, 0, 1]
+    assert [nearest([(2, key)]) for key in (0, 1, 3)] == [0, 1, 0]
+    assert [nearest([(3, key)], "second V to the left") for key in range(3)] == [0, 1, 0]
     # No verb to the left: a random other verb.
-    assert rates([(0, 1)])[nearest] == pytest.approx(1 / 3)
-    assert rates([(0, 1), (0, 3)])[nearest] == pytest.approx(2 / 3)
-    assert (rates([(2, 1)])["offset -1"], rates([(2, 3)])["offset -1"]) == (1, 0)
-    assert rates([(0, 3)])["nearest N to the right"] == 1
+    assert nearest([(0, 1)]) == pytest.approx(1 / 3)
+    assert nearest([(0, 1), (0, 3)]) == pytest.approx(2 / 3)
+    assert nearest([(2, 1)], "second V to the left") == pytest.approx(1 / 3)
+    assert (rates([(2, 1)])[0]["offset -1"], rates([(2, 3)])[0]["offset -1"]) == (1, 0)
+    assert nearest([(0, 3)], "nearest N to the right") == 1
 
 
 def test_heuristics_of_classes_hold_for_tokens_and_may_choose_the_query():
-    names = heuristic_names("token", ["N", "V"])
-    assert len(names) == len(OFFSETS) + 6
-    words = [(0,), (1, 2), (3,), (4,)]  # N V N V
+    def nearest(pairs, rule, kind="structure"):
+        units = {"word": [(0,), (1, 2), (3,), (4,)]}  # N V V N
+        return heuristics_of("token", units, pairs, kind)[1][rule]
 
-    def rates(pairs, kind="structure"):
-        units = {"token": [(token,) for token in range(5)], "word": words}
-        item = Item(tuple(range(5)), units, {"r": pairs}, ["N", "V", "N", "V"])
-        index = RelationIndex(Units("token", [item], 5), [item], [replace(TOP, kind=kind)])
-        eligible = EligiblePairs(index, torch.ones(1, 1, 5, 5, dtype=torch.bool))
-        return dict(
-            zip(names, heuristic_sums(eligible, [item], ["N", "V"])[0].tolist(), strict=True)
-        )
-
-    # The nearest verb left of the last token is the last piece of a word; its own word is nearer.
-    assert [rates([(4, key)])["nearest V to the left"] for key in (1, 2, 4)] == [0, 1, 0]
-    assert [rates([(4, key)])["nearest V to the left or itself"] for key in (2, 4)] == [0, 1]
-    assert [rates([(0, key)])["nearest V to the right"] for key in (1, 2)] == [1, 0]
-    assert rates([(1, 0)])["nearest N to the left or itself"] == 1
-    assert rates([(1, 0)], kind="probe")["nearest N to the left or itself"] == 0
-    assert heuristic_names("mention", ["N"]) == heuristic_names("token", [])
+    # The nearest verb left of the second one is the last piece of a word; its own word is nearer.
+    assert [nearest([(3, key)], "nearest V to the left") for key in (1, 2, 4)] == [0, 1, 0]
+    assert [nearest([(3, key)], "nearest V to the left or itself") for key in (2, 3)] == [0, 1]
+    assert [nearest([(0, key)], "nearest V to the right") for key in (1, 2)] == [1, 0]
+    assert nearest([(1, 0)], "nearest N to the left or itself") == 1
+    assert nearest([(1, 0)], "nearest N to the left or itself", kind="probe") == 0
 
 
 def test_gold_roles_follow_the_tree_in_both_directions():
@@ -317,8 +323,10 @@ def test_gold_roles_follow_the_tree_in_both_directions():
         "head → nsubj": [(1, 0)],
         "obj → head": [(2, 1)],
         "head → obj": [(1, 2)],
-        "coreference": [(0, 1), (1, 0)],
-        "translation": [(2, 0)],
+        "mention → antecedent": [(1, 0)],
+        "antecedent → mention": [(1, 0)],
+        "translation → source": [(2, 0)],
+        "source → translation": [(0, 2)],
         "next translation": [(1, 0)],
         # If the verb is the token itself, so is its subject.
         "next subject": [(1, 1)],

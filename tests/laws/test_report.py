@@ -217,12 +217,16 @@ def test_roles_stand_with_their_evidence() -> None:
     data = payload(study)["roles"]
     assert [len(role["rows"]) for role in data] == [1, 0, 0, 0, 1, 0]
     assert [bool(role["lines"]) for role in data] == [True, False, False, False, False, True]
+    assert "What became of each role" in page.inside["summary"]
+    assert "found (2 heads)" in page.inside["bdi"]
+    assert "0.500" in cells  # the smallest effect that these texts could have shown
 
 
 def test_a_study_that_found_no_role_says_so() -> None:
     study = make_study(2, 3)
     page = Page(render(study.with_roles(make_roles(study, with_role=()))))
     assert "No role found." in page.inside["p"]
+    assert "not found" in page.inside["bdi"]
     assert "Roles and their evidence" in page.inside["h2"]
 
 

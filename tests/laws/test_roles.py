@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from headwise.corpora import AnnotatedText, Grammar, annotate
+from headwise.corpora import AnnotatedText, Arc, Grammar, annotate
 from headwise.corpora._verbs import PRONOUNS
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
@@ -26,6 +26,7 @@ from planted import (
     SHARP,
     SUBJECTS,
     TOKENIZER,
+    WORDS,
     Planted,
     by_frequency,
     clauses,
@@ -171,6 +172,33 @@ def test_a_nearest_pronoun_head_is_no_subject_head():
     row = roles.frame().set_index("role").loc["next subject"]
     assert (row["effect"], row["null"]) == (1.0, "nearest PRON to the left or itself")
     assert found(roles) == set()
+
+
+def test_a_head_that_seeks_a_set_of_classes_has_no_syntactic_role():
+    rng = np.random.default_rng(0)
+    tag_of = {word: "NOUN" if n < 6 else "PROPN" if n < 12 else "X" for n, word in enumerate(WORDS)}
+    corpus = []
+    for line in dict.fromkeys(lines(120)):
+        words = [word for word in line.split() if word in tag_of]
+        starts = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
+        tags = [tag_of[word] for word in words]
+        nouns = [[n for n in range(word) if tags[n] != "X"] for word in range(len(words))]
+        # Mostly the nearest noun of either class, sometimes the one before it.
+        arcs = [
+            Arc(word, before[-1 if rng.random() < 0.8 else -2], "obj")
+            for word, before in enumerate(nouns)
+            if tags[word] == "X" and len(before) > 1
+        ]
+        spans = tuple((s, s + len(word)) for s, word in zip(starts, words, strict=False))
+        corpus.append(AnnotatedText(" ".join(words), spans, tuple(tags), tuple(arcs)))
+    nouns = [IDS[word] for word, tag in tag_of.items() if tag != "X"]
+    roles = find_roles(Nearest(len(IDS), nouns), TOKENIZER, corpus)
+    row = roles.frame().set_index("role").loc["obj → head"]
+    assert row["null"] == "nearest NOUN/PROPN to the left"
+    assert row["effect"] == pytest.approx(row["baseline"])
+    assert row["null.class"] < row["effect"] - 0.03  # one class does not explain it
+    assert row["outcome"] == "not found"
+    assert found(roles) == {("L0.H0", "self")}  # of the nouns themselves
 
 
 VERDICT = {"low": 0.0, "high": 1.0, "null": 0, "n": 99.0, "texts": 40.0, "p": 0.001}

@@ -19,11 +19,16 @@ class Arc:
 
 @dataclass(frozen=True)
 class Mention:
-    """The characters from `start` to `end` refer to the entity with this number."""
+    """The characters from `start` to `end` refer to the entity with this number.
+
+    `pronoun` says that the mention is a pronoun, where the annotation tells; a mention that is a
+    single word tagged `PRON` is one in any case.
+    """
 
     start: int
     end: int
     entity: int
+    pronoun: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ class AnnotatedText:
         """The characters of a word."""
         start, end = self.words[index]
         return self.text[start:end]
+
+    def is_pronoun(self, mention: Mention) -> bool:
+        """Whether a mention is a pronoun, by its annotation or by the tag of its only word."""
+        words = zip(self.words, self.tags, strict=False)
+        return mention.pronoun or ((mention.start, mention.end), "PRON") in words
 
 
 _WHO = "AnnotatedText"

@@ -9,7 +9,13 @@ from jaxtyping import Float, Int64
 from headwise.roles._evidence import Family, best_of
 from headwise.roles._rows import NULLS
 from headwise.roles._trials import Split, Trial
-from headwise.roles.evaluation import OFFSETS, DetailedScores, RoleScores, heuristic_names
+from headwise.roles.evaluation import (
+    OFFSETS,
+    DetailedScores,
+    RoleScores,
+    fit_tag_rules,
+    heuristic_names,
+)
 from headwise.roles.relations import Role
 
 _NULL_NAMES = {
@@ -20,6 +26,7 @@ _NULL_NAMES = {
     "control": "the same positions without repetition",
 }
 _NULL_MODELS = ("permuted", "random")
+_CLASSES = ("class", "set", "by class")
 # Which nulls apply to each kind of role. An offset is no null for an offset. Neither even
 # attention nor an untrained head is a null for evenness: small initial weights make attention
 # even.
@@ -28,7 +35,7 @@ _APPLICABLE = {
     "sink": ("chance", *_NULL_MODELS),
     "class": ("chance", "offset", *_NULL_MODELS),
     "breadth": ("permuted",),
-    "structure": ("chance", "offset", "class", "shuffled", *_NULL_MODELS),
+    "structure": ("chance", "offset", *_CLASSES, "candidate", "shuffled", *_NULL_MODELS),
     "probe": ("chance", "offset", "control", *_NULL_MODELS),
 }
 
@@ -96,8 +103,11 @@ def make_family(
     nulls = {name: np.full(value.shape, np.nan, np.float32) for name in NULLS}
     null_names = {name: [_NULL_NAMES.get(name, "")] * len(roles) for name in NULLS}
     nulls["chance"] = split.halves(scores.chance * applies)[1]
-    names = [heuristic_names(role.grid, trial.evaluator.tags) for role in roles]
-    for null, columns in (("offset", slice(len(OFFSETS))), ("class", slice(len(OFFSETS), None))):
+    names = [heuristic_names(role.grid) for role in roles]
+    for null, columns in (
+        ("offset", slice(len(OFFSETS))),
+        ("candidate", slice(len(OFFSETS), None)),
+    ):
         sums = scores.heuristics[..., columns]
         if sums.size:
             best, baseline = _best_on_selection(split, sums, scores.heuristic_count)
@@ -106,6 +116,9 @@ def make_family(
                 "".join(role_names[columns][index : index + 1])
                 for role_names, index in zip(names, best, strict=True)
             ]
+    for null, (rule_names, baseline) in _tag_baselines(trial, scores).items():
+        nulls[null] = baseline.rates * count
+        null_names[null] = rule_names
     for null, baseline in null_heads.items():
         nulls[null] = baseline.rates * count
     if contrast is not None:
@@ -114,6 +127,24 @@ def make_family(
     measures |= _mass_measures(roles, scores, split, _total(count))
     nulls = _where_applicable(nulls, roles)
     return Family(_flat(value), _flat(count), nulls, roles, null_names, measures)
+
+
+def _tag_baselines(trial: Trial, scores: DetailedScores) -> dict[str, tuple[list[str], Baseline]]:
+    """The rules of parts of speech that are best on the selection half, on the other half."""
+    rows, split, roles = scores.tag_rows, trial.split, trial.evaluator.roles
+    if rows is None:
+        return {}
+    selected = split.selection[split.text_of_item[rows.item]]
+    rules = fit_tag_rules(rows, selected, trial.evaluator.tags, len(roles))
+    baselines = {}
+    for name, rule in rules.items():
+        sums = np.zeros(scores.heuristic_count.shape, np.float32)
+        np.add.at(sums[..., 0], (rows.item, rows.role), rule.value)
+        baselines[name] = (
+            rule.names,
+            _best_on_selection(split, sums, scores.heuristic_count)[1],
+        )
+    return baselines
 
 
 def _best_on_selection(
@@ -163,11 +194,11 @@ def _mass_measures(
 def _where_applicable(
     nulls: Mapping[str, Float[np.ndarray, "held R N"]], roles: Sequence[Role]
 ) -> dict[str, Float[np.ndarray, "held C"]]:
-    """Put NaN where a null does not apply to a role; mentions have no class."""
+    """Put NaN where a null does not apply: mentions have no class, and others no candidates."""
     for name, sums in nulls.items():
         for column, role in enumerate(roles):
-            no_class = name == "class" and role.grid == "mention"
-            if name not in _APPLICABLE[role.kind] or no_class:
+            elsewhere = _CLASSES if role.grid == "mention" else ("candidate",)
+            if name not in _APPLICABLE[role.kind] or name in elsewhere:
                 sums[:, column] = np.nan
     return {name: _flat(sums) for name, sums in nulls.items()}
 

@@ -13,12 +13,14 @@ from headwise._progress import Progress
 from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
+from headwise.roles._control import plant
 from headwise.roles._evidence import FEWEST_TEXTS, Family, judge
 from headwise.roles._families import Baseline, make_family, null_head_baseline
 from headwise.roles._nulls import Evidence
-from headwise.roles._rows import role_rows
+from headwise.roles._rows import tested_rows
 from headwise.roles._table import Roles
 from headwise.roles._trials import SEQUENCES, Trial, distinct_texts, probe_trial, text_trial
+from headwise.roles.evaluation import DetailedScores
 from headwise.roles.relations import (
     PROBED,
     Pairs,
@@ -30,7 +32,6 @@ from headwise.roles.relations import (
     token_roles,
     tokenize,
 )
-from headwise.tables import Head
 
 _MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the model
 _EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakest
@@ -51,13 +52,19 @@ def find_roles(
 
     A role is a relation: a set of (query, key) pairs of a text, such as a verb and its subject.
     A head has a role if it scores higher on held-out texts than every null (a baseline without
-    knowledge of the relation) that applies: chance, the best fixed offset, the nearest word of
-    a part of speech, the best head of the same model with permuted or with initial weights, the
-    same words in another order, and for repetition the same positions without repetition. It
+    knowledge of the relation) that applies: chance, the best fixed offset, rules about parts of
+    speech and their order, rules that choose among candidates (the nearest, the first, the
+    longest, the most repeated), the best head of the same model with permuted or with initial
+    weights, the same words in another order, and for repetition the same positions without
+    repetition. It
     needs a lift of .25 (the share of the range above the null that the head reaches; for trees
     ten points) and p < .05, adjusted over all heads and roles together. It must clear the same
     bar on the selection half, on which heuristics and null heads are selected. A role describes
     what a head attends to, not what the model uses it for.
+
+    A relation with two ends is two roles, one in each direction. A role is tested only if the
+    texts could have shown it: a planted head with the true pairs, diluted with even attention,
+    has to be found by the same test. The outcome of each row says which of the three it is.
 
     The model reads every distinct text once, and random sequences with their controls; each
     null of `evidence` costs another pass, and `notes` counts them. Attention weights are
@@ -93,10 +100,15 @@ def find_roles(
     text = text_trial(tokenized, texts, _roles(tokenized, relations or {}), evidence)
     probe = probe_trial(tokenized, limit, evidence.seed)
     trials = [text] if probe is None else [text, probe]
-    families, heads, passes = _evaluate_trials(model, trials, evidence, on_progress)
-    verdicts = judge(families, seed=evidence.seed)
+    families, scores, passes = _evaluate_trials(model, trials, evidence, on_progress)
+    tests = sum(family.value.shape[1] for family in families)
+    controls = [
+        plant(family, scored, trial.split, tests=tests, seed=evidence.seed)
+        for family, scored, trial in zip(families, scores, trials, strict=True)
+    ]
+    verdicts = judge([control.family for control in controls], seed=evidence.seed)
     rows = pd.concat(
-        [role_rows(heads, *pair) for pair in zip(families, verdicts, strict=True)],
+        [tested_rows(scores[0].heads, *pair) for pair in zip(controls, verdicts, strict=True)],
         ignore_index=True,
     )
     held_out = _held_out(distinct_texts(texts), text)
@@ -104,7 +116,7 @@ def find_roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
         notes=(*_notes(tokenized, n_texts, trials), passes),
-        texts=_examples(rows, families[0], heads, held_out),
+        texts=_examples(rows, families[0], len(scores[0].heads), held_out),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
     )
@@ -138,8 +150,8 @@ def _roles(
 
 def _evaluate_trials(
     model: nn.Module, trials: Sequence[Trial], evidence: Evidence, on_progress: Progress | None
-) -> tuple[list[Family], tuple[Head, ...], str]:
-    """The families of all trials, the heads, and a note on how many passes that took."""
+) -> tuple[list[Family], list[DetailedScores], str]:
+    """The families of all trials, their scores, and a note on how many passes that took."""
     scores = [trial.evaluator.evaluate_detailed(model, on_progress) for trial in trials]
     contrasts = [
         None if trial.contrast is None else trial.contrast.evaluate(model, on_progress)
@@ -164,7 +176,7 @@ def _evaluate_trials(
         )
         for index, trial in enumerate(trials)
     ]
-    return families, scores[0].heads, _passes(trials[0], null_heads)
+    return families, scores, _passes(trials[0], null_heads)
 
 
 def _passes(trial: Trial, null_heads: Mapping[str, Sequence[Any]]) -> str:
@@ -212,11 +224,11 @@ def _notes(tokenized: Tokenized, n_texts: int, trials: Sequence[Trial]) -> tuple
 
 
 def _examples(
-    rows: pd.DataFrame, family: Family, heads: Sequence[Head], texts: Sequence[str]
+    rows: pd.DataFrame, family: Family, heads: int, texts: Sequence[str]
 ) -> dict[str, list[tuple[str, float, int]]]:
     """Held-out texts where heads show their roles most, then those where they show them least."""
     examples: dict[str, list[tuple[str, float, int]]] = {}
-    columns = len(family.roles) * len(heads)  # the other rows are of random sequences
+    columns = len(family.roles) * heads  # the other rows are of random sequences
     for column in np.flatnonzero(rows["found"][:columns]):
         count = family.count[:, column]
         with_query = np.flatnonzero(count)

@@ -8,34 +8,81 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from headwise._display import printable
+from headwise.roles._control import Control
 from headwise.roles._evidence import FEWEST_TEXTS, Family, Verdict, lift
 from headwise.tables import Head
 
 LEVEL = 0.05  # of the adjusted p
-NULLS = ("chance", "offset", "class", "permuted", "random", "shuffled", "control")
+NULLS = (
+    *("chance", "offset", "class", "set", "by class", "candidate"),
+    *("permuted", "random", "shuffled", "control"),
+)
 FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"
+_UNREACHABLE = "not tested: these texts could not have shown it"
 
 
-def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
-    """A row per role and head.
+def has_role(family: Family, verdict: Verdict) -> Bool[np.ndarray, " C"]:
+    """Which hypotheses of a family are found.
 
     A role is found if it is significant and clears its bar of lift and of points over the
     strongest null, on the held-out half and on the selection half.
     """
-    R, N = len(family.roles), len(heads)
-    bar = np.repeat([role.bar for role in family.roles], N)
-    points = np.repeat([role.points for role in family.roles], N)
+    heads = len(verdict.p) // max(1, len(family.roles))
+    bar = np.repeat([role.bar for role in family.roles], heads)
+    points = np.repeat([role.points for role in family.roles], heads)
     found = verdict.p < LEVEL
     for effect in (family.measures["chosen_half"], verdict.effect):
         gain = effect - verdict.baseline
         found &= (lift(effect, verdict.baseline) >= bar) & (gain >= points)
+    return found
+
+
+def tested_rows(heads: Sequence[Head], control: Control, verdict: Verdict) -> pd.DataFrame:
+    """A row per role and head, of the heads before the planted one of each role.
+
+    A role that was not found in a head counts as not tested if the planted head was not found
+    either, or if no effect is large enough to be found.
+    """
+    R, N = len(control.family.roles), len(heads)
+    found = has_role(control.family, verdict)
+    rows = role_rows([*heads, Head("", 0, 0)], control.family, verdict)
+    rows["smallest"] = np.repeat(control.smallest, N + 1)
+    planted = rows.iloc[N :: N + 1]
+    rows["control"] = np.repeat(planted["effect"].to_numpy(), N + 1)
+    reasons = [
+        _out_of_reach(row, effect)
+        for row, effect in zip(planted.to_dict("records"), control.effect.tolist(), strict=True)
+    ]
+    reason = np.repeat(reasons, N + 1)
+    unshown = ~found & (reason != "") & rows["p_adj"].notna().to_numpy()
+    rows.loc[unshown, "outcome"] = reason[unshown]
+    rows.loc[unshown, "p_adj"] = np.nan
+    kept = np.arange(R * (N + 1)) % (N + 1) < N
+    return rows[kept].reset_index(drop=True)
+
+
+def _out_of_reach(planted: Mapping[Any, Any], effect: float) -> str:
+    """Why the test of a role could show nothing; empty if it could."""
+    null = f"{planted['null']} scores {planted['baseline']:.2f}"
+    if not effect <= 1:
+        return f"not tested: {null}, and no score is as far above it as a label needs"
+    if not planted["found"]:
+        return f"not tested: a planted head with {effect:.2f} was not found ({null})"
+    return ""
+
+
+def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
+    """A row per role and head."""
+    R, N = len(family.roles), len(heads)
+    found = has_role(family, verdict)
     null_names = np.array([family.null_names[name] for name in NULLS])  # nulls x roles
     null = [
         null_names[row, column // N] if row >= 0 else ""
         for column, row in enumerate(verdict.null.tolist())
     ]
+    choice = np.repeat([role.score == "choice" for role in family.roles], N)
     columns: dict[str, Any] = {
         "name": [str(head) for head in heads] * R,
         "stack": [head.stack for head in heads] * R,
@@ -43,7 +90,7 @@ def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.Dat
         "head": [head.head for head in heads] * R,
         "role": np.repeat([role.name for role in family.roles], N),
         "found": found,
-        "outcome": outcomes(found, verdict.p, verdict.texts),
+        "outcome": outcomes(found, verdict.p, verdict.texts, choice),
         "effect": verdict.effect,
         "null": null,
         "baseline": verdict.baseline,
@@ -63,22 +110,28 @@ def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.Dat
 
 
 def outcomes(
-    found: Bool[np.ndarray, " C"], p: Float[np.ndarray, " C"], texts: Float[np.ndarray, " C"]
+    found: Bool[np.ndarray, " C"],
+    p: Float[np.ndarray, " C"],
+    texts: Float[np.ndarray, " C"],
+    choice: Bool[np.ndarray, " C"],
 ) -> list[str]:
     """The outcome of each row: `found`, `not found`, or `not tested: ` and what is missing.
 
     Args:
         p: The adjusted p; NaN where nothing was tested.
         texts: Held-out texts with at least one query for the role.
+        choice: Whether the role is a choice among candidates.
     """
     return [
-        untested(int(count)) if np.isnan(level) else FOUND if has_role else NOT_FOUND
-        for has_role, level, count in zip(found, p, texts, strict=True)
+        untested(int(count), bool(chooses)) if np.isnan(level) else FOUND if has_role else NOT_FOUND
+        for has_role, level, count, chooses in zip(found, p, texts, choice, strict=True)
     ]
 
 
-def untested(texts: int) -> str:
+def untested(texts: int, choice: bool = False) -> str:
     """Why a role was not tested: how many held-out texts have a query for it."""
+    if not texts and choice:
+        return "not tested: no held-out text has both a right and a wrong candidate for it"
     if not texts:
         return "not tested: no held-out text has a query for it"
     return f"not tested: {texts} held-out text{'' if texts == 1 else 's'}, {_NEEDED}"
@@ -108,13 +161,17 @@ def _none_found(rows: Iterable[tuple[str, bool, float]]) -> str:
     for role, was_tested, count in rows:
         tested[role] = tested.get(role, False) or was_tested
         texts[role] = max(texts.get(role, 0), int(count))
+    few = [count for role, count in texts.items() if count and not tested[role]]
+    short = [count for count in few if count < FEWEST_TEXTS]
+    beyond = len(few) - len(short)
     if not any(tested.values()):
-        return untested(max(texts.values(), default=0))
-    short = [texts[role] for role in texts if texts[role] and not tested[role]]
-    if not short:
+        return _UNREACHABLE if beyond else untested(max(texts.values(), default=0))
+    if not few:
         return "no role found"
-    missing = untested(max(short)).replace(": ", ": at most ")
-    return f"no role found among {sum(tested.values())} tested; {len(short)} {missing}"
+    found = f"no role found among {sum(tested.values())} tested"
+    if short:
+        found += f"; {len(short)} {untested(max(short)).replace(': ', ': at most ')}"
+    return f"{found}; {beyond} {_UNREACHABLE}" if beyond else found
 
 
 def shortfall(row: Mapping[Any, Any]) -> str:
@@ -122,8 +179,32 @@ def shortfall(row: Mapping[Any, Any]) -> str:
     null = printable(row["null"] or "no null")
     scores = f"{row['effect']:.3f} against {row['baseline']:.3f} of {null}"
     if row["p_adj"] != row["p_adj"]:
-        return f"{scores}, {untested(int(row['texts']))}"
+        return f"{scores}, {printable(row['outcome'])}"
+    could = "" if row["smallest"] != row["smallest"] else f"; {row['smallest']:.3f} needed"
     return (
         f"{scores}, lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}, "
-        f"{row['chosen_half']:.3f} on the other half"
+        f"{row['chosen_half']:.3f} on the other half{could}"
+    )
+
+
+def outcomes_by_role(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per role: its outcome over all heads, and the head that comes nearest to a label."""
+    return pd.DataFrame(
+        [_role_outcome(str(role), of) for role, of in rows.groupby("role", sort=False)]
+    )
+
+
+def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
+    having = rows[rows["found"]]
+    tested = rows[rows["outcome"].isin((FOUND, NOT_FOUND))]
+    best = (having if len(having) else tested if len(tested) else rows).sort_values(
+        ["lift", "effect"], ascending=False, kind="stable"
+    )
+    shown = best.iloc[0]
+    outcome = FOUND if len(having) else NOT_FOUND if len(tested) else str(shown["outcome"])
+    names = ("effect", "ci_low", "ci_high", "null", "baseline", "lift", "smallest", "control", "n")
+    return (
+        {"role": role, "outcome": outcome, "heads": len(having), "nearest": shown["name"]}
+        | {name: shown[name] for name in names}
+        | {"texts": shown["texts"]}
     )

@@ -13,23 +13,40 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._rows import NULLS, none_found, none_found_by_head, outcomes, shortfall
-from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each
+from headwise.roles._rows import (
+    NULLS,
+    none_found,
+    none_found_by_head,
+    outcomes_by_role,
+    shortfall,
+)
+from headwise.roles._saved_rows import typed_rows
+from headwise.roles.effects import Behaviour, Effects, ablate_each
 from headwise.tables import (
     Head,
     HeadLike,
     HeadsLike,
     at_prompt,
-    numbers_of,
     plot_categories,
     read_saved,
     resolve_heads,
-    texts_of,
     write_table_file,
 )
 
 SCHEMA = 1
-_COLUMNS = ("name", "role", "found", "effect", "null", "baseline", "lift", "p_adj", "n", "texts")
+_COLUMNS = (
+    "name",
+    "role",
+    "found",
+    "outcome",
+    "effect",
+    "null",
+    "baseline",
+    "lift",
+    "p_adj",
+    "n",
+    "texts",
+)
 _NEAREST = 3  # roles just below the bar that `why` lists
 
 
@@ -42,18 +59,21 @@ class Roles:
 
     Attributes:
         rows: A row per head and role. `outcome` is `found` (then `found` is true), `not found`,
-            or `not tested: ` and what is missing. `effect` is the score per query, from 0 to 1,
-            with its interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the
-            strongest null (a baseline without knowledge of the relation), `baseline` its score,
-            `lift` the share of the range above it that the head reaches, `n` the queries,
-            `texts` the texts with a query, `p_adj` the p adjusted over all rows (NaN below 20
-            queries or 30 texts), `chosen_half` the effect on the selection half; `null.…` is
-            the score of each null. `mass` is the attention on the relation, and `value` the
-            same with each key weighted by the norm of its projected value, `‖v_j W_O‖`: a head
-            may attend to keys that add little to its output. Both are from 0 to 1, and NaN for
-            a role without a relation or a head without an output projection. A role that a head
-            cannot have is NaN. After `effects`, `without.…` is the growth of a behaviour's loss
-            without the head, for the roles that the behaviour may depend on.
+            or `not tested: ` and what is missing. `smallest` is the smallest effect for which a
+            head is labelled in four cases of five (NaN: none is), `control` the score of a
+            planted head that the test found unless the outcome says otherwise. `effect` is the
+            score per query, from 0 to 1, with its interval (95 %, over texts) from `ci_low` to
+            `ci_high`; `null` is the strongest null (a baseline without knowledge of the
+            relation), `baseline` its score, `lift` the share of the range above it that the
+            head reaches, `n` the queries, `texts` the texts with a query, `p_adj` the p
+            adjusted over all rows (NaN where a role was not tested), `chosen_half` the effect
+            on the selection half; `null.…` is the score of each null. `mass` is the attention
+            on the relation, and `value` the same with each key weighted by the norm of its
+            projected value, `‖v_j W_O‖`: a head may attend to keys that add little to its
+            output. Both are from 0 to 1, and NaN for a role without a relation or a head
+            without an output projection. A role that a head cannot have is NaN. After
+            `effects`, `without.…` is the growth of a behaviour's loss without the head, for the
+            roles that the behaviour may depend on.
         meanings: A description of each role.
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,
@@ -79,6 +99,16 @@ class Roles:
         """The rows of roles that heads have, from the largest lift down."""
         rows = self.rows[self.rows["found"]]
         return rows.sort_values("lift", ascending=False, kind="stable", ignore_index=True)
+
+    def outcomes(self) -> pd.DataFrame:
+        """What became of each role: a row per role, whatever its outcome.
+
+        Returns:
+            A frame: role, outcome (`found`, `not found`, or `not tested: ` and what is missing),
+            heads (the number that have it), nearest (the strongest of them, else the head that
+            comes nearest), and that head's evidence, as in `rows`.
+        """
+        return outcomes_by_role(self.rows)
 
     def of(self, head: HeadLike) -> list[str]:
         """The roles of a head, from the largest lift down; often none."""
@@ -113,10 +143,12 @@ class Roles:
             lines += self._evidence_lines(row)
         if len(lines) == 1:
             lines.append(f"  {none_found(rows)}")
-        missed = rows[~rows["found"] & rows["effect"].notna()].head(_NEAREST)
-        lines += [
-            f"  not {printable(row['role'])}: {shortfall(row)}" for row in missed.to_dict("records")
-        ]
+        tested, known = rows["p_adj"].notna(), rows["effect"].notna()
+        missed, untested = rows[~rows["found"] & tested], rows[known & ~tested]
+        for row in missed.head(_NEAREST).to_dict("records"):
+            lines.append(f"  not {printable(row['role'])}: {shortfall(row)}")
+        for row in untested.head(_NEAREST).to_dict("records"):
+            lines.append(f"  {printable(row['role'])}: {shortfall(row)}")
         lines += [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
         return "\n".join(lines)
 
@@ -280,22 +312,9 @@ class Roles:
 
 
 def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
-    frame.attrs.clear()
-    numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
-    numbers += ["mass", "value", "chosen_half", *(f"null.{null}" for null in NULLS)]
-    numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
-    heads = [Head.parse(name) for name in texts_of(frame, "name")]
-    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
-    columns |= {name: texts_of(frame, name) for name in ("name", "stack", "role", "null")}
-    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
-    columns |= {"found": numbers_of(frame, "found") == 1}
-    if "outcome" not in frame:  # saved by a version without this column
-        frame.insert(list(frame).index("found") + 1, "outcome", "")
-        columns["outcome"] = outcomes(*(columns[name] for name in ("found", "p_adj", "texts")))
-    # Keep the order of the file, so that columns of later versions keep their places.
-    rows = pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
+    rows = typed_rows(frame)
     meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
-    unknown = sorted(set(columns["role"]) - meanings.keys())
+    unknown = sorted(set(rows["role"]) - meanings.keys())
     if unknown:
         raise ValueError(f"the role {unknown[0]!r} has no description")
     return Roles(

@@ -32,6 +32,9 @@ Nulls = Annotated[
 ]
 
 
+_OUTCOME = ["role", "outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
+
+
 @dataclass(frozen=True)
 class CorpusFiles:
     """The files with texts, by their format."""
@@ -81,8 +84,9 @@ def roles(
 ) -> None:
     """Find what each head looks at, tested against baselines.
 
-    Roles are evaluated on held-out texts. Prints the roles. With -o, writes the table; with
-    --json, prints JSON.
+    Roles are evaluated on held-out texts. Prints the roles of heads, then what became of each
+    role: found, not found (with the nearest head and the smallest effect that these texts could
+    have shown), or not tested. With -o, writes the table; with --json, prints the roles as JSON.
     """
     if files == CorpusFiles():
         raise ArgumentError(
@@ -109,3 +113,5 @@ def roles(
     if out is None and not as_json:
         print_note(str(result))
         print_table(rows[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
+        outcomes = result.outcomes()
+        print_table(outcomes[outcomes["n"] > 0][_OUTCOME].rename(columns={"role": "name"}))

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 
 from headwise.corpora._text import AnnotatedText, Mention
 from headwise.corpora.readers._file import Fault, check_filled, fault_at, lines_of, located_by
@@ -15,6 +16,9 @@ _HEADER += ["URL"]
 _TRUTH = {"TRUE": True, "FALSE": False}
 _OFFSET = re.compile(r"\d{1,9}", re.ASCII)
 _NUMBER = re.compile(r"\d+[\s.)]+")
+_PRONOUN = re.compile(
+    r"s?he|him|his|hers?|they|them|theirs?|(him|her)self|themselves", re.IGNORECASE
+)
 
 
 def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedText]:
@@ -65,14 +69,16 @@ def _mention(row: dict[str, str], name: str, entity: int, fault: Fault) -> Menti
             f"{name} is {form!r} at {offset!r}, where the text has {actual!r}. "
             f"Count characters, from 0."
         )
-    return Mention(int(offset), int(offset) + len(form), entity)
+    return Mention(int(offset), int(offset) + len(form), entity, name == "Pronoun")
 
 
 def read_winobias(path: str | os.PathLike[str]) -> list[AnnotatedText]:
     """Read the sentences of a WinoBias file, where `[…]` marks the mentions of one entity.
 
     A number before a sentence is dropped, and so are the brackets. White space at the ends of a
-    mention does not belong to it.
+    mention does not belong to it. The other person of a sentence has no brackets there, but has
+    them in the sentence that it is paired with: every phrase that is a mention somewhere in the
+    file and occurs outside of brackets is a mention of an entity of its own.
 
     Raises:
         InputError: the file cannot be read, brackets do not close or are nested, or a sentence
@@ -85,7 +91,29 @@ def read_winobias(path: str | os.PathLike[str]) -> list[AnnotatedText]:
         for number, line in enumerate(lines_of(path, _WINOBIAS), 1)
         if line.strip()
     ]
-    return check_filled(texts, path, _WINOBIAS)
+    people = {
+        text.text[mention.start : mention.end].lower()
+        for text in texts
+        for mention in text.mentions
+        if not mention.pronoun
+    }
+    # The longest first, so that part of a longer phrase is no mention.
+    phrases = "|".join(re.escape(person) for person in sorted(people, key=len, reverse=True))
+    person = re.compile(rf"\b(?:{phrases})\b", re.IGNORECASE)
+    return check_filled([_with_others(text, person) for text in texts], path, _WINOBIAS)
+
+
+def _with_others(text: AnnotatedText, person: re.Pattern[str]) -> AnnotatedText:
+    """The text with the people outside of its brackets as further mentions."""
+    marked = [(mention.start, mention.end) for mention in text.mentions]
+    others = [
+        match.span()
+        for match in person.finditer(text.text)
+        if match.group()
+        and all(match.end() <= start or end <= match.start() for start, end in marked)
+    ]
+    added = tuple(Mention(*span, entity) for entity, span in enumerate(others, 1))
+    return replace(text, mentions=text.mentions + added)
 
 
 def _bracketed(line: str, fault: Fault) -> AnnotatedText:
@@ -103,7 +131,8 @@ def _bracketed(line: str, fault: Fault) -> AnnotatedText:
         else:
             inside = text[opened:]
             start = opened + len(inside) - len(inside.lstrip())
-            mentions.append(Mention(start, start + len(inside.strip()), 0))
+            pronoun = _PRONOUN.fullmatch(inside.strip()) is not None
+            mentions.append(Mention(start, start + len(inside.strip()), 0, pronoun))
             opened = None
     if opened is not None or len(mentions) < 2:
         raise fault(

@@ -18,7 +18,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[AnnotatedText]:
 
     The keys are the attributes of `AnnotatedText`: `{"text": "Ann sang", "words": [[0, 3], [4, 8]],
     "tags": ["PROPN", "VERB"], "arcs": [[0, 1, "nsubj"]], "mentions": [[0, 3, 0]],
-    "links": []}`; all but the text may be left out.
+    "links": []}`; all but the text may be left out. A mention may end with `true`: a pronoun.
 
     Raises:
         InputError: the file cannot be read, a line is no such object, or annotations do not fit
@@ -32,13 +32,17 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[AnnotatedText]:
     return check_filled(texts, path, _JSONL)
 
 
-# For each list, the types of the entries of an item, and its constructor.
+# For each list, the types of the entries of an item, and its constructor. The last entry of a
+# mention may be left out.
 _ITEMS: dict[str, tuple[tuple[type, ...], Any]] = {
     "words": ((int, int), lambda *span: span),
     "arcs": ((int, int, str), Arc),
-    "mentions": ((int, int, int), Mention),
+    "mentions": ((int, int, int, bool), Mention),
     "links": ((int, int), lambda *pair: pair),
 }
+
+
+_SHAPE = {int: "number", str: "name", bool: "true for a pronoun"}
 
 
 def _from_json(line: str, fault: Fault) -> AnnotatedText:
@@ -68,8 +72,9 @@ def _items(name: str, items: Any, fault: Fault) -> tuple[Any, ...]:
         raise fault(f"{name} are {str(items)[:40]!r}. Give a list.")
     for item in items:
         # isinstance(True, int) holds, but a bool in a file is a mistake.
-        if not isinstance(item, list) or list(map(type, item)) != list(kinds):
-            shape = ", ".join("number" if kind is int else "name" for kind in kinds)
+        types = list(map(type, item)) if isinstance(item, list) else []
+        if types not in [list(kinds), [kind for kind in kinds if kind is not bool]]:
+            shape = ", ".join(_SHAPE[kind] for kind in kinds)
             raise fault(f"{name} hold {str(item)[:40]!r}. Give [{shape}].")
     return tuple(make(*item) for item in items)
 

@@ -11,6 +11,7 @@ from headwise.roles import Roles
 from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
+OUTCOME_COLUMNS = ("Role", "Outcome", "Nearest head", "Effect", "Strongest null", "Needed")
 MAX_ROWS = 100  # of the table; each head's own panel shows all of its roles
 
 # For example, a head that attends to another text.
@@ -30,6 +31,7 @@ class RoleTable:
         left_out: How many rows are left out.
         groups: A sentence for each group of heads that back each other up.
         notes: How the numbers were computed.
+        outcomes: What became of each role: found, not found or not tested.
     """
 
     behaviours: dict[str, str]
@@ -38,7 +40,9 @@ class RoleTable:
     left_out: int
     groups: list[str]
     notes: list[str]
+    outcomes: list[Payload]
     columns: tuple[str, ...] = COLUMNS
+    outcome_columns: tuple[str, ...] = OUTCOME_COLUMNS
 
 
 def role_table(roles: Roles) -> RoleTable:
@@ -52,6 +56,7 @@ def role_table(roles: Roles) -> RoleTable:
         left_out=max(0, len(rows) - MAX_ROWS),
         groups=[visible(group_line(group)) for group in roles.ablation_effects.groups],
         notes=[visible(note) for note in roles.notes],
+        outcomes=[_outcome(row) for row in roles.outcomes().to_dict("records") if row["n"]],
     )
 
 
@@ -89,6 +94,20 @@ def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
         "p": f"{row['p_adj']:.2g}",
         "n": f"{row['n']:,.0f} in {counted(int(row['texts']), 'text')}",
         "without": [lost for name in roles.ablation_effects.says for lost in _without(row, name)],
+    }
+
+
+def _outcome(row: Mapping[Any, Any]) -> Payload:
+    """What became of a role, as text: with the head that has it or comes nearest."""
+    outcome = f"{row['outcome']} ({counted(row['heads'], 'head')})"
+    needed = row["smallest"]
+    return {
+        "role": visible(row["role"]),
+        "outcome": visible(outcome if row["heads"] else row["outcome"]),
+        "head": visible(row["nearest"]),
+        "effect": f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
+        "null": visible(f"{row['baseline']:.3f} of {row['null'] or 'no null'}"),
+        "needed": "–" if needed != needed else f"{needed:.3f}",
     }
 
 

@@ -26,7 +26,7 @@ from headwise.roles.relations import INDUCTION, TokenText, probe, tokenize
 _BATCH = 32  # texts per forward pass
 _UNLIMITED = 10**9  # tokens: texts are not cut
 _AGREEING = ("next subject", "head → nsubj")
-_TRANSLATING = ("translation", "next translation")
+_TRANSLATING = ("translation → source", "next translation")
 _REPEATING = ("previous token", "same token", "induction")
 
 

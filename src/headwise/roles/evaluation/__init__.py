@@ -7,6 +7,7 @@ from headwise.roles.evaluation._evaluate import (
     check_reads_one_text,
 )
 from headwise.roles.evaluation._heuristics import OFFSETS, heuristic_names
+from headwise.roles.evaluation._tag_rules import TagRows, TagRule, fit_tag_rules
 from headwise.roles.evaluation._units import Units
 
 __all__ = [
@@ -14,7 +15,10 @@ __all__ = [
     "DetailedScores",
     "Evaluator",
     "RoleScores",
+    "TagRows",
+    "TagRule",
     "Units",
     "check_reads_one_text",
+    "fit_tag_rules",
     "heuristic_names",
 ]

@@ -45,7 +45,7 @@ class EligiblePairs:
         self.candidates = units & ~index.units.excluded[:, None]
         self._n_candidates = self.candidates.sum(-1)  # B hv n
         text, unit, query = index.text, index.unit, index.query
-        self._top = index.scored_by("top")
+        self._top, self._choice = index.scored_by("top"), index.scored_by("choice")
         pair = (text[query], slice(None), unit[query], index.key)
         self._allowed = torch.where(self._top[query, None], self.candidates[pair], units[pair])
         has_key = _sum_into(self._allowed.float(), query, len(text)) > 0
@@ -54,7 +54,11 @@ class EligiblePairs:
             self._n_candidates[text, :, unit],
             units.sum(-1)[text, :, unit],
         )
-        self.eligible = (has_key & (options > 1)).float()  # Q hv
+        self.choosable = index.choices.allowed(self.candidates)  # C hv
+        decides = _sum_into(self.choosable.float(), index.choices.query, len(text)) > 0
+        self.eligible = torch.where(
+            self._choice[:, None], decides, has_key & (options > 1)
+        ).float()  # Q hv
         self.count = _sum_into(self.eligible, index.cell, index.n_cells)
         self.chance = _sum_into(self._chance(), index.cell, index.n_cells)
 
@@ -72,6 +76,10 @@ class EligiblePairs:
         mass = even[index.text[pairs.query], :, pairs.query_token, pairs.key_token]
         chance = _sum_into(mass * pairs.share[:, None], pairs.query, len(index.text))
         chance = torch.where(self._top[:, None], self.chance_of_top(), chance)
+        if self._choice.any():
+            even = torch.zeros_like(self.choosable, dtype=torch.float32)
+            chosen = index.choices.hits(even, self.choosable)
+            chance = torch.where(self._choice[:, None], chosen, chance)
         return self.eligible * torch.where(index.scored_by("entropy")[:, None], 1.0, chance)
 
     @cached_property
@@ -118,6 +126,8 @@ class EligiblePairs:
         total = segments.sums(block.table, _for_heads(weights, block))
         if len(self._top_pairs[0].rows):
             total += self._top_sums(block)
+        if len(self.index.choices.query):
+            total += self._choice_sums(block)
         segments, weights = self._entropy_rows
         if len(segments.rows):
             total += segments.sums(heads_last(block.evenness), _for_heads(weights, block))
@@ -127,6 +137,16 @@ class EligiblePairs:
         """The sum of a table of token pairs over the relations, whichever score a role has."""
         segments, weights = self._all_segments
         return segments.sums(table, _for_heads(weights, block))
+
+    def _choice_sums(self, block: HeadWeights) -> Float[Tensor, "cells h"]:
+        """Queries whose candidate with the largest weight is right."""
+        index, choices = self.index, self.index.choices
+        weights = choices.entries(index.units.fold(block.weights))
+        hits = choices.hits(weights, _for_heads(self.choosable, block))
+        hits = hits * _for_heads(self.eligible, block).to(hits)
+        return hits.new_zeros(index.n_cells, hits.shape[1]).index_add_(
+            0, index.cell.to(hits.device), hits
+        )
 
     def _top_sums(self, block: HeadWeights) -> Float[Tensor, "cells h"]:
         """Queries whose largest weight is on the relation; weights that tie share it."""

@@ -1,12 +1,12 @@
 """Evaluation of a model: what every head scores on every role in each text."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -16,8 +16,10 @@ from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models import check_reads_text, reads_two_texts, text_alone
 from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights, heads_last
-from headwise.roles.evaluation._heuristics import heuristic_sums
+from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
+from headwise.roles.evaluation._planted import planted_sums
 from headwise.roles.evaluation._relation_index import RelationIndex
+from headwise.roles.evaluation._tag_rules import TagRows
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import GRIDS, Item, Role
 from headwise.tables import Head
@@ -55,12 +57,19 @@ class DetailedScores(RoleScores):
             share of the sum over all keys of the query; NaN without a known output projection.
         heuristics: What each heuristic scores.
         heuristic_count: The number of its queries: those that are eligible for any head.
+        planted: What a head scores that attends to nothing but the pairs of the role.
+        planted_chance: What even attention scores on the same queries.
+        tag_rows: The queries of structural roles with the nearest words of every part of speech;
+            None without tags.
     """
 
     mass: Float[np.ndarray, "M R N"]
     value_mass: Float[np.ndarray, "M R N"]
     heuristics: Float[np.ndarray, "M R K"]
     heuristic_count: Float[np.ndarray, "M R 1"]
+    planted: Float[np.ndarray, "M R 1"]
+    planted_chance: Float[np.ndarray, "M R 1"]
+    tag_rows: TagRows | None
 
 
 _Sums = dict[str, Tensor]
@@ -70,7 +79,7 @@ class Evaluator:
     """Items and roles, batched and indexed once, to evaluate any number of models on."""
 
     def __init__(self, items: Sequence[Item], roles: Sequence[Role], tags: Sequence[str] = ()):
-        """Index the items; `tags` are the parts of speech that heuristics may use."""
+        """Index the items; `tags` are the parts of speech that rules may use."""
         self.roles, self.tags = tuple(roles), tuple(tags)
         rows = _batches(items)
         self.batches = [_Batch([items[row] for row in batch], roles) for batch in rows]
@@ -90,7 +99,7 @@ class Evaluator:
     def evaluate_detailed(
         self, model: nn.Module, on_progress: Progress | None = None
     ) -> DetailedScores:
-        """Evaluate with heuristics, and with mass and value-weighted mass for every role."""
+        """Evaluate with heuristics, words by class, and (value-weighted) mass for every role."""
         return DetailedScores(**self._sums(model, on_progress, detailed=True))
 
     @torch.no_grad()
@@ -99,6 +108,7 @@ class Evaluator:
     ) -> dict[str, Any]:
         check_reads_one_text("find_roles", model)
         parts: list[_Sums] = []
+        rows: list[TagRows] = []
         done = 0
         with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:
             for batch in self.batches:
@@ -108,7 +118,9 @@ class Evaluator:
                 batch.check(model, layers)
                 # The function mode that captures attention need not see what follows from it.
                 with without_function_modes():
-                    parts.append(batch.sums(layers, self.tags if detailed else None))
+                    parts.append(batch.sums(layers, detailed))
+                    texts = np.array(self._order[done : done + len(batch.items)])
+                    rows += batch.tag_rows(layers, self.tags, texts) if detailed else []
                 done += len(batch.items)
                 if on_progress is not None:
                     on_progress(done, len(self._order))
@@ -118,6 +130,8 @@ class Evaluator:
             for name in parts[0]
         }
         causal = not sums.pop("ahead").any()
+        if detailed:
+            sums["tag_rows"] = TagRows.joined(rows) if self.tags and rows else None
         return sums | {
             "causal": causal,
             "heads": tuple(head for layer in layers for head in layer.heads),
@@ -160,17 +174,31 @@ class _Batch:
                 f"all texts at once."
             )
 
-    def sums(self, layers: Sequence[Layer], tags: Sequence[str] | None) -> _Sums:
-        """Sums of every text and role; `tags` adds heuristics, mass and value-weighted mass."""
-        per_layer = [self._layer_sums(layer, detailed=tags is not None) for layer in layers]
+    def tag_rows(
+        self, layers: Sequence[Layer], tags: Sequence[str], texts: Int[np.ndarray, " B"]
+    ) -> list[TagRows]:
+        """The rows of both grids that have parts of speech, with these numbers of the texts."""
+        grids = self._eligible_under(_visible_to_any(layers)) if tags else []
+        found = [
+            tag_rows(pairs, self.items, tags)
+            for pairs in grids
+            if pairs.index.units.grid != "mention"
+        ]
+        return [replace(rows, item=texts[rows.item]) for rows in found]
+
+    def sums(self, layers: Sequence[Layer], detailed: bool) -> _Sums:
+        """Sums of every text and role; in detail with heuristics and masses."""
+        per_layer = [self._layer_sums(layer, detailed) for layer in layers]
         sums = {name: torch.cat([part[name] for part in per_layer], -1) for name in per_layer[0]}
-        visible = torch.stack([layer.visible.any(1, keepdim=True) for layer in layers]).any(0)
-        if tags is not None:
+        visible = _visible_to_any(layers)
+        if detailed:
             grids = self._eligible_under(visible)
-            heuristics = [heuristic_sums(pairs, self.items, tags) for pairs in grids]
+            heuristics = [heuristic_sums(pairs, self.items) for pairs in grids]
             most = max(part.shape[-1] for part in heuristics)
             sums["heuristics"] = _add(pad(part, (0, most - part.shape[-1])) for part in heuristics)
             sums["heuristic_count"] = _add(pairs.count for pairs in grids)
+            sums["planted"] = _add(planted_sums(pairs, visible) for pairs in grids)
+            sums["planted_chance"] = _add(pairs.chance for pairs in grids)
         shape = (len(self.items), self._n_roles, -1)
         sums = {name: part.view(shape) for name, part in sums.items()}
         return sums | {"ahead": visible.triu(1).any().cpu().expand(len(self.items))}
@@ -210,6 +238,10 @@ class _Batch:
             pairs = [EligiblePairs(index, visible) for index in self._indexes]
             cached = self._cached = (visible, pairs)
         return cached[1]
+
+
+def _visible_to_any(layers: Sequence[Layer]) -> Bool[Tensor, "B 1 T S"]:
+    return torch.stack([layer.visible.any(1, keepdim=True) for layer in layers]).any(0)
 
 
 def check_reads_one_text(who: str, model: nn.Module) -> None:

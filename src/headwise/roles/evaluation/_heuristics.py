@@ -1,103 +1,123 @@
-"""Heuristics that a head must beat: a fixed offset, the nearest word of a part of speech."""
+"""Heuristics that a head must beat: fixed offsets, words of a class, rules that choose."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from headwise.roles.evaluation._choices import RULES
 from headwise.roles.evaluation._eligible import EligiblePairs
-from headwise.roles.evaluation._relation_index import Segments
+from headwise.roles.evaluation._tag_rules import FAR, SIDES, TagRows
 from headwise.roles.relations import Grid, Item
 
 OFFSETS = tuple(range(-10, 11))
-_NONE = -1  # the heuristic names no key
-# A word is never its own candidate; a mention has no part of speech.
-_DIRECTIONS: Mapping[Grid, tuple[str, ...]] = {
-    "token": ("to the left", "to the right", "to the left or itself"),
-    "word": ("to the left", "to the right"),
-    "mention": (),
-}
 
 
-def heuristic_names(grid: Grid, tags: Sequence[str]) -> list[str]:
-    """The names of the heuristics of a grid, in their order."""
-    names = [f"offset {offset:+d}" for offset in OFFSETS]
-    return names + [f"nearest {tag} {side}" for tag in tags for side in _DIRECTIONS[grid]]
+def heuristic_names(grid: Grid) -> list[str]:
+    """The names of the heuristics of a grid that are not fitted, in their order: offsets first.
+
+    Mentions are candidates of a choice: the one at offset −2 is the second one before the query.
+    """
+    if grid == "mention":
+        names = [f"candidate {offset:+d}" for offset in OFFSETS]
+        return names + [f"{rule} candidate" for rule in RULES]
+    return [f"offset {offset:+d}" for offset in OFFSETS]
 
 
-def heuristic_sums(
-    eligible: EligiblePairs, items: Sequence[Item], tags: Sequence[str]
-) -> Float[Tensor, "cells K"]:
+def heuristic_sums(eligible: EligiblePairs, items: Sequence[Item]) -> Float[Tensor, "cells K"]:
     """What each heuristic scores in each cell, under a mask that all heads share.
 
     A heuristic puts all its attention on the one candidate that it names, and spreads it over
-    the candidates where it names none. Parts of speech are evaluated for structural roles.
+    the candidates where it names none.
     """
-    index, candidates = eligible.index, eligible.candidates[:, 0]
-    every = torch.ones(len(index.text), dtype=torch.bool)
-    offsets = _sums(eligible, _at_offsets(candidates), every)
-    nearest = _nearest_of_tags(candidates, index.units.grid, items, tags)
-    if nearest is None:
-        return offsets
-    return torch.cat([offsets, _sums(eligible, nearest, index.structural)], 1)
-
-
-def _sums(
-    eligible: EligiblePairs, named: Int[Tensor, "B n K"], which: Bool[Tensor, " Q"]
-) -> Float[Tensor, "cells K"]:
-    """What heuristics that name these keys score, over some of the queries."""
     index = eligible.index
-    pairs = which[index.query]
-    pair_query, query = index.query[pairs], torch.arange(len(which))[which]
-    # _NONE equals no key.
-    named_key = named[index.text[pair_query], index.unit[pair_query]]
-    hits = (named_key == index.key[pairs, None]).float()
-    unnamed = named[index.text[query], index.unit[query]] == _NONE
-    guesses = unnamed * eligible.chance_of_top()[query]
-    hit_rows = Segments.of(torch.arange(len(hits)), index.cell[pair_query], index.n_cells)
-    guess_rows = Segments.of(torch.arange(len(guesses)), index.cell[query], index.n_cells)
-    counts = eligible.eligible
-    return hit_rows.sums(hits, counts[pair_query]) + guess_rows.sums(guesses, counts[query])
+    if index.units.grid == "mention":
+        choosable = eligible.choosable
+        scores = index.choices.rule_scores(items, OFFSETS, choosable)
+        values = index.choices.hits(scores, choosable) * eligible.eligible
+    else:
+        values = _at_offsets(eligible, torch.arange(len(index.text))) * eligible.eligible
+    return values.new_zeros(index.n_cells, values.shape[1]).index_add_(0, index.cell, values)
 
 
-def _at_offsets(candidates: Bool[Tensor, "B n n"]) -> Int[Tensor, "B n K"]:
-    """The key that each offset names for each query."""
-    n = candidates.shape[-1]
-    position = torch.arange(n)
-    keys = []
-    for offset in OFFSETS:
-        allowed = torch.zeros_like(candidates[..., 0])
-        start, end = max(0, -offset), min(n, n - offset)
-        if start < end:
-            allowed[:, start:end] = candidates.diagonal(offset, 1, 2)
-        keys.append(torch.where(allowed, position + offset, _NONE))
-    return torch.stack(keys, dim=-1)
+def tag_rows(eligible: EligiblePairs, items: Sequence[Item], tags: Sequence[str]) -> TagRows:
+    """The nearest words of every part of speech for the eligible queries of structural roles.
 
-
-def _nearest_of_tags(
-    candidates: Bool[Tensor, "B n n"], grid: Grid, items: Sequence[Item], tags: Sequence[str]
-) -> Int[Tensor, "B n K"] | None:
-    """The nearest key of each part of speech for each query; None without tags."""
-    if not tags or not _DIRECTIONS[grid]:
-        return None
-    n = candidates.shape[-1]
-    keys = []
-    for tag in tags:
-        tagged = torch.zeros(len(items), n, dtype=torch.bool)
-        for row, item in enumerate(items):
-            words = [word for word, word_tag in enumerate(item.tags) if word_tag == tag]
-            tokens = [token for word in words for token in item.units["word"][word]]
-            tagged[row, words if grid == "word" else tokens] = True
-        keys += _nearest(candidates & tagged[:, None])[: len(_DIRECTIONS[grid])]
-    return torch.stack(keys, dim=-1)
-
-
-def _nearest(keys: Bool[Tensor, "B n n"]) -> list[Int[Tensor, "B n"]]:
-    """The nearest of these keys left of each query, right of it, and left of it or itself."""
-    position = torch.arange(keys.shape[-1])
-    left, left_or_self = (
-        torch.where(side, position, _NONE).amax(-1) for side in (keys.tril(-1), keys.tril())
+    On the grid of tokens a word is named by the last of its tokens on the left, by the first on
+    the right, and the query's own word may be named as well.
+    """
+    index = eligible.index
+    grid = index.units.grid
+    n = index.units.n
+    rows = torch.nonzero(index.structural & (eligible.eligible[:, 0] > 0)).flatten()
+    place, of_row = torch.unique(index.text[rows] * n + index.unit[rows], return_inverse=True)
+    text, unit = place // n, place % n
+    members, tag_of_unit = _by_tag(items, grid, tags, n)
+    columns = members[text]  # U tag m
+    allowed = eligible.candidates[text, 0, unit].gather(1, columns.clamp(min=0).flatten(1))
+    allowed = allowed.view(columns.shape) & (columns >= 0)
+    step = columns - unit[:, None, None]
+    sides = [(step < 0, -1), (step > 0, 1), ((step <= 0) & (grid == "token"), -1)]
+    assert len(sides) == len(SIDES)
+    is_key = torch.zeros(len(index.text), n, dtype=torch.bool)
+    is_key[index.query, index.key] = True
+    distances, rights = [], []
+    for inside, sign in sides:
+        near = _two_nearest(torch.where(allowed & inside, sign * step, FAR))[of_row]
+        key = (index.unit[rows, None, None] + sign * near).clamp(0, n - 1)
+        right = is_key[rows].gather(1, key.flatten(1)).view(near.shape) & (near < FAR)
+        distances.append(near)
+        rights.append(right)
+    return TagRows(
+        item=index.text[rows].numpy(),
+        role=index.role[rows].numpy(),
+        tag=tag_of_unit[index.text[rows], index.unit[rows]].numpy(),
+        chance=eligible.chance_of_top()[rows, 0].numpy(),
+        distance=torch.stack(distances, 1).numpy().astype(np.int16),
+        right=torch.stack(rights, 1).numpy(),
+        offsets=_at_offsets(eligible, rows).numpy(),
     )
-    right = torch.where(keys.triu(1), position, len(position)).amin(-1)
-    return [left, torch.where(right < len(position), right, _NONE), left_or_self]
+
+
+def _two_nearest(distance: Int[Tensor, "U tag m"]) -> Int[Tensor, "U 2 tag"]:
+    nearest = distance.amin(-1)
+    others = torch.where(distance == nearest[..., None], FAR, distance)
+    return torch.stack([nearest, others.amin(-1)], 1)
+
+
+def _by_tag(
+    items: Sequence[Item], grid: Grid, tags: Sequence[str], n: int
+) -> tuple[Int[Tensor, "B tag m"], Int[Tensor, "B n"]]:
+    """The units with each part of speech, padded with −1, and the part of speech of each unit."""
+    number = {tag: column for column, tag in enumerate(tags)}
+    tag_of_unit = torch.full((len(items), n), -1)
+    members: list[list[list[int]]] = []
+    for row, item in enumerate(items):
+        of_tag: list[list[int]] = [[] for _ in tags]
+        for word, tag in enumerate(item.tags):
+            units = [word] if grid == "word" else item.units["word"][word]
+            if tag in number:
+                of_tag[number[tag]] += units
+                tag_of_unit[row, list(units)] = number[tag]
+        members.append(of_tag)
+    most = max((len(units) for of_tag in members for units in of_tag), default=0)
+    padded = [[units + [-1] * (most - len(units)) for units in of_tag] for of_tag in members]
+    columns = torch.tensor(padded, dtype=torch.int64).view(len(items), len(tags), most)
+    # At least one column, to reduce over.
+    return torch.nn.functional.pad(columns, (0, 1), value=-1), tag_of_unit
+
+
+def _at_offsets(eligible: EligiblePairs, rows: Int[Tensor, " K"]) -> Float[Tensor, "K offset"]:
+    """What each offset scores for some queries."""
+    index, n = eligible.index, eligible.index.units.n
+    candidates = eligible.candidates[index.text[rows], 0, index.unit[rows]]
+    is_key = torch.zeros(len(index.text), n, dtype=torch.bool)
+    is_key[index.query, index.key] = True
+    named = index.unit[rows, None] + torch.tensor(OFFSETS)
+    inside = (named >= 0) & (named < n)
+    named = named.clamp(0, max(0, n - 1))
+    exists = inside & candidates.gather(1, named)
+    chance = eligible.chance_of_top()[rows]
+    return torch.where(exists, is_key[rows].gather(1, named).float(), chance)

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from headwise.roles.evaluation._choices import Choices
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role
 
@@ -49,7 +50,14 @@ class Segments:
 
 @dataclass(frozen=True)
 class TokenPairs:
-    """The pairs of tokens behind the pairs of units, each with its share of the query."""
+    """The pairs of tokens behind the pairs of units, each with its share of the query.
+
+    Attributes:
+        query: The number of the query.
+        query_token: The token that attends.
+        key_token: The token that is attended to.
+        share: The weight of the pair in the mass of the query.
+    """
 
     query: Int[Tensor, " E"]
     query_token: Int[Tensor, " E"]
@@ -62,6 +70,7 @@ class RelationIndex:
 
     Attributes:
         units: The units that are queries and keys.
+        roles: The roles, of which some are on other grids.
         n_cells: The number of cells: texts times roles.
         text: The text of each query.
         role: Its role.
@@ -69,29 +78,31 @@ class RelationIndex:
         unit: Its unit.
         query: For each pair, the number of its query.
         key: For each pair, the unit that is its key.
+        choices: The candidates of the roles that are choices.
         mass_pairs: The pairs of tokens of the roles that are scored by mass.
         token_pairs: The pairs of tokens of all roles.
     """
 
     def __init__(self, units: Units, items: Sequence[Item], roles: Sequence[Role]) -> None:
-        self.units, self._roles = units, roles
+        self.units, self.roles = units, roles
         self.n_cells = len(items) * len(roles)
         number = _pair_numbers(units, items, roles)
         queries, self.query = torch.unique_consecutive(number // units.n, return_inverse=True)
         self.key = number % units.n
         self.cell, self.unit = queries // units.n, queries % units.n
         self.text, self.role = self.cell // len(roles), self.cell % len(roles)
+        self.choices = Choices.of(units, items, roles, queries, number)
         self.token_pairs = _token_pairs(self, torch.ones_like(self.query, dtype=torch.bool))
         self.mass_pairs = _token_pairs(self, self.scored_by("mass")[self.query])
 
     def scored_by(self, score: str) -> Bool[Tensor, " Q"]:
         """Which queries are of roles with this score."""
-        return torch.tensor([role.score == score for role in self._roles])[self.role]
+        return torch.tensor([role.score == score for role in self.roles])[self.role]
 
     @cached_property
     def structural(self) -> Bool[Tensor, " Q"]:
         """Which queries are of structural roles."""
-        return torch.tensor([role.kind == "structure" for role in self._roles])[self.role]
+        return torch.tensor([role.kind == "structure" for role in self.roles])[self.role]
 
     def rows(self, query: Int[Tensor, " K"], key: Int[Tensor, " K"]) -> Int[Tensor, " K"]:
         """The rows of pairs in a table of all pairs of units."""
@@ -121,12 +132,23 @@ def _token_pairs(index: RelationIndex, keep: Bool[Tensor, " P"]) -> TokenPairs:
     if index.units.grid == "token":
         return TokenPairs(query, index.unit[query], key, torch.ones(len(query)))
     tokens = index.units.tokens_of
-    columns = (query, index.text[query], index.unit[query], key)
+    incoming = torch.tensor([role.incoming for role in index.roles])[index.role[query]]
+    # If the candidates attend to the query, each of several right ones counts equally.
+    n_keys = torch.bincount(query, minlength=len(index.text))[query]
+    columns = (
+        query,
+        index.text[query],
+        torch.where(incoming, key, index.unit[query]),
+        torch.where(incoming, index.unit[query], key),
+        torch.where(incoming, n_keys, 1),
+    )
     # Two keys of one query may share a token, whose attention counts once.
     entries = sorted(
         {
-            (number, query_token, key_token, len(tokens(text, unit)))
-            for number, text, unit, key_unit in zip(*(c.tolist() for c in columns), strict=True)
+            (number, query_token, key_token, share * len(tokens(text, unit)))
+            for number, text, unit, key_unit, share in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
             for query_token in tokens(text, unit)
             for key_token in tokens(text, key_unit)
         }

@@ -1,6 +1,6 @@
 """Roles from annotations: dependency trees, mentions, translations."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from headwise.roles.relations._relations import Pairs, Role
@@ -14,7 +14,7 @@ _SUBJECT = "nsubj"
 
 
 def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
-    """The roles from annotations: dependencies both ways, mentions, translations."""
+    """The roles from annotations, each in one direction: dependencies, mentions, translations."""
     names = {
         _plain(arc.relation)
         for text in {id(piece.text): piece.text for piece in texts}.values()
@@ -23,13 +23,11 @@ def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
     roles = [role for name in sorted(names - _NOT_SYNTAX) for role in _dependency_roles(name)]
     if _SUBJECT in names:
         roles += _agreement_roles()
-    if any(text.text.mentions for text in texts):
-        roles.append(
-            Role("coreference", "a mention → another of the same entity", _same_entity, "mention")
-        )
+    roles += [role for role in _mention_roles() if any(map(role.pairs, texts))]
     if any(text.text.links for text in texts):
         roles += [
-            Role("translation", "a word → the word that it translates", _links, "word"),
+            Role("translation → source", "a word → the word that it translates", _links, "word"),
+            Role("source → translation", "a word → the word that translates it", _sources, "word"),
             Role(
                 "next translation",
                 "the word before a word → the source that that word will translate",
@@ -122,18 +120,64 @@ def _arcs(name: str, down: bool, text: TokenText) -> list[tuple[int, int]]:
     return [(head, dependent) for dependent, head in arcs] if down else arcs
 
 
-def _same_entity(text: TokenText) -> Pairs:
-    mentions = list(enumerate(text.text.mentions))
+def _mention_roles() -> Iterator[Role]:
+    """The roles of mentions, which are choices: of a pronoun, and of mentions of one kind."""
+    for query, says, candidates in (
+        ("pronoun", "names", _names),
+        ("mention", "earlier mentions", _earlier_mentions),
+    ):
+        gold = partial(_coreferent, candidates)
+        yield Role(
+            f"{query} → antecedent",
+            f"a {query}, among all {says} → the one of the same entity",
+            gold,
+            "mention",
+            score="choice",
+            candidates=candidates,
+        )
+        yield Role(
+            f"antecedent → {query}",
+            f"among all {says}, the one of the same entity → the {query}",
+            gold,
+            "mention",
+            score="choice",
+            candidates=candidates,
+            incoming=True,
+        )
+
+
+def _names(text: TokenText) -> list[tuple[int, int]]:
+    """Each pronoun with all mentions that are no pronouns, before it and after it."""
+    pronoun = [text.text.is_pronoun(mention) for mention in text.text.mentions]
+    indices = range(len(pronoun))
+    return [(p, name) for p in indices if pronoun[p] for name in indices if not pronoun[name]]
+
+
+def _earlier_mentions(text: TokenText) -> list[tuple[int, int]]:
+    """Each mention with the earlier ones, if all are pronouns or none is."""
+    mentions = text.text.mentions
+    pronoun = [text.text.is_pronoun(mention) for mention in mentions]
     return [
-        (query, key)
-        for query, mention in mentions
-        for key, antecedent in mentions
-        if query != key and mention.entity == antecedent.entity
+        (later, earlier)
+        for later in range(len(mentions))
+        for earlier in range(len(mentions))
+        if pronoun[later] == pronoun[earlier] and mentions[earlier].end <= mentions[later].start
     ]
+
+
+def _coreferent(
+    candidates: Callable[[TokenText], list[tuple[int, int]]], text: TokenText
+) -> list[tuple[int, int]]:
+    entity = [mention.entity for mention in text.text.mentions]
+    return [(query, key) for query, key in candidates(text) if entity[query] == entity[key]]
 
 
 def _links(text: TokenText) -> Pairs:
     return text.text.links
+
+
+def _sources(text: TokenText) -> Pairs:
+    return [(source, word) for word, source in text.text.links]
 
 
 def _links_ahead(text: TokenText) -> Pairs:

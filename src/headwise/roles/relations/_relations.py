@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -25,23 +25,29 @@ class Role:
         pairs: Maps a text to its pairs (query, key) on the grid.
         grid: Whether pairs are of tokens, words or mentions.
         score: `top`, the share of queries whose largest weight among the candidates lies on
-            the relation; `mass`, the attention weight on the relation; or `entropy`, how even
-            attention is over all keys: 0 on a single key, 1 for equal weights.
+            the relation; `choice`, the same among candidates that the role names; `mass`, the
+            attention weight on the relation; or `entropy`, how even attention is over all keys:
+            0 on a single key, 1 for equal weights.
         kind: Which nulls apply.
         bar: The least lift over the strongest null, the share of the range above it.
         points: The least difference to the strongest null, from 0 to 1.
         ahead: Whether the role makes sense in causal models only.
+        candidates: For `choice`, maps a text to its pairs (query, candidate).
+        incoming: For `choice`, whether the candidates attend to the query: then its candidate
+            with the largest weight on it is chosen. Pairs are (query, candidate) either way.
     """
 
     name: str
     says: str
     pairs: Callable[[TokenText], Pairs]
     grid: Grid = "token"
-    score: Literal["top", "mass", "entropy"] = "top"
+    score: Literal["top", "choice", "mass", "entropy"] = "top"
     kind: Literal["offset", "sink", "class", "breadth", "structure", "probe"] = "structure"
     bar: float = 0.25
     points: float = 0.0
     ahead: bool = False
+    candidates: Callable[[TokenText], Pairs] | None = None
+    incoming: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,12 +60,18 @@ class Item:
             be candidates, in order.
         pairs: The pairs of units (query, key) of each role, by its name.
         tags: The part of speech of each word.
+        candidates: The pairs (query, candidate) of each role that is a choice, by its name.
+        mentions: The characters of each mention.
+        text: The text that mentions are counted in.
     """
 
     ids: tuple[int, ...]
     units: Mapping[Grid, Sequence[Sequence[int]]]
     pairs: Mapping[str, Sequence[tuple[int, int]]]
     tags: Sequence[str] = ()
+    candidates: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    mentions: Sequence[str] = ()
+    text: str = ""
 
 
 # Untrained heads are nearly even, so the range above them is small; only a large share of it
@@ -176,11 +188,18 @@ def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
     }
     sizes = {grid: len(members) for grid, members in units.items()} | {"token": len(text.ids)}
     pairs = {role.name: sorted(set(role.pairs(text))) for role in roles}
+    candidates = {
+        role.name: sorted({*role.candidates(text), *pairs[role.name]})
+        for role in roles
+        if role.candidates is not None
+    }
     for role in roles:
-        for pair in pairs[role.name]:
+        for pair in candidates.get(role.name, pairs[role.name]):
             if not all(0 <= unit < sizes[role.grid] for unit in pair):
                 raise ArgumentError(
                     f"find_roles: {role.name!r} gives {pair} for a text of {sizes[role.grid]} "
                     f"{role.grid}s. Count them from 0."
                 )
-    return Item(text.ids, units, pairs, text.text.tags)
+    whole = text.text
+    mentions = [whole.text[mention.start : mention.end] for mention in whole.mentions]
+    return Item(text.ids, units, pairs, whole.tags, candidates, mentions, whole.text)

@@ -1,0 +1,231 @@
+"""What a test could have shown: a planted head for each role, and the smallest effect it finds.
+
+The positive control is a head that attends to the true pairs of a role, diluted with even
+attention. It joins the family as one more head, so that it meets the same nulls, tests and bars.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+
+from headwise.roles._evidence import Family
+from headwise.roles._trials import Split
+from headwise.roles.evaluation import DetailedScores
+from headwise.roles.relations import Role
+
+POWER = 0.8  # the probability with which the smallest effect is labelled
+_LEVEL = 0.05  # of the adjusted p
+_BINARY = ("top", "choice")  # scores that count queries
+_CONTRASTS = ("shuffled", "control")  # where a planted head is even, since the relation is lost
+_STEPS = 401  # effects that are tried
+_INFORMATIVE = (0.05, 0.95)  # effects from which the variation between texts is estimated
+_QUANTILE = 0.75  # of that variation over heads
+_TINY = 1e-9  # a deviation of 0
+
+PerRole = Float[np.ndarray, " R"]
+RolesPerText = Float[np.ndarray, "M R"]
+
+
+@dataclass(frozen=True)
+class Control:
+    """What the test of each role could have shown.
+
+    Attributes:
+        family: The family with the planted head of each role after its other heads.
+        effect: The score that the planted head is expected to have; above 1 if none can be
+            high enough.
+        smallest: The smallest effect that a head is labelled for with probability `POWER`; NaN
+            where no effect up to 1 is.
+    """
+
+    family: Family
+    effect: PerRole
+    smallest: PerRole
+
+
+def plant(
+    family: Family, scores: DetailedScores, split: Split, *, tests: int, seed: int = 0
+) -> Control:
+    """Add a planted head for each role of a family, and compute the smallest effects.
+
+    The lift of the planted head is halfway between the least that the bars of the role allow
+    and 1. A score that counts queries is diluted by drawing the queries that follow the
+    relation; the others get what even attention scores.
+
+    Args:
+        tests: The number of hypotheses that p is adjusted for.
+        seed: The seed of the queries that are drawn.
+    """
+    R, N = len(family.roles), len(scores.heads)
+    known = (family.count.reshape(-1, R, N) > 0).any((0, 2))  # no head can have some roles
+    sums = (scores.planted, scores.planted_chance, scores.heuristic_count)
+    pairs = [split.halves(each * known[:, None]) for each in sums]
+    selection, held = (
+        _Planted(*(half[..., 0] for half in columns)) for columns in zip(*pairs, strict=True)
+    )
+    nulls = _nulls(family, held, N)
+    stacked = np.stack(list(nulls.values()))
+    rates = _rate(stacked.sum(1), held.count.sum(0))
+    strongest = np.nan_to_num(rates, nan=-1.0).argmax(0)
+    baseline = rates[strongest, np.arange(R)]
+    effect = _above(baseline, (1 + least_lift(family.roles, baseline)) / 2)
+    rng = np.random.default_rng([seed, R])
+    value, chosen = (half.diluted(family.roles, effect, rng) for half in (held, selection))
+    measures = {name: np.full(R, np.nan) for name in family.measures}
+    measures["chosen_half"] = _rate(chosen.sum(0), selection.count.sum(0))
+    joined = replace(
+        family,
+        value=_with(family.value, value, N),
+        count=_with(family.count, held.count, N),
+        nulls={name: _with(sums, nulls[name], N) for name, sums in family.nulls.items()},
+        measures={
+            name: _with(column[None], measures[name][None], N)[0]
+            for name, column in family.measures.items()
+        },
+    )
+    power = _Power(
+        roles=family.roles,
+        baseline=baseline,
+        null=stacked[strongest, :, np.arange(R)].T,
+        count=held.count,
+        selection=selection.count.sum(0),
+        variation=_variation(family, N),
+        tests=tests,
+    )
+    return Control(joined, effect, power.smallest_effect())
+
+
+def least_lift(roles: Sequence[Role], baseline: PerRole) -> PerRole:
+    """The least lift that the bars of each role allow above a baseline."""
+    bar = np.array([role.bar for role in roles])
+    points = np.array([role.points for role in roles])
+    room = 1 - baseline
+    needed = np.divide(points, room, out=np.full(len(roles), np.inf), where=room > 0)
+    return np.where(room > 0, np.maximum(bar, needed), np.inf)
+
+
+def _above(baseline: PerRole, lift: PerRole) -> PerRole:
+    """The effect with this lift; infinite for an infinite one, even above a baseline of 1."""
+    return baseline + lift * np.where(np.isfinite(lift), 1 - baseline, 1.0)
+
+
+@dataclass(frozen=True)
+class _Planted:
+    """Sums per text and role: of the undiluted planted head, of even attention, the queries."""
+
+    full: RolesPerText
+    even: RolesPerText
+    count: RolesPerText
+
+    def diluted(
+        self, roles: Sequence[Role], effect: PerRole, rng: np.random.Generator
+    ) -> RolesPerText:
+        """The sums of a head with about this effect on the texts of both halves."""
+        full, even = (_rate(sums.sum(0), self.count.sum(0)) for sums in (self.full, self.even))
+        share = np.divide(effect - even, full - even, out=np.ones(len(roles)), where=full > even)
+        share = np.clip(np.nan_to_num(share, nan=1.0), 0.0, 1.0)
+        followed = share * self.count
+        binary = [column for column, role in enumerate(roles) if role.score in _BINARY]
+        queries = self.count[:, binary].round().astype(int)
+        followed[:, binary] = rng.binomial(queries, share[binary])
+        part = np.divide(followed, self.count, out=np.zeros_like(followed), where=self.count > 0)
+        return part * self.full + (1 - part) * self.even
+
+
+def _nulls(family: Family, held: _Planted, N: int) -> dict[str, RolesPerText]:
+    """The sums of the nulls over the queries of the planted head.
+
+    They are those of the head with the most queries. Where a contrast applies, the planted head
+    is even.
+    """
+    shape = (len(held.count), len(family.roles), N)
+    count = family.count.reshape(shape)
+    widest = count.sum(0).argmax(-1)[None, :, None]
+    queries = np.take_along_axis(count, widest, -1)[..., 0]
+    nulls = {}
+    for name, sums in family.nulls.items():
+        own = np.take_along_axis(sums.reshape(shape), widest, -1)[..., 0]
+        if name in _CONTRASTS:
+            nulls[name] = np.where(np.isnan(own), np.nan, held.even)
+        else:
+            nulls[name] = np.where(queries > 0, _rate(own, queries), own) * held.count
+    return nulls
+
+
+@dataclass(frozen=True)
+class _Power:
+    """The probability that a head with some effect is labelled, in the normal approximation.
+
+    Texts and nulls are as observed. The score on either half varies with
+    `variation · effect · (1 − effect) / queries`. A label needs the bars on both halves, and
+    Student's t of the difference above the critical value of a Bonferroni correction, which is
+    stricter than the test; the deviation of that t includes that of the null over texts.
+
+    Attributes:
+        null: The sums of the strongest null over held-out texts.
+        count: The queries of held-out texts.
+        selection: The number of queries of the selection half.
+        variation: How much more scores vary over texts than independent queries would.
+    """
+
+    roles: Sequence[Role]
+    baseline: PerRole
+    null: RolesPerText
+    count: RolesPerText
+    selection: PerRole
+    variation: PerRole
+    tests: int
+
+    def smallest_effect(self) -> PerRole:
+        effect = np.linspace(0, 1, _STEPS)[:, None]
+        enough = (self._probability(effect) >= POWER) & (effect > self.baseline)
+        return np.where(enough.any(0), effect[enough.argmax(0), 0], np.nan)
+
+    def _probability(self, effect: Float[np.ndarray, "E 1"]) -> Float[np.ndarray, "E R"]:
+        n = np.maximum(self.count.sum(0), 1)
+        texts = np.maximum((self.count > 0).sum(0), 2)
+        bar = _above(self.baseline, least_lift(self.roles, self.baseline))
+        spread = self.variation * effect * (1 - effect)
+        of_null = np.square(self.null - self.baseline * self.count).sum(0) / n**2
+        critical = stats.t.isf(_LEVEL / max(1, self.tests), texts - 1)
+        needed = np.maximum(bar, self.baseline + critical * np.sqrt(spread / n + of_null))
+        on_held, on_selection = (
+            stats.norm.cdf((effect - least) / (np.sqrt(spread / np.maximum(queries, 1)) + _TINY))
+            for least, queries in ((needed, n), (bar, self.selection))
+        )
+        return on_held * on_selection
+
+
+def _variation(family: Family, N: int) -> PerRole:
+    """How much more the scores of heads vary over texts than independent queries would.
+
+    A score that counts queries is never taken to vary less than they would.
+    """
+    shape = (-1, len(family.roles), N)
+    value, count = (sums.reshape(shape).astype(np.float64) for sums in (family.value, family.count))
+    effect = _rate(value.sum(0), count.sum(0))
+    observed = np.square(value - effect * count).sum(0)
+    ratio = _rate(observed, count.sum(0) * effect * (1 - effect))
+    low, high = _INFORMATIVE
+    ratio[~((effect > low) & (effect < high))] = np.nan
+    columns = [column[np.isfinite(column)] for column in ratio]
+    estimates = [np.quantile(column, _QUANTILE) if len(column) else 1.0 for column in columns]
+    least = [1.0 if role.score in _BINARY else 0.0 for role in family.roles]
+    return np.maximum(estimates, least)
+
+
+def _with(
+    sums: Float[np.ndarray, "M C"], planted: Float[np.ndarray, "M R"], N: int
+) -> Float[np.ndarray, "M _"]:
+    """The columns of a family with one more head for each role."""
+    shape = (len(sums), planted.shape[1], N)
+    joined = np.concatenate([sums.reshape(shape), planted[..., None]], -1)
+    return joined.reshape(len(sums), -1)
+
+
+def _rate(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    above, below = np.broadcast_arrays(np.asarray(above, np.float64), below)
+    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)

@@ -1,0 +1,168 @@
+"""Choices: which of the candidates of a query has the largest weight, and rules that choose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor
+
+from headwise.roles.evaluation._units import Units
+from headwise.roles.relations import Item, Role
+
+_TIE = 1e-6  # scores this close to the largest, as a share of it, tie with it
+RULES = ("nearest", "first", "longest", "most repeated")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The candidates of every query of a role that is a choice, as entries of one list.
+
+    A candidate of another piece of the text, or one that shares a token with the query, is none.
+
+    Attributes:
+        n_queries: The number of queries of all roles.
+        query: For each candidate, the number of its query.
+        text: The text of both.
+        unit: The unit that is the query.
+        candidate: The unit that is the candidate.
+        right: Whether the candidate is a key of the query.
+        incoming: Whether the candidate attends to the query, and not the query to it.
+    """
+
+    n_queries: int
+    query: Int[Tensor, " C"]
+    text: Int[Tensor, " C"]
+    unit: Int[Tensor, " C"]
+    candidate: Int[Tensor, " C"]
+    right: Bool[Tensor, " C"]
+    incoming: Bool[Tensor, " C"]
+
+    @classmethod
+    def of(
+        cls,
+        units: Units,
+        items: Sequence[Item],
+        roles: Sequence[Role],
+        queries: Int[Tensor, " Q"],
+        pairs: Int[Tensor, " P"],
+    ) -> "Choices":
+        """The candidates of all queries that have a key.
+
+        Args:
+            queries: Each query as one number made of its text, role and unit; sorted.
+            pairs: The same with the unit of a key; sorted.
+        """
+        n, members = units.n, units.units
+        entries = [
+            (cell * n + query) * n + candidate
+            for text, item in enumerate(items)
+            for cell, role in enumerate(roles, text * len(roles))
+            if role.score == "choice" and role.grid == units.grid
+            for query, candidate in item.candidates.get(role.name, ())
+            if members[text][query] and members[text][candidate]
+        ]
+        number = torch.tensor(sorted(entries), dtype=torch.int64)
+        number = number[torch.isin(number // n, queries)]
+        cell = number // n // n
+        return cls(
+            n_queries=len(queries),
+            query=torch.searchsorted(queries, number // n),
+            text=cell // len(roles),
+            unit=number // n % n,
+            candidate=number % n,
+            right=torch.isin(number, pairs),
+            incoming=torch.tensor([role.incoming for role in roles])[cell % len(roles)],
+        )
+
+    def entries(self, table: Tensor) -> Tensor:
+        """The entry of each candidate in a table of pairs of units, `B h n n`: `C h`."""
+        row = torch.where(self.incoming, self.candidate, self.unit)
+        column = torch.where(self.incoming, self.unit, self.candidate)
+        text, row, column = (part.to(table.device) for part in (self.text, row, column))
+        return table[text, :, row, column]
+
+    def allowed(self, candidates: Bool[Tensor, "B hv n n"]) -> Bool[Tensor, "C hv"]:
+        """Which candidates the mask allows, for queries that leave a choice.
+
+        A query decides nothing if all of its candidates are right.
+        """
+        allowed = self.entries(candidates)
+        right = self._sum((allowed & self.right[:, None]).float()) > 0
+        wrong = self._sum((allowed & ~self.right[:, None]).float()) > 0
+        return allowed & (right & wrong)[self.query]
+
+    def hits(
+        self, scores: Float[Tensor, "C h"], allowed: Bool[Tensor, "C hv"]
+    ) -> Float[Tensor, "Q h"]:
+        """Whether the allowed candidate with the largest score is right; ties share."""
+        query, right, allowed = (
+            part.to(scores.device) for part in (self.query, self.right[:, None], allowed)
+        )
+        scores = scores.masked_fill(~allowed, -torch.inf)
+        total = scores.new_zeros(self.n_queries, scores.shape[1])
+        into = query[:, None].expand(-1, scores.shape[1])
+        highest = torch.full_like(total, -torch.inf).scatter_reduce(0, into, scores, "amax")[query]
+        tied = (allowed & (scores >= highest - highest.abs() * _TIE)).to(scores)
+        total.index_add_(0, query, tied)
+        return torch.zeros_like(total).index_add_(0, query, tied * right) / total.clamp(min=1)
+
+    def rule_scores(
+        self, items: Sequence[Item], offsets: Sequence[int], allowed: Bool[Tensor, "C 1"]
+    ) -> Float[Tensor, "C K"]:
+        """How rules score the candidates: one rule per offset, then `RULES`.
+
+        The candidate at offset −2 is the second one before the query.
+        """
+        text, unit, candidate = (part.tolist() for part in (self.text, self.unit, self.candidate))
+        mentions = [_Mentions.of(item) for item in items]
+        start, length, repeats = (
+            np.array([getattr(mentions[t], name)[c] for t, c in zip(text, candidate, strict=True)])
+            for name in ("start", "length", "repeats")
+        )
+        ends = [(mentions[t].start[u], mentions[t].end[u]) for t, u in zip(text, unit, strict=True)]
+        own_start, own_end = np.array(ends).reshape(-1, 2).T
+        end = np.array([mentions[t].end[c] for t, c in zip(text, candidate, strict=True)])
+        place = np.where(start > own_start, start - own_end, end - own_start)
+        rank = _ranks(self.query.numpy(), place, allowed[:, 0].numpy())
+        at_offset = rank[:, None] == np.array(offsets)
+        rules = np.stack([-np.abs(place), -start, length, repeats], axis=-1)
+        return torch.from_numpy(np.concatenate([at_offset, rules], axis=-1)).float()
+
+    def _sum(self, values: Float[Tensor, "C hv"]) -> Float[Tensor, "Q hv"]:
+        return values.new_zeros(self.n_queries, values.shape[1]).index_add_(0, self.query, values)
+
+
+@dataclass(frozen=True)
+class _Mentions:
+    """The first and the last token of each mention of a text, its characters, its occurrences."""
+
+    start: list[int]
+    end: list[int]
+    length: list[int]
+    repeats: list[int]
+
+    @classmethod
+    def of(cls, item: Item) -> "_Mentions":
+        units = item.units.get("mention", ())
+        names = item.mentions or [""] * len(units)
+        return cls(
+            start=[min(tokens, default=0) for tokens in units],
+            end=[max(tokens, default=0) for tokens in units],
+            length=[len(name) for name in names],
+            repeats=[item.text.count(name) if name else 0 for name in names],
+        )
+
+
+def _ranks(
+    query: Int64[np.ndarray, " C"], place: Int64[np.ndarray, " C"], allowed: Bool[np.ndarray, " C"]
+) -> Int64[np.ndarray, " C"]:
+    """Of each candidate, its number among those after its query, or below 0 among those before."""
+    ranks = np.zeros(len(query), dtype=np.int64)
+    for side in (1, -1):
+        there = np.flatnonzero(allowed & (side * place > 0))
+        order = there[np.lexsort((side * place[there], query[there]))]
+        first = np.searchsorted(query[order], query[order])
+        ranks[order] = side * (np.arange(len(order)) - first + 1)
+    return ranks

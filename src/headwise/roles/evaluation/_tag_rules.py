@@ -1,0 +1,243 @@
+"""Rules that name a word by parts of speech and order alone, fitted to each role.
+
+What such a rule can do needs no parse. It names the nearest or the second nearest word on one side
+whose part of speech belongs to a set; the sets are grown greedily. Nothing but the queries that
+a caller selects is used to fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Int16
+
+FAR = 2**14  # the distance to a word that does not exist
+SIDES = ("to the left", "to the right", "to the left or itself")
+_RANKS = ("nearest", "second nearest")
+_OWN = "its own class"
+_LEAST_GAIN = 1e-6
+
+
+@dataclass(frozen=True)
+class TagRows:
+    """The nearest words of every part of speech, for each query of a structural role.
+
+    Attributes:
+        item: The text of the query.
+        role: Its role.
+        tag: Its part of speech; −1 without one.
+        chance: What a random candidate scores.
+        distance: How far the nearest and the second nearest word are, on each side; `FAR` for
+            none.
+        right: Whether that word is a key.
+        offsets: What each fixed offset scores.
+    """
+
+    item: Int[np.ndarray, " Q"]
+    role: Int[np.ndarray, " Q"]
+    tag: Int[np.ndarray, " Q"]
+    chance: Float[np.ndarray, " Q"]
+    distance: Int16[np.ndarray, "Q side rank tag"]
+    right: Bool[np.ndarray, "Q side rank tag"]
+    offsets: Float[np.ndarray, "Q K"]
+
+    @classmethod
+    def joined(cls, parts: Sequence["TagRows"]) -> "TagRows":
+        return cls(
+            *(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls))
+        )
+
+    def take(self, rows: np.ndarray) -> "TagRows":
+        return TagRows(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def with_own_class(self) -> "TagRows":
+        """The same with one more part of speech: whichever the query has."""
+        own = self.tag[:, None, None, None]
+        distance = np.take_along_axis(self.distance, own, -1)
+        right = np.take_along_axis(self.right, own, -1) & (own >= 0)
+        distance[self.tag < 0] = FAR
+        return TagRows(
+            *(self.item, self.role, self.tag, self.chance),
+            distance=np.concatenate([self.distance, distance], -1),
+            right=np.concatenate([self.right, right], -1),
+            offsets=self.offsets,
+        )
+
+
+@dataclass(frozen=True)
+class TagRule:
+    """The rule fitted to each role: its name, and what it scores on every query."""
+
+    names: list[str]
+    value: Float[np.ndarray, " Q"]
+
+
+def fit_tag_rules(
+    rows: TagRows, selected: Bool[np.ndarray, " Q"], tags: Sequence[str], n_roles: int
+) -> dict[str, TagRule]:
+    """Fit the best rules of three kinds to the selected queries of each role.
+
+    `class` names the nearest word of one part of speech. `set` names the nearest or second nearest
+    word of a set, which may include the query's own class. `by class` has such a rule, or a fixed
+    offset, for each part of speech of the query.
+    """
+    wider = rows.with_own_class()
+    names = [*tags, _OWN]
+    single = _fit(rows, selected, rows.role, ranks=1, most=1)
+    chosen = _fit(wider, selected, rows.role)
+    group = rows.role * (len(tags) + 1) + rows.tag + 1
+    by_class = _fit(rows, selected, group, with_offsets=True)
+    rules = {
+        "class": TagRule(single.names(tags, n_roles), single.values(rows, rows.role)),
+        "set": TagRule(chosen.names(names, n_roles), chosen.values(wider, rows.role)),
+    }
+    known = np.isin(group, by_class.groups)
+    value = np.where(known, by_class.values(rows, group), rules["set"].value)
+    rules["by class"] = TagRule(["a rule for each class of the query"] * n_roles, value)
+    return rules
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """The best rule of each group of queries.
+
+    Attributes:
+        groups: The numbers of the groups, sorted.
+        side: The side on which the rule looks.
+        rank: Whether it names the nearest word (0) or the second nearest (1).
+        sets: The parts of speech that it considers.
+        offset: The index of the offset that is better; −1 for none.
+    """
+
+    groups: Int[np.ndarray, " G"]
+    side: Int[np.ndarray, " G"]
+    rank: Int[np.ndarray, " G"]
+    sets: Bool[np.ndarray, "G tag"]
+    offset: Int[np.ndarray, " G"]
+
+    def names(self, tags: Sequence[str], n_roles: int) -> list[str]:
+        names = [""] * n_roles
+        for row, role in enumerate(self.groups.tolist()):
+            chosen = "/".join(tag for tag, has in zip(tags, self.sets[row], strict=True) if has)
+            names[role] = f"{_RANKS[self.rank[row]]} {chosen} {SIDES[self.side[row]]}"
+        return names
+
+    def values(self, rows: TagRows, group: Int[np.ndarray, " Q"]) -> Float[np.ndarray, " Q"]:
+        """What the rule of its group scores on every query; an unknown group gets another's."""
+        if not len(self.groups):
+            return rows.chance
+        at = np.minimum(np.searchsorted(self.groups, group), len(self.groups) - 1)
+        query = np.arange(len(group))
+        inside = self.sets[at][:, None]
+        distance = np.where(inside, rows.distance[query, self.side[at]], FAR)
+        distance = distance.reshape(len(group), -1)
+        right = rows.right[query, self.side[at]].reshape(len(group), -1)
+        nearest = distance.min(-1, keepdims=True)
+        second = self.rank[at] == 1
+        distance = np.where(second[:, None] & (distance == nearest), FAR, distance)
+        named = distance.argmin(-1)
+        exists = distance[query, named] < FAR
+        value = np.where(exists, right[query, named], rows.chance)
+        offset = self.offset[at]
+        return np.where(offset >= 0, rows.offsets[query, offset], value)
+
+
+def _fit(
+    rows: TagRows,
+    selected: Bool[np.ndarray, " Q"],
+    group: Int[np.ndarray, " Q"],
+    *,
+    ranks: int = len(_RANKS),
+    most: int | None = None,
+    with_offsets: bool = False,
+) -> _Fitted:
+    """The best rule of each group among all sides and ranks, by its sum over selected queries."""
+    chosen = np.flatnonzero(selected)
+    chosen = chosen[np.argsort(group[chosen], kind="stable")]
+    rows = rows.take(chosen)
+    groups, number = np.unique(group[chosen], return_inverse=True)
+    grown = [
+        (side, rank, *_grow(rows, number, side, rank, most))
+        for side in range(len(SIDES))
+        for rank in range(ranks)
+    ]
+    scores = np.stack([score for *_, score in grown])
+    best = scores.argmax(0)
+    offset = np.full(len(groups), -1)
+    if with_offsets and len(groups):
+        at_offsets = _sums(rows.offsets, number)
+        offset = np.where(at_offsets.max(-1) > scores.max(0), at_offsets.argmax(-1), -1)
+    return _Fitted(
+        groups,
+        side=np.array([side for side, *_ in grown])[best],
+        rank=np.array([rank for _, rank, *_ in grown])[best],
+        sets=np.stack([sets for *_, sets, _ in grown])[best, np.arange(len(groups))],
+        offset=offset,
+    )
+
+
+def _grow(
+    rows: TagRows, group: Int[np.ndarray, " Q"], side: int, rank: int, most: int | None
+) -> tuple[Bool[np.ndarray, "G tag"], Float[np.ndarray, " G"]]:
+    """Add the best part of speech to the set of each group as long as that helps.
+
+    Returns:
+        The sets, and the sum that each scores.
+    """
+    n_groups, n_tags = (group[-1] + 1 if len(group) else 0), rows.distance.shape[-1]
+    sets = np.zeros((n_groups, n_tags), dtype=bool)
+    best = np.full(n_groups, -np.inf)
+    distance, right = rows.distance[:, side], rows.right[:, side]
+    chance = rows.chance[:, None]
+    near = np.full((len(group), 2, 1), FAR, dtype=np.int16)
+    hit = np.zeros(near.shape, dtype=bool)
+    for _ in range(n_tags if most is None else most):
+        new_near, new_hit = _merged(near, hit, distance, right)
+        value = np.where(new_near[:, rank] < FAR, new_hit[:, rank], chance)
+        present = np.unique(group)
+        score = np.where(sets[present], -np.inf, _sums(value, group))
+        tag = score.argmax(-1)
+        score = score[np.arange(len(present)), tag]
+        gains = score > best[present] + _LEAST_GAIN
+        best[present[gains]] = score[gains]
+        sets[present[gains], tag[gains]] = True
+        added = np.full(n_groups, -1)
+        added[present[gains]] = tag[gains]
+        keep = np.flatnonzero(added[group] >= 0)
+        if not len(keep):
+            break
+        column = added[group[keep]][:, None, None]
+        near = np.take_along_axis(new_near[keep], column, -1)
+        hit = np.take_along_axis(new_hit[keep], column, -1)
+        group, distance, right, chance = group[keep], distance[keep], right[keep], chance[keep]
+    return sets, best
+
+
+def _merged(
+    near: Int16[np.ndarray, "Q 2 1"],
+    hit: Bool[np.ndarray, "Q 2 1"],
+    distance: Int16[np.ndarray, "Q 2 tag"],
+    right: Bool[np.ndarray, "Q 2 tag"],
+) -> tuple[Int16[np.ndarray, "Q 2 tag"], Bool[np.ndarray, "Q 2 tag"]]:
+    """The two nearest words of a set with each further part of speech; equal words count once."""
+    (a, b), (hit_a, hit_b) = near.swapaxes(0, 1), hit.swapaxes(0, 1)
+    (c, d), (hit_c, hit_d) = distance.swapaxes(0, 1), right.swapaxes(0, 1)
+    closer, equal = c < a, c == a
+    first, hit_first = np.where(closer, c, a), np.where(closer, hit_c, hit_a)
+    # The second is the smaller of the two that remain.
+    one, hit_one = np.where(closer, a, b), np.where(closer, hit_a, hit_b)
+    other = np.where(closer | equal, d, c)
+    hit_other = np.where(closer | equal, hit_d, hit_c)
+    second = np.minimum(one, other)
+    hit_second = np.where(other < one, hit_other, hit_one)
+    return np.stack([first, second], 1), np.stack([hit_first, hit_second], 1)
+
+
+def _sums(
+    values: Float[np.ndarray, "Q K"], group: Int[np.ndarray, " Q"]
+) -> Float[np.ndarray, "G K"]:
+    """The sum of each group, in order; the rows of a group follow each other."""
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    if not len(starts):
+        return np.zeros((0, values.shape[1]))
+    return np.add.reduceat(values.astype(np.float64), starts, axis=0)

@@ -1,0 +1,156 @@
+"""What a test could have shown: planted heads are found, and power is what is stated."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headwise.corpora import AnnotatedText, Arc, list_corpus
+from headwise.roles import find_roles
+from headwise.roles._control import POWER, least_lift, plant
+from headwise.roles._evidence import Family, halves, judge
+from headwise.roles._rows import has_role
+from headwise.roles._trials import Split
+from headwise.roles.evaluation import DetailedScores, Evaluator
+from headwise.roles.relations import Role, as_item, gold_roles, token_roles, tokenize
+from headwise.tables import Head
+from planted import TOKENIZER, Planted, clauses, lines, pronouns
+
+NULL = 0.4
+ROLE = Role("r", "", lambda text: (), "word", bar=0.1, points=0.1)
+
+
+def hits(rng, count, rate, spread):
+    """The right queries of each text, whose own rates are around `rate`."""
+    if not 0 < rate < 1:
+        return count * rate
+    own = rng.beta(spread * rate, spread * (1 - rate), len(count))
+    return rng.binomial(count.astype(int), own).astype(float)
+
+
+def simulated(rng, texts, heads, rate, spread=6.0, null=NULL):
+    """Scores of heads with one true rate, a null that is right as often as stated, and a split."""
+    count = rng.integers(1, 4, texts).astype(float)
+    value = np.stack([hits(rng, count, rate, spread) for _ in range(heads)], -1)[:, None]
+    of_null = hits(rng, count, null, spread)[:, None]
+    alone = count[:, None, None].astype(np.float32)
+    everyone = np.repeat(alone, heads, -1)
+    scores = DetailedScores(
+        heads=tuple(Head("", 0, head) for head in range(heads)),
+        causal=False,
+        value=value.astype(np.float32),
+        count=everyone,
+        chance=everyone / 10,
+        mass=everyone,
+        value_mass=everyone,
+        heuristics=everyone[..., :0],
+        heuristic_count=alone,
+        planted=alone,
+        planted_chance=alone / 10,
+        tag_rows=None,
+    )
+    split = Split(np.arange(texts), halves(texts, 0))
+    held = ~split.selection
+    (selected, _), (total, _) = split.halves(scores.value), split.halves(scores.count)
+    family = Family(
+        value=scores.value[held, 0],
+        count=scores.count[held, 0],
+        nulls={"offset": np.repeat(of_null[held], heads, -1).astype(np.float32)},
+        roles=(ROLE,),
+        null_names={"offset": ["offset -1"]},
+        measures={"chosen_half": selected.sum((0, 1)) / total.sum((0, 1))},
+    )
+    return family, scores, split
+
+
+@pytest.mark.parametrize(("texts", "spread"), [(120, 6.0), (240, 2.0), (400, 50.0)])
+def test_effects_of_the_stated_size_are_labelled_most_of_the_time(texts, spread):
+    shares, sizes = [], []
+    for seed in range(8):
+        rng = np.random.default_rng([seed, texts])
+        control = plant(*simulated(rng, texts, 12, 0.5, spread), tests=30)
+        sizes.append(control.smallest[0])
+        rng = np.random.default_rng([seed, texts])
+        family, *_ = simulated(rng, texts, 30, control.smallest[0], spread)
+        (verdict,) = judge([family], seed=seed)
+        shares.append(has_role(family, verdict).mean())
+    assert np.mean(shares) > POWER - 0.1
+    assert NULL + 0.1 < np.mean(sizes) < 0.95
+    # Half of the distance to the null is labelled rarely: the size is not merely a safe one.
+    family, *_ = simulated(rng, texts, 30, (control.smallest[0] + NULL) / 2, spread)
+    (verdict,) = judge([family], seed=0)
+    assert has_role(family, verdict).mean() < 0.5
+
+
+def test_more_texts_show_smaller_effects():
+    sizes = [
+        plant(*simulated(np.random.default_rng(0), texts, 12, 0.5), tests=500).smallest[0]
+        for texts in (80, 160, 640, 2560)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0] - 0.1
+
+
+def test_a_planted_head_is_diluted_and_joins_its_role():
+    family, scores, split = simulated(np.random.default_rng(1), 400, 3, 0.5)
+    control = plant(family, scores, split, tests=3)
+    assert control.family.value.shape == (200, 4)
+    np.testing.assert_array_equal(control.family.value[:, :3], family.value)
+    baseline = family.nulls["offset"].sum() / family.count.sum()
+    least = 0.1 / (1 - baseline)
+    effect = baseline + (1 + least) / 2 * (1 - baseline)
+    assert control.effect[0] == pytest.approx(effect, abs=1e-6)
+    planted = control.family.value[:, 3].sum() / control.family.count[:, 3].sum()
+    assert planted == pytest.approx(effect, abs=0.06)
+    assert control.family.measures["chosen_half"][3] == pytest.approx(effect, abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("bar", "points", "baseline", "least"),
+    [(0.25, 0.0, 0.9, 0.25), (0.1, 0.1, 0.5, 0.2), (0.1, 0.1, 0.95, 2.0), (0.25, 0.0, 1.0, np.inf)],
+)
+def test_the_least_lift_that_the_bars_allow(bar, points, baseline, least):
+    role = replace(ROLE, bar=bar, points=points)
+    assert least_lift([role], np.array([baseline]))[0] == pytest.approx(least)
+
+
+def test_nothing_is_labelled_above_a_null_that_leaves_no_room():
+    for null in (0.95, 1.0):
+        drawn = simulated(np.random.default_rng(2), 300, 3, 1.0, null=null)
+        control = plant(*drawn, tests=3)
+        assert np.isnan(control.smallest[0])
+        assert control.effect[0] > 1
+
+
+@pytest.mark.parametrize(
+    ("corpus", "causal"), [(clauses(6), True), (pronouns(6), False), (lines(8), True)]
+)
+def test_an_undiluted_planted_head_is_always_right(corpus, causal):
+    pieces = tokenize(TOKENIZER, list_corpus("test", corpus), 60).pieces
+    roles = [
+        role for role in (*token_roles(pieces), *gold_roles(pieces)) if causal or not role.ahead
+    ]
+    items = [as_item(piece, roles) for piece in pieces]
+    scores = Evaluator(items, roles).evaluate_detailed(Planted([("any",)], causal=causal))
+    assert scores.heuristic_count.sum() > 0
+    np.testing.assert_allclose(scores.planted, scores.heuristic_count, atol=1e-3)
+    assert (scores.planted_chance <= scores.planted + 1e-3).all()
+
+
+def test_a_role_that_a_rule_explains_is_not_tested():
+    corpus = []
+    for line in dict.fromkeys(lines(80)):
+        words = line.split()
+        starts = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
+        spans = tuple((s, s + len(word)) for s, word in zip(starts, words, strict=False))
+        arcs = tuple(Arc(word, word - 1, "obj") for word in range(1, len(words), 2))
+        corpus.append(AnnotatedText(line, spans, ("X",) * len(words), arcs))
+    roles = find_roles(Planted([("offset -1", "even")], causal=True), TOKENIZER, corpus)
+    rows = roles.frame().set_index(["role", "name"]).loc["obj → head"]
+    assert rows.loc["L0.H0", "effect"] == 1.0
+    message = "not tested: offset -1 scores 1.00, and no score is as far above it as a label needs"
+    assert set(rows["outcome"]) == {message}
+    assert rows["p_adj"].isna().all()
+    assert roles.outcomes().set_index("role").loc["obj → head", "outcome"] == message
+    assert f"obj → head: 1.000 against 1.000 of offset -1, {message}" in roles.why("L0.H0")
+    assert "not tested: these texts could not have shown it" in roles.none_found("L0.H1")
