@@ -17,7 +17,7 @@ from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles._evidence import Family, Verdict
 from headwise.roles._rows import NULLS, role_rows
 from headwise.roles.evaluation import Evaluator
-from headwise.roles.relations import INDUCTION, PROBED, Item
+from headwise.roles.relations import INDUCTION, PROBED, SHAPES, Item
 from headwise.tables import Head
 from planted import (
     IDS,
@@ -50,8 +50,13 @@ def truth(layers):
         (f"L{layer}.H{head}", NAMES[kind])
         for layer, kinds in enumerate(layers)
         for head, kind in enumerate(kinds)
-        if NAMES[kind]
+        if NAMES[kind] not in (None, *SHAPES)
     }
+
+
+def shapes(roles):
+    rows = roles.shapes()
+    return dict(zip(rows["name"], rows["shape"], strict=True))
 
 
 def found(roles):
@@ -61,6 +66,21 @@ def found(roles):
 
 def test_exactly_the_planted_heads_of_an_encoder_are_found(encoder):
     assert found(encoder) == truth(ENCODER)
+
+
+def test_sinks_and_diffuse_heads_are_told_apart_from_roles(encoder):
+    assert shapes(encoder) == {"L0.H4": "sink", "L1.H0": "sink", "L1.H3": "diffuse"}
+    rows = encoder.shapes().set_index("name")
+    tokens = {"L0.H4": "first token", "L1.H0": "separator", "L1.H3": ""}
+    assert rows["token"].to_dict() == tokens
+    assert rows.loc["L0.H4", "attention"] == pytest.approx(1.0, abs=1e-3)
+    assert rows.loc["L0.H4", "carries"] == ""  # without an output projection
+    assert rows.loc["L1.H3", "evenness"] == pytest.approx(1.0, abs=1e-4)
+    assert encoder.of("L0.H4") == []
+    assert str(encoder) == (
+        "6 heads have 6 roles. Apart from roles: 2 heads are sinks; 1 head attends diffusely"
+    )
+    assert "sink: 1.00 [1.00, 1.00] of its attention on the first token" in encoder.why("L0.H4")
 
 
 def test_induction_in_an_encoder_is_nan_and_not_zero(encoder):
@@ -75,7 +95,8 @@ def test_exactly_the_planted_heads_of_a_decoder_are_found():
     model = Planted(DECODER, causal=True)
     roles = find_roles(model, TOKENIZER, TEXTS)
     # No token follows the last one, so a decoder has no separator to attend to.
-    assert found(roles) == truth(DECODER) - {("L1.H3", "separator")}
+    assert found(roles) == truth(DECODER)
+    assert shapes(roles) == {"L0.H1": "sink", "L0.H2": "diffuse"}
 
 
 def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head():
@@ -84,9 +105,9 @@ def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head()
     assert found(roles) == {
         ("L0.H0", "head → nsubj"),
         ("L0.H0", "head → nsubj, apart"),
-        ("L0.H1", "diffuse"),
         ("L1.H1", "previous token"),
     }
+    assert shapes(roles) == {"L0.H1": "diffuse"}
     row = roles.frame().set_index(["role", "name"]).loc[("head → nsubj", "L0.H0")]
     assert row["effect"] > 0.95
     # The nearest subject is right for one verb of two, the words without their order less often.
@@ -331,7 +352,7 @@ def test_a_saved_file_loads_equal(encoder, tmp_path, ending):
 def test_why_and_examples_show_the_evidence(encoder):
     why = encoder.why("L0.H3")
     assert why.startswith("L0.H3\n  offset -3, strongly: a token → 3 tokens before it\n    1.000 [")
-    assert "adjusted p 0.00025" in why
+    assert re.search(r"adjusted p \de-\d\d", why)
     assert "no role found" in encoder.why("L1.H4")
     examples = encoder.examples("L0.H3")
     assert set(examples["text"]) <= set(TEXTS)

@@ -14,9 +14,10 @@ from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
 from headwise.roles._evidence import FEWEST_TEXTS, Family, judge
-from headwise.roles._families import Baseline, make_family, null_head_baseline
 from headwise.roles._nulls import Evidence
 from headwise.roles._rows import role_rows
+from headwise.roles._shapes import length_measures
+from headwise.roles._splits import Evaluated
 from headwise.roles._table import Roles
 from headwise.roles._trials import SEQUENCES, Trial, distinct_texts, probe_trial, text_trial
 from headwise.roles.relations import (
@@ -93,7 +94,11 @@ def find_roles(
     text = text_trial(tokenized, texts, _roles(tokenized, relations or {}), evidence)
     probe = probe_trial(tokenized, limit, evidence.seed)
     trials = [text] if probe is None else [text, probe]
-    families, heads, passes = _evaluate_trials(model, trials, evidence, on_progress)
+    evaluated = Evaluated.of(model, trials, evidence, on_progress)
+    families, heads = evaluated.families(), evaluated.scores[0].heads
+    for family, share in zip(families, evaluated.stability(evidence.seed), strict=True):
+        family.measures["stability"] = share
+    families[0].measures.update(length_measures(families[0], text.lengths, evidence.seed))
     verdicts = judge(families, seed=evidence.seed)
     rows = pd.concat(
         [role_rows(heads, *pair) for pair in zip(families, verdicts, strict=True)],
@@ -103,7 +108,7 @@ def find_roles(
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
-        notes=(*_notes(tokenized, n_texts, trials), passes),
+        notes=(*_notes(tokenized, n_texts, trials), evaluated.passes, _splits_note(evidence)),
         texts=_examples(rows, families[0], heads, held_out),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
@@ -136,45 +141,13 @@ def _roles(
     return roles
 
 
-def _evaluate_trials(
-    model: nn.Module, trials: Sequence[Trial], evidence: Evidence, on_progress: Progress | None
-) -> tuple[list[Family], tuple[Head, ...], str]:
-    """The families of all trials, the heads, and a note on how many passes that took."""
-    scores = [trial.evaluator.evaluate_detailed(model, on_progress) for trial in trials]
-    contrasts = [
-        None if trial.contrast is None else trial.contrast.evaluate(model, on_progress)
-        for trial in trials
-    ]
-    null_heads: dict[str, list[list[Baseline]]] = {}  # null -> models -> trials
-    for null, null_model in evidence.models_like(model):
-        best = [
-            null_head_baseline(trial.evaluator.evaluate(null_model, on_progress), trial.split)
-            for trial in trials
-        ]
-        null_heads.setdefault(null, []).append(best)
-    families = [
-        make_family(
-            trial,
-            scores[index],
-            contrast=contrasts[index],
-            null_heads={
-                null: Baseline.strongest([best[index] for best in models])
-                for null, models in null_heads.items()
-            },
-        )
-        for index, trial in enumerate(trials)
-    ]
-    return families, scores[0].heads, _passes(trials[0], null_heads)
-
-
-def _passes(trial: Trial, null_heads: Mapping[str, Sequence[Any]]) -> str:
-    """How many passes over the texts the evaluation took, and for which models."""
-    kinds = ["the model's own"]
-    kinds += [f"{len(models)} with {null} weights" for null, models in null_heads.items()]
-    kinds += ["one of shuffled words"] if trial.contrast is not None else []
-    total = 1 + sum(map(len, null_heads.values())) + (trial.contrast is not None)
-    count = counted(total, "pass", "passes")
-    return f"{count} over the texts, about equally long: {', '.join(kinds)}"
+def _splits_note(evidence: Evidence) -> str:
+    if evidence.splits == 1:
+        return "one split of the texts into halves: stability is unknown"
+    return (
+        f"stability is the share of {evidence.splits - 1} further random splits of the texts "
+        f"into halves under which the same procedure finds the role"
+    )
 
 
 def _held_out(texts: Sequence[str], trial: Trial) -> list[str]:

@@ -13,24 +13,32 @@ from headwise.tables import Head
 
 LEVEL = 0.05  # of the adjusted p
 NULLS = ("chance", "offset", "class", "permuted", "random", "shuffled", "control")
+# Columns that are known only after the tests.
+FURTHER = ("stability", "short", "long", "by_length", "by_length.low", "by_length.high")
 FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"
 
 
-def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
-    """A row per role and head.
+def has_role(family: Family, verdict: Verdict, heads: int) -> Bool[np.ndarray, " C"]:
+    """Which of the hypotheses of a family are found, a column per role and head.
 
     A role is found if it is significant and clears its bar of lift and of points over the
     strongest null, on the held-out half and on the selection half.
     """
-    R, N = len(family.roles), len(heads)
-    bar = np.repeat([role.bar for role in family.roles], N)
-    points = np.repeat([role.points for role in family.roles], N)
+    bar = np.repeat([role.bar for role in family.roles], heads)
+    points = np.repeat([role.points for role in family.roles], heads)
     found = verdict.p < LEVEL
     for effect in (family.measures["chosen_half"], verdict.effect):
         gain = effect - verdict.baseline
         found &= (lift(effect, verdict.baseline) >= bar) & (gain >= points)
+    return found
+
+
+def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
+    """A row per role and head."""
+    R, N = len(family.roles), len(heads)
+    found = has_role(family, verdict, N)
     null_names = np.array([family.null_names[name] for name in NULLS])  # nulls x roles
     null = [
         null_names[row, column // N] if row >= 0 else ""
@@ -58,6 +66,7 @@ def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.Dat
         "split": "held-out",
         "chosen_half": family.measures["chosen_half"],
     }
+    columns |= {name: family.measures[name] for name in FURTHER if name in family.measures}
     columns |= {f"null.{name}": rates for name, rates in zip(NULLS, verdict.rates, strict=True)}
     return pd.DataFrame(columns)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._rows import NULLS, none_found, none_found_by_head, outcomes, shortfall
+from headwise.roles._rows import FURTHER, NULLS, none_found, none_found_by_head, outcomes, shortfall
+from headwise.roles._shapes import is_shape, shape_line, shape_rows, shapes_summary
 from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each
 from headwise.tables import (
     Head,
@@ -47,10 +49,12 @@ class Roles:
             `lift` the share of the range above it that the head reaches, `n` the queries,
             `texts` the texts with a query, `p_adj` the p adjusted over all rows (NaN below 20
             queries or 30 texts), `chosen_half` the effect on the selection half; `null.…` is
-            the score of each null. `mass` is the attention on the relation, and `value` the
-            same with each key weighted by the norm of its projected value, `‖v_j W_O‖`: a head
-            may attend to keys that add little to its output. Both are from 0 to 1, and NaN for
-            a role without a relation or a head without an output projection. A role that a head
+            the score of each null; `stability` is the share of further splits of the texts
+            under which the same procedure finds the role. `mass` is the attention on the
+            relation, and `value` the same with each key weighted by the norm of its projected
+            value, `‖v_j W_O‖`: a head may attend to keys that add little to its output. Both
+            are from 0 to 1, and NaN for a role without a relation or a head without an output
+            projection. A role that a head
             cannot have is NaN. After `effects`, `without.…` is the growth of a behaviour's loss
             without the head, for the roles that the behaviour may depend on.
         meanings: A description of each role.
@@ -75,9 +79,34 @@ class Roles:
         return self.rows.copy()
 
     def found(self) -> pd.DataFrame:
-        """The rows of roles that heads have, from the largest lift down."""
-        rows = self.rows[self.rows["found"]]
+        """The rows of roles that heads have, from the largest lift down; `shapes` are apart."""
+        rows = self._role_rows[self._role_rows["found"]]
         return rows.sort_values("lift", ascending=False, kind="stable", ignore_index=True)
+
+    def shapes(self) -> pd.DataFrame:
+        """The heads that are sinks or attend diffusely: where attention rests, not what it seeks.
+
+        Returns:
+            A row per head: name, stack, layer, head, then `shape` (`sink`, `diffuse` or
+            `sink + diffuse`), `token` (the tokens that take the attention), `attention` on the
+            one that takes most, from 0 to 1, with its interval (95 %, over texts) in `ci_low`
+            and `ci_high`, `value`, the same weighted by value norm, and `carries`: `empty` if
+            it would be no sink by that, else `broadcasting`. `short` and `long` are the
+            attention in the shortest and the longest third of the held-out texts, `by_length`
+            its growth when the length doubles, with its interval. `evenness` is the entropy as
+            a share of that of even attention, diffuse from 0.85 on; `evenness_beside_sinks`
+            leaves out the first token and special tokens.
+        """
+        return shape_rows(self.rows)
+
+    def shape(self, head: HeadLike) -> str:
+        """The shape of a head's attention: `sink`, `diffuse`, `sink + diffuse`, or "".
+
+        Raises:
+            HeadError: there is no such head.
+        """
+        shapes = self.shapes().set_index("name")["shape"]
+        return str(shapes.get(str(self._head(head)), ""))
 
     def of(self, head: HeadLike) -> list[str]:
         """The roles of a head, from the largest lift down; often none."""
@@ -91,13 +120,14 @@ class Roles:
         Raises:
             HeadError: there is no such head.
         """
+        rows = self._role_rows
         if head is None:
-            return none_found(self.rows)
-        return none_found(self.rows[self.rows["name"] == str(self._head(head))])
+            return none_found(rows)
+        return none_found(rows[rows["name"] == str(self._head(head))])
 
     def none_found_by_head(self) -> dict[str, str]:
         """`none_found` of each head, by its name."""
-        return none_found_by_head(self.rows)
+        return none_found_by_head(self._role_rows)
 
     def why(self, head: HeadLike) -> str:
         """The evidence for a head: its roles, the nulls they beat, and the roles just missed.
@@ -106,12 +136,17 @@ class Roles:
             HeadError: there is no such head.
         """
         name = str(self._head(head))
-        rows = self.rows[self.rows["name"] == name].sort_values("lift", ascending=False)
+        rows = self._role_rows
+        rows = rows[rows["name"] == name].sort_values("lift", ascending=False)
         lines = [name]
         for row in rows[rows["found"]].to_dict("records"):
             lines += self._evidence_lines(row)
         if len(lines) == 1:
             lines.append(f"  {none_found(rows)}")
+        shapes = self.shapes()
+        lines += [
+            f"  {shape_line(row)}" for row in shapes[shapes["name"] == name].to_dict("records")
+        ]
         missed = rows[~rows["found"] & rows["effect"].notna()].head(_NEAREST)
         lines += [
             f"  not {printable(row['role'])}: {shortfall(row)}" for row in missed.to_dict("records")
@@ -188,6 +223,10 @@ class Roles:
         ]
         return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
 
+    @cached_property
+    def _role_rows(self) -> pd.DataFrame:
+        return self.rows[~is_shape(self.rows["role"])]
+
     def _strongest(self, role: str) -> list[Head]:
         """The heads that have a role, from the largest lift down."""
         found = self.found()
@@ -244,12 +283,14 @@ class Roles:
         return read_saved("Roles", path, ("headwise_roles", SCHEMA), _from_frame)
 
     def __str__(self) -> str:
-        """The number of heads with a role, and of roles."""
+        """The number of heads with a role, and of roles; then the sinks and diffuse heads."""
         found = self.found()
         heads = found["name"].nunique()
         verb = "has" if heads == 1 else "have"
         line = f"{counted(heads, 'head')} {verb} {counted(len(found), 'role')}"
-        return line if len(found) else f"{line}: {none_found(self.rows)}"
+        line = line if len(found) else f"{line}: {none_found(self._role_rows)}"
+        apart = shapes_summary(self.shapes())
+        return f"{line}. Apart from roles: {apart}" if apart else line
 
     def __repr__(self) -> str:
         shown = self.found()[list(_COLUMNS)].drop(columns="found")
@@ -264,6 +305,7 @@ def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
     frame.attrs.clear()
     numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
     numbers += ["mass", "value", "chosen_half", *(f"null.{null}" for null in NULLS)]
+    numbers += [name for name in FURTHER if name in frame]
     numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
     heads = [Head.parse(name) for name in texts_of(frame, "name")]
     columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}

@@ -17,7 +17,8 @@ from headwise.models import (
     mean_heads,
     replace_heads,
 )
-from headwise.roles._evidence import FEWEST_TEXTS, max_t
+from headwise.roles._evidence import FEWEST_TEXTS
+from headwise.roles._significance import step_down
 from headwise.roles.effects._behaviour import Behaviour
 from headwise.roles.effects._effects import Effect, Effects, Group
 from headwise.tables import Head, ratio_interval
@@ -128,7 +129,7 @@ def _each_alone(
         growths.append(np.stack(columns, axis=1) if columns else np.zeros((len(trial.intact), 0)))
     tested = [growth if len(growth) >= FEWEST_TEXTS else growth[:, :0] for growth in growths]
     effects = []
-    for trial, growth, p in zip(trials, growths, max_t(tested, seed=seed), strict=True):
+    for trial, growth, p in zip(trials, growths, step_down(tested, seed=seed), strict=True):
         adjusted = p if p.size else np.full(len(heads), np.nan)
         effects += [
             _effect([head], trial, growth[:, column], seed, float(adjusted[column]))
