@@ -29,7 +29,7 @@ from headwise.roles import alignment
 
 WHOLE, HALVES = "encoder", ("encoder-A", "encoder-B")
 # Roles that agreement, translation and repetition of the Mini-GPT may depend on.
-ROLES = ("next subject", "head → nsubj", "next translation", "translation", "induction")
+ROLES = ("next subject", "head → nsubj", "next translation", "translation", "prefix matching")
 PARTS = (", beside", ", apart")
 
 

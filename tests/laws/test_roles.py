@@ -17,7 +17,7 @@ from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles._evidence import Family, Verdict
 from headwise.roles._rows import NULLS, role_rows
 from headwise.roles.evaluation import Evaluator
-from headwise.roles.relations import INDUCTION, PROBED, SHAPES, Item
+from headwise.roles.relations import PREFIX_MATCHING, PROBED, SHAPES, Item
 from headwise.tables import Head
 from planted import (
     IDS,
@@ -85,7 +85,7 @@ def test_sinks_and_diffuse_heads_are_told_apart_from_roles(encoder):
 
 def test_induction_in_an_encoder_is_nan_and_not_zero(encoder):
     rows = encoder.frame()
-    rows = rows[rows["role"] == "induction"]
+    rows = rows[rows["role"] == "prefix matching"]
     assert len(rows) == 10
     assert rows[["effect", "lift", "p_adj", "baseline"]].isna().all(axis=None)
     assert not rows["found"].any()
@@ -136,10 +136,12 @@ def test_a_model_that_knows_one_period_has_no_induction():
         (position, key + 1) for position in range(40) for key in range(position % 10, position, 10)
     ]
     one_period = Item(
-        tuple(ids), {"token": [(position,) for position in range(40)]}, {INDUCTION.name: pairs}
+        tuple(ids),
+        {"token": [(position,) for position in range(40)]},
+        {PREFIX_MATCHING.name: pairs},
     )
     scores = Evaluator([one_period], PROBED).evaluate(model)
-    column = PROBED.index(INDUCTION)
+    column = PROBED.index(PREFIX_MATCHING)
     assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # explained by it
     assert found(find_roles(model, TOKENIZER, TEXTS)) == set()
 

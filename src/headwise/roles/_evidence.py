@@ -122,7 +122,7 @@ def judge(
 
 
 def _worst_gain(
-    family: Family, gain: PerText, keep: Bool[np.ndarray, " N"]
+    family: Family, gain: Float[np.ndarray, "M _"], keep: Bool[np.ndarray, " N"]
 ) -> Float[np.ndarray, " _"]:
     """The gain of a text of average size where the null is always right and the head never.
 

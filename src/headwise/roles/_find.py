@@ -20,6 +20,7 @@ from headwise.roles._shapes import length_measures
 from headwise.roles._splits import Evaluated
 from headwise.roles._table import Roles
 from headwise.roles._trials import SEQUENCES, Trial, distinct_texts, probe_trial, text_trial
+from headwise.roles.effects import Effects, Score, copying_scores, labels_of_rows
 from headwise.roles.relations import (
     PROBED,
     Pairs,
@@ -104,6 +105,9 @@ def find_roles(
         [role_rows(heads, *pair) for pair in zip(families, verdicts, strict=True)],
         ignore_index=True,
     )
+    if probe is not None:
+        rows = _with_copying(rows, _copying(model, probe, evidence.seed))
+    rows["label"] = labels_of_rows(rows, Effects())
     held_out = _held_out(distinct_texts(texts), text)
     return Roles(
         rows=rows,
@@ -139,6 +143,23 @@ def _roles(
     if duplicates:
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
     return roles
+
+
+def _copying(model: nn.Module, probe: Trial, seed: int) -> dict[str, Score]:
+    """The copying score of each head by its name, on the sequences that do not repeat."""
+    assert probe.contrast is not None
+    sequences = [item.ids for item in probe.contrast.items]
+    return {str(head): score for head, score in copying_scores(model, sequences, seed).items()}
+
+
+def _with_copying(rows: pd.DataFrame, scores: Mapping[str, Score]) -> pd.DataFrame:
+    """Add the copying score of each head to the rows of the roles of probes."""
+    probed = rows["role"].isin([role.name for role in PROBED])
+    for index, end in enumerate(("", ".low", ".high")):
+        by_name = {name: score[index] for name, score in scores.items()}
+        column = rows["name"].map(by_name).astype(float)
+        rows[f"copying{end}"] = column.where(probed)
+    return rows
 
 
 def _splits_note(evidence: Evidence) -> str:

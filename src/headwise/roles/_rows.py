@@ -14,7 +14,10 @@ from headwise.tables import Head
 LEVEL = 0.05  # of the adjusted p
 NULLS = ("chance", "offset", "class", "permuted", "random", "shuffled", "control")
 # Columns that are known only after the tests.
-FURTHER = ("stability", "short", "long", "by_length", "by_length.low", "by_length.high")
+FURTHER = (
+    *("stability", "short", "long", "by_length", "by_length.low", "by_length.high"),
+    *("copying", "copying.low", "copying.high"),
+)
 FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"

@@ -16,7 +16,7 @@ from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
 from headwise.roles._rows import FURTHER, NULLS, none_found, none_found_by_head, outcomes, shortfall
 from headwise.roles._shapes import is_shape, shape_line, shape_rows, shapes_summary
-from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each
+from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each, labels_of_rows
 from headwise.tables import (
     Head,
     HeadLike,
@@ -30,7 +30,7 @@ from headwise.tables import (
 )
 
 SCHEMA = 1
-_COLUMNS = ("name", "role", "found", "effect", "null", "baseline", "lift", "p_adj", "n", "texts")
+_COLUMNS = ("name", "label", "found", "effect", "null", "baseline", "lift", "p_adj", "n", "texts")
 _NEAREST = 3  # roles just below the bar that `why` lists
 
 
@@ -42,21 +42,26 @@ class Roles:
     on the other half.
 
     Attributes:
-        rows: A row per head and role. `outcome` is `found` (then `found` is true), `not found`,
-            or `not tested: ` and what is missing. `effect` is the score per query, from 0 to 1,
-            with its interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the
-            strongest null (a baseline without knowledge of the relation), `baseline` its score,
-            `lift` the share of the range above it that the head reaches, `n` the queries,
-            `texts` the texts with a query, `p_adj` the p adjusted over all rows (NaN below 20
-            queries or 30 texts), `chosen_half` the effect on the selection half; `null.…` is
-            the score of each null; `stability` is the share of further splits of the texts
-            under which the same procedure finds the role. `mass` is the attention on the
-            relation, and `value` the same with each key weighted by the norm of its projected
-            value, `‖v_j W_O‖`: a head may attend to keys that add little to its output. Both
-            are from 0 to 1, and NaN for a role without a relation or a head without an output
-            projection. A role that a head
-            cannot have is NaN. After `effects`, `without.…` is the growth of a behaviour's loss
-            without the head, for the roles that the behaviour may depend on.
+        rows: A row per head and role, the `shapes` included. `label` is the name of the role,
+            or of the behaviour that the head was shown to have as well: a head with the role
+            `prefix matching` is labelled `induction` if its `copying` score (−1 to 1, with its
+            interval) is above 0, or if `effects` showed that repetition needs it; a head with
+            `same token` and a copying score below 0 is `duplicate suppression`. `outcome` is
+            `found` (then `found` is true), `not found`, or `not tested: ` and what is missing.
+            `effect` is the score per query, from 0 to 1, with its interval (95 %, over texts)
+            from `ci_low` to `ci_high`; `null` is the strongest null (a baseline without
+            knowledge of the relation), `baseline` its score, `lift` the share of the range
+            above it that the head reaches, `n` the queries, `texts` the texts with a query,
+            `p_adj` the p adjusted over all rows (NaN below 20 queries or 30 texts; below one in
+            a few hundred it comes from a fitted tail), `chosen_half` the effect on the
+            selection half; `null.…` is the score of each null; `stability` is the share of
+            further splits of the texts under which the same procedure finds the role. `mass` is
+            the attention on the relation, and `value` the same with each key weighted by the
+            norm of its projected value, `‖v_j W_O‖`: a head may attend to keys that add little
+            to its output. Both are from 0 to 1, and NaN for a role without a relation or a head
+            without an output projection. A role that a head cannot have is NaN. After
+            `effects`, `without.…` is the growth of a behaviour's loss without the head, for the
+            roles that the behaviour may depend on.
         meanings: A description of each role.
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,
@@ -109,10 +114,10 @@ class Roles:
         return str(shapes.get(str(self._head(head)), ""))
 
     def of(self, head: HeadLike) -> list[str]:
-        """The roles of a head, from the largest lift down; often none."""
+        """The labels of a head's roles, from the largest lift down; often none."""
         name = str(self._head(head))
         found = self.found()
-        return found.loc[found["name"] == name, "role"].tolist()
+        return found.loc[found["name"] == name, "label"].tolist()
 
     def none_found(self, head: HeadLike | None = None) -> str:
         """Describe a head, or all heads, without a role: none was found, or none was tested.
@@ -203,7 +208,9 @@ class Roles:
             seed=seed,
             on_progress=on_progress,
         )
-        return replace(self, rows=effects.joined(self.rows), ablation_effects=effects)
+        rows = effects.joined(self.rows)
+        rows["label"] = labels_of_rows(rows, effects)
+        return replace(self, rows=rows, ablation_effects=effects)
 
     def examples(self, head: HeadLike) -> pd.DataFrame:
         """The held-out texts where the roles of a head are strongest, and where they are weakest.
@@ -216,9 +223,10 @@ class Roles:
             HeadError: there is no such head.
         """
         name = str(self._head(head))
+        found = self.found()
         rows = [
             (role, score, n, text)
-            for role in self.of(name)
+            for role in found.loc[found["name"] == name, "role"]
             for text, score, n in self.texts.get(f"{name} {role}", ())
         ]
         return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
@@ -244,13 +252,14 @@ class Roles:
             if row[f"null.{null}"] == row[f"null.{null}"]
         ]
         return [
-            f"  {printable(row['role'])}, {strong}: {printable(self.meanings[row['role']])}",
+            f"  {printable(row['label'])}, {strong}: {printable(self.meanings[row['role']])}",
             f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
             f"{counted(int(row['n']), 'query', 'queries')} of "
             f"{counted(int(row['texts']), 'held-out text')} "
             f"({row['chosen_half']:.3f} on the other half)",
             f"    attention {_or_unknown(row['mass'])}, weighted by value norm "
             f"{_or_unknown(row['value'])}",
+            *_copying_lines(row),
             f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}",
             f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}",
         ]
@@ -315,6 +324,10 @@ def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
     if "outcome" not in frame:  # saved by a version without this column
         frame.insert(list(frame).index("found") + 1, "outcome", "")
         columns["outcome"] = outcomes(*(columns[name] for name in ("found", "p_adj", "texts")))
+    effects = Effects.from_json(metadata["effects"])
+    if "label" not in frame:
+        frame["label"] = labels_of_rows(frame.assign(found=columns["found"]), effects)
+    columns["label"] = texts_of(frame, "label")
     # Keep the order of the file, so that columns of later versions keep their places.
     rows = pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
     meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
@@ -331,8 +344,18 @@ def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
         },
         model=str(metadata["model"]),
         versions=dict(metadata["versions"]),
-        ablation_effects=Effects.from_json(metadata["effects"]),
+        ablation_effects=effects,
     )
+
+
+def _copying_lines(row: Mapping[Any, Any]) -> list[str]:
+    score = row.get("copying", float("nan"))
+    if score != score:
+        return []
+    ends = f"[{row['copying.low']:+.2f}, {row['copying.high']:+.2f}]"
+    return [
+        f"    copying {score:+.2f} {ends}: what it writes raises the token it reads, if above 0"
+    ]
 
 
 def _or_unknown(share: float) -> str:

@@ -1,7 +1,7 @@
 """Relations: the (query, key) pairs of each role, from tokens, annotations and random probes."""
 
 from headwise.roles.relations._gold import gold_roles
-from headwise.roles.relations._probe import INDUCTION, PROBED, SAME, probe
+from headwise.roles.relations._probe import PREFIX_MATCHING, PROBED, SAME, probe
 from headwise.roles.relations._relations import (
     DIFFUSE,
     DIFFUSE_BESIDE_SINKS,
@@ -24,7 +24,7 @@ __all__ = [
     "DIFFUSE_BESIDE_SINKS",
     "EVEN",
     "GRIDS",
-    "INDUCTION",
+    "PREFIX_MATCHING",
     "PROBED",
     "SAME",
     "SHAPES",
