@@ -20,7 +20,7 @@ from headwise.roles._shapes import length_measures
 from headwise.roles._splits import Evaluated
 from headwise.roles._table import Roles
 from headwise.roles._trials import SEQUENCES, Trial, distinct_texts, probe_trial, text_trial
-from headwise.roles.effects import Effects, Score, copying_scores, labels_of_rows
+from headwise.roles.effects import BEHAVIOUR_LABELS, Effects, Score, copying_scores, labels_of_rows
 from headwise.roles.relations import (
     PROBED,
     Pairs,
@@ -138,7 +138,7 @@ def _roles(
     pieces = tokenized.pieces
     roles = [*token_roles(pieces), *gold_roles(pieces)]
     roles += [Role(name, f"your relation {name}", pairs) for name, pairs in relations.items()]
-    names = [role.name for role in (*roles, *PROBED)]
+    names = [*(role.name for role in (*roles, *PROBED)), *BEHAVIOUR_LABELS]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")

@@ -12,6 +12,8 @@ LEVEL = 0.05  # of an effect's adjusted p
 _CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
 # The behaviour that a pattern is named after, and the sign of the copying score that shows it.
 _BY_COPYING = {"prefix matching": ("induction", 1.0), "same token": ("duplicate suppression", -1.0)}
+# No relation may take the name of a behaviour: attention alone does not show one.
+BEHAVIOUR_LABELS = tuple(label for label, _ in _BY_COPYING.values())
 
 
 def labels_of_rows(rows: pd.DataFrame, effects: Effects) -> list[str]:
