@@ -31,7 +31,10 @@ CORPORA = {"trees": "UD English EWT", "coref": "GAP"}
 READERS = {"trees": read_conllu, "coref": read_gap}
 HALVES = ("A", "B")
 # Roles that agreement, translation and repetition of the Mini-GPT may depend on.
-ROLES = ("next subject", "head → nsubj", "next translation", "translation → source", "induction")
+ROLES = (
+    *("next subject", "head → nsubj", "next translation", "translation → source"),
+    "prefix matching",
+)
 PARTS = (", beside", ", apart")
 
 

@@ -224,7 +224,7 @@ NAMES: Mapping[str, str | None] = {
     "first": "first token",
     "separator": "separator",
     "same": "same token",
-    "induction": "induction",
+    "induction": "prefix matching",
     "rare": "rare token",
     "even": "diffuse",
     "any": None,

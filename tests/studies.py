@@ -130,6 +130,7 @@ def make_roles(
         "layer": [head.layer for head in heads],
         "head": [head.head for head in heads],
         "role": text,
+        "label": np.where(has, text, ""),
         "found": has,
         "outcome": np.where(has, "found", "not found"),
         "effect": effect,

@@ -50,7 +50,7 @@ def test_a_corpus_that_is_no_list_of_texts():
         alignment(MODEL, TOKENIZER, ["w1 w2", 7])
 
 
-@pytest.mark.parametrize("name", ["self", "induction"])
+@pytest.mark.parametrize("name", ["self", "induction", "prefix matching"])
 def test_a_custom_role_with_a_taken_name(name):
     with pytest.raises(ArgumentError, match=rf"find_roles: '{name}' is a role already"):
         find_roles(MODEL, TOKENIZER, lines(3), relations={name: lambda text: []})

@@ -82,7 +82,7 @@ def test_labels_and_their_stability_are_those_of_the_tables(script, page_text: s
     assert f"{kinds} are found on both halves, 0 on one, {kinds} on neither" in page_text
     # Of 4 heads one half labels 1 and the other 2, both the first: (3/4 − 1/2) / (1 − 1/2).
     assert "Cohen's κ over all heads and roles is 0.50" in page_text
-    assert "| induction | 0 of 1 | – |" in page_text
+    assert "| prefix matching | 0 of 1 | – |" in page_text
     assert "- seed 3: L0.H0, L1.H1 (next subject): ablating all of them" in page_text
 
 

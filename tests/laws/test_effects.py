@@ -1,6 +1,7 @@
 """The effects of ablation, on models built by hand with a known answer."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from headwise.corpora import AnnotatedText, Choice
+from headwise.layer import MultiHeadAttention
 from headwise.models import ablate
 from headwise.roles import (
     Evidence,
@@ -18,6 +20,7 @@ from headwise.roles import (
     repetition,
     translation,
 )
+from headwise.roles.effects import copying_scores
 from headwise.tables import Head
 from planted import IDS, TOKENIZER, WORDS, PlantedGPT, lines
 
@@ -65,16 +68,129 @@ def test_ablation_separates_heads_that_repetition_needs_from_others(roles: Roles
 def test_effects_stand_beside_the_roles_that_the_behaviour_names(roles: Roles) -> None:
     rows = roles.frame().set_index(["name", "role"])
     costs, effect = rows["without.repetition"], effects(roles)["effect"]
-    assert costs["L1.H0", "induction"] == effect["L1.H0"]
+    assert costs["L1.H0", "prefix matching"] == effect["L1.H0"]
     assert costs["L0.H0", "previous token"] == effect["L0.H0"]
     assert np.isnan(costs["L1.H0", "first token"])
-    ends = rows.loc[("L1.H0", "induction"), ["without.repetition.low", "without.repetition.high"]]
-    assert ends.iloc[0] < costs["L1.H0", "induction"] < ends.iloc[1]
+    ends = rows.loc[
+        ("L1.H0", "prefix matching"), ["without.repetition.low", "without.repetition.high"]
+    ]
+    assert ends.iloc[0] < costs["L1.H0", "prefix matching"] < ends.iloc[1]
 
 
 def test_a_head_with_a_role_may_have_no_effect(two: Roles) -> None:
-    assert "induction" in two.of("L1.H2")  # it attends to the right token
+    assert "prefix matching" in two.of("L1.H2")  # it attends to the right token
     assert abs(effects(two).loc["L1.H2", "effect"]) < 1e-6  # but its output is never read
+
+
+def test_a_head_is_called_induction_only_if_repetition_needs_it(roles: Roles, two: Roles) -> None:
+    assert roles.of("L1.H0") == ["induction"]
+    found = roles.frame().set_index(["name", "role"])["label"]
+    assert found["L0.H0", "previous token"] == "previous token"  # needed, and not named after it
+    assert found["L1.H1", "prefix matching"] == ""  # not found
+    frame = effects(roles)
+    assert frame.loc["L1.H0", "control"] < 0.1 * frame.loc["L1.H0", "effect"]
+    assert frame.loc["L1.H0", "excess_low"] > 0
+    # Alone each of two can be lost, but not both; the third attends alike and is never read.
+    assert [two.of(name) for name in ("L1.H0", "L1.H1")] == [["induction"]] * 2
+    assert two.of("L1.H2") == ["prefix matching"]
+    assert "induction, strongly" in two.why("L1.H0")
+    assert "on its control" in two.why("L1.H0")
+
+
+def test_before_effects_are_measured_a_pattern_has_its_own_name(model: PlantedGPT) -> None:
+    found = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
+    assert found.of("L1.H0") == ["prefix matching"]
+
+
+def test_a_loss_on_the_control_as_well_earns_no_label(model: PlantedGPT, roles: Roles) -> None:
+    task = repetition(model, TOKENIZER, TEXTS)
+    unspecific = replace(task, control=task.batches)
+    again = roles.effects(model, [unspecific], heads=["L1.H0"])
+    assert effects(again).loc["L1.H0", "excess_low"] == 0
+    assert again.of("L1.H0") == ["prefix matching"]
+
+
+def test_a_behaviour_of_the_user_names_its_heads(model: PlantedGPT, roles: Roles) -> None:
+    task = repetition(model, TOKENIZER, TEXTS)
+    mine = replace(task, name="mine", labels={"prefix matching": "name moving"})
+    assert roles.effects(model, [mine], heads=["L1.H0"]).of("L1.H0") == ["name moving"]
+
+
+class Writing(torch.nn.Module):
+    """One layer that writes what it reads, its opposite, noise or nothing, then the logits."""
+
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        V = len(IDS)
+        self.config = SimpleNamespace(context=48)
+        self.layer = MultiHeadAttention(V, 4, head_dim=V)
+        self.norm, self.head = norm, torch.nn.Linear(V, V, bias=False)
+        noise = torch.randn(V, V, generator=torch.Generator().manual_seed(0))
+        writes = torch.cat([torch.eye(V), -torch.eye(V), noise, torch.zeros(V, V)], dim=1)
+        with torch.no_grad():
+            self.layer.v_proj.weight.copy_(torch.eye(V).repeat(4, 1))
+            self.layer.out_proj.weight.copy_(writes)
+            self.head.weight.copy_(torch.eye(V))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.one_hot(input_ids, len(IDS)).float()
+        x = x + self.layer(x, mask=attention_mask.bool()[:, None, None], causal=True)
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    "norm", [torch.nn.Identity(), torch.nn.LayerNorm(len(IDS)), torch.nn.RMSNorm(len(IDS))]
+)
+def test_the_copying_score_tells_copying_from_suppression_and_noise(norm) -> None:
+    rng = np.random.default_rng(0)
+    sequences = [rng.choice(np.arange(6, 40), 20, replace=False).tolist() for _ in range(40)]
+    scores = [score for _, score in sorted(copying_scores(Writing(norm), sequences).items())]
+    assert scores[0][0] == pytest.approx(1.0)
+    assert scores[1][0] == pytest.approx(-1.0)
+    assert scores[2][1] < 0.2
+    assert scores[2][2] > -0.2
+    assert scores[3] == (0.0, 0.0, 0.0)
+
+
+def test_a_model_without_an_unembedding_has_no_copying_score(model: PlantedGPT) -> None:
+    assert copying_scores(model, [[6, 7, 8, 9]]) == {}
+
+
+class BareLayer(torch.nn.Module):
+    """Attention whose output projection is a bare parameter, one matrix per head."""
+
+    def __init__(self, layer: MultiHeadAttention, style: str) -> None:
+        super().__init__()
+        self.inner, self.style = layer, style
+        H, D = layer.n_heads, layer.head_dim
+        weight = layer.out_proj.weight.detach().clone()
+        self.W_O = torch.nn.Parameter(weight.T.reshape(H, D, -1))
+
+    def forward(self, x: torch.Tensor, mask=None, causal=True) -> torch.Tensor:
+        projections = self.inner.q_proj, self.inner.k_proj, self.inner.v_proj
+        q, k, v = (
+            p(x).unflatten(-1, (self.inner.n_heads, -1)).transpose(1, 2) for p in projections
+        )
+        visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        visible = visible if mask is None else visible & mask
+        if self.style == "fused":
+            attend = torch.nn.functional.scaled_dot_product_attention
+            heads = attend(q, k, v, attn_mask=visible)
+        else:
+            logits = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
+            heads = torch.einsum("bhts,bhsd->bhtd", logits.softmax(-1), v)
+        return torch.einsum("bhtd,hdm->btm", heads, self.W_O)
+
+
+@pytest.mark.parametrize("style", ["fused", "by hand"])
+def test_effects_where_the_output_projection_is_a_bare_parameter(roles: Roles, style: str) -> None:
+    model = PlantedGPT(ONE)
+    model.layers = torch.nn.ModuleList(BareLayer(layer, style) for layer in model.layers)
+    found = find_roles(model, TOKENIZER, TEXTS, evidence=Evidence(nulls=()))
+    out = found.effects(model, [repetition(model, TOKENIZER, TEXTS)], heads=ALL)
+    expected = effects(roles)["effect"]
+    np.testing.assert_allclose(effects(out)["effect"], expected, atol=1e-3)
+    assert out.of("L1.H0") == ["induction"]
 
 
 def test_two_copies_of_a_head_back_each_other_up(two: Roles) -> None:
@@ -84,9 +200,9 @@ def test_two_copies_of_a_head_back_each_other_up(two: Roles) -> None:
         "L1.H0",
         "L1.H1",
     )  # the head whose output is never read is not part of it
-    assert (group.role, group.together.behaviour) == ("induction", "repetition")
+    assert (group.role, group.together.behaviour) == ("prefix matching", "repetition")
     assert group.together.low > 1.0 > 100 * abs(group.alone)
-    assert "L1.H0 and L1.H1 (induction) back each other up" in two.why("L1.H0")
+    assert "L1.H0 and L1.H1 (prefix matching) back each other up" in two.why("L1.H0")
     assert "back each other up" not in two.why("L1.H2")
 
 
@@ -149,7 +265,7 @@ def test_a_custom_behaviour(model: PlantedGPT, roles: Roles) -> None:
         follows = batch["input_ids"][[0, 1], [1, 2]]
         return -output[:, -1].log_softmax(-1)[[0, 1], follows]
 
-    task = behaviour("mine", [{"input_ids": ids}], unlikely, roles=["induction"])
+    task = behaviour("mine", [{"input_ids": ids}], unlikely, roles=["prefix matching"])
     out = roles.effects(model, [task], heads=["L1.H0"])
     assert out.ablation_effects.alone[0].effect > 1
     assert (out.ablation_effects.alone[0].texts, out.ablation_effects.says["mine"]) == (

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
+from headwise.kernels import HeadBlock
 from headwise.models import load_tokenizer
 from headwise.roles.evaluation import Evaluator, heuristic_names
 from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights
+from headwise.roles.evaluation._evenness import Sinks
 from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
 from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._tag_rules import FAR, SIDES
@@ -161,7 +163,7 @@ def scored(weights, visible, role, pairs, units=None):
     )
     index = RelationIndex(Units(role.grid, [item], n), [item], [role])
     eligible = EligiblePairs(index, visible[None, None])
-    block = HeadWeights(slice(0, 1), weights[None, None].clone(), torch.zeros(1, 1, n))
+    block = HeadWeights(slice(0, 1), weights[None, None].clone(), {"entropy": torch.zeros(1, 1, n)})
     return [sums.item() for sums in (eligible.value(block), eligible.count, eligible.chance)]
 
 
@@ -206,7 +208,7 @@ def test_heads_that_see_different_keys_are_counted_apart():
     weights = visible / visible.sum(-1, keepdim=True)
     for role in (TOP, MASS):
         eligible = EligiblePairs(RelationIndex(Units("token", [item], 3), [item], [role]), visible)
-        block = HeadWeights(slice(0, 2), weights.clone(), torch.zeros(1, 2, 3))
+        block = HeadWeights(slice(0, 2), weights.clone(), {})
         assert eligible.count.tolist() == [[2, 1]]
         torch.testing.assert_close(eligible.value(block), torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
         torch.testing.assert_close(eligible.chance, eligible.value(block))
@@ -271,6 +273,40 @@ def heuristics_of(grid, units, pairs, kind="structure"):
         for number, rank in enumerate(("nearest", "second"))
         for column, tag in enumerate("NV")
     }
+
+
+@given(seeds, st.booleans())
+def test_evenness_beside_sinks_is_that_of_the_other_keys_alone(seed, causal):
+    rng = np.random.default_rng(seed)
+    n = 7
+    visible = torch.ones(n, n, dtype=torch.bool)
+    visible = visible.tril() if causal else visible
+    weights = torch.from_numpy(rng.dirichlet(np.full(n, 0.4), n)).float()
+    weights[:, 0] *= float(rng.choice([1.0, 20.0]))
+    weights = weights.masked_fill(~visible, 0.0)
+    weights = weights / weights.sum(-1, keepdim=True)
+    # The first token and a special token at the end are sinks; others are in between.
+    item = Item(tuple(range(n)), {"token": [(token,) for token in range(n - 1)]}, {})
+    block = HeadBlock(
+        slice(0, 1), weights[None, None], -torch.special.xlogy(weights, weights).sum(-1)[None, None]
+    )
+    found = Sinks([item], n).evenness(block, visible[None, None])["content entropy"][0, 0]
+    for query in range(2, n):
+        keys = [key for key in range(1, n - 1) if visible[query, key]]
+        left = weights[query, keys]
+        p = (left / left.sum()).double()
+        expected = -torch.special.xlogy(p, p).sum() / np.log(len(keys))
+        if left.sum() > 0.002:
+            assert found[query].item() == pytest.approx(expected.item(), abs=5e-3)
+
+
+def test_a_row_with_nothing_left_beside_its_sink_is_not_diffuse():
+    weights = torch.tensor([[1 - 3e-4, 1e-4, 1e-4, 1e-4]])
+    item = Item((0, 1, 2, 3), {"token": [(0,), (1,), (2,), (3,)]}, {})
+    entropy = -torch.special.xlogy(weights, weights).sum(-1)
+    block = HeadBlock(slice(0, 1), weights[None, None], entropy[None, None])
+    visible = torch.ones(1, 1, 1, 4, dtype=torch.bool)
+    assert Sinks([item], 4).evenness(block, visible)["content entropy"].item() == 0.0
 
 
 TAGS = ("N", "V", "V", "N")
@@ -384,7 +420,7 @@ def test_repeated_sequences_repeat_and_their_controls_do_not(seed):
         for query, key in item.pairs["same token"]:
             assert item.ids[query] == item.ids[key]
             assert query != key
-        for query, key in item.pairs["induction"]:
+        for query, key in item.pairs["prefix matching"]:
             assert key <= query
             assert item.ids[key - 1] == item.ids[query]
     periods = {

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -247,6 +248,22 @@ def test_pieces_of_one_text_give_no_finding() -> None:
     assert line.startswith("Not tested: 1 text, 5 needed")
     assert payload(cut)["findings"] == []
     assert study_of([0.9, 0.1]).findings()[0].startswith("L0.H0 puts")
+
+
+def test_sinks_stand_apart_from_roles() -> None:
+    study = make_study(2, 2)
+    roles = make_roles(study, with_role=(1,))
+    sinks = make_roles(study, with_role=(0, 2), text="first token")
+    rows = pd.concat([roles.rows, sinks.rows], ignore_index=True)
+    meanings = {**roles.meanings, **sinks.meanings}
+    both = study.with_roles(replace(roles, rows=rows, meanings=meanings))
+    page = render(both)
+    said = "Apart from roles: 2 heads are sinks, 0 of them empty by value."
+    assert said in page
+    data = payload(both)["roles"]
+    assert [len(head["rows"]) for head in data] == [0, 1, 0, 0]
+    assert data[0]["lines"][0].startswith("Sink: 0.88 [0.81, 0.94] of its attention on the first")
+    assert "Apart from roles" not in render(study.with_roles(roles))
 
 
 def test_a_study_without_roles_does_not_mention_them() -> None:

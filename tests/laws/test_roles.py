@@ -18,7 +18,7 @@ from headwise.roles import Evidence, Roles, find_roles
 from headwise.roles._evidence import Family, Verdict
 from headwise.roles._rows import NULLS, role_rows
 from headwise.roles.evaluation import Evaluator
-from headwise.roles.relations import INDUCTION, PROBED, Item
+from headwise.roles.relations import PREFIX_MATCHING, PROBED, SHAPES, Item
 from headwise.tables import Head
 from planted import (
     IDS,
@@ -52,8 +52,13 @@ def truth(layers):
         (f"L{layer}.H{head}", NAMES[kind])
         for layer, kinds in enumerate(layers)
         for head, kind in enumerate(kinds)
-        if NAMES[kind]
+        if NAMES[kind] not in (None, *SHAPES)
     }
+
+
+def shapes(roles):
+    rows = roles.shapes()
+    return dict(zip(rows["name"], rows["shape"], strict=True))
 
 
 def found(roles):
@@ -65,9 +70,24 @@ def test_exactly_the_planted_heads_of_an_encoder_are_found(encoder):
     assert found(encoder) == truth(ENCODER)
 
 
+def test_sinks_and_diffuse_heads_are_told_apart_from_roles(encoder):
+    assert shapes(encoder) == {"L0.H4": "sink", "L1.H0": "sink", "L1.H3": "diffuse"}
+    rows = encoder.shapes().set_index("name")
+    tokens = {"L0.H4": "first token", "L1.H0": "separator", "L1.H3": ""}
+    assert rows["token"].to_dict() == tokens
+    assert rows.loc["L0.H4", "attention"] == pytest.approx(1.0, abs=1e-3)
+    assert rows.loc["L0.H4", "carries"] == ""  # without an output projection
+    assert rows.loc["L1.H3", "evenness"] == pytest.approx(1.0, abs=1e-4)
+    assert encoder.of("L0.H4") == []
+    assert str(encoder) == (
+        "6 heads have 6 roles. Apart from roles: 2 heads are sinks; 1 head attends diffusely"
+    )
+    assert "sink: 1.00 [1.00, 1.00] of its attention on the first token" in encoder.why("L0.H4")
+
+
 def test_induction_in_an_encoder_is_nan_and_not_zero(encoder):
     rows = encoder.frame()
-    rows = rows[rows["role"] == "induction"]
+    rows = rows[rows["role"] == "prefix matching"]
     assert len(rows) == 10
     assert rows[["effect", "lift", "p_adj", "baseline"]].isna().all(axis=None)
     assert not rows["found"].any()
@@ -77,7 +97,8 @@ def test_exactly_the_planted_heads_of_a_decoder_are_found():
     model = Planted(DECODER, causal=True)
     roles = find_roles(model, TOKENIZER, TEXTS)
     # No token follows the last one, so a decoder has no separator to attend to.
-    assert found(roles) == truth(DECODER) - {("L1.H3", "separator")}
+    assert found(roles) == truth(DECODER)
+    assert shapes(roles) == {"L0.H1": "sink", "L0.H2": "diffuse"}
 
 
 def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head():
@@ -86,9 +107,9 @@ def test_an_agreement_head_is_found_but_no_nearest_subject_or_same_person_head()
     assert found(roles) == {
         ("L0.H0", "head → nsubj"),
         ("L0.H0", "head → nsubj, apart"),
-        ("L0.H1", "diffuse"),
         ("L1.H1", "previous token"),
     }
+    assert shapes(roles) == {"L0.H1": "diffuse"}
     row = roles.frame().set_index(["role", "name"]).loc[("head → nsubj", "L0.H0")]
     assert row["effect"] > 0.95
     # The nearest subject is right for one verb of two, the words without their order less often.
@@ -117,10 +138,12 @@ def test_a_model_that_knows_one_period_has_no_induction():
         (position, key + 1) for position in range(40) for key in range(position % 10, position, 10)
     ]
     one_period = Item(
-        tuple(ids), {"token": [(position,) for position in range(40)]}, {INDUCTION.name: pairs}
+        tuple(ids),
+        {"token": [(position,) for position in range(40)]},
+        {PREFIX_MATCHING.name: pairs},
     )
     scores = Evaluator([one_period], PROBED).evaluate(model)
-    column = PROBED.index(INDUCTION)
+    column = PROBED.index(PREFIX_MATCHING)
     assert scores.value[0, column, 0] / scores.count[0, column, 0] > 0.95  # explained by it
     assert found(find_roles(model, TOKENIZER, TEXTS)) == set()
 
@@ -360,7 +383,7 @@ def test_a_saved_file_loads_equal(encoder, tmp_path, ending):
 def test_why_and_examples_show_the_evidence(encoder):
     why = encoder.why("L0.H3")
     assert why.startswith("L0.H3\n  offset -3, strongly: a token → 3 tokens before it\n    1.000 [")
-    assert "adjusted p 0.00025" in why
+    assert re.search(r"adjusted p \de-\d\d", why)
     assert "no role found" in encoder.why("L1.H4")
     examples = encoder.examples("L0.H3")
     assert set(examples["text"]) <= set(TEXTS)

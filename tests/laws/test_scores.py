@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise.errors import ArgumentError
 from headwise.tables import Head, Scores, bootstrap_means, random_orders
 from strategies import seeds
 
@@ -104,3 +105,31 @@ def test_per_layer_gives_every_layer_the_same_norm(any_scores: Scores) -> None:
 
 def test_a_layer_of_zeros_stays_zero() -> None:
     assert (_spread(np.zeros((2, 3))).per_layer().importance == 0).all()
+
+
+def test_redrawn_orders_vary_as_much_as_the_texts_do() -> None:
+    rng = np.random.default_rng(0)
+    means = np.array([0.0, 0.05, 3.0, 3.05, 9.0])
+    orders = _spread(means + rng.standard_normal((40, 5))).redrawn_orders(200)
+    assert len(orders) == 200
+    assert {frozenset(order) for order in orders} == {frozenset(Head("", 0, n) for n in range(5))}
+    first = np.mean([order[0].head == 0 for order in orders])
+    assert 0.05 < first < 0.95  # the texts do not decide between two heads alike
+    assert {order[4].head for order in orders} == {4}  # but all agree on the last
+    # Without noise every order is that of the scores.
+    exact = _spread(np.tile(means, (40, 1)))
+    assert exact.redrawn_orders(5) == [exact.order()] * 5
+
+
+def test_redrawn_orders_keep_rounds() -> None:
+    per_text = np.random.default_rng(1).standard_normal((9, 4))
+    heads = tuple(Head("", 0, head) for head in range(4))
+    scores = Scores(heads, np.arange(4), per_text, rounds=np.array([1, 0, 1, 0]))
+    for order in scores.redrawn_orders(20):
+        assert {head.head for head in order[:2]} == {1, 3}
+
+
+@pytest.mark.parametrize(("texts", "n"), [(1, 5), (3, 0)])
+def test_orders_cannot_be_redrawn_from_one_text(texts: int, n: int) -> None:
+    with pytest.raises(ArgumentError, match=f"n={n} of {texts} texts"):
+        _spread(np.ones((texts, 3))).redrawn_orders(n)

@@ -3,6 +3,7 @@
 from headwise.roles._alignment import alignment
 from headwise.roles._find import find_roles
 from headwise.roles._nulls import Evidence
+from headwise.roles._shapes import shape_line, shapes_summary
 from headwise.roles._table import Roles
 from headwise.roles.effects import (
     Behaviour,
@@ -31,5 +32,7 @@ __all__ = [
     "check_reads_one_text",
     "find_roles",
     "repetition",
+    "shape_line",
+    "shapes_summary",
     "translation",
 ]

@@ -60,9 +60,9 @@ def plant(
         seed: The seed of the queries that are drawn.
     """
     R, N = len(family.roles), len(scores.heads)
-    known = (family.count.reshape(-1, R, N) > 0).any((0, 2))  # no head can have some roles
+    known = np.any(family.count.reshape(-1, R, N) > 0, axis=(0, 2))  # a head can have the role
     sums = (scores.planted, scores.planted_chance, scores.heuristic_count)
-    pairs = [split.halves(each * known[:, None]) for each in sums]
+    pairs = [split.halves(each * known.reshape(R, 1)) for each in sums]
     selection, held = (
         _Planted(*(half[..., 0] for half in columns)) for columns in zip(*pairs, strict=True)
     )

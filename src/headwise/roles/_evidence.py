@@ -1,8 +1,8 @@
 """Statistical evidence for roles: intervals, baselines and one family of tests, over texts.
 
 NumPy alone: no model is needed, and every law can be tested by simulation. The sampling unit is
-the text, because the tokens of one text depend on each other: texts are resampled, texts get a
-random sign, and texts are split into halves.
+the text, because the tokens of one text depend on each other: texts are resampled, and texts are
+split into halves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
+from headwise.roles._significance import step_down
 from headwise.roles.relations import Role
 from headwise.tables import ratio_interval
 
@@ -18,7 +19,6 @@ PerText = Float[np.ndarray, "M N"]
 Column = Float[np.ndarray, " N"]
 
 FEWEST_TEXTS, FEWEST_INSTANCES = 30, 20
-_CHUNK = 250  # sign flips computed at once
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Family:
     nulls: Mapping[str, PerText]
     roles: tuple[Role, ...] = ()
     null_names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    measures: Mapping[str, Column] = field(default_factory=dict)
+    measures: dict[str, Column] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Verdict:
     p: Column
 
 
-def halves(texts: int, seed: int = 0) -> Bool[np.ndarray, " M"]:
+def halves(texts: int, seed: int | Sequence[int] = 0) -> Bool[np.ndarray, " M"]:
     """Draw the texts of the selection half at random; the others are held out for reporting."""
     selection = np.zeros(texts, dtype=bool)
     selection[np.random.default_rng(seed).permutation(texts)[: texts // 2]] = True
@@ -89,16 +89,14 @@ def best_of(
 
 
 def judge(
-    families: Sequence[Family], *, flips: int = 4000, draws: int = 1000, seed: int = 0
+    families: Sequence[Family], *, draws: int = 4000, seed: int = 0, intervals: bool = True
 ) -> list[Verdict]:
     """Test all hypotheses together, so that p is adjusted over all of them.
 
     Args:
         families: The hypotheses of one family share their texts; those of two families do not.
-        flips: Number of random sign flips; no adjusted p lies below `1 / (flips + 1)`.
-        draws: Bootstrap draws for the intervals.
-    Source:
-        Westfall & Young 1993, the step-down procedure's first step (max-T).
+        draws: Bootstrap resamples of the test.
+        intervals: Whether to compute the intervals; otherwise they are NaN.
     """
     nulls = [_strongest_null(family) for family in families]
     tested = [_enough_data(family) for family in families]
@@ -106,58 +104,42 @@ def judge(
         (family.value - null_sums)[:, keep]
         for family, (_, _, null_sums), keep in zip(families, nulls, tested, strict=True)
     ]
-    adjusted = max_t(gains, flips=flips, seed=seed)
+    worst = [
+        _worst_gain(family, gain, keep)
+        for family, gain, keep in zip(families, gains, tested, strict=True)
+    ]
+    adjusted = step_down(gains, worst, draws=draws, seed=seed)
     verdicts = []
     for family, null, keep, p_tested in zip(families, nulls, tested, adjusted, strict=True):
         p = np.full(len(keep), np.nan)
         p[keep] = p_tested
-        ends = ratio_interval(family.value, family.count, draws=draws, seed=seed)
+        unknown = np.full(len(keep), np.nan)
+        ends = unknown, unknown
+        if intervals:
+            ends = ratio_interval(family.value, family.count, seed=seed)
         verdicts.append(_verdict(family, null[:2], p, ends))
     return verdicts
 
 
-def max_t(
-    gains: Sequence[Float[np.ndarray, "_ _"]], *, flips: int = 4000, seed: int = 0
-) -> list[Float[np.ndarray, " _"]]:
-    """Adjusted one-sided p of the sums of gains, by flipping the signs of whole texts.
+def _worst_gain(
+    family: Family, gain: Float[np.ndarray, "M _"], keep: Bool[np.ndarray, " N"]
+) -> Float[np.ndarray, " _"]:
+    """The gain of a text of average size where the null is always right and the head never.
 
-    The statistic `T = ΣD / √ΣD²` of each column is compared with the largest T of any column
-    under random signs; all columns of a text get the same sign. A column of zeros has T = 0. If
-    all gains are symmetric about 0 or lie below it, the probability that any adjusted p is at
-    most α is at most α, over all columns together.
-
-    Args:
-        gains: What each text gains over its null; the columns of one array share their texts.
-    Source:
-        Westfall & Young 1993.
+    Evenness is no share of queries that are right: its worst gain is the least that was observed.
     """
-    scaled = [_scaled(gain) for gain in gains]
-    observed = [gain.sum(0) for gain in scaled]
-    rng = np.random.default_rng(seed)
-    exceedances = [np.ones(len(t)) for t in observed]
-    for start in range(0, flips, _CHUNK):
-        size = min(_CHUNK, flips - start)
-        largest = np.full(size, -np.inf, dtype=np.float32)
-        for gain in scaled:
-            signs = rng.integers(0, 2, (size, len(gain))).astype(np.float32) * 2 - 1
-            if gain.size:
-                largest = np.maximum(largest, (signs @ gain).max(1))
-        # Slightly lower, so that a flip that restores all signs ties despite rounding.
-        ordered = np.sort(largest)
-        for t, count in zip(observed, exceedances, strict=True):
-            count += size - np.searchsorted(ordered, t - 1e-4)
-    return [count / (flips + 1) for count in exceedances]
+    count = family.count[:, keep]
+    size = _divide(count.sum(0, dtype=np.float64), (count > 0).sum(0).astype(np.float64), 0.0)
+    if not family.roles:
+        return -size
+    heads = len(keep) // len(family.roles)
+    breadth = np.repeat([role.kind == "breadth" for role in family.roles], heads)[keep]
+    return np.where(breadth, gain.min(0, initial=0.0), -size)
 
 
 def lift(effect: Column, baseline: Column) -> Column:
     """The share of the range above the baseline that is reached; NaN for a baseline of 1."""
     return _divide(effect - baseline, 1 - baseline)
-
-
-def _scaled(gain: PerText) -> PerText:
-    """Divide columns by their length, so that their sums are T."""
-    length = np.sqrt((gain.astype(np.float64) ** 2).sum(0))
-    return _divide(gain, np.broadcast_to(length, gain.shape), empty=0.0).astype(np.float32)
 
 
 def _strongest_null(

@@ -16,7 +16,7 @@ from headwise.roles.evaluation import (
     fit_tag_rules,
     heuristic_names,
 )
-from headwise.roles.relations import Role
+from headwise.roles.relations import EVEN, Role
 
 _NULL_NAMES = {
     "chance": "chance",
@@ -27,14 +27,13 @@ _NULL_NAMES = {
 }
 _NULL_MODELS = ("permuted", "random")
 _CLASSES = ("class", "set", "by class")
-# Which nulls apply to each kind of role. An offset is no null for an offset. Neither even
-# attention nor an untrained head is a null for evenness: small initial weights make attention
-# even.
+# Which nulls apply to each kind of role. An offset is no null for an offset. No head is a null
+# for evenness, since small weights make attention even: the limit of evenness stands for chance.
 _APPLICABLE = {
     "offset": ("chance", *_NULL_MODELS),
     "sink": ("chance", *_NULL_MODELS),
     "class": ("chance", "offset", *_NULL_MODELS),
-    "breadth": ("permuted",),
+    "breadth": ("chance",),
     "structure": ("chance", "offset", *_CLASSES, "candidate", "shuffled", *_NULL_MODELS),
     "probe": ("chance", "offset", "control", *_NULL_MODELS),
 }
@@ -75,6 +74,8 @@ def null_head_baseline(scores: RoleScores, split: Split) -> Baseline:
         _best_on_selection(split, scores.value[..., heads], scores.count[..., heads[:1]])[1]
         for heads in members
     ]
+    if len(best) == 1:
+        return best[0]
     return Baseline(
         np.concatenate([best[number].selection_rate for number in group], axis=-1),
         np.concatenate([best[number].rates for number in group], axis=-1),
@@ -102,7 +103,10 @@ def make_family(
     )
     nulls = {name: np.full(value.shape, np.nan, np.float32) for name in NULLS}
     null_names = {name: [_NULL_NAMES.get(name, "")] * len(roles) for name in NULLS}
-    nulls["chance"] = split.halves(scores.chance * applies)[1]
+    nulls["chance"] = split.halves(_chance(roles, scores) * applies)[1]
+    null_names["chance"] = [
+        f"the limit of {EVEN}" if role.kind == "breadth" else "chance" for role in roles
+    ]
     names = [heuristic_names(role.grid) for role in roles]
     for null, columns in (
         ("offset", slice(len(OFFSETS))),
@@ -147,6 +151,12 @@ def _tag_baselines(trial: Trial, scores: DetailedScores) -> dict[str, tuple[list
     return baselines
 
 
+def _chance(roles: Sequence[Role], scores: DetailedScores) -> Float[np.ndarray, "P R N"]:
+    """What even attention scores; for evenness itself, the limit above which it is diffuse."""
+    breadth = np.array([role.kind == "breadth" for role in roles])[:, None]
+    return np.where(breadth, np.float32(EVEN) * scores.count, scores.chance)
+
+
 def _best_on_selection(
     split: Split, value: Float[np.ndarray, "P R K"], count: Float[np.ndarray, "P R 1"]
 ) -> tuple[Int64[np.ndarray, " R"], Baseline]:
@@ -182,7 +192,7 @@ def _mass_measures(
     roles: Sequence[Role], scores: DetailedScores, split: Split, count: Float[np.ndarray, " C"]
 ) -> dict[str, Float[np.ndarray, " C"]]:
     """Mass and value-weighted mass per query, for roles with a relation."""
-    relational = np.array([role.score != "entropy" for role in roles])[:, None]
+    relational = np.array([role.kind != "breadth" for role in roles])[:, None]
     shown = np.broadcast_to(relational, scores.value.shape[1:]).ravel()
     measures = {}
     for name, sums in (("mass", scores.mass), ("value", scores.value_mass)):

@@ -15,12 +15,13 @@ from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
 from headwise.roles._control import plant
 from headwise.roles._evidence import FEWEST_TEXTS, Family, judge
-from headwise.roles._families import Baseline, make_family, null_head_baseline
 from headwise.roles._nulls import Evidence
 from headwise.roles._rows import tested_rows
+from headwise.roles._shapes import length_measures
+from headwise.roles._splits import Evaluated
 from headwise.roles._table import Roles
 from headwise.roles._trials import SEQUENCES, Trial, distinct_texts, probe_trial, text_trial
-from headwise.roles.evaluation import DetailedScores
+from headwise.roles.effects import BEHAVIOUR_LABELS, Effects, Score, copying_scores, labels_of_rows
 from headwise.roles.relations import (
     PROBED,
     Pairs,
@@ -100,23 +101,30 @@ def find_roles(
     text = text_trial(tokenized, texts, _roles(tokenized, relations or {}), evidence)
     probe = probe_trial(tokenized, limit, evidence.seed)
     trials = [text] if probe is None else [text, probe]
-    families, scores, passes = _evaluate_trials(model, trials, evidence, on_progress)
+    evaluated = Evaluated.of(model, trials, evidence, on_progress)
+    families, heads = evaluated.families(), evaluated.scores[0].heads
+    for family, share in zip(families, evaluated.stability(evidence.seed), strict=True):
+        family.measures["stability"] = share
+    families[0].measures.update(length_measures(families[0], text.lengths, evidence.seed))
     tests = sum(family.value.shape[1] for family in families)
     controls = [
         plant(family, scored, trial.split, tests=tests, seed=evidence.seed)
-        for family, scored, trial in zip(families, scores, trials, strict=True)
+        for family, scored, trial in zip(families, evaluated.scores, trials, strict=True)
     ]
     verdicts = judge([control.family for control in controls], seed=evidence.seed)
     rows = pd.concat(
-        [tested_rows(scores[0].heads, *pair) for pair in zip(controls, verdicts, strict=True)],
+        [tested_rows(heads, *pair) for pair in zip(controls, verdicts, strict=True)],
         ignore_index=True,
     )
+    if probe is not None:
+        rows = _with_copying(rows, _copying(model, probe, evidence.seed))
+    rows["label"] = labels_of_rows(rows, Effects())
     held_out = _held_out(distinct_texts(texts), text)
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
-        notes=(*_notes(tokenized, n_texts, trials), passes),
-        texts=_examples(rows, families[0], len(scores[0].heads), held_out),
+        notes=(*_notes(tokenized, n_texts, trials), evaluated.passes, _splits_note(evidence)),
+        texts=_examples(rows, families[0], len(heads), held_out),
         model=fingerprint(model),
         versions={name: version(name) for name in ("headwise", "torch")},
     )
@@ -141,52 +149,37 @@ def _roles(
     pieces = tokenized.pieces
     roles = [*token_roles(pieces), *gold_roles(pieces)]
     roles += [Role(name, f"your relation {name}", pairs) for name, pairs in relations.items()]
-    names = [role.name for role in (*roles, *PROBED)]
+    names = [*(role.name for role in (*roles, *PROBED)), *BEHAVIOUR_LABELS]
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
     return roles
 
 
-def _evaluate_trials(
-    model: nn.Module, trials: Sequence[Trial], evidence: Evidence, on_progress: Progress | None
-) -> tuple[list[Family], list[DetailedScores], str]:
-    """The families of all trials, their scores, and a note on how many passes that took."""
-    scores = [trial.evaluator.evaluate_detailed(model, on_progress) for trial in trials]
-    contrasts = [
-        None if trial.contrast is None else trial.contrast.evaluate(model, on_progress)
-        for trial in trials
-    ]
-    null_heads: dict[str, list[list[Baseline]]] = {}  # null -> models -> trials
-    for null, null_model in evidence.models_like(model):
-        best = [
-            null_head_baseline(trial.evaluator.evaluate(null_model, on_progress), trial.split)
-            for trial in trials
-        ]
-        null_heads.setdefault(null, []).append(best)
-    families = [
-        make_family(
-            trial,
-            scores[index],
-            contrast=contrasts[index],
-            null_heads={
-                null: Baseline.strongest([best[index] for best in models])
-                for null, models in null_heads.items()
-            },
-        )
-        for index, trial in enumerate(trials)
-    ]
-    return families, scores, _passes(trials[0], null_heads)
+def _copying(model: nn.Module, probe: Trial, seed: int) -> dict[str, Score]:
+    """The copying score of each head by its name, on the sequences that do not repeat."""
+    assert probe.contrast is not None
+    sequences = [item.ids for item in probe.contrast.items]
+    return {str(head): score for head, score in copying_scores(model, sequences, seed).items()}
 
 
-def _passes(trial: Trial, null_heads: Mapping[str, Sequence[Any]]) -> str:
-    """How many passes over the texts the evaluation took, and for which models."""
-    kinds = ["the model's own"]
-    kinds += [f"{len(models)} with {null} weights" for null, models in null_heads.items()]
-    kinds += ["one of shuffled words"] if trial.contrast is not None else []
-    total = 1 + sum(map(len, null_heads.values())) + (trial.contrast is not None)
-    count = counted(total, "pass", "passes")
-    return f"{count} over the texts, about equally long: {', '.join(kinds)}"
+def _with_copying(rows: pd.DataFrame, scores: Mapping[str, Score]) -> pd.DataFrame:
+    """Add the copying score of each head to the rows of the roles of probes."""
+    probed = rows["role"].isin([role.name for role in PROBED])
+    for index, end in enumerate(("", ".low", ".high")):
+        by_name = {name: score[index] for name, score in scores.items()}
+        column = rows["name"].map(by_name).astype(float)
+        rows[f"copying{end}"] = column.where(probed)
+    return rows
+
+
+def _splits_note(evidence: Evidence) -> str:
+    if evidence.splits == 1:
+        return "one split of the texts into halves: stability is unknown"
+    return (
+        f"stability is the share of {evidence.splits - 1} further random splits of the texts "
+        f"into halves under which the same procedure finds the role"
+    )
 
 
 def _held_out(texts: Sequence[str], trial: Trial) -> list[str]:

@@ -17,6 +17,11 @@ NULLS = (
     *("chance", "offset", "class", "set", "by class", "candidate"),
     *("permuted", "random", "shuffled", "control"),
 )
+# Columns that are known only after the tests.
+FURTHER = (
+    *("stability", "short", "long", "by_length", "by_length.low", "by_length.high"),
+    *("copying", "copying.low", "copying.high"),
+)
 FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"
@@ -105,6 +110,7 @@ def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.Dat
         "split": "held-out",
         "chosen_half": family.measures["chosen_half"],
     }
+    columns |= {name: family.measures[name] for name in FURTHER if name in family.measures}
     columns |= {f"null.{name}": rates for name, rates in zip(NULLS, verdict.rates, strict=True)}
     return pd.DataFrame(columns)
 

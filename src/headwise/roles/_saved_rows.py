@@ -1,40 +1,55 @@
-"""The rows of a saved table of roles: columns of known types, whichever version wrote them."""
+"""The columns and the metadata of a saved table of roles."""
 
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from headwise.roles._rows import NULLS, outcomes
-from headwise.roles.effects import WITHOUT
+from headwise.roles._rows import FURTHER, NULLS
+from headwise.roles.effects import WITHOUT, Effects
 from headwise.tables import Head, numbers_of, texts_of
 
+SCHEMA = 2
 _NUMBERS = ("effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj")
-_MEASURES = ("mass", "value", "chosen_half")
-_LATER = ("smallest", "control", "null.set", "null.by class", "null.candidate")
+_MEASURES = ("mass", "value", "chosen_half", "smallest", "control")
+_TEXTS = ("name", "stack", "role", "label", "outcome", "null")
 
 
-def typed_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a file in its order of columns; what an earlier version lacks is NaN.
+def fields_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the roles that a file holds.
 
     Raises:
-        ValueError: a column is missing or holds something else.
+        ValueError: a column is missing or holds something else, or a role has no description.
     """
+    rows = _typed_rows(frame)
+    meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
+    unknown = sorted(set(rows["role"]) - meanings.keys())
+    if unknown:
+        raise ValueError(f"the role {unknown[0]!r} has no description")
+    return {
+        "rows": rows,
+        "meanings": meanings,
+        "notes": tuple(map(str, metadata["notes"])),
+        "texts": {
+            name: [(str(text), float(score), int(n)) for text, score, n in rows]
+            for name, rows in metadata["texts"].items()
+        },
+        "model": str(metadata["model"]),
+        "versions": dict(metadata["versions"]),
+        "ablation_effects": Effects.from_json(metadata["effects"]),
+    }
+
+
+def _typed_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a file in its order of columns."""
     frame.attrs.clear()
-    for name in _LATER:
-        if name not in frame:
-            frame[name] = np.nan
     nulls = [f"null.{null}" for null in NULLS]
+    further = [name for name in FURTHER if name in frame]
     effects = [name for name in map(str, frame) if name.startswith(WITHOUT)]
-    numbers = dict.fromkeys([*_NUMBERS, *_MEASURES, *_LATER, *nulls, *effects])
+    numbers = [*_NUMBERS, *_MEASURES, *nulls, *further, *effects]
     heads = [Head.parse(name) for name in texts_of(frame, "name")]
     columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
-    columns |= {name: texts_of(frame, name) for name in ("name", "stack", "role", "null")}
+    columns |= {name: texts_of(frame, name) for name in _TEXTS}
     columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
     columns |= {"found": numbers_of(frame, "found") == 1}
-    if "outcome" not in frame:
-        frame.insert(list(frame).index("found") + 1, "outcome", "")
-        choice = np.zeros(len(frame), dtype=bool)
-        columns["outcome"] = outcomes(columns["found"], columns["p_adj"], columns["texts"], choice)
-    # Columns of later versions keep their places.
     return pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})

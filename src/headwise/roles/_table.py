@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,11 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._rows import (
-    NULLS,
-    none_found,
-    none_found_by_head,
-    outcomes_by_role,
-    shortfall,
-)
-from headwise.roles._saved_rows import typed_rows
-from headwise.roles.effects import Behaviour, Effects, ablate_each
+from headwise.roles._explanation import explanation
+from headwise.roles._rows import none_found, none_found_by_head, outcomes_by_role
+from headwise.roles._saved_rows import SCHEMA, fields_of
+from headwise.roles._shapes import is_shape, shape_rows, shapes_summary
+from headwise.roles.effects import Behaviour, Effects, ablate_each, labels_of_rows
 from headwise.tables import (
     Head,
     HeadLike,
@@ -33,10 +30,9 @@ from headwise.tables import (
     write_table_file,
 )
 
-SCHEMA = 1
 _COLUMNS = (
     "name",
-    "role",
+    "label",
     "found",
     "outcome",
     "effect",
@@ -47,7 +43,6 @@ _COLUMNS = (
     "n",
     "texts",
 )
-_NEAREST = 3  # roles just below the bar that `why` lists
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,19 +53,25 @@ class Roles:
     on the other half.
 
     Attributes:
-        rows: A row per head and role. `outcome` is `found` (then `found` is true), `not found`,
-            or `not tested: ` and what is missing. `smallest` is the smallest effect for which a
-            head is labelled in four cases of five (NaN: none is), `control` the score of a
-            planted head that the test found unless the outcome says otherwise. `effect` is the
-            score per query, from 0 to 1, with its interval (95 %, over texts) from `ci_low` to
-            `ci_high`; `null` is the strongest null (a baseline without knowledge of the
-            relation), `baseline` its score, `lift` the share of the range above it that the
-            head reaches, `n` the queries, `texts` the texts with a query, `p_adj` the p
-            adjusted over all rows (NaN where a role was not tested), `chosen_half` the effect
-            on the selection half; `null.…` is the score of each null. `mass` is the attention
-            on the relation, and `value` the same with each key weighted by the norm of its
-            projected value, `‖v_j W_O‖`: a head may attend to keys that add little to its
-            output. Both are from 0 to 1, and NaN for a role without a relation or a head
+        rows: A row per head and role, the `shapes` included. `label` is the name of the role,
+            or of the behaviour that the head was shown to have as well: a head with the role
+            `prefix matching` is labelled `induction` if its `copying` score (−1 to 1, with its
+            interval) is above 0, or if `effects` showed that repetition needs it; a head with
+            `same token` and a copying score below 0 is `duplicate suppression`. `outcome` is
+            `found` (then `found` is true), `not found`, or `not tested: ` and what is missing.
+            `smallest` is the smallest effect for which a head is labelled in four cases of five
+            (NaN: none is), `control` the score of a planted head that the test found unless the
+            outcome says otherwise. `effect` is the score per query, from 0 to 1, with its
+            interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the strongest null
+            (a baseline without knowledge of the relation), `baseline` its score, `lift` the
+            share of the range above it that the head reaches, `n` the queries, `texts` the texts
+            with a query, `p_adj` the p adjusted over all rows (NaN where a role was not tested;
+            below one in a few hundred it comes from a fitted tail), `chosen_half` the effect on
+            the selection half; `null.…` is the score of each null; `stability` is the share of
+            further splits of the texts under which the same procedure finds the role. `mass` is
+            the attention on the relation, and `value` the same with each key weighted by the
+            norm of its projected value, `‖v_j W_O‖`: a head may attend to keys that add little
+            to its output. Both are from 0 to 1, and NaN for a role without a relation or a head
             without an output projection. A role that a head cannot have is NaN. After
             `effects`, `without.…` is the growth of a behaviour's loss without the head, for the
             roles that the behaviour may depend on.
@@ -96,8 +97,8 @@ class Roles:
         return self.rows.copy()
 
     def found(self) -> pd.DataFrame:
-        """The rows of roles that heads have, from the largest lift down."""
-        rows = self.rows[self.rows["found"]]
+        """The rows of roles that heads have, from the largest lift down; `shapes` are apart."""
+        rows = self._role_rows[self._role_rows["found"]]
         return rows.sort_values("lift", ascending=False, kind="stable", ignore_index=True)
 
     def outcomes(self) -> pd.DataFrame:
@@ -108,13 +109,38 @@ class Roles:
             heads (the number that have it), nearest (the strongest of them, else the head that
             comes nearest), and that head's evidence, as in `rows`.
         """
-        return outcomes_by_role(self.rows)
+        return outcomes_by_role(self._role_rows)
+
+    def shapes(self) -> pd.DataFrame:
+        """The heads that are sinks or attend diffusely: where attention rests, not what it seeks.
+
+        Returns:
+            A row per head: name, stack, layer, head, then `shape` (`sink`, `diffuse` or
+            `sink + diffuse`), `token` (the tokens that take the attention), `attention` on the
+            one that takes most, from 0 to 1, with its interval (95 %, over texts) in `ci_low`
+            and `ci_high`, `value`, the same weighted by value norm, and `carries`: `empty` if
+            it would be no sink by that, else `broadcasting`. `short` and `long` are the
+            attention in the shortest and the longest third of the held-out texts, `by_length`
+            its growth when the length doubles, with its interval. `evenness` is the entropy as
+            a share of that of even attention, diffuse from 0.85 on; `evenness_beside_sinks`
+            leaves out the first token and special tokens.
+        """
+        return shape_rows(self.rows)
+
+    def shape(self, head: HeadLike) -> str:
+        """The shape of a head's attention: `sink`, `diffuse`, `sink + diffuse`, or "".
+
+        Raises:
+            HeadError: there is no such head.
+        """
+        shapes = self.shapes().set_index("name")["shape"]
+        return str(shapes.get(str(self._head(head)), ""))
 
     def of(self, head: HeadLike) -> list[str]:
-        """The roles of a head, from the largest lift down; often none."""
+        """The labels of a head's roles, from the largest lift down; often none."""
         name = str(self._head(head))
         found = self.found()
-        return found.loc[found["name"] == name, "role"].tolist()
+        return found.loc[found["name"] == name, "label"].tolist()
 
     def none_found(self, head: HeadLike | None = None) -> str:
         """Describe a head, or all heads, without a role: none was found, or none was tested.
@@ -122,13 +148,14 @@ class Roles:
         Raises:
             HeadError: there is no such head.
         """
+        rows = self._role_rows
         if head is None:
-            return none_found(self.rows)
-        return none_found(self.rows[self.rows["name"] == str(self._head(head))])
+            return none_found(rows)
+        return none_found(rows[rows["name"] == str(self._head(head))])
 
     def none_found_by_head(self) -> dict[str, str]:
         """`none_found` of each head, by its name."""
-        return none_found_by_head(self.rows)
+        return none_found_by_head(self._role_rows)
 
     def why(self, head: HeadLike) -> str:
         """The evidence for a head: its roles, the nulls they beat, and the roles just missed.
@@ -137,20 +164,10 @@ class Roles:
             HeadError: there is no such head.
         """
         name = str(self._head(head))
-        rows = self.rows[self.rows["name"] == name].sort_values("lift", ascending=False)
-        lines = [name]
-        for row in rows[rows["found"]].to_dict("records"):
-            lines += self._evidence_lines(row)
-        if len(lines) == 1:
-            lines.append(f"  {none_found(rows)}")
-        tested, known = rows["p_adj"].notna(), rows["effect"].notna()
-        missed, untested = rows[~rows["found"] & tested], rows[known & ~tested]
-        for row in missed.head(_NEAREST).to_dict("records"):
-            lines.append(f"  not {printable(row['role'])}: {shortfall(row)}")
-        for row in untested.head(_NEAREST).to_dict("records"):
-            lines.append(f"  {printable(row['role'])}: {shortfall(row)}")
-        lines += [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
-        return "\n".join(lines)
+        rows, shapes = self._role_rows, self.shapes()
+        rows, shapes = rows[rows["name"] == name], shapes[shapes["name"] == name]
+        effects = [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
+        return "\n".join([name, *explanation(rows, shapes, self.meanings), *effects])
 
     def effects(
         self,
@@ -201,7 +218,9 @@ class Roles:
             seed=seed,
             on_progress=on_progress,
         )
-        return replace(self, rows=effects.joined(self.rows), ablation_effects=effects)
+        rows = effects.joined(self.rows)
+        rows["label"] = labels_of_rows(rows, effects)
+        return replace(self, rows=rows, ablation_effects=effects)
 
     def examples(self, head: HeadLike) -> pd.DataFrame:
         """The held-out texts where the roles of a head are strongest, and where they are weakest.
@@ -214,12 +233,17 @@ class Roles:
             HeadError: there is no such head.
         """
         name = str(self._head(head))
+        found = self.found()
         rows = [
             (role, score, n, text)
-            for role in self.of(name)
+            for role in found.loc[found["name"] == name, "role"]
             for text, score, n in self.texts.get(f"{name} {role}", ())
         ]
         return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
+
+    @cached_property
+    def _role_rows(self) -> pd.DataFrame:
+        return self.rows[~is_shape(self.rows["role"])]
 
     def _strongest(self, role: str) -> list[Head]:
         """The heads that have a role, from the largest lift down."""
@@ -231,25 +255,6 @@ class Roles:
 
     def _heads(self) -> list[Head]:
         return [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
-
-    def _evidence_lines(self, row: Mapping[Any, Any]) -> list[str]:
-        strong = "strongly" if row["lift"] >= 0.5 else "weakly"
-        nulls = [
-            f"{null} {row[f'null.{null}']:.2f}"
-            for null in NULLS
-            if row[f"null.{null}"] == row[f"null.{null}"]
-        ]
-        return [
-            f"  {printable(row['role'])}, {strong}: {printable(self.meanings[row['role']])}",
-            f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
-            f"{counted(int(row['n']), 'query', 'queries')} of "
-            f"{counted(int(row['texts']), 'held-out text')} "
-            f"({row['chosen_half']:.3f} on the other half)",
-            f"    attention {_or_unknown(row['mass'])}, weighted by value norm "
-            f"{_or_unknown(row['value'])}",
-            f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}",
-            f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}",
-        ]
 
     def plot(self, *, ax: Any = None) -> Any:
         """Draw the strongest role of each head: a hue and a letter, paler where it is weaker.
@@ -292,15 +297,19 @@ class Roles:
         Raises:
             InputError: the file is missing, or is no table of roles of this schema.
         """
-        return read_saved("Roles", path, ("headwise_roles", SCHEMA), _from_frame)
+        return read_saved(
+            "Roles", path, ("headwise_roles", SCHEMA), lambda *saved: cls(**fields_of(*saved))
+        )
 
     def __str__(self) -> str:
-        """The number of heads with a role, and of roles."""
+        """The number of heads with a role, and of roles; then the sinks and diffuse heads."""
         found = self.found()
         heads = found["name"].nunique()
         verb = "has" if heads == 1 else "have"
         line = f"{counted(heads, 'head')} {verb} {counted(len(found), 'role')}"
-        return line if len(found) else f"{line}: {none_found(self.rows)}"
+        line = line if len(found) else f"{line}: {none_found(self._role_rows)}"
+        apart = shapes_summary(self.shapes())
+        return f"{line}. Apart from roles: {apart}" if apart else line
 
     def __repr__(self) -> str:
         shown = self.found()[list(_COLUMNS)].drop(columns="found")
@@ -309,27 +318,3 @@ class Roles:
     def _repr_html_(self) -> str:
         found = self.found()[list(_COLUMNS)]
         return found.to_html(index=False, float_format="{:.3f}".format, escape=True)
-
-
-def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
-    rows = typed_rows(frame)
-    meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
-    unknown = sorted(set(rows["role"]) - meanings.keys())
-    if unknown:
-        raise ValueError(f"the role {unknown[0]!r} has no description")
-    return Roles(
-        rows=rows,
-        meanings=meanings,
-        notes=tuple(map(str, metadata["notes"])),
-        texts={
-            name: [(str(text), float(score), int(n)) for text, score, n in rows]
-            for name, rows in metadata["texts"].items()
-        },
-        model=str(metadata["model"]),
-        versions=dict(metadata["versions"]),
-        ablation_effects=Effects.from_json(metadata["effects"]),
-    )
-
-
-def _or_unknown(share: float) -> str:
-    return "unknown" if share != share else f"{share:.3f}"

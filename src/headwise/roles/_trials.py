@@ -52,6 +52,13 @@ class Trial:
     contrast_null: str = ""
     contrast: Evaluator | None = None
 
+    @property
+    def lengths(self) -> Float[np.ndarray, " held"]:
+        """The tokens that the model reads at once of each held-out text, in the mean."""
+        tokens = np.array([[[len(item.ids), 1.0]] for item in self.evaluator.items])
+        total, pieces = self.split.halves(tokens)[1][:, 0].T
+        return total / pieces
+
 
 def text_trial(
     tokenized: Tokenized,

@@ -1,6 +1,6 @@
 """Results of this library: one row per head, plain arrays, and the files that hold them."""
 
-from headwise.tables._bootstrap import bootstrap_means, ratio_interval
+from headwise.tables._bootstrap import DRAWS, bootstrap_means, ratio_interval, resample_counts
 from headwise.tables._columns import at_prompt, in_columns
 from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
@@ -30,6 +30,7 @@ from headwise.tables.plots import (
 
 __all__ = [
     "COLUMNS",
+    "DRAWS",
     "FIGURE_ENDINGS",
     "STATISTICS",
     "Curves",
@@ -58,6 +59,7 @@ __all__ = [
     "ratio_interval",
     "read_saved",
     "removable",
+    "resample_counts",
     "resolve_heads",
     "save_figure",
     "texts_of",

@@ -12,6 +12,7 @@ __all__ = [
     "ends_of",
     "has_interval",
     "ratio_interval",
+    "resample_counts",
     "resampled_ratios",
     "tails_of",
 ]
@@ -26,7 +27,7 @@ def bootstrap_means(
 
     All columns share the resamples, so differences of columns keep what texts have in common.
     """
-    return (_resample(len(values), draws, seed) / len(values)) @ values
+    return (resample_counts(len(values), draws, seed) / len(values)) @ values
 
 
 def ratio_interval(
@@ -60,7 +61,7 @@ def resampled_ratios(
 
     NaN where a resample misses every text that has a count above 0.
     """
-    resamples = _resample(len(totals), draws, seed).astype(totals.dtype)
+    resamples = resample_counts(len(totals), draws, seed).astype(totals.dtype)
     total, count = resamples @ totals, resamples @ counts
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
 
@@ -85,7 +86,7 @@ def tails_of(level: float) -> list[float]:
     return [(1 - level) / 2, (1 + level) / 2]
 
 
-def _resample(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "draws M"]:
+def resample_counts(texts: int, draws: int, seed: int) -> Int64[np.ndarray, "draws M"]:
     """How often each resample, drawn with replacement, contains each text."""
     return np.random.default_rng(seed).multinomial(
         texts, np.full(texts, 1 / max(1, texts)), size=draws

@@ -136,6 +136,25 @@ class Scores:
         rows = np.lexsort((self.importance, self.round))
         return [self.heads[row] for row in rows]
 
+    def redrawn_orders(self, n: int = 10, seed: int = 0) -> list[list[Head]]:
+        """Orders of removal from `n` resamples of the scored texts, drawn with replacement.
+
+        Other texts would give other scores and another order. Curves of several such orders under
+        one name have an elbow whose interval covers that too, beside the evaluated texts. Rounds
+        stay as they are: an order within a round is drawn, not the heads of the round.
+
+        Raises:
+            ArgumentError: `n` is below 1, or there is a single text.
+        """
+        if n < 1 or len(self.per_text) < 2:
+            raise ArgumentError(
+                f"Scores.redrawn_orders: n={n} of {len(self.per_text)} {self.over}. Give at least "
+                f"one order, and score two texts or more."
+            )
+        drawn = bootstrap_means(self.per_text, n, seed)
+        rows = (np.lexsort((importance, self.round)) for importance in drawn)
+        return [[self.heads[row] for row in order] for order in rows]
+
     def per_layer(self) -> "Scores":
         """The scores with those of each layer divided by their ℓ2 norm.
 

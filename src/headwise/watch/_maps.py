@@ -56,6 +56,13 @@ class Layer:
         norms = projected_norms(self._call.v, self._per_head, torch.float32)
         return norms.nan_to_num(0.0, 0.0, 0.0)
 
+    def written(self) -> Iterator[tuple[Head, Float[Tensor, "B S d_model"]]]:
+        """What each head would write for each key, `v_j W_O`; nothing without a projection."""
+        if self._per_head is not None:
+            shared = len(self.heads) // self._call.v.shape[1]  # heads that read one value
+            for index, head in enumerate(self.heads):
+                yield head, self._call.v[:, index // shared] @ self._per_head[index]
+
 
 class Maps:
     """The last call of every site, and the attention its keys received since their texts began."""

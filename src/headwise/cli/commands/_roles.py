@@ -112,6 +112,12 @@ def roles(
         print_json(rows.to_dict("records"))
     if out is None and not as_json:
         print_note(str(result))
-        print_table(rows[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
+        shown = rows.assign(role=rows["label"])
+        print_table(shown[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
+        shapes = result.shapes()
+        if len(shapes):
+            columns = ["name", "shape", "token", "attention", "value", "carries", "short", "long"]
+            print_note("Apart from roles:")
+            print_table(shapes[[*columns, "evenness"]])
         outcomes = result.outcomes()
         print_table(outcomes[outcomes["n"] > 0][_OUTCOME].rename(columns={"role": "name"}))

@@ -13,7 +13,7 @@ from headwise.models.ownership._attention import (
     find_attentions,
     heads_of,
 )
-from headwise.models.ownership._edit import edit_heads
+from headwise.models.ownership._edit import check_edits_reach, edit_heads
 from headwise.models.ownership._example_input import (
     batches_of,
     call_model,
@@ -54,6 +54,7 @@ __all__ = [
     "batches_of",
     "by_attention",
     "call_model",
+    "check_edits_reach",
     "count_heads",
     "differs_from_itself",
     "edit_heads",

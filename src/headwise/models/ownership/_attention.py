@@ -19,6 +19,11 @@ from headwise.models.ownership._example_input import example_input, run
 from headwise.models.ownership._projection import OutputProjection, output_projection
 from headwise.tables import Head, HeadsLike, resolve_heads
 
+_NO_PROJECTION = (
+    "heads: {} has no output projection that is a plain linear layer. "
+    "Merge adapters and unpack quantised weights first."
+)
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -27,7 +32,7 @@ class Attention:
     Attributes:
         site: Where it is, and how many heads it has.
         module: The module that computes the attention.
-        output: The output projection that mixes its heads.
+        projection: The output projection that mixes its heads; None if a bare parameter does.
         nth: Which call of the module in one pass it is, if layers share their weights.
         rows: In how many rows it attended in the pass that found it; more than there are texts
             if windows or frames of a text are rows of their own.
@@ -35,9 +40,20 @@ class Attention:
 
     site: Site
     module: nn.Module
-    output: OutputProjection
+    projection: OutputProjection | None
     nth: int
     rows: int = field(default=1, compare=False)
+
+    @property
+    def output(self) -> OutputProjection:
+        """The output projection, for whatever needs its weights.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+        if self.projection is None:
+            raise UnsupportedError(_NO_PROJECTION.format(self.site.name))
+        return self.projection
 
     @property
     def around(self) -> str:
@@ -51,7 +67,9 @@ class Attention:
         return not isinstance(self.module, nn.MultiheadAttention)
 
 
-def find_attentions(model: nn.Module, batch: Any = None) -> list[Attention]:
+def find_attentions(
+    model: nn.Module, batch: Any = None, *, needs_projections: bool = True
+) -> list[Attention]:
     """Find the attentions of a model by running it once.
 
     The model runs in evaluation mode, without gradients, and is not changed. The run also checks
@@ -61,13 +79,15 @@ def find_attentions(model: nn.Module, batch: Any = None) -> list[Attention]:
         model: Any model that `observe` can watch.
         batch: Its inputs: keyword arguments, a tuple of arguments, or a single argument. None
             generates a short example input.
+        needs_projections: Whether an attention without an output projection that is a module,
+            such as one whose `W_O` is a bare parameter, is refused.
     Raises:
         ArgumentError: no batch is given and none can be generated.
         UnsupportedError: no attention was captured, or the outputs of heads are changed before
             the output projection.
     """
     batch = example_input(model) if batch is None else batch
-    search = _Search(model)
+    search = _Search(model, needs_projections)
     with search.capturing():
         run(model, batch)
     return search.result()
@@ -94,8 +114,8 @@ def by_attention(heads: HeadsLike, attentions: list[Attention]) -> dict[Attentio
 class _Search:
     """Captures the attention calls of one pass and follows heads to their output projections."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, needs_projections: bool) -> None:
+        self._model, self._needs_projections = model, needs_projections
         self._sites = Sites(model)
         self._running = ActiveModules()
         self._calls: dict[int, int] = {}
@@ -128,11 +148,8 @@ class _Search:
     def _record(self, call: AttentionCall) -> None:
         site = self._sites.of(call, self._running)
         output = output_projection(self._model, site)
-        if output is None:
-            raise UnsupportedError(
-                f"heads: {site.name} has no output projection that is a plain linear layer. "
-                f"Merge adapters and unpack quantised weights first."
-            )
+        if output is None and self._needs_projections:
+            raise UnsupportedError(_NO_PROJECTION.format(site.name))
         if any(known.site == site for known in self._attentions):
             raise UnsupportedError(
                 f"heads: {site.name} attends several times in one pass, so edits of its heads "
@@ -142,7 +159,7 @@ class _Search:
         self._calls[id(call.module)] = nth + 1
         attention = Attention(site, call.module, output, nth, len(call.heads))
         self._attentions.append(attention)
-        if attention.called and not self._is_known(call.module):
+        if output is not None and attention.called and not self._is_known(call.module):
             self._unchecked[attention] = call.heads.transpose(1, 2)
 
     def _is_known(self, module: nn.Module) -> bool:

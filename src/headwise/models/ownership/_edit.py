@@ -1,6 +1,6 @@
 """Edit the outputs of heads before the output projection mixes them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +14,15 @@ from headwise._torch_private import in_backward
 from headwise.errors import UnsupportedError
 from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import Hooks
-from headwise.models.capture import InputTracker, Stacks, ordinary_path
+from headwise.models.capture import (
+    AttentionCall,
+    InputTracker,
+    Stacks,
+    capture_calls,
+    ordinary_path,
+)
 from headwise.models.ownership._attention import Attention
+from headwise.models.ownership._outputs import float_outputs
 
 # Maps an attention and the outputs of its heads, `[B, T, H, Dv]`, to the edited outputs.
 Edit = Callable[[Attention, Tensor], Tensor]
@@ -37,17 +44,50 @@ def edit_heads(
     Yields:
         A tracker of the inputs that the model is reading.
     Raises:
-        UnsupportedError: layers that share their weights run again in a backward pass.
+        UnsupportedError: layers that share their weights run again in a backward pass, or
+            gradients are enabled and an attention has no output projection that is a module.
     """
     with ExitStack() as stack:
         stack.enter_context(run_uncompiled())
         inputs = stack.enter_context(InputTracker(model, Stacks(model).roots).follow())
+        unprojected: dict[int, _CallOrder] = {}
         for module in {attention.module: None for attention in attentions}:
             calls = [attention for attention in attentions if attention.module is module]
+            order = _CallOrder(calls, inputs)
+            if calls[0].projection is None:
+                unprojected[id(module)] = order
+                continue
             install = _before_projection if calls[0].called else _around_torch_layer
-            stack.enter_context(install(calls[0], _CallOrder(calls, inputs), edit))
+            stack.enter_context(install(calls[0], order, edit))
+        if unprojected:
+            stack.enter_context(_where_attended(model, unprojected, edit))
         stack.enter_context(ordinary_path(model))
         yield inputs
+
+
+def check_edits_reach(model: nn.Module, attentions: Sequence[Attention], batch: Any) -> None:
+    """Check that heads without an output projection that is a module can be edited.
+
+    Raises:
+        UnsupportedError: what is written into them does not reach the output.
+    """
+    for attention in attentions:
+        if attention.projection is not None:
+            continue
+
+        def disturb(current: Attention, heads: Tensor, disturbed: Attention = attention) -> Tensor:
+            return 1.0 - heads if current == disturbed else heads
+
+        with torch.no_grad():
+            intact = float_outputs(model, batch)
+            with edit_heads(model, attentions, disturb):
+                outputs = float_outputs(model, batch)
+        if all(torch.equal(*pair) for pair in zip(intact, outputs, strict=True)):
+            raise UnsupportedError(
+                f"heads: what is written into the heads of {attention.site.name} does not reach "
+                f"the output, and there is no output projection to write before. Watch this "
+                f"model without editing its heads."
+            )
 
 
 class _CallOrder:
@@ -82,6 +122,31 @@ def _before_projection(first: Attention, order: _CallOrder, edit: Edit) -> Itera
 
     with Hooks() as hooks:
         hooks.before(first.output.module, enter)
+        yield
+
+
+@reversible
+def _where_attended(
+    model: nn.Module, orders: Mapping[int, _CallOrder], edit: Edit
+) -> Iterator[None]:
+    """Write into the outputs of attention in place, for a model that multiplies them by a bare
+    parameter: there is no module whose input they are."""
+
+    def attended(call: AttentionCall) -> None:
+        order = orders.get(id(call.module))
+        if order is None:
+            return
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                f"heads: {type(call.module).__name__} has no output projection that is a module, "
+                f"so its heads are edited in place. Disable gradients (torch.no_grad)."
+            )
+        heads = call.heads.transpose(1, 2)
+        edited = edit(order.next(), heads)
+        if edited is not heads:
+            heads.copy_(edited)
+
+    with capture_calls(model, attended):
         yield
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._visible_text import visible
-from headwise.roles import Roles
+from headwise.roles import Roles, shape_line, shapes_summary
 from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
@@ -29,6 +29,7 @@ class RoleTable:
         rows: The roles that were found, the strongest first.
         none: The sentence to show if there are none.
         left_out: How many rows are left out.
+        shapes: How many heads are sinks or diffuse, apart from roles; "" if none is.
         groups: A sentence for each group of heads that back each other up.
         notes: How the numbers were computed.
         outcomes: What became of each role: found, not found or not tested.
@@ -38,6 +39,7 @@ class RoleTable:
     rows: list[Payload]
     none: str
     left_out: int
+    shapes: str
     groups: list[str]
     notes: list[str]
     outcomes: list[Payload]
@@ -54,6 +56,7 @@ def role_table(roles: Roles) -> RoleTable:
         rows=[_row(roles, row) for row in rows[:MAX_ROWS]],
         none=_sentence(roles.none_found()),
         left_out=max(0, len(rows) - MAX_ROWS),
+        shapes=_shapes_sentence(roles),
         groups=[visible(group_line(group)) for group in roles.ablation_effects.groups],
         notes=[visible(note) for note in roles.notes],
         outcomes=[_outcome(row) for row in roles.outcomes().to_dict("records") if row["n"]],
@@ -65,6 +68,7 @@ def roles_of_heads(study: StudyData) -> list[Payload] | None:
     if study.roles is None:
         return None
     roles, none = study.roles, study.roles.none_found_by_head()
+    shapes = {row["name"]: shape_line(row) for row in roles.shapes().to_dict("records")}
     rows: dict[str, list[Payload]] = {}
     for row in roles.found().to_dict("records"):
         rows.setdefault(row["name"], []).append(_row(roles, row))
@@ -72,21 +76,36 @@ def roles_of_heads(study: StudyData) -> list[Payload] | None:
         {
             "none": _sentence(none.get(name, _NOT_SEARCHED)),
             "rows": rows.get(name, []),
-            "lines": [visible(line) for line in roles.ablation_effects.lines(name)],
+            "lines": [
+                visible(line)
+                for line in (
+                    *([_capital(shapes[name])] if name in shapes else []),
+                    *roles.ablation_effects.lines(name),
+                )
+            ],
         }
         for name in map(str, study.table.heads)
     ]
 
 
+def _shapes_sentence(roles: Roles) -> str:
+    summary = shapes_summary(roles.shapes())
+    return f"Apart from roles: {summary}." if summary else ""
+
+
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+    return f"{_capital(text)}."
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
     """A role of a head with its evidence, as text."""
     return {
         "head": visible(row["name"]),
-        "role": visible(row["role"]),
+        "role": visible(row["label"]),
         "meaning": visible(roles.meanings[row["role"]]),
         "effect": f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
         "null": visible(f"{row['baseline']:.3f} of {row['null']}"),

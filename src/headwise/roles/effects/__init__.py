@@ -2,10 +2,13 @@
 
 from headwise.roles.effects._ablation_trial import AblationTrial, ablate_each, find_groups
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, behaviour
+from headwise.roles.effects._copying import Score, copying_scores
 from headwise.roles.effects._effects import WITHOUT, Effect, Effects, Group, group_line
+from headwise.roles.effects._labels import BEHAVIOUR_LABELS, labels_of_rows
 from headwise.roles.effects._language import agreement, repetition, translation
 
 __all__ = [
+    "BEHAVIOUR_LABELS",
     "WITHOUT",
     "AblationTrial",
     "Behaviour",
@@ -13,11 +16,14 @@ __all__ = [
     "Effect",
     "Effects",
     "Group",
+    "Score",
     "ablate_each",
     "agreement",
     "behaviour",
+    "copying_scores",
     "find_groups",
     "group_line",
+    "labels_of_rows",
     "repetition",
     "translation",
 ]

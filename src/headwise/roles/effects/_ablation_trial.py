@@ -1,6 +1,7 @@
 """Mean-ablation of heads: its effect on behaviours, head by head and for the heads of a role."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,13 +13,15 @@ from headwise._progress import Progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.models import (
     by_attention,
+    check_edits_reach,
     find_attentions,
     heads_of,
     mean_heads,
     replace_heads,
 )
-from headwise.roles._evidence import FEWEST_TEXTS, max_t
-from headwise.roles.effects._behaviour import Behaviour
+from headwise.roles._evidence import FEWEST_TEXTS
+from headwise.roles._significance import step_down
+from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch
 from headwise.roles.effects._effects import Effect, Effects, Group
 from headwise.tables import Head, ratio_interval
 
@@ -68,6 +71,7 @@ def ablate_each(
         groups=tuple(groups),
         says={behaviour.name: behaviour.says for behaviour in behaviours},
         roles={behaviour.name: tuple(behaviour.roles) for behaviour in behaviours},
+        labels={behaviour.name: dict(behaviour.labels) for behaviour in behaviours},
     )
 
 
@@ -77,27 +81,41 @@ class AblationTrial:
     def __init__(self, model: nn.Module, behaviour: Behaviour) -> None:
         self._model, self.behaviour = model, behaviour
         inputs = [batch.inputs for batch in behaviour.batches]
-        self._attentions = find_attentions(model, inputs[0])
+        self._attentions = find_attentions(model, inputs[0], needs_projections=False)
         self._means = mean_heads(model, self._attentions, inputs)
         self._cache: dict[frozenset[Head], Losses] = {}
+        check_edits_reach(model, self._attentions, inputs[0])
         self.heads = tuple(heads_of(self._attentions))
-        self.intact = self._losses(frozenset())
+        self.intact = self._losses(frozenset(), behaviour.batches)
+        self._intact_control = self._losses(frozenset(), behaviour.control)
+        if len(self._intact_control) not in (0, len(self.intact)):
+            raise ArgumentError(
+                f"effects: {behaviour.name!r} has {len(self.intact)} texts and "
+                f"{len(self._intact_control)} of its control. Give as many of both."
+            )
 
     def growth(self, heads: Sequence[Head]) -> Losses:
         """By how much the loss of each text grows when these heads are ablated."""
         ablated = frozenset(heads)
         if ablated not in self._cache:
-            self._cache[ablated] = self._losses(ablated) - self.intact
+            self._cache[ablated] = self._losses(ablated, self.behaviour.batches) - self.intact
         return self._cache[ablated]
 
+    def control_growth(self, heads: Sequence[Head]) -> Losses:
+        """By how much the loss of each text of the control grows; empty without a control."""
+        losses = self._losses(frozenset(heads), self.behaviour.control)
+        return losses - self._intact_control
+
     @torch.no_grad()
-    def _losses(self, heads: frozenset[Head]) -> Losses:
+    def _losses(self, heads: frozenset[Head], batches: Sequence[BehaviourBatch]) -> Losses:
+        if not batches:
+            return np.zeros(0)
         chosen = by_attention(sorted(heads), self._attentions)
         with (
             in_evaluation(self._model),
             replace_heads(self._model, self._attentions, chosen, lambda name, _: self._means[name]),
         ):
-            parts = [batch.loss(self._model(**batch.inputs)) for batch in self.behaviour.batches]
+            parts = [batch.loss(self._model(**batch.inputs)) for batch in batches]
         for part in parts:
             if part.ndim != 1:
                 raise ShapeError(
@@ -128,7 +146,7 @@ def _each_alone(
         growths.append(np.stack(columns, axis=1) if columns else np.zeros((len(trial.intact), 0)))
     tested = [growth if len(growth) >= FEWEST_TEXTS else growth[:, :0] for growth in growths]
     effects = []
-    for trial, growth, p in zip(trials, growths, max_t(tested, seed=seed), strict=True):
+    for trial, growth, p in zip(trials, growths, step_down(tested, seed=seed), strict=True):
         adjusted = p if p.size else np.full(len(heads), np.nan)
         effects += [
             _effect([head], trial, growth[:, column], seed, float(adjusted[column]))
@@ -188,8 +206,12 @@ def _effect(
     heads: Sequence[Head], trial: AblationTrial, growth: Losses, seed: int, p: float = float("nan")
 ) -> Effect:
     names = tuple(str(head) for head in heads)
-    ends = _interval(growth, seed)
-    return Effect(names, trial.behaviour.name, float(growth.mean()), *ends, len(growth), p)
+    ends, control = _interval(growth, seed), trial.control_growth(heads)
+    found = Effect(names, trial.behaviour.name, float(growth.mean()), *ends, len(growth), p)
+    if not len(control):
+        return found
+    excess = _interval(growth - control, seed)[0]
+    return replace(found, control=float(control.mean()), excess_low=excess)
 
 
 def _interval(growth: Losses, seed: int) -> tuple[float, float]:

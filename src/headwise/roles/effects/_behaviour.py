@@ -1,7 +1,7 @@
 """A behaviour of a model: one loss per text, lower is better."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,6 +39,9 @@ class Behaviour:
         says: What the loss of a text is, with its unit.
         batches: The inputs and the loss.
         roles: The roles whose rows show its effects.
+        labels: By role, what a head with the role is called if the behaviour needs it.
+        control: The same number of texts without the behaviour, on which a head that has it
+            costs little.
     Raises:
         ArgumentError: there is no batch.
     """
@@ -47,11 +50,18 @@ class Behaviour:
     says: str
     batches: Sequence[BehaviourBatch]
     roles: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    control: Sequence[BehaviourBatch] = ()
 
     def __post_init__(self) -> None:
         if not self.batches:
             raise ArgumentError(
                 f"Behaviour: {self.name!r} has no batch of texts. Give texts that show it."
+            )
+        if self.labels and not self.control:
+            raise ArgumentError(
+                f"Behaviour: {self.name!r} has labels {dict(self.labels)} and no control. Give "
+                f"texts without the behaviour as its control."
             )
 
 
@@ -62,6 +72,8 @@ def behaviour(
     *,
     roles: Sequence[str] = (),
     says: str = "a loss of your own",
+    labels: Mapping[str, str] | None = None,
+    control: Several[Inputs] = (),
 ) -> Behaviour:
     """A behaviour of your own: its loss maps the model's output and the batch to one loss per text.
 
@@ -69,16 +81,25 @@ def behaviour(
         batches: The model's inputs by name, as for `headwise.importance`.
         loss: Lower is better.
         roles: The roles that it may depend on.
+        labels: By role, what a head with the role is called if the behaviour needs it and its
+            control does not: `{"to the name": "name moving"}`.
+        control: As many texts without the behaviour, in the same order, with the same loss.
     Raises:
-        ArgumentError: there is no batch, or one is a text.
+        ArgumentError: there is no batch, one is a text, or there are labels without a control.
     """
 
     def loss_of(batch: Inputs) -> Callable[[Any], Tensor]:
         return lambda output: loss(output, batch)
 
-    listed = batches_of(batches, "behaviour", "batches")
-    scored = [BehaviourBatch(batch, loss_of(batch)) for batch in listed]
-    return Behaviour(name, says, scored, tuple(roles))
+    scored, controls = (
+        [BehaviourBatch(batch, loss_of(batch)) for batch in listed]
+        for listed in (
+            batches_of(batches, "behaviour", "batches"),
+            batches_of(control, "behaviour", "control") if control else [],
+        )
+    )
+    roles = tuple(dict.fromkeys([*roles, *(labels or {})]))
+    return Behaviour(name, says, scored, roles, labels or {}, controls)
 
 
 def logits_of(output: Any, model: nn.Module) -> Float[Tensor, "B T V"]:

@@ -25,6 +25,9 @@ class Effect:
         texts: The number of texts.
         p: For the null hypothesis of no growth, adjusted over all heads and behaviours tried;
             NaN below 30 texts, and for a group, because groups are selected by their effect.
+        control: The mean growth of the loss on the behaviour's control; NaN without one.
+        excess_low: The lower end of the interval of what the growth exceeds that on the control,
+            text by text.
     """
 
     heads: tuple[str, ...]
@@ -34,6 +37,8 @@ class Effect:
     high: float
     texts: int
     p: float = float("nan")
+    control: float = float("nan")
+    excess_low: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -60,17 +65,20 @@ class Effects:
         groups: Redundant heads of one role.
         says: What the loss of each behaviour is, by its name.
         roles: The roles that each behaviour may depend on.
+        labels: For each behaviour, by role, the label of a head with the role that it needs.
     """
 
     alone: tuple[Effect, ...] = ()
     groups: tuple[Group, ...] = ()
     says: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def frame(self) -> pd.DataFrame:
-        """A row per behaviour and head: effect, the ends of its interval, texts and adjusted p."""
+        """A row per behaviour and head: the effect with its interval, texts, p, and the control."""
         rows = [asdict(effect) | {"heads": effect.heads[0]} for effect in self.alone]
         columns = ["name", "behaviour", "effect", "ci_low", "ci_high", "texts", "p_adj"]
+        columns += ["control", "excess_low"]
         frame = pd.DataFrame(rows, columns=list(Effect.__dataclass_fields__))
         return frame.set_axis(columns, axis=1)
 
@@ -102,6 +110,8 @@ class Effects:
         """The effects of one head, as sentences."""
         for effect in self.of(name):
             p = "" if effect.p != effect.p else f", adjusted p {effect.p:.2g}"
+            if effect.control == effect.control:
+                p += f"; {effect.control:+.3f} on its control"
             behaviour = effect.behaviour
             yield (
                 f"without it {behaviour} loses {_signed(effect)} ({self.says[behaviour]}; "
@@ -125,6 +135,7 @@ class Effects:
             ],
             "says": dict(self.says),
             "roles": {name: list(roles) for name, roles in self.roles.items()},
+            "labels": {name: dict(labels) for name, labels in self.labels.items()},
         }
 
     @classmethod
@@ -138,6 +149,7 @@ class Effects:
             ),
             says=dict(saved["says"]),
             roles={name: tuple(roles) for name, roles in saved["roles"].items()},
+            labels={name: dict(labels) for name, labels in saved.get("labels", {}).items()},
         )
 
 
@@ -161,5 +173,7 @@ def _effect_json(effect: Effect) -> dict[str, Any]:
 
 
 def _effect(saved: Mapping[str, Any]) -> Effect:
-    p = np.nan if saved["p"] is None else saved["p"]
-    return Effect(**{**saved, "heads": tuple(saved["heads"]), "p": p})
+    numbers: dict[str, Any] = {
+        name: np.nan if value is None else value for name, value in saved.items()
+    }
+    return Effect(**(numbers | {"heads": tuple(saved["heads"])}))

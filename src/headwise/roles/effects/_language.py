@@ -21,13 +21,15 @@ from headwise.corpora import (
 from headwise.errors import ArgumentError, InputError
 from headwise.models import batches, context_of
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, check_predicts, logits_of
-from headwise.roles.relations import INDUCTION, TokenText, probe, tokenize
+from headwise.roles.relations import PREFIX_MATCHING, Item, TokenText, probe, tokenize
 
 _BATCH = 32  # texts per forward pass
 _UNLIMITED = 10**9  # tokens: texts are not cut
+Row = tuple[list[int], list[int]]  # the tokens of a text, and its targets
 _AGREEING = ("next subject", "head → nsubj")
 _TRANSLATING = ("translation → source", "next translation")
-_REPEATING = ("previous token", "same token", "induction")
+_REPEATING = ("previous token", "same token", PREFIX_MATCHING.name)
+_INDUCTION = {PREFIX_MATCHING.name: "induction"}
 
 
 def agreement(
@@ -77,7 +79,9 @@ def repetition(
     """The loss on the second occurrence of a random sequence, in nats per token.
 
     Each sequence has a random prefix and a random period. `find_roles` draws other sequences
-    unless it gets the same seed.
+    unless it gets the same seed. The control has other random tokens in the same places, so that
+    a head with the role `prefix matching` is called `induction` if the loss grows without it,
+    and hardly on the control.
 
     Args:
         model: A causal language model.
@@ -89,17 +93,20 @@ def repetition(
     limit = context_of(model, tokenizer)
     annotated = [AnnotatedText(text) for text in list_texts("repetition", texts)]
     pieces = tokenize(tokenizer, annotated, limit).pieces
-    repeated = probe(pieces, limit, sequences, seed)[0] if pieces else []
-    rows = []
-    for item in repeated:
-        queries = [query for query, _ in item.pairs[INDUCTION.name]]
-        second = [query + 1 for query in set(queries) if queries.count(query) == 1]
-        rows.append((list(item.ids), sorted(target for target in second if target < len(item.ids))))
+    repeated, controls = probe(pieces, limit, sequences, seed) if pieces else ([], [])
     says = "nats per token of the second occurrence"
-    return Behaviour("repetition", says, _batches(model, rows, _Predicted), _REPEATING)
+    batches, control = (
+        _batches(model, [_second(item) for item in items], _Predicted)
+        for items in (repeated, controls)
+    )
+    return Behaviour("repetition", says, batches, _REPEATING, _INDUCTION, control)
 
 
-Row = tuple[list[int], list[int]]  # the tokens of a text, and its targets
+def _second(item: Item) -> Row:
+    """The tokens of a sequence, and the places of the second occurrence."""
+    queries = [query for query, _ in item.pairs[PREFIX_MATCHING.name]]
+    second = [query + 1 for query in set(queries) if queries.count(query) == 1]
+    return list(item.ids), sorted(target for target in second if target < len(item.ids))
 
 
 class _Predicted:

@@ -1,5 +1,6 @@
 """The eligible pairs under a mask, and what attention weights score on them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,11 +15,15 @@ _EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """The attention weights of some heads of a layer, and the evenness of each row, 0 to 1."""
+    """The attention weights of some heads of a layer, and the evenness of each row, 0 to 1.
+
+    Attributes:
+        evenness: By the score that it is for, over all keys or over those that are no sinks.
+    """
 
     heads: slice
     weights: Float[Tensor, "B h T S"]
-    evenness: Float[Tensor, "B h T"]
+    evenness: Mapping[str, Float[Tensor, "B h T"]]
 
     @cached_property
     def table(self) -> Float[Tensor, "N h"]:
@@ -46,6 +51,7 @@ class EligiblePairs:
         self._n_candidates = self.candidates.sum(-1)  # B hv n
         text, unit, query = index.text, index.unit, index.query
         self._top, self._choice = index.scored_by("top"), index.scored_by("choice")
+        self._breadth = index.scored_by("entropy") | index.scored_by("content entropy")
         pair = (text[query], slice(None), unit[query], index.key)
         self._allowed = torch.where(self._top[query, None], self.candidates[pair], units[pair])
         has_key = _sum_into(self._allowed.float(), query, len(text)) > 0
@@ -80,7 +86,7 @@ class EligiblePairs:
             even = torch.zeros_like(self.choosable, dtype=torch.float32)
             chosen = index.choices.hits(even, self.choosable)
             chance = torch.where(self._choice[:, None], chosen, chance)
-        return self.eligible * torch.where(index.scored_by("entropy")[:, None], 1.0, chance)
+        return self.eligible * torch.where(self._breadth[:, None], 1.0, chance)
 
     @cached_property
     def _ceiling(self) -> Float[Tensor, "B hv n n"]:
@@ -98,12 +104,17 @@ class EligiblePairs:
         return segments.to(self._device), rows.to(self._device), weight[keep].to(self._device)
 
     @cached_property
-    def _entropy_rows(self) -> tuple[Segments, Tensor]:
-        index = self.index
-        keep = index.scored_by("entropy")
-        rows = index.text[keep] * index.units.n + index.unit[keep]
-        segments = Segments.of(rows, index.cell[keep], index.n_cells)
-        return segments.to(self._device), self.eligible[keep].to(self._device)
+    def _entropy_rows(self) -> dict[str, tuple[Segments, Tensor]]:
+        """The rows of the queries of each score of evenness, if a role has that score."""
+        index, found = self.index, {}
+        for score in ("entropy", "content entropy"):
+            keep = index.scored_by(score)
+            rows = index.text[keep] * index.units.n + index.unit[keep]
+            segments = Segments.of(rows, index.cell[keep], index.n_cells)
+            if len(rows):
+                eligible = self.eligible[keep].to(self._device)
+                found[score] = segments.to(self._device), eligible
+        return found
 
     @cached_property
     def _mass_segments(self) -> tuple[Segments, Tensor]:
@@ -128,9 +139,9 @@ class EligiblePairs:
             total += self._top_sums(block)
         if len(self.index.choices.query):
             total += self._choice_sums(block)
-        segments, weights = self._entropy_rows
-        if len(segments.rows):
-            total += segments.sums(heads_last(block.evenness), _for_heads(weights, block))
+        for score, (segments, weights) in self._entropy_rows.items():
+            evenness = heads_last(block.evenness[score])
+            total += segments.sums(evenness, _for_heads(weights, block))
         return total
 
     def mass(self, block: HeadWeights, table: Float[Tensor, "N h"]) -> Float[Tensor, "cells h"]:

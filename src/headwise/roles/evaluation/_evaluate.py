@@ -16,6 +16,7 @@ from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models import check_reads_text, reads_two_texts, text_alone
 from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights, heads_last
+from headwise.roles.evaluation._evenness import Sinks
 from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
 from headwise.roles.evaluation._planted import planted_sums
 from headwise.roles.evaluation._relation_index import RelationIndex
@@ -81,6 +82,7 @@ class Evaluator:
     def __init__(self, items: Sequence[Item], roles: Sequence[Role], tags: Sequence[str] = ()):
         """Index the items; `tags` are the parts of speech that rules may use."""
         self.roles, self.tags = tuple(roles), tuple(tags)
+        self.items = tuple(items)
         rows = _batches(items)
         self.batches = [_Batch([items[row] for row in batch], roles) for batch in rows]
         self._order = [row for batch in rows for row in batch]
@@ -151,6 +153,7 @@ class _Batch:
             self._mask[row, : len(item.ids)] = 1
         grids = [grid for grid in GRIDS if any(role.grid == grid for role in roles)]
         self._indexes = [RelationIndex(Units(grid, items, S), items, roles) for grid in grids]
+        self._sinks = Sinks(items, S)
         self._cached: tuple[Tensor, list[EligiblePairs]] | None = None
 
     def run(self, model: nn.Module) -> None:
@@ -205,13 +208,12 @@ class _Batch:
 
     def _layer_sums(self, layer: Layer, detailed: bool) -> _Sums:
         grids = self._eligible_under(layer.visible)
-        H, n_keys = len(layer.heads), layer.visible.sum(-1)
-        per_nat = 1.0 / n_keys.clamp(min=2).float().log()  # one over the entropy of even attention
+        H = len(layer.heads)
         norms = layer.value_norms() if detailed else None
         blocks: list[_Sums] = []
         for weights in layer.blocks():
-            scale = per_nat if per_nat.shape[1] == 1 else per_nat[:, weights.heads]
-            block = HeadWeights(weights.heads, weights.weights, weights.entropy * scale)
+            evenness = self._sinks.evenness(weights, layer.visible)
+            block = HeadWeights(weights.heads, weights.weights, evenness)
             sums = {"value": _add(pairs.value(block) for pairs in grids)}
             if detailed:
                 sums["mass"] = _add(pairs.mass(block, block.table) for pairs in grids)

@@ -25,7 +25,8 @@ def planted_sums(
     for start in range(0, len(present), block_size):
         roles = present[start : start + block_size]
         weights = _weights(eligible, visible.cpu(), roles)
-        block = HeadWeights(slice(0, len(roles)), weights, torch.ones(weights.shape[:3]))
+        even = dict.fromkeys(("entropy", "content entropy"), torch.ones(weights.shape[:3]))
+        block = HeadWeights(slice(0, len(roles)), weights, even)
         sums = eligible.value(block).view(-1, n_roles, len(roles))
         own = sums[:, roles, torch.arange(len(roles))]
         total.view(-1, n_roles)[:, roles] = own
@@ -39,7 +40,7 @@ def _weights(
     even = visible.float() / visible.sum(-1, keepdim=True).clamp(min=1)
     weights = torch.zeros(len(visible), len(roles), *visible.shape[2:])
     role = index.role[pairs.query]
-    relational = torch.tensor([role.score != "entropy" for role in index.roles])
+    relational = torch.tensor([role.kind != "breadth" for role in index.roles])
     inside = torch.isin(role, roles) & relational[role]
     weights[
         index.text[pairs.query][inside],

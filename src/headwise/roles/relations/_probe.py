@@ -18,15 +18,15 @@ SAME = Role(
     score="mass",
     kind="probe",
 )
-INDUCTION = Role(
-    "induction",
+PREFIX_MATCHING = Role(
+    "prefix matching",
     "a token of a random sequence → what followed its earlier copies",
     lambda text: (),
     score="mass",
     kind="probe",
     ahead=True,
 )
-PROBED = (SAME, INDUCTION)
+PROBED = (SAME, PREFIX_MATCHING)
 
 
 def probe(
@@ -82,7 +82,7 @@ def _pairs(before: int, prefix: int, period: int, length: int) -> dict[str, list
         if copy != query
     ]
     after = [(query, copy + 1) for query, copy in same if copy < query]
-    return {SAME.name: same, INDUCTION.name: after}
+    return {SAME.name: same, PREFIX_MATCHING.name: after}
 
 
 def _item(

@@ -26,8 +26,9 @@ class Role:
         grid: Whether pairs are of tokens, words or mentions.
         score: `top`, the share of queries whose largest weight among the candidates lies on
             the relation; `choice`, the same among candidates that the role names; `mass`, the
-            attention weight on the relation; or `entropy`, how even attention is over all keys:
-            0 on a single key, 1 for equal weights.
+            attention weight on the relation; `entropy`, how even attention is over all keys: 0
+            on a single key, 1 for equal weights; `content entropy`, the same over all keys but
+            the first token and special tokens.
         kind: Which nulls apply.
         bar: The least lift over the strongest null, the share of the range above it.
         points: The least difference to the strongest null, from 0 to 1.
@@ -41,7 +42,7 @@ class Role:
     says: str
     pairs: Callable[[TokenText], Pairs]
     grid: Grid = "token"
-    score: Literal["top", "choice", "mass", "entropy"] = "top"
+    score: Literal["top", "choice", "mass", "entropy", "content entropy"] = "top"
     kind: Literal["offset", "sink", "class", "breadth", "structure", "probe"] = "structure"
     bar: float = 0.25
     points: float = 0.0
@@ -74,9 +75,11 @@ class Item:
     text: str = ""
 
 
-# Untrained heads are nearly even, so the range above them is small; only a large share of it
-# distinguishes a head.
-_BREADTH_BAR = 0.75
+# Where attention goes in every text alike, and how it spreads: shapes of attention, not roles.
+SINKS = ("first token", "separator")
+DIFFUSE, DIFFUSE_BESIDE_SINKS = "diffuse", "diffuse beside sinks"
+SHAPES = (*SINKS, DIFFUSE, DIFFUSE_BESIDE_SINKS)
+EVEN = 0.85  # of the entropy of even attention: from here on attention is diffuse
 _FARTHEST = 5  # tokens
 _COMMON = 500  # most frequent tokens, which are never rare
 _FEWEST = 5  # content tokens that a text needs to have a rarest one
@@ -95,14 +98,7 @@ def token_roles(texts: Sequence[TokenText]) -> list[Role]:
     common = frozenset(ranked[: min(_COMMON, len(frequency) // 2)])
     return [
         *_offsets(),
-        Role("first token", "a token → the first token", _first, score="mass", kind="sink"),
-        Role(
-            "separator",
-            "a token → special tokens after the first",
-            _separators,
-            score="mass",
-            kind="sink",
-        ),
+        *_sinks(),
         Role("punctuation", "a token → punctuation", _punctuation, score="mass", kind="class"),
         Role(
             "rare token",
@@ -110,15 +106,39 @@ def token_roles(texts: Sequence[TokenText]) -> list[Role]:
             partial(_rarest, frequency, common),
             kind="class",
         ),
+        *_breadths(),
+    ]
+
+
+def _sinks() -> list[Role]:
+    first, separator = SINKS
+    says = "a token → special tokens after the first"
+    return [
+        Role(first, "a token → the first token", _first, score="mass", kind="sink"),
+        Role(separator, says, _separators, score="mass", kind="sink"),
+    ]
+
+
+def _breadths() -> list[Role]:
+    """Evenness is compared with its limit alone, so that there is no range to cover."""
+    even = "a token → all visible tokens, evenly"
+    beside = "a token → all visible tokens that are no sinks, evenly"
+    return [
+        Role(DIFFUSE, even, partial(_offset, 0), score="entropy", kind="breadth", bar=0.0),
         Role(
-            "diffuse",
-            "a token → all visible tokens, evenly",
-            partial(_offset, 0),
-            score="entropy",
+            DIFFUSE_BESIDE_SINKS,
+            beside,
+            _behind_two,
+            score="content entropy",
             kind="breadth",
-            bar=_BREADTH_BAR,
+            bar=0.0,
         ),
     ]
+
+
+def _behind_two(text: TokenText) -> Pairs:
+    """Queries that see two tokens or more that are no sinks, in a causal model as well."""
+    return [(query, query) for query in content(text)[2:]]
 
 
 def _offsets() -> list[Role]:

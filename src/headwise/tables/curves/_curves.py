@@ -133,7 +133,9 @@ class Curves:
         """The number of `removable` heads, with its bootstrap interval.
 
         Texts are resampled with replacement, and the number is computed in each resample. For a
-        name with several orders, the resamples of all orders count.
+        name with several orders, the resamples of all orders count. A single order is taken as
+        given: for the texts that it was scored on to count as well, measure
+        `scores.redrawn_orders()` under one name.
 
         Args:
             allowed: The allowed growth of the mean loss, such as `allowance()`.

@@ -1,0 +1,427 @@
+"""Two published protocols on a sentence encoder, with their own rules and with ours beside them.
+
+    python benchmarks/reproductions.py clark MODEL --trees dev.conllu --keep runs
+    python benchmarks/reproductions.py michel MODEL --pairs stsb-en-dev.csv --keep runs
+    python benchmarks/reproductions.py publish --keep runs --into docs/reproductions.md
+
+`clark` follows Clark et al. 2019, sections 3.1 to 4.2: what heads attend to on pieces of about 128
+tokens, and which word each word attends to most, per dependency. `michel` follows Michel et al.
+2019, sections 3.2 to 4.2: one head removed, all heads but one of a layer removed, and more and more
+heads removed by importance; the task is the similarity of sentence pairs. Attention is read and
+scored here from its weights, not by the code that finds roles.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _report import insert, table
+from scipy.stats import rankdata, spearmanr
+from torch import nn
+
+import headwise as hw
+from headwise.corpora import AnnotatedText, SentencePair, read_conllu, read_pairs
+from headwise.models import (
+    Attention,
+    batches,
+    by_attention,
+    encode,
+    find_attentions,
+    heads_of,
+    replace_heads,
+)
+from headwise.roles._significance import step_down
+from headwise.roles.relations import texts_of, tokenize
+from headwise.tables import Head
+from headwise.watch import Request
+
+LENGTH = 128  # tokens of a piece, as in Clark et al.
+POSITION, TOKEN, BROAD = 0.5, 0.6, 3.8 / np.log(128)  # the thresholds of their notebook
+OFFSETS = range(-3, 3)  # their baseline: the best of these, on the same data
+FEWEST = 100  # arcs of a relation
+SKIPPED = {"root", "punct", "list", "discourse", "parataxis", "dep", "orphan", "goeswith",
+           "reparandum", "vocative", "dislocated"}  # fmt: skip
+STEPS = (7, 14, 22, 29, 36, 43, 50, 58, 65)  # a tenth of 72 heads at a time
+
+
+def clark(options: argparse.Namespace) -> None:
+    model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
+    distinct = list(dict.fromkeys(read_conllu(options.trees)))
+    pieces = joined([text.text for text in distinct], tokenizer)[: options.pieces]
+    order = np.random.default_rng(0).permutation(len(distinct))[: options.texts]
+    texts = [distinct[i] for i in order]
+    roles = hw.find_roles(model, tokenizer, texts)
+    shapes = roles.shapes()
+    found = {
+        "surface": surface(model, tokenizer, pieces),
+        "syntax": syntax(model, tokenizer, texts),
+        "ours": roles.found()[["name", "role"]].to_numpy().tolist(),
+        "shapes": shapes.set_index("name")["shape"].to_dict(),
+        "texts": len(texts),
+        "pieces": len(pieces),
+    }  # fmt: skip
+    save(options, "clark", found)
+
+
+def joined(texts: Sequence[str], tokenizer: Any) -> list[str]:
+    """Consecutive texts joined up to about the length of a piece."""
+    pieces, current = [], ""
+    for text in texts:
+        longer = f"{current} {text}".strip()
+        if len(tokenizer(longer).input_ids) > LENGTH:
+            pieces.append(current)
+            longer = text
+        current = longer
+    return [piece for piece in pieces if len(tokenizer(piece).input_ids) > LENGTH // 2]
+
+
+def weights_of(
+    model: nn.Module, sequences: Sequence[Sequence[int]]
+) -> Iterator[tuple[list[Head], np.ndarray]]:
+    """The heads and their weights on each sequence, `[H, T, T]`."""
+    for sequence in sequences:
+        (batch,) = batches([sequence], 1)
+        with torch.no_grad(), hw.observe(model, Request(statistics=(), maps=True)) as watch:
+            model(**vars(batch))
+        layers = watch.layers()
+        maps = [block.weights[0].clone() for layer in layers for block in layer.blocks()]
+        yield [head for layer in layers for head in layer.heads], torch.cat(maps).numpy()
+
+
+def surface(model: nn.Module, tokenizer: Any, pieces: Sequence[str]) -> list[list[Any]]:
+    """Mean mass of each head per piece, queries at special tokens included, as they do."""
+    marks = set(tokenizer.convert_tokens_to_ids([".", ","]))
+    sums: list[np.ndarray] = []
+    names: list[str] = []
+    ids = encode(tokenizer, pieces, model)
+    for (heads, weights), tokens in zip(weights_of(model, ids), ids, strict=True):
+        names = [str(head) for head in heads]
+        T = weights.shape[1]
+        is_mark = np.isin(tokens, list(marks))
+        entropy = -(weights * np.log(np.maximum(weights, 1e-12))).sum(-1).mean(-1) / np.log(T)
+        offsets = [np.trace(weights, offset, 1, 2) / T for offset in (-1, 1, 0)]
+        tokens_of = [weights[..., 0], weights[..., -1], weights[..., is_mark].sum(-1)]
+        columns = [*offsets, *(mass.mean(-1) for mass in tokens_of), entropy]
+        sums.append(np.stack(columns, 1))
+    return [[name, *row] for name, row in zip(names, np.mean(sums, 0).tolist(), strict=True)]
+
+
+def syntax(model: nn.Module, tokenizer: Any, texts: Sequence[AnnotatedText]) -> dict[str, Any]:
+    """For each relation and direction, hits of every head and offset on each half of the texts."""
+    pieces = list(tokenize(tokenizer, texts_of("syntax", texts)[1], LENGTH).pieces)
+    hits: dict[str, np.ndarray] = {}
+    counts: dict[str, np.ndarray] = {}
+    names: list[str] = []
+    order = weights_of(model, [list(piece.ids) for piece in pieces])
+    for number, ((heads, weights), piece) in enumerate(zip(order, pieces, strict=True)):
+        names = [str(head) for head in heads]
+        half = number % 2
+        member = np.zeros((len(piece.words), len(piece.ids)), np.float32)
+        for word, tokens in enumerate(piece.words):
+            member[word, list(tokens)] = 1
+        size = np.maximum(member.sum(1, keepdims=True), 1)
+        words = (member / size) @ weights @ member.T
+        words[:, range(len(words[0])), range(len(words[0]))] = 0
+        best = {"dependent to head": words.argmax(2), "head to dependent": words.argmax(1)}
+        for arc in piece.text.arcs:
+            relation = arc.relation.partition(":")[0]
+            if relation in SKIPPED or not (piece.words[arc.dependent] and piece.words[arc.head]):
+                continue
+            for direction, chosen in best.items():
+                # Theirs: which word does the dependent attend to, or attends to it, most.
+                key = f"{relation}, {direction}"
+                right = chosen[:, arc.dependent] == arc.head
+                offsets = [arc.head - arc.dependent == offset for offset in OFFSETS]
+                row = np.concatenate([right, offsets]).astype(float)
+                hits.setdefault(key, np.zeros((2, len(row))))[half] += row
+                counts.setdefault(key, np.zeros(2))[half] += 1
+    return {
+        "heads": names,
+        "hits": {key: value.tolist() for key, value in hits.items()},
+        "counts": {key: value.tolist() for key, value in counts.items()},
+    }
+
+
+def michel(options: argparse.Namespace) -> None:
+    model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
+    task = Similarity(model, tokenizer, read_pairs(options.pairs), options.judging)
+    heads = task.heads
+    layers = sorted({head.layer for head in heads})
+    alone = {str(head): task.scores([head]).tolist() for head in heads}
+    kept = {
+        str(head): task.scores(
+            [other for other in heads if other.layer == head.layer and other != head]
+        ).tolist()
+        for head in heads
+    }
+    inputs, loss = task.training(options.scored)
+    gradient = hw.importance(model, inputs, "gradient", loss=loss)
+    orders = {
+        "gradient, each layer normalised (Michel et al.)": gradient.per_layer().order(),
+        "gradient": gradient.order(),
+        "half-gate of embeddings (ours)": hw.importance(model, task.texts(options.scored)).order(),
+    }
+    curves = {
+        name: [[task.correlation(task.scores(order[:n])), task.moved(order[:n])] for n in STEPS]
+        for name, order in orders.items()
+    }
+    content = {
+        "full": task.scores([]).tolist(),
+        "gold": task.gold.tolist(),
+        "alone": alone,
+        "kept": kept,
+        "layers": layers,
+        "curves": curves,
+        "scored": options.scored,
+    }
+    save(options, "michel", content)
+
+
+class Similarity:
+    """The similarity of held-out sentence pairs by a model, without some of its heads."""
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, pairs: Sequence[SentencePair], judging: int
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        order = np.random.default_rng(0).permutation(len(pairs))
+        self._judged = [pairs[i] for i in order[:judging]]
+        self._others = [pairs[i] for i in order[judging:]]
+        self.gold = np.array([pair.similarity for pair in self._judged])
+        self._batches = list(self._read([s for p in self._judged for s in (p.one, p.two)]))
+        self._attentions = find_attentions(model, self._batches[0])
+        self.heads = heads_of(self._attentions)
+        self._full = self._embeddings([])
+
+    def _read(self, sentences: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
+        for start in range(0, len(sentences), 64):
+            read = self._tokenizer(
+                list(sentences[start : start + 64]), padding=True, return_tensors="pt"
+            )
+            yield {name: read[name] for name in ("input_ids", "attention_mask")}
+
+    @torch.no_grad()
+    def _embeddings(self, removed: Sequence[Head]) -> torch.Tensor:
+        chosen = by_attention(list(removed), self._attentions)
+        with replace_heads(self._model, self._attentions, chosen, zeros):
+            return torch.cat([pooled(self._model(**x), x) for x in self._batches])
+
+    def scores(self, removed: Sequence[Head]) -> np.ndarray:
+        """The cosine of each pair without these heads."""
+        embeddings = self._embeddings(removed)
+        return (embeddings[::2] * embeddings[1::2]).sum(-1).numpy()
+
+    def moved(self, removed: Sequence[Head]) -> float:
+        """The mean 1 − cosine between embeddings with and without the heads."""
+        return float((1 - (self._embeddings(removed) * self._full).sum(-1)).mean())
+
+    def correlation(self, scores: np.ndarray) -> float:
+        return float(spearmanr(scores, self.gold)[0])
+
+    def texts(self, pairs: int) -> list[dict[str, torch.Tensor]]:
+        return list(self._read([s for p in self._others[:pairs] for s in (p.one, p.two)]))
+
+    def training(self, pairs: int) -> tuple[list[dict[str, torch.Tensor]], Any]:
+        """Other pairs, and the squared error of their cosine, half of it for each sentence."""
+        inputs = self.texts(pairs)
+        gold = torch.tensor([pair.similarity for pair in self._others[:pairs]]) / 5
+        start = 0
+        for batch in inputs:
+            size = len(batch["input_ids"]) // 2
+            batch["gold"] = gold[start : start + size]
+            start += size
+        targets = {key_of(batch): batch.pop("gold") for batch in inputs}
+
+        def loss(output: Any, batch: Any) -> torch.Tensor:
+            embeddings = pooled(output, batch)
+            cosine = (embeddings[::2] * embeddings[1::2]).sum(-1)
+            error = (cosine - targets[key_of(batch)]).square() / 2
+            return error.repeat_interleave(2)
+
+        return inputs, loss
+
+
+def zeros(attention: Attention, heads: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(heads[..., :1, :1])
+
+
+def key_of(batch: Any) -> bytes:
+    return batch["input_ids"].numpy().tobytes()
+
+
+def pooled(output: Any, batch: Any) -> torch.Tensor:
+    mask = batch["attention_mask"][..., None].float()
+    mean = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
+    return nn.functional.normalize(mean, dim=-1)
+
+
+def save(options: argparse.Namespace, name: str, content: object) -> None:
+    (options.keep / f"{name}.json").write_text(json.dumps(content), "utf-8")
+
+
+def publish(options: argparse.Namespace) -> None:
+    for name, lines in (("clark", clark_lines), ("michel", michel_lines)):
+        path = options.keep / f"{name}.json"
+        if path.exists():
+            insert("\n\n".join(lines(json.loads(path.read_text("utf-8")))), options.into, name)
+
+
+def clark_lines(content: Any) -> list[str]:
+    ours = {tuple(pair) for pair in content["ours"]}
+    shapes = content["shapes"]
+    rules = [
+        ("previous token", 1, POSITION, {name for name, role in ours if role == "previous token"}),
+        ("next token", 2, POSITION, {name for name, role in ours if role == "next token"}),
+        ("the token itself", 3, POSITION, {name for name, role in ours if role == "self"}),
+        ("[CLS]", 4, TOKEN, {name for name, shape in shapes.items() if "sink" in shape}),
+        ("[SEP]", 5, TOKEN, set()),
+        ("“.” or “,”", 6, TOKEN, {name for name, role in ours if role == "punctuation"}),
+        ("broad", 7, BROAD, {name for name, shape in shapes.items() if "diffuse" in shape}),
+    ]
+    rows = []
+    for name, column, limit, labels in rules:
+        theirs = {row[0] for row in content["surface"] if row[column] > limit}
+        both = theirs & labels
+        rows.append([name, f"> {limit:.2f}", *(str(len(x)) for x in (theirs, labels, both))])
+    return [
+        f"{content['pieces']} pieces of up to {LENGTH} tokens, joined from consecutive sentences "
+        f"(theirs); roles and shapes on {content['texts']} single sentences (ours).",
+        table(["attends to", "their threshold", "heads by it", "heads by ours", "by both"], rows),
+        "Dependencies: the best head by their rule on all texts; the same head's score and the "
+        "best offset on the half of the texts that neither was chosen on; whether ours finds a "
+        "role for the relation.",
+        syntax_table(content["syntax"], ours),
+    ]
+
+
+def syntax_table(syntax_hits: Any, ours: set[tuple[str, ...]]) -> str:
+    n_heads, rows = len(syntax_hits["heads"]), []
+    for key, hits in syntax_hits["hits"].items():
+        hit, count = np.array(hits), np.array(syntax_hits["counts"][key])
+        if count.sum() < FEWEST:
+            continue
+        rates = hit.sum(0) / count.sum()
+        head, offset = rates[:n_heads].argmax(), rates[n_heads:].argmax()
+        # Chosen on one half, scored on the other, in both ways.
+        halves = hit / count[:, None]
+        fresh = np.mean([halves[1 - h, halves[h, :n_heads].argmax()] for h in (0, 1)])
+        fresh_offset = np.mean(
+            [halves[1 - h, n_heads + halves[h, n_heads:].argmax()] for h in (0, 1)]
+        )
+        relation = key.partition(",")[0]
+        labels = sorted(role for _, role in ours if relation in role.split(" → "))
+        rows.append(
+            (rates[head] - rates[n_heads + offset], [
+                key, syntax_hits["heads"][head], f"{rates[head]:.3f}",
+                f"{rates[n_heads + offset]:.3f} ({OFFSETS[offset]:+d})",
+                f"{fresh:.3f} · {fresh_offset:.3f}", f"{count.sum():.0f}",
+                ", ".join(labels) or "not found",
+            ])
+        )  # fmt: skip
+    titles = ["relation", "best head", "accuracy", "best offset", "held out: head · offset", "arcs"]
+    ordered = [row for _, row in sorted(rows, key=lambda pair: -pair[0])]
+    beaten = sum(gain > 0 for gain, _ in rows)
+    ten = sum(gain >= 0.1 for gain, _ in rows)
+    return (
+        f"{beaten} of {len(rows)} relations and directions have a head above the best offset, "
+        f"{ten} by ten points or more.\n\n{table([*titles, 'ours'], ordered)}"
+    )
+
+
+def michel_lines(content: Any) -> list[str]:
+    gold, full = np.array(content["gold"]), np.array(content["full"])
+    names = list(content["alone"])
+    alone = np.array([content["alone"][name] for name in names])
+    base = spearmanr(full, gold)[0]
+    drops = np.array([spearmanr(scores, gold)[0] for scores in alone]) - base
+    theirs = paired_bootstrap(full, alone, gold)
+    growth = ((alone - gold / 5) ** 2 - (full - gold / 5) ** 2).T
+    worse = step_down([growth.astype(np.float32)])[0] < 0.05
+    better = step_down([-growth.astype(np.float32)])[0] < 0.05
+    kept = {name: spearmanr(scores, gold)[0] for name, scores in content["kept"].items()}
+    rows = []
+    half = np.arange(len(gold)) % 2 == 0
+    for layer in content["layers"]:
+        inside = [name for name in kept if Head.parse(name).layer == layer]
+        best = max(inside, key=kept.__getitem__)
+        fresh = np.mean([fresh_change(content, inside, part) for part in (half, ~half)])
+        rows.append([str(layer), best, f"{kept[best] - base:+.4f}", f"{fresh:+.4f}"])
+    steps = [
+        [name, *(f"{rho:.3f} · {moved:.3f}" for rho, moved in points)]
+        for name, points in content["curves"].items()
+    ]
+    return [
+        f"{len(gold)} pairs; the full model's Spearman correlation is {base:.4f}.",
+        f"**One head removed.** {int((theirs < 0.01).sum())} of {len(names)} heads change the "
+        f"correlation by their test (paired bootstrap, p < .01, no correction): "
+        f"{int(((theirs < 0.01) & (drops < 0)).sum())} lower it, "
+        f"{int(((theirs < 0.01) & (drops > 0)).sum())} raise it. By ours (squared error of each "
+        f"pair, adjusted over all heads, p < .05) the error grows without {int(worse.sum())} and "
+        f"falls without {int(better.sum())}. Changes of the correlation reach from "
+        f"{drops.min():+.4f} ({names[drops.argmin()]}) to {drops.max():+.4f} "
+        f"({names[drops.argmax()]}).",
+        "**All heads of a layer removed but one**: the change of the correlation with the best "
+        "head, chosen on the same pairs as they do, and chosen on other pairs.",
+        table(["layer", "best head", "same pairs", "other pairs"], rows, left_columns=2),
+        f"**Removed by importance**, scored on {content['scored']} other pairs: the correlation · "
+        "how far embeddings moved (mean 1 − cosine).",
+        table(["order", *(f"{n} of {len(names)}" for n in STEPS)], steps),
+    ]
+
+
+def fresh_change(content: Any, inside: Sequence[str], part: np.ndarray) -> float:
+    """The change on other pairs with the head that is best on this part of the pairs."""
+    gold, full = np.array(content["gold"]), np.array(content["full"])
+    kept = {name: np.array(content["kept"][name]) for name in inside}
+    best = max(inside, key=lambda name: spearmanr(kept[name][part], gold[part])[0])
+    after, before = (spearmanr(scores[~part], gold[~part])[0] for scores in (kept[best], full))
+    return float(after - before)
+
+
+def paired_bootstrap(full: np.ndarray, alone: np.ndarray, gold: np.ndarray) -> np.ndarray:
+    """Two-sided p of the change of Spearman's correlation, pairs redrawn 1000 times."""
+    rng = np.random.default_rng(0)
+    changes = np.empty((1000, len(alone)))
+    for draw in range(1000):
+        rows = rng.integers(0, len(gold), len(gold))
+        ranks = rankdata(np.vstack([gold[rows], full[rows], alone[:, rows]]), axis=1)
+        ranks -= ranks.mean(1, keepdims=True)
+        ranks /= np.sqrt((ranks**2).sum(1, keepdims=True))
+        rho = ranks[1:] @ ranks[0]
+        changes[draw] = rho[1:] - rho[0]
+    above, below = (changes >= 0).mean(0), (changes <= 0).mean(0)
+    return np.minimum(1.0, 2 * np.minimum(above, below))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parts = parser.add_subparsers(required=True)
+    first = parts.add_parser("clark")
+    first.add_argument("--trees", type=Path, required=True)
+    first.add_argument("--texts", type=int, default=10**6, help="the most sentences with trees")
+    first.add_argument("--pieces", type=int, default=200)
+    first.set_defaults(run=clark)
+    second = parts.add_parser("michel")
+    second.add_argument("--pairs", type=Path, required=True)
+    second.add_argument("--judging", type=int, default=500, help="pairs that are evaluated")
+    second.add_argument("--scored", type=int, default=100, help="pairs that heads are scored on")
+    second.set_defaults(run=michel)
+    publishing = parts.add_parser("publish")
+    publishing.add_argument("--into", required=True)
+    publishing.set_defaults(run=publish)
+    for part in (first, second):
+        part.add_argument("model")
+    for part in (first, second, publishing):
+        part.add_argument("--keep", type=Path, required=True, help="a folder for the results")
+    options = parser.parse_args()
+    options.keep.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""How sure the statistics of this library are: error rates, coverage, other texts, other draws.
+
+    python benchmarks/uncertainty.py simulate --keep runs
+    python benchmarks/uncertainty.py elbows MODEL --pairs stsb-en-dev.csv --keep runs
+    python benchmarks/uncertainty.py corpora MODEL --trees dev.conllu --coref gap.tsv --keep runs
+    python benchmarks/uncertainty.py publish --keep runs --into docs/uncertainty.md
+
+`simulate` needs no model: data with a known answer go through the test and the intervals. `elbows`
+repeats the protocol of docs/pruning.md on independent draws of sentences, and compares the numbers
+of removable heads with the intervals of each draw. `corpora` finds roles and scores heads on two
+corpora apart, and on short and long texts of one. Each stores JSON; `publish` writes the page.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _report import insert, table
+from scipy.stats import spearmanr
+
+import headwise as hw
+from headwise.corpora import AnnotatedText, read_conllu, read_gap, read_pairs
+from headwise.roles._significance import step_down
+from headwise.scoring import paired, read_batches
+from headwise.tables import Curves, ratio_interval
+
+POINTS = (4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)
+TEXTS = (30, 60, 135, 270)
+
+Gains = tuple[np.ndarray, np.ndarray]  # the gains of texts, and the worst possible gain
+
+
+def symmetric(rng: np.random.Generator, texts: int) -> Gains:
+    length = rng.integers(1, 30, (texts, 1))
+    shared = 0.5 * rng.standard_normal((texts, 1))
+    return length * (shared + rng.standard_t(4, (texts, 100))), np.full(100, -np.nan)
+
+
+def rarely_much_worse(rng: np.random.Generator, texts: int) -> Gains:
+    count = rng.integers(1, 30, (texts, 1))
+    gains = np.where(rng.random((texts, 100)) < 0.1, -0.9, 0.1)
+    return count * gains, np.full(100, -count.mean())
+
+
+def very_rarely_much_worse(rng: np.random.Generator, texts: int) -> Gains:
+    gains = np.where(rng.random((texts, 100)) < 0.05, -0.95, 0.05)
+    return gains, np.full(100, -1.0)
+
+
+def rarely_much_better(rng: np.random.Generator, texts: int) -> Gains:
+    count = rng.integers(1, 30, (texts, 1))
+    return -count * np.where(rng.random((texts, 100)) < 0.1, -0.9, 0.1), np.full(100, -count.mean())
+
+
+GAINS: dict[str, Callable[[np.random.Generator, int], Gains]] = {
+    "symmetric, heavy tails": symmetric,
+    "−0.9 in one text of 10, else +0.1": rarely_much_worse,
+    "−0.95 in one text of 20, else +0.05": very_rarely_much_worse,
+    "+0.9 in one text of 10, else −0.1": rarely_much_better,
+}
+
+
+def simulate(options: argparse.Namespace) -> None:
+    """The rate of any false discovery by sign flips and by ours, and the coverage of intervals."""
+    errors = [
+        [name, *(f"{signs:.2f} · {ours:.2f}" for signs, ours in (
+            false_discoveries(draw, texts, options.repeats) for texts in TEXTS))]
+        for name, draw in GAINS.items()
+    ]  # fmt: skip
+    coverage = [
+        [f"share of {rate} per query", *(
+            f"{covered(partial(hits, rate=rate), texts, options.repeats):.3f}" for texts in TEXTS)]
+        for rate in (0.02, 0.1, 0.3, 0.7, 0.95)
+    ]  # fmt: skip
+    coverage.append(
+        ["mean importance, log-normal over texts",
+         *(f"{covered(importances, texts, options.repeats):.3f}" for texts in TEXTS)]
+    )  # fmt: skip
+    save(options, "simulate", {"errors": errors, "coverage": coverage, "n": options.repeats})
+
+
+def false_discoveries(
+    draw: Callable[[np.random.Generator, int], Gains], texts: int, repeats: int
+) -> tuple[float, float]:
+    signs, ours = 0, 0
+    for seed in range(repeats):
+        rng = np.random.default_rng(seed)
+        gains, worst = draw(rng, texts)
+        gains = gains.astype(np.float32)
+        scaled = gains / np.sqrt((gains**2).sum(0))
+        flipped = rng.choice(np.array([-1, 1], np.float32), (600, texts)) @ scaled
+        signs += scaled.sum(0).max() > np.quantile(flipped.max(1), 0.95)
+        bounds = None if np.isnan(worst).any() else [worst]
+        ours += step_down([gains], bounds, draws=600, seed=seed)[0].min() <= 0.05
+    return signs / repeats, ours / repeats
+
+
+def hits(rng: np.random.Generator, texts: int, rate: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """Hits of texts that differ in length and in their own rates."""
+    count = rng.integers(1, 25, (texts, 1)).astype(float)
+    rates = rng.beta(6 * rate, 6 * (1 - rate), (texts, 1))
+    return rng.binomial(count.astype(int), rates).astype(float), count, rate
+
+
+def importances(rng: np.random.Generator, texts: int) -> tuple[np.ndarray, np.ndarray, float]:
+    return rng.lognormal(0, 1, (texts, 1)), np.ones((texts, 1)), float(np.exp(0.5))
+
+
+def covered(draw: Callable[..., Any], texts: int, repeats: int) -> float:
+    """How often the 95 % interval holds the truth."""
+    inside = 0
+    for seed in range(5 * repeats):
+        value, count, truth = draw(np.random.default_rng(seed), texts)
+        low, high = ratio_interval(value, count, seed=seed)
+        inside += bool(low[0] <= truth <= high[0])
+    return inside / (5 * repeats)
+
+
+def elbows(options: argparse.Namespace) -> None:
+    """The elbow on independent draws, and the intervals that each draw alone would state."""
+    model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
+    pairs = read_pairs(options.pairs)
+    path = options.keep / "elbows.json"
+    rows = json.loads(path.read_text("utf-8")) if path.exists() else []
+    for seed in range(len(rows), options.draws):
+        chosen = np.random.default_rng(seed).permutation(len(pairs))
+        held_out = [pairs[i] for i in chosen[:100]]
+        used = {sentence for pair in held_out for sentence in (pair.one, pair.two)}
+        others = (pairs[i] for i in chosen[100:])
+        fresh = sorted({s for pair in others for s in (pair.one, pair.two)} - used)
+        scored = [fresh[i] for i in np.random.default_rng(seed).permutation(len(fresh))[:64]]
+        batches = read_batches(scored, model, tokenizer)
+        scores = hw.importance(model, batches, "half-gate", loss="embedding")
+        orders = {"half-gate": [scores.order()]}
+        if seed < options.intervals:
+            orders["redrawn"] = scores.redrawn_orders(options.orders)
+        else:
+            orders["half-gate"] *= 2  # with several orders, none are drawn at random
+        evaluate, loss = paired(held_out, model, tokenizer)
+        curves = hw.prune_curves(
+            model, evaluate, orders, reference=batches, loss=loss, points=POINTS
+        )
+        row: dict[str, Any] = {"elbow": str(curves.removable("half-gate", 0.01))}
+        if seed < options.intervals:
+            row["evaluated"] = ends(curves, "half-gate")
+            row["scored too"] = ends(curves, "redrawn")
+        rows.append(row)
+        print(seed, row, flush=True)
+        save(options, "elbows", rows)
+
+
+def ends(curves: Curves, name: str) -> list[float]:
+    elbow = curves.elbow(name, 0.01)
+    return [elbow.low, elbow.high]
+
+
+def corpora(options: argparse.Namespace) -> None:
+    """Roles, shapes and importance on two corpora apart, and on short and long texts."""
+    model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
+    trees, paragraphs = (
+        drawn(read(path), options.texts)
+        for read, path in ((read_conllu, options.trees), (read_gap, options.coref))
+    )
+    long_enough = [text for text in trees if len(text.text.split()) >= 4]
+    by_length = sorted(long_enough, key=lambda text: len(text.text))
+    half = len(by_length) // 2
+    parts = {
+        "treebank": trees,
+        "paragraphs": paragraphs,
+        "short": by_length[:half],
+        "long": by_length[half:],
+    }
+    found = {}
+    for name, texts in parts.items():
+        roles = hw.find_roles(model, tokenizer, texts)
+        with_roles, shapes = roles.found(), roles.shapes()
+        strings = [text.text for text in texts[:64]]
+        scores = hw.importance(model, strings, "half-gate", tokenizer=tokenizer)
+        found[name] = {
+            "texts": len(texts),
+            "tested": sorted(set(roles.frame().dropna(subset="p_adj")["role"])),
+            "labels": [
+                list(pair) for pair in zip(*(with_roles[c] for c in ("name", "role")), strict=True)
+            ],
+            "stability": with_roles["stability"].tolist(),
+            "shapes": shapes.set_index("name")["shape"].to_dict(),
+            "sinks": shapes.loc[shapes["attention"].notna(), "attention"].tolist(),
+            "importance": scores.importance.tolist(),
+            "notes": list(roles.notes),
+        }
+        print(name, roles, flush=True)
+    save(options, "corpora", found)
+
+
+def drawn(texts: Sequence[AnnotatedText], most: int) -> list[AnnotatedText]:
+    distinct = list(dict.fromkeys(texts))
+    return [distinct[i] for i in np.random.default_rng(0).permutation(len(distinct))[:most]]
+
+
+def save(options: argparse.Namespace, name: str, content: object) -> None:
+    (options.keep / f"{name}.json").write_text(json.dumps(content), "utf-8")
+
+
+def publish(options: argparse.Namespace) -> None:
+    """Write each part of the page whose results are stored."""
+    for name, lines in (("simulate", simulated), ("elbows", drawn_elbows), ("corpora", compared)):
+        path = options.keep / f"{name}.json"
+        if path.exists():
+            content = json.loads(path.read_text("utf-8"))
+            insert("\n\n".join(lines(content)), options.into, name)
+
+
+def simulated(content: Any) -> list[str]:
+    titles = [f"{texts} texts" for texts in TEXTS]
+    return [
+        f"The share of {content['n']} simulations in which any of 100 hypotheses without an effect "
+        "got p ≤ .05, by sign flips · by the studentised bootstrap; .05 is promised:",
+        table(["gain of a text over its null, 0 on average", *titles], content["errors"]),
+        f"The share of {5 * content['n']} simulations in which the 95 % interval held the truth:",
+        table(["what is estimated", *titles], content["coverage"]),
+    ]
+
+
+def drawn_elbows(rows: Any) -> list[str]:
+    numbers = np.array([int(row["elbow"]) for row in rows])
+    counts = ", ".join(f"{n} heads {(numbers == n).sum()} times" for n in np.unique(numbers))
+    lines, held = [], {"evaluated": [], "scored too": []}
+    for row in rows:
+        if "evaluated" in row:
+            for name, shares in held.items():
+                low, high = row[name]
+                shares.append(((low <= numbers) & (numbers <= high)).mean())
+            lines.append([row["elbow"], *("{:g} to {:g}".format(*row[name]) for name in held)])
+    shares = [f"{np.mean(part):.0%}" for part in held.values()]
+    titles = ["elbow of a draw", "interval over evaluated texts", "over scored texts too"]
+    return [
+        f"{len(rows)} independent draws: {counts} (median {np.median(numbers):g}).",
+        table(titles, [*lines, ["share of all draws inside, in the mean", *shares]]),
+    ]
+
+
+def compared(found: Any) -> list[str]:
+    rows = []
+    for one, other in (("treebank", "paragraphs"), ("short", "long")):
+        tested = set(found[one]["tested"]) & set(found[other]["tested"])
+        labels = [
+            {tuple(label) for label in found[name]["labels"] if label[1] in tested}
+            for name in (one, other)
+        ]
+        shapes = [found[name]["shapes"] for name in (one, other)]
+        alike = sum(
+            shapes[0].get(head) == shapes[1].get(head) for head in {**shapes[0], **shapes[1]}
+        )
+        sinks = [sum("sink" in shape for shape in part.values()) for part in shapes]
+        rank = spearmanr(found[one]["importance"], found[other]["importance"])[0]
+        rows.append([
+            f"{one} · {other}", f"{found[one]['texts']} · {found[other]['texts']}",
+            f"{len(labels[0])} · {len(labels[1])}", str(len(labels[0] & labels[1])),
+            f"{sinks[0]} · {sinks[1]}", f"{alike} of {len({**shapes[0], **shapes[1]})}",
+            f"{rank:.2f}",
+        ])  # fmt: skip
+    stable = [
+        [name, str(len(part["labels"])), str(sum(share == 1 for share in part["stability"])),
+         str(sum(share < 0.5 for share in part["stability"]))]
+        for name, part in found.items()
+    ]  # fmt: skip
+    titles = ["texts", "number", "labels of roles that both test", "in both", "sinks"]
+    return [
+        table([*titles, "same shape", "rank correlation of importance"], rows),
+        "Labels under five further splits of each corpus into halves:",
+        table(["texts", "labels", "found under all five", "under fewer than half"], stable),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parts = parser.add_subparsers(required=True)
+    simulating = parts.add_parser("simulate")
+    simulating.add_argument("--repeats", type=int, default=200)
+    simulating.set_defaults(run=simulate)
+    drawing = parts.add_parser("elbows")
+    drawing.add_argument("--pairs", type=Path, required=True)
+    drawing.add_argument("--draws", type=int, default=20)
+    drawing.add_argument("--intervals", type=int, default=5, help="draws that get intervals")
+    drawing.add_argument("--orders", type=int, default=10, help="redrawn orders of each interval")
+    drawing.set_defaults(run=elbows)
+    comparing = parts.add_parser("corpora")
+    comparing.add_argument("--trees", type=Path, required=True)
+    comparing.add_argument("--coref", type=Path, required=True)
+    comparing.add_argument("--texts", type=int, default=10**6, help="the most texts of a corpus")
+    comparing.set_defaults(run=corpora)
+    publishing = parts.add_parser("publish")
+    publishing.add_argument("--into", required=True)
+    publishing.set_defaults(run=publish)
+    for part in (drawing, comparing):
+        part.add_argument("model")
+    for part in (simulating, drawing, comparing, publishing):
+        part.add_argument("--keep", type=Path, required=True, help="a folder for the results")
+    options = parser.parse_args()
+    options.keep.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

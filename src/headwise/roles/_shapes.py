@@ -1,0 +1,175 @@
+"""Shapes of attention, apart from roles: heads that are sinks, and heads that attend to all alike.
+
+A sink takes much of the attention of every query whatever the text says. It is empty if the head
+reads next to nothing there, weighted by the values; otherwise it broadcasts one message to all.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from headwise._display import counted
+from headwise.roles._evidence import Family, lift
+from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
+from headwise.tables import DRAWS, resample_counts
+
+_THIRDS = 3
+_TAILS = [0.025, 0.975]
+_BAR = 0.25  # of lift, for a sink
+EMPTY, BROADCASTING = "empty", "broadcasting"
+_LENGTH_COLUMNS = ("short", "long", "by_length", "by_length.low", "by_length.high")
+COLUMNS = (
+    *("name", "stack", "layer", "head", "shape", "token", "attention", "ci_low", "ci_high"),
+    *("value", "carries", *_LENGTH_COLUMNS, "evenness", "evenness_beside_sinks"),
+)
+
+
+def is_shape(roles: pd.Series) -> pd.Series:
+    """Which rows of a table are about a shape of attention and not about a role."""
+    return roles.isin(SHAPES)
+
+
+def length_measures(
+    family: Family, lengths: Float[np.ndarray, " M"], seed: int = 0
+) -> dict[str, Float[np.ndarray, " N"]]:
+    """How the attention on each sink depends on the length of texts; NaN for other roles.
+
+    `short` and `long` are the attention in the shortest and in the longest third of the texts.
+    `by_length` is the growth of attention when the length doubles, fitted over texts with their
+    queries as weights; its ends `.low` and `.high` are a bootstrap interval over texts (95 %).
+
+    Args:
+        lengths: The tokens of each held-out text.
+    """
+    heads = family.value.shape[1] // len(family.roles)
+    sinks = np.repeat([role.kind == "sink" for role in family.roles], heads)
+    value, count = (sums[:, sinks].astype(np.float64) for sums in (family.value, family.count))
+    order = np.argsort(lengths, kind="stable")
+    third = len(order) // _THIRDS
+    found = {
+        "short": _rate(value[order[:third]], count[order[:third]]),
+        "long": _rate(value[order[len(order) - third :]], count[order[len(order) - third :]]),
+    }
+    once = np.ones((1, len(lengths)))
+    resamples = resample_counts(len(lengths), DRAWS, seed).astype(np.float64)
+    draws = _slopes(value, count, lengths, resamples)
+    found["by_length"] = _slopes(value, count, lengths, once)[0]
+    known = ~np.isnan(draws).all(0)
+    low, high = np.full((2, len(known)), np.nan)
+    if known.any():
+        low[known], high[known] = np.nanquantile(draws[:, known], _TAILS, axis=0)
+    found |= {"by_length.low": low, "by_length.high": high}
+    return {name: _spread(column, sinks) for name, column in found.items()}
+
+
+def _slopes(
+    value: Float[np.ndarray, "M s"],
+    count: Float[np.ndarray, "M s"],
+    lengths: Float[np.ndarray, " M"],
+    weights: Float[np.ndarray, "draws M"],
+) -> Float[np.ndarray, "draws s"]:
+    """The slope of each column's rate over log₂ of the length; NaN where lengths are equal."""
+    x = np.log2(lengths)[:, None]
+    n, n_x, n_xx = (weights @ (count * x**power) for power in range(3))
+    y, xy = weights @ value, weights @ (value * x)
+    above, below = n * xy - n_x * y, n * n_xx - n_x**2
+    smallest = 1e-9 * n * n_xx
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > smallest)
+
+
+def _rate(value: Float[np.ndarray, "M s"], count: Float[np.ndarray, "M s"]) -> np.ndarray:
+    total, n = value.sum(0), count.sum(0)
+    return np.divide(total, n, out=np.full_like(total, np.nan), where=n > 0)
+
+
+def _spread(column: Float[np.ndarray, " s"], where: np.ndarray) -> Float[np.ndarray, " N"]:
+    spread = np.full(len(where), np.nan)
+    spread[where] = column
+    return spread
+
+
+def shape_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row per head that has a shape, from the rows of all tests."""
+    shapes = []
+    for name, of_head in rows[is_shape(rows["role"])].groupby("name", sort=False):
+        by_role = {row["role"]: row for row in of_head.to_dict("records")}
+        shape = _shape_of(by_role)
+        if shape:
+            first = next(iter(by_role.values()))
+            place = {"name": name} | {key: first[key] for key in ("stack", "layer", "head")}
+            shapes.append(place | shape)
+    return pd.DataFrame(shapes, columns=list(COLUMNS))
+
+
+def _shape_of(by_role: Mapping[str, Mapping[Any, Any]]) -> dict[str, Any]:
+    """The shape of one head; empty without one."""
+    sinks = [by_role[token] for token in SINKS if token in by_role and by_role[token]["found"]]
+    even = by_role.get(DIFFUSE)
+    beside = by_role.get(DIFFUSE_BESIDE_SINKS)
+    spread = beside if sinks else even
+    parts = ["sink"] * bool(sinks) + ["diffuse"] * bool(spread is not None and spread["found"])
+    if not parts:
+        return {}
+    found: dict[str, Any] = {"shape": " + ".join(parts), "token": "", "carries": ""}
+    found["evenness"] = np.nan if even is None else even["effect"]
+    found["evenness_beside_sinks"] = np.nan if beside is None else beside["effect"]
+    if sinks:
+        sink = max(sinks, key=lambda row: row["effect"])
+        found["token"] = " and ".join(row["role"] for row in sinks)
+        found["attention"] = sink["effect"]
+        found |= {key: sink[key] for key in ("ci_low", "ci_high", "value")}
+        found |= {key: sink.get(key, np.nan) for key in _LENGTH_COLUMNS}
+        found["carries"] = _carries(sink)
+    return found
+
+
+def _carries(sink: Mapping[Any, Any]) -> str:
+    """Whether the sink would be one weighted by the values; "" where values are unknown."""
+    value, baseline = sink["value"], sink["baseline"]
+    if value != value:
+        return ""
+    reaches = lift(np.array([value]), np.array([baseline]))[0] >= _BAR
+    return BROADCASTING if reaches else EMPTY
+
+
+def shape_line(row: Mapping[Any, Any]) -> str:
+    """A sentence part that describes the shape of a head with its numbers."""
+    parts = [row["shape"]]
+    if row["attention"] == row["attention"]:
+        carried = f", {row['value']:.2f} weighted by value norm" if row["carries"] else ""
+        parts.append(
+            f"{row['attention']:.2f} [{row['ci_low']:.2f}, {row['ci_high']:.2f}] of its attention "
+            f"on the {row['token']}{carried}" + (f" ({row['carries']})" if carried else "")
+        )
+        if row["short"] == row["short"]:
+            parts.append(
+                f"{row['short']:.2f} in the shortest third of the texts, {row['long']:.2f} in "
+                f"the longest"
+            )
+    if "diffuse" in row["shape"]:
+        beside = row["attention"] == row["attention"]
+        evenness = row["evenness_beside_sinks" if beside else "evenness"]
+        where = " beside the sink" if beside else ""
+        parts.append(f"{evenness:.2f} of the entropy of even attention{where}")
+    return f"{parts[0]}: {'; '.join(parts[1:])}"
+
+
+def shapes_summary(shapes: pd.DataFrame) -> str:
+    """How many heads are sinks and how many diffuse, in a clause; empty without any."""
+    is_sink = shapes["shape"].str.contains("sink")
+    diffuse = shapes["shape"].str.contains("diffuse")
+    parts = []
+    if is_sink.any():
+        empty, known = (shapes["carries"] == EMPTY).sum(), (shapes["carries"] != "").sum()
+        of_which = f", {empty} of them empty by value" if known else ""
+        are = "is a sink" if is_sink.sum() == 1 else "are sinks"
+        parts.append(f"{counted(int(is_sink.sum()), 'head')} {are}{of_which}")
+    if diffuse.any():
+        parts.append(
+            f"{counted(int(diffuse.sum()), 'head')} "
+            f"{'attends' if diffuse.sum() == 1 else 'attend'} diffusely"
+        )
+    return "; ".join(parts)
