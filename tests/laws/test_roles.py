@@ -361,12 +361,6 @@ def test_each_test_has_an_outcome(encoder):
     assert not rows["found"][~tested].any()
 
 
-def test_roles_saved_without_outcomes_get_them_when_loaded(encoder, tmp_path):
-    old = replace(encoder, rows=encoder.frame().drop(columns="outcome"))
-    loaded = Roles.load(old.save(tmp_path / "roles.parquet"))
-    pd.testing.assert_frame_equal(loaded.frame(), encoder.frame())
-
-
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".json"])
 def test_a_saved_file_loads_equal(encoder, tmp_path, ending):
     loaded = Roles.load(encoder.save(tmp_path / f"roles{ending}"))
@@ -383,7 +377,7 @@ def test_a_saved_file_loads_equal(encoder, tmp_path, ending):
 def test_why_and_examples_show_the_evidence(encoder):
     why = encoder.why("L0.H3")
     assert why.startswith("L0.H3\n  offset -3, strongly: a token → 3 tokens before it\n    1.000 [")
-    assert re.search(r"adjusted p \de-\d\d", why)
+    assert re.search(r"adjusted p [\d.]+e-\d\d", why)
     assert "no role found" in encoder.why("L1.H4")
     examples = encoder.examples("L0.H3")
     assert set(examples["text"]) <= set(TEXTS)
