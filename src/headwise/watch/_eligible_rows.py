@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from headwise.watch._positions import Positions
+from headwise.watch._positions import RowTexts
 
 # The rows for which a statistic is defined and its value under even weights; None: every real
 # row, and no such value.
@@ -40,28 +40,35 @@ class EligibleRows:
 
     @classmethod
     def of(
-        cls, rules: Mapping[str, Rule], real: Bool[Tensor, "B H T"], positions: Positions
+        cls, rules: Mapping[str, Rule], real: Bool[Tensor, "B H T"], texts: RowTexts
     ) -> "EligibleRows":
         """The rows that are real and eligible by the rule of each statistic."""
         rows = stacked([real if rule is None else rule for rule, _ in rules.values()], real) & real
         nowhere = torch.full(real.shape, torch.nan, device=real.device)
         values = stacked([nowhere if even is None else even for _, even in rules.values()], nowhere)
-        even = positions.by_text(torch.where(rows, values, 0.0))
+        even = texts.sums(torch.where(rows, values, 0.0))
         no_even = torch.tensor(
             [even is None for _, even in rules.values()], dtype=torch.bool, device=real.device
         )
         return cls(
             names=tuple(rules),
             hidden=~rows,
-            count=positions.by_text(rows),
+            count=texts.sums(rows),
             even=even.masked_fill(no_even[:, None, None], torch.nan),
             undefined=~rows.any(3).any(1),
         )
 
-    def sums_of(self, values: Float[Tensor, "K B H T"], positions: Positions) -> "CallSums":
+    def repeated(self, n: int) -> "EligibleRows":
+        """The rows of so many calls, one after the other."""
+        hidden, count, even = (
+            x.repeat(1, n, *[1] * (x.ndim - 2)) for x in (self.hidden, self.count, self.even)
+        )
+        return EligibleRows(self.names, hidden, count, even, self.undefined)
+
+    def sums_of(self, values: Float[Tensor, "K B H T"], texts: RowTexts) -> "CallSums":
         """The sums of the statistics of one call."""
         highest = values.masked_fill(self.hidden, -torch.inf).amax((1, 3))
-        total = positions.by_text(values.masked_fill(self.hidden, 0.0))
+        total = texts.sums(values.masked_fill(self.hidden, 0.0))
         return CallSums(self.names, self.count, total, self.even, highest, self.undefined)
 
 
