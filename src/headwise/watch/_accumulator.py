@@ -1,12 +1,12 @@
 """Sums of statistics by site and text, which become totals when a text has ended."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from headwise.models import Site
 from headwise.tables import TextSums, Totals
@@ -16,7 +16,7 @@ from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, sum_rows
 
 # Calls of a site are added up together: so many of them, or so many numbers of each statistic.
-_CALLS, _NUMBERS = 64, 1 << 12
+_CALLS, _NUMBERS = 64, 1 << 14
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,19 @@ class _TextSums:
     parts: Float64[np.ndarray, "3 K M H"]
 
     @classmethod
-    def of(cls, numbers: Int64[np.ndarray, " n"], sums: CallSums) -> "_TextSums":
-        """The sums of calls whose texts have these numbers, in any order and several times."""
+    def of(cls, calls: Sequence[tuple[int, CallRows]], sums: CallSums) -> "_TextSums":
+        """The sums of calls, each with the number of its first text; texts may come again."""
         each = torch.stack([sums.count, sums.total, sums.even]).cpu().numpy()
-        first, n_texts = numbers.min(), numbers.max() + 1 - numbers.min()
-        if n_texts == len(numbers) and (np.diff(numbers) == 1).all():
-            return cls(int(first), each)
-        parts = np.zeros((*each.shape[:2], n_texts, each.shape[3]))
-        np.add.at(parts, np.s_[:, :, numbers - first], each)
-        return cls(int(first), parts)
+        n_texts = np.array([rows.layout.positions.n_texts for _, rows in calls])
+        firsts = np.array([first for first, _ in calls])
+        before = n_texts.cumsum() - n_texts
+        numbers = np.repeat(firsts - before, n_texts) + np.arange(each.shape[2])
+        order = numbers.argsort(kind="stable")
+        distinct, starts = np.unique(numbers[order], return_index=True)
+        first = int(firsts.min())
+        parts = np.zeros((*each.shape[:2], numbers.max() + 1 - first, each.shape[3]))
+        parts[:, :, distinct - first] = np.add.reduceat(each[:, :, order], starts, axis=2)
+        return cls(first, parts)
 
     @property
     def stop(self) -> int:
@@ -95,13 +99,11 @@ class _SiteSums:
         """Add up the latest calls."""
         if not self._calls:
             return
-        calls = [call for _, call in self._calls]
-        numbers = [first + np.arange(call.layout.positions.n_texts) for first, call in self._calls]
-        sums = sum_rows(calls, self._request)
+        sums = sum_rows([rows for _, rows in self._calls], self._request)
+        texts = _TextSums.of(self._calls, sums)
         self._calls, self._n_numbers = [], 0
         highest = sums.maximum.double().masked_fill(sums.undefined, torch.nan).cpu().numpy().ravel()
         self._maximum = highest if self._maximum is None else np.fmax(self._maximum, highest)
-        texts = _TextSums.of(np.concatenate(numbers), sums)
         ended, self._open = (texts if self._open is None else self._open + texts).split(open_from)
         if ended.parts.shape[2]:
             self._closed = self._with(ended)

@@ -152,13 +152,14 @@ class Recorder:
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call that the model has not computed, and return its heads; None: neither."""
         site = self._sites.known(call, self._active)
-        if site not in self._verified or self._is_skipped() or not self._is_watched(site):
+        if site is None or site not in self._verified:
+            return None
+        if self._is_skipped() or not self._is_watched(site):
             return None
         # What keys receive is summed over queries that are not packed: in another order.
         if call.ours and self._request.received and is_packed(call.q.shape[2]):
             return None
         _check_values(call)
-        site = self._sites.of(call, self._active)
         with without_function_modes():
             rows = self._add(site, call, need_heads=True, verify=False)
         self._answered.add(site)

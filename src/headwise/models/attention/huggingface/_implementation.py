@@ -13,15 +13,14 @@ from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
-    AttentionRule,
     Bias,
     TensorBias,
     attend,
     autocast_inputs,
-    choose,
     make_rule,
     native_is_faster,
     under_autocast,
+    why_not_native,
 )
 from headwise.masks import Mask, as_mask
 from headwise.masks.parts import top_left
@@ -109,14 +108,14 @@ class Call(NamedTuple):
         mask_fits = self.mask is None or self.mask.ndim == 4
         return not (fits and mask_fits) or more.get("cache") is not None
 
-    @property
-    def runs_natively(self) -> bool:
-        """Whether the native kernel computes this, so that one pass gives statistics, too."""
+    def native_problem(self) -> AttentionProblem | None:
+        """What the native kernel computes, in a pass that gives statistics, too; None if not."""
         is_added = self.mask is not None and self.mask.is_floating_point()
         if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
-            return False
-        problem = AttentionProblem(*self.inputs(), self.rule(), self.dropout)
-        return choose(problem).backend == "native"
+            return None
+        rule = make_rule(head_dim=self.q.shape[-1], **self.options())
+        problem = AttentionProblem(*self.inputs(), rule, self.dropout)
+        return problem if why_not_native(problem) is None else None
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as they are computed with."""
@@ -140,10 +139,6 @@ class Call(NamedTuple):
             "softcap": self.more.get("softcap"),
             "sinks": self.more.get("s_aux"),
         }
-
-    def rule(self) -> AttentionRule:
-        """The rule by which weights follow from queries and keys."""
-        return make_rule(head_dim=self.q.shape[-1], **self.options())
 
     def _is_causal(self) -> bool:
         """Whether there is no mask and the call is causal."""
