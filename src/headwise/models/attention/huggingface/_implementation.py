@@ -1,5 +1,6 @@
 """The attention function that Hugging Face models call under the name "headwise"."""
 
+from collections.abc import MutableMapping
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -7,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from headwise._torch_private import can_read, is_traced, needs_gradient, version_of
 from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttendOutput,
@@ -130,7 +133,8 @@ class Call(NamedTuple):
         biases: list[Bias] = []
         if self.mask is not None and self.mask.is_floating_point():
             biases.append(TensorBias(self.mask))
-        if (position_bias := self.more.get("position_bias")) is not None:
+        position_bias = self.more.get("position_bias")
+        if position_bias is not None and not _holds_zeros(position_bias):
             biases.append(TensorBias(position_bias[..., :S]))
         return {
             "mask": self._visible(T, S),
@@ -159,6 +163,27 @@ class Call(NamedTuple):
         if not self._is_causal():
             return None
         return top_left(T, S)
+
+
+# Biases that held zeros alone, and how often they had been changed in place by then.
+_zeros: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+
+
+def _holds_zeros(bias: Tensor) -> bool:
+    """Whether a bias is known to add nothing, such as that of T5's cross-attention.
+
+    All layers share it, so it is read once.
+    """
+    if not bias.numel() or not can_read(bias) or is_traced() or needs_gradient(bias):
+        return False
+    if bias.is_inference():  # changes of it leave no trace
+        return bias[(0,) * bias.ndim].item() == 0 and not bool(bias.any())
+    if _zeros.get(bias) == version_of(bias):
+        return True
+    if bias[(0,) * bias.ndim].item() != 0 or bool(bias.any()):
+        return False
+    _zeros[bias] = version_of(bias)
+    return True
 
 
 def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any]) -> bool:
