@@ -1,10 +1,10 @@
 """Attention: one function that mixes values, and one that describes the weights of each row."""
 
 from headwise.kernels._attend import AttendOutput, attend
-from headwise.kernels._choose import BACKENDS, choose
+from headwise.kernels._choose import BACKENDS, choose, computes_natively
 from headwise.kernels._statistics import row_statistics, statistics_kernel
-from headwise.kernels.native import NATIVE, is_packed
 from headwise.kernels.native import is_faster as native_is_faster
+from headwise.kernels.native import is_packed
 from headwise.kernels.rows import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.kernels.spec import (
     AttentionProblem,
@@ -22,8 +22,6 @@ from headwise.kernels.spec import (
     make_rule,
     under_autocast,
 )
-
-why_not_native = NATIVE.why_not
 
 __all__ = [
     "BACKENDS",
@@ -43,6 +41,7 @@ __all__ = [
     "attend",
     "autocast_inputs",
     "choose",
+    "computes_natively",
     "is_packed",
     "make_rule",
     "native_is_faster",
@@ -51,5 +50,4 @@ __all__ = [
     "under_autocast",
     "weights_in_blocks",
     "weights_of_head",
-    "why_not_native",
 ]

@@ -1,5 +1,7 @@
 """The door to statistics of rows: choose what computes them, and say which it was."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -53,7 +55,8 @@ def row_statistics(
         with torch.no_grad():
             return row_statistics(q, k, v, rule, request, backend=backend)
     problem = AttentionProblem(q, k, v, rule)
-    known, outline = _DESCRIBERS, None
+    known: dict[Outline, Any] = _DESCRIBERS
+    outline = None
     if isinstance(request, SharedRequest):
         known = request.prepared
         # Its mask is known; biases and sinks differ from call to call.

@@ -65,7 +65,7 @@ class SharedRequest(RowRequest):
     prepared for a call, and uses it for all others of the same outline.
     """
 
-    prepared: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+    prepared: dict[tuple[Hashable, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from headwise.kernels import (
     TensorBias,
     attend,
     autocast_inputs,
+    computes_natively,
     make_rule,
     native_is_faster,
     under_autocast,
-    why_not_native,
 )
 from headwise.masks import Mask, as_mask
 from headwise.masks.parts import top_left
@@ -118,7 +118,7 @@ class Call(NamedTuple):
             return None
         rule = make_rule(head_dim=self.q.shape[-1], **self.options())
         problem = AttentionProblem(*self.inputs(), rule, self.dropout)
-        return problem if why_not_native(problem) is None else None
+        return problem if computes_natively(problem) else None
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as they are computed with."""
