@@ -53,15 +53,17 @@ def interleaved(
     rounds: int,
     clock: str = "wall",
     inside: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
+    untimed: int = 1,
+    is_warm: bool = False,
 ) -> Times:
     """Time every variant once in each round, in random order.
 
     A variant named in `inside` runs within its context, which is entered again in each round; its
-    first run there is not timed.
+    first runs there, `untimed` of them, are not timed. Where `is_warm`, each has run before.
     """
     now = CLOCKS[clock]
     inside = inside or {}
-    for work in works.values():  # the first run includes the setup
+    for work in () if is_warm else works.values():  # the first run includes the setup
         work()
     seconds: dict[str, list[float]] = {name: [] for name in works}
     order, rng = list(works), random.Random(0)
@@ -69,7 +71,7 @@ def interleaved(
         rng.shuffle(order)
         for name in order:
             with inside.get(name, nullcontext)():
-                if name in inside:
+                for _ in range(untimed if name in inside else 0):
                     works[name]()
                 _wait()
                 started = now()

@@ -1,12 +1,14 @@
 """Whole Hugging Face models on headwise's kernels: prefill, next token, encoders, training.
 
-    python benchmarks/whole_models.py --threads 1 --json whole.json --into PAGE
-    python benchmarks/whole_models.py --only llama --tokens 512 --seconds 5
+    python benchmarks/whole_models.py --threads 1 --json one.json
+    python benchmarks/whole_models.py --threads 2 --json all.json --only "on 4" bert
+    python benchmarks/whole_models.py --read one.json all.json --into PAGE
+    python benchmarks/whole_models.py --only "on 4" --parts prefill token --tokens 512 --seconds 5
 
 Models have random weights and a few layers, which changes no ratio. The variants of a line share
 their weights and run interleaved; each ratio is to `sdpa`: the median of the ratios of all rounds,
 with a 95 % interval. "Attention" is the share of the time of `sdpa` that its attention takes: what
-a faster kernel can gain at most.
+a faster kernel can gain at most. "Observed" is over the same model on headwise, unobserved.
 """
 
 import argparse
@@ -28,6 +30,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SDPA, OURS, EAGER, WATCHED = "sdpa", "headwise", "eager", "headwise, observed"
 # Eager attention holds the weights of all pairs.
 MOST_EAGER = 2048
+PREFILL, TOKEN, TRAINING, ENCODERS = "prefill", "token", "training", "encoders"
+PARTS = {
+    PREFILL: "Prefill", TOKEN: "Next token", ENCODERS: "Encoders", TRAINING: "Training step"
+}  # fmt: skip
+# The number of rounds of lines that take long.
+LEAST = 3
 VOCABULARY = 1000
 
 
@@ -118,6 +126,7 @@ def _all(options: argparse.Namespace) -> Iterator[Row]:
             variants = _variants(model.make().eval().to(DTYPES[dtype]))
             for tokens in lengths:
                 case = {"model": name, "tokens": f"{tokens:,}", "dtype": dtype}
+                case |= {"threads": options.threads}
                 inputs = _cast(model.inputs(tokens), DTYPES[dtype])
                 yield from _of_case(case, variants, inputs, tokens, model.decodes, options)
 
@@ -130,20 +139,20 @@ def _of_case(
     decodes: bool,
     options: argparse.Namespace,
 ) -> Iterator[Row]:
-    if tokens > MOST_EAGER:
-        variants = {name: model for name, model in variants.items() if name != EAGER}
+    ours, parts = variants[OURS], options.parts
+    rivals = {name: x for name, x in variants.items() if name != EAGER or tokens <= MOST_EAGER}
+    whole = PREFILL if decodes else ENCODERS
     with torch.inference_mode():
-        works = {name: partial(model, **inputs) for name, model in variants.items()}
-        works[WATCHED] = works[OURS]
-        inside = {WATCHED: partial(hw.observe, variants[OURS])}
-        yield from _timed("Prefill" if decodes else "Encoders", case, works, options, inside)
-        if decodes:
-            caches = {name: model(**inputs).past_key_values for name, model in variants.items()}
+        if whole in parts:
+            works = {name: partial(model, **inputs) for name, model in rivals.items()}
+            yield from _timed(whole, case, works | {WATCHED: works[OURS]}, options, ours)
+        if decodes and TOKEN in parts:
+            caches = {name: model(**inputs).past_key_values for name, model in rivals.items()}
             works = {name: partial(_token, variants[name], cache) for name, cache in caches.items()}
-            yield from _timed("Next token", case, works, options)
-    if tokens <= options.most_trained:
-        works = {name: partial(_step, model, inputs) for name, model in variants.items()}
-        yield from _timed("Training step", case, works, options)
+            yield from _timed(TOKEN, case, works | {WATCHED: works[OURS]}, options, ours)
+    if TRAINING in parts and tokens <= options.most_trained:
+        works = {name: partial(_step, variants[name], inputs) for name in (SDPA, OURS)}
+        yield from _timed(TRAINING, case, works, options)
 
 
 def _variants(model: nn.Module) -> dict[str, nn.Module]:
@@ -171,17 +180,19 @@ def _step(model: nn.Module, inputs: dict[str, Tensor]) -> None:
 
 
 def _timed(
-    title: str,
+    part: str,
     case: Row,
     works: dict[str, Work],
     options: argparse.Namespace,
-    inside: dict[str, Any] | None = None,
+    observed: nn.Module | None = None,
 ) -> Iterator[Row]:
-    rounds = options.rounds or rounds_for(works, options.seconds)
-    times = interleaved(works, rounds, options.clock, inside)
+    inside = {} if observed is None else {WATCHED: partial(hw.observe, observed)}
+    rounds = options.rounds or rounds_for(works, options.seconds, least=LEAST)
+    # The first pass of a watch finds out where the model attends, and the second settles on that.
+    untimed = 3 if part == TOKEN else 1
+    times = interleaved(works, rounds, options.clock, inside, untimed, is_warm=not options.rounds)
     share = {"attention": f"{_share(works[SDPA], options.clock):.0%}"}
-    case = {"table": title} | case | share
-    for row in rows_of(case, times, SDPA):
+    for row in rows_of({"table": PARTS[part]} | case | share, times, SDPA):
         if row["who"] == WATCHED:
             row["ratio"] = f"{times.ratio(WATCHED, OURS)} of headwise"
         yield row
@@ -212,18 +223,17 @@ def _machine(options: argparse.Namespace) -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = {line.split(":")[1].strip() for line in lines if line.startswith("model name")}
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return (
-        f"{', '.join(sorted(names))}; {options.threads} threads, {options.clock} clock; {versions}"
-    )
+    return f"{', '.join(sorted(names))}; {options.clock} clock; {versions}"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each line")
+    parser.add_argument("--seconds", type=float, default=6.0, help="for each line")
     parser.add_argument("--rounds", type=int, help="instead of --seconds")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of models")
+    parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=[*PARTS])
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--dtypes", nargs="+", choices=tuple(DTYPES), default=[*DTYPES])
     parser.add_argument("--most-trained", type=int, default=2048, help="tokens of a training step")

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from headwise._library import library
 from headwise.errors import ArgumentError
-from headwise.kernels import RowRequest, _attend, _statistics, attend, make_rule, row_statistics
+from headwise.kernels import (
+    RowRequest,
+    SharedRequest,
+    _attend,
+    _statistics,
+    attend,
+    make_rule,
+    row_statistics,
+)
 from headwise.kernels.spec import _outline
 
 native = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
@@ -195,3 +203,51 @@ def test_only_so_many_outlines_are_remembered(monkeypatch: pytest.MonkeyPatch) -
     for T in range(1, 9):
         attend(*_inputs(T))
         assert len(_attend._SETTLED) <= 3
+
+
+@each_rule
+@pytest.mark.parametrize("masked", [False, True])
+def test_calls_that_share_a_request_are_described_as_alone(
+    how: dict[str, Any], masked: bool
+) -> None:
+    names = {"causal": "is_causal", "window": "near"}
+    words = {names.get(name, name): x for name, x in how.items()}
+    mask = torch.rand(2, 1, 24, 24) < 0.8 if masked else None
+    rule = make_rule(head_dim=8, mask=mask, **words)
+    keys = torch.randint(-1, 24, (2, 24, 3))
+    at = torch.arange(24).expand(2, 24)
+    asked: dict[str, Any] = {
+        "keys": keys, "query_at": at, "key_at": at, "distance": True, "heads": True,
+        "classes": (torch.rand(2, 24, 2) < 0.5).float(), "top": True,
+    }  # fmt: skip
+    shared = SharedRequest(**asked)
+    for _ in range(3):
+        q, k, v = _inputs()
+        mine, alone = (row_statistics(q, k, v, rule, x) for x in (shared, RowRequest(**asked)))
+        rest = {name: x for name, x in vars(mine).items() if isinstance(x, Tensor)}
+        for name, x in rest.items():
+            torch.testing.assert_close(x, getattr(alone, name), rtol=0, atol=0, equal_nan=True)
+    assert len(shared.prepared) == 1
+
+
+@pytest.mark.parametrize("extra", ["received", "key_norms"])
+def test_what_belongs_to_one_call_is_not_shared(extra: str) -> None:
+    rule, of_call = make_rule(head_dim=8), {"received": (2, 24), "key_norms": (2, 4, 24)}
+    keys = torch.randint(0, 24, (2, 24, 1))
+    kind = torch.ones(of_call[extra], dtype=torch.bool if extra == "received" else torch.float32)
+    shared = SharedRequest(keys=keys, **{extra: kind})
+    q, k, v = _inputs()
+    once, twice = (row_statistics(q, k, v, rule, shared) for _ in range(2))
+    for name in ("received", "key_share"):
+        mine, theirs = getattr(once, name), getattr(twice, name)
+        assert mine is theirs is None or torch.equal(mine, theirs)
+
+
+@native
+def test_biases_and_sinks_of_calls_that_share_a_request_are_their_own() -> None:
+    shared, (q, k, v) = SharedRequest(keys=torch.zeros(2, 24, 1, dtype=torch.long)), _inputs()
+    plain = row_statistics(q, k, v, make_rule(head_dim=8), shared).lse
+    bias = row_statistics(q, k, v, make_rule(head_dim=8, bias=torch.ones(24, 24)), shared).lse
+    sinks = row_statistics(q, k, v, make_rule(head_dim=8, sinks=torch.full((4,), 9.0)), shared).lse
+    torch.testing.assert_close(bias, plain + 1)
+    assert (sinks > 9).all()

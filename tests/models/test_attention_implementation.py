@@ -11,6 +11,7 @@ from test_stacks import MODELS
 from test_zoo import PRECISIONS
 from torch import Tensor, nn
 
+from headwise.models.attention.huggingface import _implementation
 from on_our_kernel import at_any_size as at_any_size
 from on_our_kernel import left_to_torch as left_to_torch
 from oracles import padded
@@ -100,3 +101,41 @@ def test_other_kinds_of_models(name: str, left_to_torch: list[str]) -> None:
     for exact, known, ours in zip(*outs, strict=True):
         floor = torch.finfo(torch.float32).eps * exact.norm()
         assert (ours - exact).norm() <= 2 * (known - exact).norm() + floor
+
+
+def _biases(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each call of a model's attention, whether there was a bias to add."""
+    found: list[bool] = []
+    options = _implementation.Call.options
+
+    def recorded(call: _implementation.Call) -> dict[str, Any]:
+        result = options(call)
+        found.append(result["bias"] is not None)
+        return result
+
+    monkeypatch.setattr(_implementation.Call, "options", recorded)
+    ids = torch.tensor([TEXTS[0]])
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            model(input_ids=ids, decoder_input_ids=ids[:, :5])
+    return found
+
+
+def test_a_bias_of_zeros_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS["t5"][0]().eval()
+    model.set_attn_implementation("headwise")
+    layers = model.config.num_layers, model.config.num_decoder_layers
+    found = _biases(model, monkeypatch)
+    once = [True] * layers[0] + [True, False] * layers[1]  # T5's cross-attention has no bias
+    assert found == 2 * once
+
+
+def test_a_bias_that_is_changed_is_read_again() -> None:
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            bias = torch.zeros(1, 2, 3, 4)
+            assert all(_implementation._holds_zeros(bias) for _ in range(2))
+            bias[0, 1, 2, 3] = 1.0
+            assert not _implementation._holds_zeros(bias)
+    learned = torch.zeros(1, 2, 3, 4, requires_grad=True)
+    assert not _implementation._holds_zeros(learned)

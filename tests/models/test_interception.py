@@ -273,7 +273,9 @@ def test_a_monitor_understands_a_model_once(intercepted: list[object]) -> None:
     assert not intercepted
 
 
-def test_rows_that_count_are_found_once_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_count_are_found_once_for_texts_of_one_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found: list[int] = []
     inner = EligibleRows.of.__func__
 
@@ -283,10 +285,14 @@ def test_rows_that_count_are_found_once_in_a_pass(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(EligibleRows, "of", classmethod(count))
     model = Model()
-    with torch.no_grad(), observe(model):
+    with torch.no_grad(), observe(model) as watch:
         for _ in range(3):
             model(X)
-    assert len(found) == 3
+        watch.table()
+        assert len(found) == 1
+        model(X[:1])
+        watch.table()
+        assert len(found) == 2
 
 
 def _operations(model: nn.Module, x: Tensor, request: Request) -> int:

@@ -1,7 +1,7 @@
 """Attention: one function that mixes values, and one that describes the weights of each row."""
 
 from headwise.kernels._attend import AttendOutput, attend
-from headwise.kernels._choose import BACKENDS, choose
+from headwise.kernels._choose import BACKENDS, choose, computes_natively
 from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.native import is_faster as native_is_faster
 from headwise.kernels.native import is_packed
@@ -15,6 +15,7 @@ from headwise.kernels.spec import (
     MaskLike,
     RowRequest,
     RowStatistics,
+    SharedRequest,
     TensorBias,
     WindowLike,
     autocast_inputs,
@@ -34,11 +35,13 @@ __all__ = [
     "MaskLike",
     "RowRequest",
     "RowStatistics",
+    "SharedRequest",
     "TensorBias",
     "WindowLike",
     "attend",
     "autocast_inputs",
     "choose",
+    "computes_natively",
     "is_packed",
     "make_rule",
     "native_is_faster",

@@ -41,6 +41,11 @@ def choose(problem: AttentionProblem, backend: str = "auto") -> KernelChoice:
     return kernel.plan(problem, "it was named")
 
 
+def computes_natively(problem: AttentionProblem) -> bool:
+    """Whether the native kernel can compute this, without reading the values of tensors."""
+    return NATIVE.why_not(problem) is None
+
+
 def _first(problem: AttentionProblem) -> KernelChoice:
     reason = None
     for kernel in KERNELS:

@@ -1,5 +1,7 @@
 """The door to statistics of rows: choose what computes them, and say which it was."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -16,6 +18,7 @@ from headwise.kernels.spec import (
     Outline,
     RowRequest,
     RowStatistics,
+    SharedRequest,
     outline_of,
     remember,
 )
@@ -52,16 +55,23 @@ def row_statistics(
         with torch.no_grad():
             return row_statistics(q, k, v, rule, request, backend=backend)
     problem = AttentionProblem(q, k, v, rule)
-    is_static = rule.is_static and request.is_static
-    words = (rule, request, backend, TRITON.is_preferred_for_statistics())
-    outline = outline_of(q, k, v, words) if is_static else None
-    describe = None if outline is None else _DESCRIBERS.get(outline)
+    known: dict[Outline, Any] = _DESCRIBERS
+    outline = None
+    if isinstance(request, SharedRequest):
+        known = request.prepared
+        # Its mask is known; biases and sinks differ from call to call.
+        if rule.bias is None and rule.sinks is None and type(rule.scale) is float:
+            outline = outline_of(q, k, v, (rule.scale, rule.softcap, backend))
+    elif rule.is_static and request.is_static:
+        words = (rule, request, backend, TRITON.is_preferred_for_statistics())
+        outline = outline_of(q, k, v, words)
+    describe = None if outline is None else known.get(outline)
     if describe is None:
         _check(request, q, k)
         kernel = _choose(problem, request, backend)
         describe = kernel.statistics
         if outline is not None:
-            describe = remember(_DESCRIBERS, outline, kernel.prepare_statistics(problem, request))
+            describe = remember(known, outline, kernel.prepare_statistics(problem, request))
     return describe(problem, request)
 
 

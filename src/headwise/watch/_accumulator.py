@@ -1,8 +1,7 @@
 """Sums of statistics by site and text, which become totals when a text has ended."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
@@ -13,96 +12,130 @@ from headwise.models import Site
 from headwise.tables import TextSums, Totals
 from headwise.watch._eligible_rows import CallSums
 from headwise.watch._positions import Positions
+from headwise.watch._request import Request
+from headwise.watch._row_sums import CallRows, sum_rows
 
-# The number of calls of a site that are added up together.
-_TOGETHER = 64
+# Calls of a site are added up together: so many of them, or so many numbers of each statistic.
+_CALLS, _NUMBERS = 64, 1 << 14
 
 
 @dataclass(frozen=True)
 class _TextSums:
-    """Sums over all calls on the same `M` texts.
+    """Sums over calls on `M` texts in a row.
 
     Attributes:
         parts: The number of rows, the sums over them, and the sums under even attention.
     """
 
-    first_text: int
+    first: int
     parts: Float64[np.ndarray, "3 K M H"]
-    maximum: Float64[np.ndarray, "K H"]
 
     @classmethod
-    def of(cls, first_text: int, calls: Sequence[CallSums]) -> "_TextSums":
-        each = torch.stack([x for call in calls for x in (call.count, call.total, call.even)])
-        parts = each.view(len(calls), 3, *each.shape[1:]).sum(0)
-        undefined = torch.stack([call.undefined for call in calls])
-        maxima = torch.stack([call.maximum for call in calls]).double()
-        maxima = maxima.masked_fill(undefined, torch.nan)
-        return cls(first_text, parts.cpu().numpy(), np.fmax.reduce(maxima.cpu().numpy()))
+    def of(cls, calls: Sequence[tuple[int, CallRows]], sums: CallSums) -> "_TextSums":
+        """The sums of calls, each with the number of its first text; texts may come again."""
+        each = torch.stack([sums.count, sums.total, sums.even]).cpu().numpy()
+        n_texts = np.array([rows.layout.positions.n_texts for _, rows in calls])
+        firsts = np.array([first for first, _ in calls])
+        before = n_texts.cumsum() - n_texts
+        numbers = np.repeat(firsts - before, n_texts) + np.arange(each.shape[2])
+        order = numbers.argsort(kind="stable")
+        distinct, starts = np.unique(numbers[order], return_index=True)
+        first = int(firsts.min())
+        parts = np.zeros((*each.shape[:2], numbers.max() + 1 - first, each.shape[3]))
+        parts[:, :, distinct - first] = np.add.reduceat(each[:, :, order], starts, axis=2)
+        return cls(first, parts)
+
+    @property
+    def stop(self) -> int:
+        """One past the last text."""
+        return self.first + self.parts.shape[2]
+
+    def split(self, text: int) -> "tuple[_TextSums, _TextSums]":
+        """The texts before one, and the others."""
+        before = min(max(0, text - self.first), self.parts.shape[2])
+        after = _TextSums(self.first + before, self.parts[:, :, before:])
+        return _TextSums(self.first, self.parts[:, :, :before]), after
 
     def __add__(self, more: "_TextSums") -> "_TextSums":
-        """Add more rows of the same texts."""
-        maximum = np.fmax(self.maximum, more.maximum)
-        return replace(self, parts=self.parts + more.parts, maximum=maximum)
+        """The sums of both, over all texts from the first to the last."""
+        first, stop = min(self.first, more.first), max(self.stop, more.stop)
+        parts = np.zeros((*more.parts.shape[:2], stop - first, more.parts.shape[3]))
+        for sums in (self, more):
+            parts[:, :, sums.first - first : sums.stop - first] += sums.parts
+        return _TextSums(first, parts)
 
-    def totals(self) -> Totals:
+    def totals(self, maximum: Float64[np.ndarray, " N"]) -> Totals:
         """The totals of all statistics together, one head of one statistic after the other."""
         _, K, M, H = self.parts.shape
         count, total, even = self.parts.transpose(0, 2, 1, 3).reshape(3, M, K * H)
-        return Totals.of_texts(total, count, self.maximum.ravel(), even)
+        return Totals.of_texts(total, count, maximum, even)
 
 
 class _SiteSums:
     """The sums of one site. Texts that may still continue are kept apart."""
 
-    def __init__(self, per_text: bool) -> None:
-        self._per_text = per_text
-        self._names: tuple[str, ...] = ()
-        self._calls: list[tuple[int, CallSums]] = []  # not added up yet
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._calls: list[tuple[int, CallRows]] = []  # not added up yet
+        self._kind: Hashable = None  # of these calls
+        self._n_numbers = 0
+        self._maximum: Float64[np.ndarray, " N"] | None = None
         self._closed: Totals | None = None
         self._by_text: list[_TextSums] = []
         self._open: _TextSums | None = None
 
-    def add(self, first_text: int, sums: CallSums) -> None:
-        self._calls.append((first_text, sums))
-        if len(self._calls) >= _TOGETHER:
-            self._add_up()
+    def add(self, first_text: int, call: CallRows, open_from: int) -> None:
+        """Take in a call; texts before `open_from` have ended."""
+        kind = call.kind
+        if self._calls and kind != self._kind:
+            self._add_up(open_from)
+        self._kind = kind
+        self._calls.append((first_text, call))
+        self._n_numbers += call.rows.lse.numel()
+        if len(self._calls) >= _CALLS or self._n_numbers >= _NUMBERS:
+            self._add_up(open_from)
 
-    def _add_up(self) -> None:
+    def _add_up(self, open_from: int) -> None:
         """Add up the latest calls."""
-        for first_text, calls in groupby(self._calls, key=lambda call: call[0]):
-            same_texts = [sums for _, sums in calls]
-            self._names = same_texts[0].names
-            sums = _TextSums.of(first_text, same_texts)
-            if self._open is not None and self._open.first_text == first_text:
-                sums = self._open + sums
-            elif self._open is not None:
-                self._closed = self._with(self._open)
-                self._by_text += [self._open] if self._per_text else []
-            self._open = sums
-        self._calls = []
+        if not self._calls:
+            return
+        sums = sum_rows([rows for _, rows in self._calls], self._request)
+        texts = _TextSums.of(self._calls, sums)
+        self._calls, self._n_numbers = [], 0
+        highest = sums.maximum.double().masked_fill(sums.undefined, torch.nan).cpu().numpy().ravel()
+        self._maximum = highest if self._maximum is None else np.fmax(self._maximum, highest)
+        ended, self._open = (texts if self._open is None else self._open + texts).split(open_from)
+        if ended.parts.shape[2]:
+            self._closed = self._with(ended)
+            self._by_text += [ended] if self._request.per_text else []
 
-    def totals(self) -> dict[str, Totals]:
-        self._add_up()
-        totals = self._closed if self._open is None else self._with(self._open)
-        assert totals is not None  # a site is added with its first call
-        H = len(totals.count) // max(1, len(self._names))
+    def totals(self, open_from: int) -> dict[str, Totals]:
+        self._add_up(open_from)
+        assert self._open is not None  # a site is added with its first call
+        assert self._maximum is not None
+        totals = replace(self._with(self._open), maximum=self._maximum)
+        H = self._open.parts.shape[3]
         return {
             name: totals.select(itemgetter(slice(row * H, (row + 1) * H)))
-            for row, name in enumerate(self._names)
+            for row, name in enumerate(self._request.names)
         }
 
     def by_text(self, n_texts: int) -> Float64[np.ndarray, "3 K texts H"]:
         """Count, total and even sums of all texts; zeros for texts without a call of the site."""
-        self._add_up()
-        sums = self._by_text if self._open is None else [*self._by_text, self._open]
-        _, K, _, H = sums[0].parts.shape
+        assert self._open is not None
+        _, K, _, H = self._open.parts.shape
         parts = np.zeros((3, K, n_texts, H))
-        for text in sums:
-            parts[:, :, text.first_text : text.first_text + text.parts.shape[2]] += text.parts
+        for sums in (*self._by_text, self._open):
+            parts[:, :, sums.first : sums.stop] += sums.parts
         return parts
 
     def _with(self, sums: _TextSums) -> Totals:
-        return sums.totals() if self._closed is None else self._closed + sums.totals()
+        """The totals of these texts and of all that have ended, but for the maximum."""
+        _, K, n_texts, H = sums.parts.shape
+        if self._closed is not None and n_texts == 0:
+            return self._closed
+        totals = sums.totals(np.full(K * H, np.nan))
+        return totals if self._closed is None else self._closed + totals
 
 
 class Accumulator:
@@ -111,19 +144,20 @@ class Accumulator:
     A forward pass over a cache continues the texts of the pass before it.
     """
 
-    def __init__(self, per_text: bool) -> None:
-        self._per_text = per_text
+    def __init__(self, request: Request) -> None:
+        self._request = request
         self._sums: dict[Site, _SiteSums] = {}
         self._pass = -1
         self._first = self._next = 0
         self._texts_of: dict[Site, int] = {}  # the number of texts of each site in this pass
         self._read: dict[str, tuple[int, int]] = {}  # by stack: number of texts, last column
 
-    def add(self, site: Site, positions: Positions, forward_pass: int, sums: CallSums) -> int:
-        """Add the sums of a call, and return the number of its first text.
+    def add(self, site: Site, forward_pass: int, call: CallRows) -> int:
+        """Add the rows of a call, and return the number of its first text.
 
         Several calls of a site in one pass are calls on different texts.
         """
+        positions = call.layout.positions
         stack = site.stack.removesuffix("cross").removesuffix(".")
         if forward_pass != self._pass:
             self._pass, self._texts_of = forward_pass, {}
@@ -135,8 +169,8 @@ class Accumulator:
         self._texts_of[site] = self._texts_of.get(site, 0) + positions.n_texts
         self._next = max(self._next, first_text + positions.n_texts)
         if site not in self._sums:
-            self._sums[site] = _SiteSums(self._per_text)
-        self._sums[site].add(first_text, sums)
+            self._sums[site] = _SiteSums(self._request)
+        self._sums[site].add(first_text, call, self._first)
         return first_text
 
     def _continues(self, stack: str, positions: Positions) -> bool:
@@ -150,8 +184,8 @@ class Accumulator:
     def totals(self) -> dict[Site, dict[str, Totals]]:
         """The totals of every site, ordered by stack and layer."""
         order = sorted(self._sums, key=lambda site: (site.stack, site.layer))
-        totals = {site: self._sums[site].totals() for site in order}
-        if not self._per_text:
+        totals = {site: self._sums[site].totals(self._first) for site in order}
+        if not self._request.per_text:
             return totals
         by_text = {site: self._sums[site].by_text(self._next) for site in order}
         # A text that is only padding, or that no site counted, is dropped.

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from headwise.watch._positions import Positions
+from headwise.watch._positions import RowTexts
 
 # The rows for which a statistic is defined and its value under even weights; None: every real
 # row, and no such value.
@@ -26,43 +26,59 @@ class EligibleRows:
     """The rows that count for each of `K` statistics, and what follows from masks alone.
 
     Attributes:
-        hidden: The rows that do not count.
+        bits: All ones for rows that count, and zeros for the others.
+        floor: 0 for rows that count, and minus infinity for the others.
         count: The number of rows of each of `M` texts.
         even: The sums under even attention; NaN where that has no meaning.
         undefined: Whether no row of a head counts.
     """
 
     names: tuple[str, ...]
-    hidden: Bool[Tensor, "K B H T"]
+    bits: Int[Tensor, "K B H T"]
+    floor: Float[Tensor, "K B H T"]
     count: Float[Tensor, "K M H"]
     even: Float[Tensor, "K M H"]
     undefined: Bool[Tensor, "K H"]
 
     @classmethod
     def of(
-        cls, rules: Mapping[str, Rule], real: Bool[Tensor, "B H T"], positions: Positions
+        cls, rules: Mapping[str, Rule], real: Bool[Tensor, "B H T"], texts: RowTexts
     ) -> "EligibleRows":
         """The rows that are real and eligible by the rule of each statistic."""
         rows = stacked([real if rule is None else rule for rule, _ in rules.values()], real) & real
         nowhere = torch.full(real.shape, torch.nan, device=real.device)
         values = stacked([nowhere if even is None else even for _, even in rules.values()], nowhere)
-        even = positions.by_text(torch.where(rows, values, 0.0))
+        even = texts.sums(torch.where(rows, values, 0.0))
         no_even = torch.tensor(
             [even is None for _, even in rules.values()], dtype=torch.bool, device=real.device
         )
+        count = texts.sums(rows)
         return cls(
             names=tuple(rules),
-            hidden=~rows,
-            count=positions.by_text(rows),
+            bits=-rows.to(torch.int32),
+            floor=torch.where(rows, 0.0, -torch.inf),
+            count=count,
             even=even.masked_fill(no_even[:, None, None], torch.nan),
-            undefined=~rows.any(3).any(1),
+            undefined=count.sum(1) == 0,
         )
 
-    def sums_of(self, values: Float[Tensor, "K B H T"], positions: Positions) -> "CallSums":
+    def repeated(self, n: int) -> "EligibleRows":
+        """The rows of so many calls, one after the other."""
+        bits, floor, count, even = (
+            x.unsqueeze(1).expand(-1, n, *x.shape[1:]).flatten(1, 2)
+            for x in (self.bits, self.floor, self.count, self.even)
+        )
+        return EligibleRows(self.names, bits, floor, count, even, self.undefined)
+
+    def sums_of(self, values: Float[Tensor, "K B H T"], texts: RowTexts) -> "CallSums":
         """The sums of the statistics of one call."""
-        highest = values.masked_fill(self.hidden, -torch.inf).amax((1, 3))
-        total = positions.by_text(values.masked_fill(self.hidden, 0.0))
-        return CallSums(self.names, self.count, total, self.even, highest, self.undefined)
+        # As bits, since filling by a mask takes longer than all the rest.
+        as_bits = torch.int64 if values.dtype == torch.float64 else torch.int32
+        kept = (values.view(as_bits) & self.bits).view(values.dtype)
+        highest = (kept + self.floor).amax((1, 3))
+        return CallSums(
+            self.names, self.count, texts.sums(kept), self.even, highest, self.undefined
+        )
 
 
 @dataclass(frozen=True)

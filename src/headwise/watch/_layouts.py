@@ -1,10 +1,11 @@
-"""What the calls of one forward pass share: positions, columns, requests and eligible rows."""
+"""What calls on the same text share: positions, columns, requests and eligible rows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from headwise._torch_private import version_of
@@ -15,6 +16,7 @@ from headwise.models import AttentionCall, StackInputs, Text
 from headwise.watch._eligible_rows import EligibleRows
 from headwise.watch._pairs import Columns
 from headwise.watch._positions import Positions
+from headwise.watch._request import Request
 
 # Layers may alternate between several masks, and between self- and cross-attention.
 _MOST = 8
@@ -27,6 +29,7 @@ class CallLayout:
     Attributes:
         key_text: The text of the keys.
         columns: The keys of each query under every offset, relation and set of pairs.
+        is_shared: Whether later calls may have it, so that kernels may prepare for these.
         requests: What kernels compute for such a call, by whether heads are among it.
         eligible: The rows that count, by the number of heads and whether there is a sink.
     """
@@ -34,34 +37,44 @@ class CallLayout:
     key_text: Text
     positions: Positions
     columns: Columns
+    is_shared: bool = False
     requests: dict[bool, RowRequest] = field(default_factory=dict)
     eligible: dict[tuple[int, bool], EligibleRows] = field(default_factory=dict)
 
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """The most keys of a query, for every name."""
+        return {name: keys.shape[-1] for name, keys in self.columns.items()}
+
 
 class CallLayouts:
-    """The layouts of one forward pass, found again for calls on the same text and mask."""
+    """The latest layouts, found again for calls on the same text, or on one of the same form.
 
-    def __init__(self) -> None:
-        self._pass = -1
-        self._known: list[tuple[tuple[Any, ...], StackInputs, _Visible, CallLayout]] = []
+    Whether layers of a pass read the same text is known without a look at it. For a later pass
+    lengths, padding and positions are compared; relations and classes are of one text alone.
+    """
 
-    def find(
-        self, forward_pass: int, call: AttentionCall, inputs: StackInputs, kind: str
-    ) -> CallLayout | None:
-        """The layout of an earlier call of this pass that fits a call, if there is one."""
-        if forward_pass != self._pass:
-            self._pass, self._known = forward_pass, []
+    def __init__(self, request: Request) -> None:
+        self._is_of_text = bool(request.classes or request.relations or request.pairs)
+        self._known: list[_Known] = []
+
+    def find(self, call: AttentionCall, inputs: StackInputs, kind: str) -> CallLayout | None:
+        """The layout of an earlier call that fits a call, if there is one."""
         shape = _shape(call, kind)
-        for known_shape, known_inputs, visible, layout in self._known:
-            if known_shape == shape and known_inputs is inputs and visible.is_that_of(call):
-                return layout
+        for known in self._known:
+            if known.shape == shape and known.fits(call.rule.visible, inputs):
+                return known.layout
         return None
 
     def add(self, call: AttentionCall, inputs: StackInputs, kind: str, layout: CallLayout) -> None:
         """Keep the layout of a call that says nothing about its text by itself."""
         if call.real is None:
-            entry = _shape(call, kind), inputs, _Visible.of(call.rule.visible), layout
-            self._known = [*self._known[1 - _MOST :], entry]
+            form = None if self._is_of_text else _form(inputs)
+            visible = call.rule.visible
+            tensor = _Snapshot.of(visible.visible if isinstance(visible, Dense) else None)
+            layout.is_shared = tensor.is_followed
+            known = _Known(_shape(call, kind), inputs, form, visible, tensor, layout)
+            self._known = [known, *self._known[: _MOST - 1]]
 
 
 def _shape(call: AttentionCall, kind: str) -> tuple[Any, ...]:
@@ -69,31 +82,85 @@ def _shape(call: AttentionCall, kind: str) -> tuple[Any, ...]:
     return kind, q.shape[0], q.shape[2], k.shape[0], k.shape[2], k.device, call.real is None
 
 
-@dataclass(frozen=True)
-class _Visible:
-    """The mask of a call, to be compared with those of others."""
+def _form(inputs: StackInputs) -> "_Form":
+    """The lengths, padding and positions of a text and of the one it attends to."""
+    text, cross = inputs.text, inputs.cross_text
+    lengths = (text.tokens, text.cached, cross.tokens)
+    return _Form(lengths, [_Snapshot.of(x) for x in (text.real, text.positions, cross.real)])
 
-    mask: Mask | None
-    tensor: Bool[Tensor, "#B #H #T #S"] | None = None
-    version: int | None = None  # None: the tensor is a copy
+
+@dataclass(frozen=True)
+class _Form:
+    """What positions follow from, without the tokens of a text."""
+
+    lengths: tuple[int | Tensor | None, ...]
+    tensors: "Sequence[_Snapshot]"
+
+    def is_that_of(self, inputs: StackInputs) -> bool:
+        text, cross = inputs.text, inputs.cross_text
+        if self.lengths != (text.tokens, text.cached, cross.tokens):
+            return False
+        others = text.real, text.positions, cross.real
+        return all(mine.equals(x) for mine, x in zip(self.tensors, others, strict=True))
+
+
+@dataclass
+class _Known:
+    """A layout, and the calls that have it."""
+
+    shape: tuple[Any, ...]
+    inputs: StackInputs  # of the latest pass; each pass has its own
+    form: _Form | None
+    visible: Mask | None
+    tensor: "_Snapshot"  # of the mask, if it is one
+    layout: CallLayout
+
+    def fits(self, visible: Mask | None, inputs: StackInputs) -> bool:
+        """Whether a call of this shape certainly has the layout."""
+        is_same_pass = inputs is self.inputs
+        if not is_same_pass and (self.form is None or not self.form.is_that_of(inputs)):
+            return False
+        if isinstance(visible, Dense):
+            fits = isinstance(self.visible, Dense) and self.tensor.equals(visible.visible)
+        elif visible is None or isinstance(visible, Window):
+            fits = type(visible) is type(self.visible) and visible == self.visible
+        else:  # a rule may read tensors, which nobody changes within a pass
+            fits = is_same_pass and visible is self.visible
+        if fits:
+            self.inputs = inputs
+        return fits
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A tensor as it was, to be compared with others.
+
+    Attributes:
+        version: How often it had been changed in place; None if `tensor` is a copy.
+    """
+
+    tensor: Tensor | None
+    version: int | None = None
 
     @classmethod
-    def of(cls, mask: Mask | None) -> "_Visible":
-        if not isinstance(mask, Dense):
-            return cls(mask)
-        tensor = mask.visible
+    def of(cls, tensor: Tensor | None) -> "_Snapshot":
+        if tensor is None:
+            return cls(None)
         if tensor.is_inference():  # changes of it leave no trace
-            return cls(mask, tensor.clone())
-        return cls(mask, tensor, version_of(tensor))
+            return cls(tensor.clone())
+        return cls(tensor, version_of(tensor))
 
-    def is_that_of(self, call: AttentionCall) -> bool:
-        """Whether a call certainly has the same mask."""
-        mask = call.rule.visible
-        if self.tensor is None:
-            return mask is self.mask is None or (isinstance(mask, Window) and mask == self.mask)
-        if not isinstance(mask, Dense) or mask.visible.shape != self.tensor.shape:
+    @property
+    def is_followed(self) -> bool:
+        """Whether a change in place would be noticed."""
+        return self.tensor is None or self.version is not None
+
+    def equals(self, other: Tensor | None) -> bool:
+        """Whether another tensor certainly holds what this one did."""
+        if self.tensor is None or other is None:
+            return self.tensor is other
+        if self.tensor.shape != other.shape or self.tensor.device != other.device:
             return False
-        other = mask.visible
         if self.version is not None:
             if version_of(self.tensor) != self.version:
                 return False
@@ -103,4 +170,4 @@ class _Visible:
 
 
 def _is_same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.device == b.device
+    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()

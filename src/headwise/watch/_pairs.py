@@ -43,7 +43,7 @@ class Pairs:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._offsets = [name for name in OFFSETS if request.wants(name)]
+        self._offsets = _Offsets([name for name in OFFSETS if request.wants(name)])
         self._pairs: Mapping[str, Sequence[TextPairs]] = {}
         self._pairs_pass = -1
         self._cache: _PassColumns | None = None
@@ -62,7 +62,7 @@ class Pairs:
 
         In cross-attention there are none, because a relation holds within one text.
         """
-        columns = {name: _offset_keys(positions, name) for name in self._offsets}
+        columns = self._offsets.columns(positions)
         names = [*self._request.relations, *self._request.pairs]
         if positions.is_cross:
             no_keys = torch.full_like(positions.query_position, NONE).unsqueeze(-1)
@@ -110,19 +110,34 @@ class Pairs:
         }
 
 
-def _offset_keys(positions: Positions, name: str) -> Int[Tensor, "B T 1"]:
-    """The key of each query that `first`, `self`, `previous` or `next` denotes."""
-    query_position = positions.query_position
-    if name == "first":
-        first = torch.zeros_like(query_position)
+# The key of an offset: the position of the query, times the first number, plus the second.
+_FROM_QUERY = {"first": (0, 0), "self": (1, 0), "previous": (1, -1), "next": (1, 1)}
+
+
+class _Offsets:
+    """The keys of each query that `first`, `self`, `previous` or `next` denote."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        numbers = [_FROM_QUERY[name] for name in names]
+        self._factor = torch.tensor([factor for factor, _ in numbers])
+        self._distance = torch.tensor([distance for _, distance in numbers])
+
+    def columns(self, positions: Positions) -> Columns:
+        """The columns of these keys, by name."""
+        if not self._names:
+            return {}
+        device = positions.query_position.device
+        factor, distance = self._factor.to(device), self._distance.to(device)
+        position = positions.query_position.unsqueeze(-1) * factor + distance
         if positions.evicted is not None:
-            first = first - positions.evicted.to(first.device)
-        return positions.index_of(first).unsqueeze(-1)
-    if positions.is_cross:  # a query has no neighbors in another text
-        return torch.full_like(query_position, NONE).unsqueeze(-1)
-    offset = {"self": 0, "previous": -1, "next": 1}[name]
-    keys = positions.index_of(query_position + offset)
-    return keys.masked_fill(~positions.query_real, NONE).unsqueeze(-1)
+            position -= positions.evicted.to(device).unsqueeze(-1) * (1 - factor)
+        keys = positions.index_of(position)
+        if positions.is_cross:  # a query has no neighbors in another text
+            keys = keys.masked_fill(factor == 1, NONE)
+        elif not positions.keys.is_whole:  # nor does padding
+            keys = keys.masked_fill((factor == 1) & ~positions.query_real.unsqueeze(-1), NONE)
+        return {name: keys[..., n : n + 1] for n, name in enumerate(self._names)}
 
 
 def _key_columns(positions: Positions) -> list[list[int]]:

@@ -1,6 +1,8 @@
 """The position of each query and key in its own text, on whichever side the padding is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -20,6 +22,7 @@ class TextLayout:
 
     Positions count within a text, without padding. `index` maps positions to columns: in row
     `row[m]`, the columns of text `m` are the `length[m]` entries from `start[m]` on, in order.
+    Where `is_whole`, each row is one text without padding, whose positions are columns.
     """
 
     text: Int[Tensor, "B n"]  # the number of the text in each column
@@ -28,6 +31,7 @@ class TextLayout:
     row: Int[Tensor, " M"]
     start: Int[Tensor, " M"]
     length: Int[Tensor, " M"]
+    is_whole: bool
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Positions:
     Attributes:
         query_text: The number of the text that each query belongs to.
         key_text: The number of the text, among those of the keys, that it may attend to.
-        query_index: The column of each query among the keys; None in cross-attention.
+        query_columns: Where the queries are among the keys; None in cross-attention.
         begin: The number of columns of the text before these queries, cached ones included.
         end: The number of columns up to and including these queries.
         evicted: The number of tokens before all keys that the cache has evicted.
@@ -50,7 +54,7 @@ class Positions:
     key_text: Int[Tensor, "B T"]
     keys: TextLayout
     n_texts: int
-    query_index: Int[Tensor, " T"] | None
+    query_columns: range | None
     begin: int
     end: int
     evicted: Int[Tensor, "#B 1"] | None = None
@@ -58,27 +62,77 @@ class Positions:
     @property
     def evicted_columns(self) -> int:
         """The number of columns of the text that the cache has evicted."""
-        return 0 if self.query_index is None else self.end - 1 - int(self.query_index[-1])
+        return 0 if self.query_columns is None else self.end - self.query_columns.stop
 
     @property
     def is_cross(self) -> bool:
         """Whether the keys belong to another text than the queries."""
-        return self.query_index is None
+        return self.query_columns is None
 
-    def index_of(self, position: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
+    def index_of(self, position: Int[Tensor, "B T n"]) -> Int[Tensor, "B T n"]:
         """The column of the key at each position; NONE if the text has no such position."""
-        exists = (position >= 0) & (position < self.keys.length[self.key_text])
+        if self.keys.is_whole:
+            exists = (position >= 0) & (position < self.keys.index.shape[1])
+            return position.masked_fill(~exists, NONE)
+        text = self.key_text.unsqueeze(-1)
+        exists = (position >= 0) & (position < self.keys.length[text])
         last = max(0, self.keys.index.shape[1] - 1)
-        column = (self.keys.start[self.key_text] + position).clamp(0, last)
-        return self.keys.index.gather(1, column).masked_fill(~exists, NONE)
+        column = (self.keys.start[text] + position).clamp(0, last)
+        found = self.keys.index.gather(1, column.flatten(1)).view_as(position)
+        return found.masked_fill(~exists, NONE)
 
-    def by_text(self, values: Shaped[Tensor, "K B H T"]) -> Float[Tensor, "K M H"]:
+    @cached_property
+    def texts(self) -> "RowTexts":
+        """The text of each query."""
+        is_each_row = self.n_texts == len(self.query_real)  # or texts share a row
+        return RowTexts(
+            self.query_real, None if is_each_row else self.query_text, self.n_texts, self.is_cross
+        )
+
+
+@dataclass(frozen=True)
+class RowTexts:
+    """Which rows of statistics are queries of a text, and of which text.
+
+    Attributes:
+        real: False for padding.
+        number: The text of each query, from 0 to `n_texts`; None: each row is a text.
+        is_cross: Whether the keys belong to another text than the queries.
+    """
+
+    real: Bool[Tensor, "B T"]
+    number: Int[Tensor, "B T"] | None
+    n_texts: int
+    is_cross: bool
+
+    @classmethod
+    def joined(cls, parts: Sequence["RowTexts"]) -> "RowTexts":
+        """The rows of one part after the other, each with texts of its own."""
+        real = torch.cat([part.real for part in parts])
+        n_texts = sum(part.n_texts for part in parts)
+        number = None
+        if n_texts != len(real):
+            numbers, before = [], 0
+            for part in parts:
+                numbers.append(part.numbers + before)
+                before += part.n_texts
+            number = torch.cat(numbers)
+        return cls(real, number, n_texts, parts[0].is_cross)
+
+    @property
+    def numbers(self) -> Int[Tensor, "B T"]:
+        """The text of each query."""
+        B, T = self.real.shape
+        rows = torch.arange(B, device=self.real.device)[:, None].expand(B, T)
+        return rows if self.number is None else self.number
+
+    def sums(self, values: Shaped[Tensor, "K B H T"]) -> Float[Tensor, "K M H"]:
         """Sums over the queries of each text, in double precision."""
-        K, B, H, T = values.shape
-        if self.n_texts == B:  # one text per row
+        if self.number is None:
             return values.sum(-1, dtype=torch.float64)
+        K, B, H, T = values.shape
         rows = values.double().permute(1, 3, 0, 2).reshape(B * T, K, H)
-        sums = rows.new_zeros(self.n_texts, K, H).index_add_(0, self.query_text.flatten(), rows)
+        sums = rows.new_zeros(self.n_texts, K, H).index_add_(0, self.number.flatten(), rows)
         return sums.transpose(0, 1)
 
 
@@ -102,19 +156,19 @@ def positions_within(call: AttentionCall, text: Text) -> Positions:
             f"which its last query sees only the first {total}: the positions of its queries "
             f"among the keys are unknown. Leave the layer out with layers=."
         )
-    query_index = torch.arange(total - T, total, device=call.k.device)
+    queries = slice(total - T, total)
     keys = _text_layout(real, _packed(call, text))
     end = _length(text, total, T)
-    query_text = keys.text[:, query_index]
+    query_text = keys.text[:, queries]
     return Positions(
-        query_real=real[:, query_index],
+        query_real=real[:, queries],
         key_real=real,
-        query_position=keys.position[:, query_index],
+        query_position=keys.position[:, queries],
         query_text=query_text,
         key_text=query_text,
         keys=keys,
         n_texts=len(keys.row),
-        query_index=query_index,
+        query_columns=range(total - T, total),
         begin=end - T,
         end=end,
         evicted=_evicted(text, total, end, S),
@@ -156,7 +210,7 @@ def positions_across(call: AttentionCall, queries: Text, keys: Text) -> Position
         key_text=layout.text,
         keys=_text_layout(real, None),
         n_texts=B,
-        query_index=None,
+        query_columns=None,
         begin=0,
         end=T,
     )
@@ -166,16 +220,23 @@ def _text_layout(real: Bool[Tensor, "B n"], packed: Int[Tensor, "B n"] | None) -
     """The layout of one text per row, or of the texts that `packed` numbers in each row."""
     B, n = real.shape
     rows = torch.arange(B, device=real.device)
-    lengths = real.sum(-1)
     if packed is None:
+        is_whole = bool(real.all())
+        if is_whole:
+            position = index = torch.arange(n, device=real.device).expand(B, n)
+        else:
+            position = (real.cumsum(-1) - 1).clamp(min=0)
+            index = torch.argsort((~real).to(torch.int8), dim=1, stable=True)
         return TextLayout(
             text=rows[:, None].expand(B, n),
-            position=(real.cumsum(-1) - 1).clamp(min=0),
-            index=torch.argsort((~real).to(torch.int8), dim=1, stable=True),
+            position=position,
+            index=index,
             row=rows,
             start=torch.zeros_like(rows),
-            length=lengths,
+            length=torch.full_like(rows, n) if is_whole else real.sum(-1),
+            is_whole=is_whole,
         )
+    lengths = real.sum(-1)
     marks = torch.stack([rows[:, None].expand(B, n), packed.to(real.device).expand(B, n)], -1)
     texts, inverse = _in_order(marks[real])
     number = torch.zeros_like(marks[..., 0]).masked_scatter_(real, inverse)
@@ -185,7 +246,7 @@ def _text_layout(real: Bool[Tensor, "B n"], packed: Int[Tensor, "B n"] | None) -
     index = torch.argsort(number.masked_fill(~real, len(texts)), dim=1, stable=True)
     order = torch.arange(n, device=real.device).expand(B, n)
     position = torch.zeros_like(number).scatter_(1, index, order) - start[number]
-    return TextLayout(number, position.clamp(min=0), index, texts[:, 0], start, length)
+    return TextLayout(number, position.clamp(min=0), index, texts[:, 0], start, length, False)
 
 
 def _in_order(marks: Int[Tensor, "n m"]) -> tuple[Int[Tensor, "M m"], Int[Tensor, " n"]]:
@@ -240,6 +301,8 @@ def _fit(real: Bool[Tensor, "B n"] | None, B: int, S: int, device: torch.device)
             f"observe: an attention mask for {real.shape[0]} texts in a call with {B}. "
             f"Watch the model with one row of the mask for each text."
         )
+    if real.shape[1] == S:
+        return real.to(device)
     real = real.to(device)[:, -S:]
     return torch.nn.functional.pad(real, (0, S - real.shape[1]), value=False)
 

@@ -28,13 +28,12 @@ from headwise.models import (
 )
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
-from headwise.watch._eligible_rows import CallSums
 from headwise.watch._layouts import CallLayout, CallLayouts
 from headwise.watch._maps import Maps
 from headwise.watch._pairs import Pairs, TextPairs
 from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
-from headwise.watch._row_sums import row_request, sum_rows
+from headwise.watch._row_sums import CallRows, row_request
 
 # The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -58,8 +57,8 @@ class Recorder:
         self._inputs = InputTracker(model, self._sites.stacks.roots)
         self._understanding = Understanding()
         self._active = ActiveModules(understanding=self._understanding)
-        self._layouts = CallLayouts()
-        self._accumulator = Accumulator(request.per_text)
+        self._layouts = CallLayouts(request)
+        self._accumulator = Accumulator(request)
         self._pairs = Pairs(request)
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
@@ -115,7 +114,7 @@ class Recorder:
     def take_totals(self) -> dict[Site, dict[str, Totals]]:
         """The totals of each site since the last time; the sums start again at zero."""
         totals = self._accumulator.totals()
-        self._accumulator = Accumulator(self._request.per_text)
+        self._accumulator = Accumulator(self._request)
         return totals
 
     def set_pairs(self, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
@@ -153,13 +152,14 @@ class Recorder:
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call that the model has not computed, and return its heads; None: neither."""
         site = self._sites.known(call, self._active)
-        if site not in self._verified or self._is_skipped() or not self._is_watched(site):
+        if site is None or site not in self._verified:
+            return None
+        if self._is_skipped() or not self._is_watched(site):
             return None
         # What keys receive is summed over queries that are not packed: in another order.
         if call.ours and self._request.received and is_packed(call.q.shape[2]):
             return None
         _check_values(call)
-        site = self._sites.of(call, self._active)
         with without_function_modes():
             rows = self._add(site, call, need_heads=True, verify=False)
         self._answered.add(site)
@@ -188,19 +188,19 @@ class Recorder:
         per_head = self._per_head(site) if request.needs_projection else None
         with _without_autocast(call.q):
             rows = call.row_statistics(row_request(call, request, layout, per_head, need_heads))
-            sums = sum_rows(rows, call, request, layout, per_head)
+            call_rows = CallRows.of(rows, call, layout, per_head)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
             _verify(site, call.heads, heads, rows.lse, layout.positions)
             self._verified.add(site)
-        self._enter(site, call, layout.positions, sums, rows.received)
+        self._enter(site, call, call_rows, rows.received)
         return rows
 
     def _layout(self, site: Site, call: AttentionCall) -> CallLayout:
         """Where the queries and keys of a call lie in their texts."""
         inputs, passes = self._inputs.of(site.stack), self._inputs.passes
         kind = self._kind(site, call, inputs.text.tokens)
-        layout = self._layouts.find(passes, call, inputs, kind)
+        layout = self._layouts.find(call, inputs, kind)
         if layout is None:
             text, key_text, positions = self._locate(site, call, kind)
             columns = self._pairs.columns(positions, text, passes)
@@ -212,15 +212,14 @@ class Recorder:
         self,
         site: Site,
         call: AttentionCall,
-        positions: Positions,
-        sums: CallSums,
+        rows: CallRows,
         received: Float[Tensor, "B H S"] | None,
     ) -> None:
-        first_text = self._accumulator.add(site, positions, self._inputs.passes, sums)
+        first_text = self._accumulator.add(site, self._inputs.passes, rows)
         tokens = self._inputs.of(site.stack).text.tokens
         self.coverage.add(site, call, self._active.call_of(call.module), tokens)
-        if received is not None and positions.evicted_columns:
-            received = pad(received, (positions.evicted_columns, 0))
+        if received is not None and (evicted := rows.layout.positions.evicted_columns):
+            received = pad(received, (evicted, 0))
         self.maps.record(site, call, first_text, received)
 
     def _per_head(self, site: Site) -> Float[Tensor, "H Dv d_model"]:

@@ -1,23 +1,23 @@
 """From statistics of rows to sums over texts: which rows count for which statistic."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowRequest, RowStatistics
+from headwise.kernels import RowRequest, RowStatistics, SharedRequest
 from headwise.models import AttentionCall, Text
 from headwise.watch._eligible_rows import CallSums, EligibleRows, Rule, stacked
 from headwise.watch._layouts import CallLayout
-from headwise.watch._pairs import Columns
-from headwise.watch._positions import Positions
+from headwise.watch._positions import Positions, RowTexts
 from headwise.watch._request import Request
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
+Widths = dict[str, int]  # the most keys of a query, by name
 
 
 def row_request(
@@ -45,7 +45,8 @@ def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowReques
     """The part of a request that does not depend on the values of a call."""
     positions, columns = layout.positions, layout.columns
     members = _class_members(request, positions, layout.key_text) if request.classes else None
-    return RowRequest(
+    kind = SharedRequest if layout.is_shared and not request.value else RowRequest
+    return kind(
         entropy="entropy" in request.statistics,
         distance="distance" in request.statistics and not positions.is_cross,
         participation="participation" in request.statistics,
@@ -59,49 +60,100 @@ def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowReques
     )
 
 
-def sum_rows(
-    rows: RowStatistics,
-    call: AttentionCall,
-    request: Request,
-    layout: CallLayout,
-    per_head: PerHead | None,
-) -> CallSums:
-    """The sums of one call, by text, for every statistic of a request.
+@dataclass(frozen=True)
+class CallRows:
+    """The statistics of the rows of one call, not yet added up.
+
+    Attributes:
+        norms: The norm of each head's output after the output projection, if it is requested.
+        knows_logits: Whether the largest logit before any bias is known.
+    """
+
+    rows: RowStatistics
+    layout: CallLayout
+    norms: RowValues | None
+    knows_logits: bool
+
+    @classmethod
+    def of(
+        cls, rows: RowStatistics, call: AttentionCall, layout: CallLayout, per_head: PerHead | None
+    ) -> "CallRows":
+        """The rows of a call, without what it has computed for its keys and heads."""
+        norms = None if per_head is None else _output_norms(rows, call, per_head)
+        if rows.heads is not None or rows.received is not None:
+            rows = replace(rows, heads=None, received=None)
+        return cls(rows, layout, norms, call.knows_logits)
+
+    @property
+    def kind(self) -> Hashable:
+        """What calls that are added up together have in common."""
+        lse, texts = self.rows.lse, self.layout.positions.texts
+        extra = self.rows.sink is None, self.norms is None, texts.is_cross
+        return lse.shape[1:], lse.device, extra, *self.layout.widths.values()
+
+    def eligible(self, request: Request) -> EligibleRows:
+        """The rows that count: the same for all calls of a layout, unless values decide."""
+        known, kind = self.layout.eligible, (self.rows.n_keys.shape[1], self.rows.sink is not None)
+        # Whether the largest logit is known, and whether all values are zero, depends on the call.
+        if not self.knows_logits or request.value:
+            return _eligible_rows(self, request, self.layout.positions.texts)
+        if kind not in known:
+            known[kind] = _eligible_rows(self, request, self.layout.positions.texts)
+        return known[kind]
+
+
+def _output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) -> RowValues | None:
+    # A call that is answered has no heads of the model's own yet.
+    is_own = call.join is None and call.heads.shape[-1] > 0
+    heads = call.heads if is_own else rows.heads
+    if heads is None or heads.shape[1] != len(per_head):
+        return None
+    return projected_norms(heads, per_head)
+
+
+def sum_rows(calls: Sequence[CallRows], request: Request) -> CallSums:
+    """The sums of calls of one kind, text by text, for every statistic of a request.
 
     Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
     it counts only for logits, unless means are taken over all queries.
     """
+    first, layout = calls[0], calls[0].layout
+    if len(calls) == 1:
+        return first.eligible(request).sums_of(_values(first, request), layout.positions.texts)
+    whole = _joined(calls)
+    texts = RowTexts.joined([call.layout.positions.texts for call in calls])
+    if all(call.layout is layout and call.knows_logits for call in calls) and not request.value:
+        eligible = first.eligible(request).repeated(len(calls))
+    else:
+        eligible = _eligible_rows(whole, request, texts)
+    return eligible.sums_of(_values(whole, request), texts)
+
+
+def _joined(calls: Sequence[CallRows]) -> CallRows:
+    """The rows of one call after the other."""
+    fields = {
+        name: torch.cat([getattr(call.rows, name) for call in calls])
+        for name, x in vars(calls[0].rows).items()
+        if isinstance(x, Tensor)
+    }
+    norms = [call.norms for call in calls if call.norms is not None]
+    rows = RowStatistics(**fields, kernel=calls[0].rows.kernel)
+    return replace(calls[0], rows=rows, norms=torch.cat(norms) if norms else None)
+
+
+def _values(call: CallRows, request: Request) -> Shaped[Tensor, "K B H T"]:
+    """The statistics of each row, in the order of the request."""
+    rows, widths = call.rows, call.layout.widths
     statistics = _row_values(rows)
-    if per_head is not None:
-        # A call that is answered has no heads of the model's own yet.
-        is_own = call.join is None and call.heads.shape[-1] > 0
-        heads = call.heads if is_own else rows.heads
-        if heads is not None and heads.shape[1] == len(per_head):
-            statistics["output_norm"] = projected_norms(heads, per_head)
-    columns = layout.columns
-    statistics |= _by_mass("mass", rows, columns, request)
+    if call.norms is not None:
+        statistics["output_norm"] = call.norms
+    statistics |= _by_mass("mass", rows, widths, request)
     if request.top:
-        tops = _by_mass("top", rows, columns, request)
+        tops = _by_mass("top", rows, widths, request)
         statistics |= {f"top({name})": top for name, top in tops.items()}
     if request.value:
-        statistics |= _shares(rows, columns, request)
-    values = stacked([statistics[name] for name in request.names], rows.lse)
-    return _eligible(rows, call, request, layout).sums_of(values, layout.positions)
-
-
-def _eligible(
-    rows: RowStatistics, call: AttentionCall, request: Request, layout: CallLayout
-) -> EligibleRows:
-    """The rows that count: the same for all calls of a layout, unless values decide."""
-    kind = rows.n_keys.shape[1], rows.sink is not None
-    # Whether the largest logit is known, and whether all values are zero, depends on the call.
-    is_shared = call.knows_logits and not request.value
-    if is_shared and kind in layout.eligible:
-        return layout.eligible[kind]
-    eligible = _eligible_rows(rows, request, layout)
-    if is_shared:
-        layout.eligible[kind] = eligible
-    return eligible
+        statistics |= _shares(rows, widths, request)
+    return stacked([statistics[name] for name in request.names], rows.lse)
 
 
 def projected_norms(
@@ -150,55 +202,54 @@ def _row_values(rows: RowStatistics) -> dict[str, RowValues]:
 
 
 def _by_mass(
-    measure: str, rows: RowStatistics, columns: Columns, request: Request
+    measure: str, rows: RowStatistics, widths: Widths, request: Request
 ) -> dict[str, RowValues]:
     """One measure of the masses, by name: "seen" (keys), "mass", "top" or "share"."""
     of_keys = getattr(rows, f"key_{measure}")
     of_classes = getattr(rows, "class_keys" if measure == "seen" else f"class_{measure}")
     values: dict[str, RowValues] = {}
-    if of_keys is not None and columns:
-        values |= zip(columns, _sums_over(of_keys, columns), strict=True)
+    if of_keys is not None and widths:
+        values |= zip(widths, _sums_over(of_keys, widths), strict=True)
     if of_classes is not None:
         values |= zip(request.classes, of_classes.unbind(-1), strict=True)
     return values
 
 
 def _sums_over(
-    of_keys: Shaped[Tensor, "B H T N"], columns: Columns
+    of_keys: Shaped[Tensor, "B H T N"], widths: Widths
 ) -> Sequence[Shaped[Tensor, "B H T"]]:
     """The sum over the keys of each name."""
-    if len(columns) == of_keys.shape[-1]:  # one key for each
+    if len(widths) == of_keys.shape[-1]:  # one key for each
         return of_keys.unbind(-1)
-    widths = [keys.shape[-1] for keys in columns.values()]
-    return [part.sum(-1) for part in torch.split(of_keys, widths, -1)]
+    return [part.sum(-1) for part in torch.split(of_keys, [*widths.values()], -1)]
 
 
-def _shares(rows: RowStatistics, columns: Columns, request: Request) -> dict[str, RowValues]:
+def _shares(rows: RowStatistics, widths: Widths, request: Request) -> dict[str, RowValues]:
     """The shares of value norms by the names of their statistics; NaN if all norms are zero."""
-    seen = _by_mass("seen", rows, columns, request)
-    shares = _by_mass("share", rows, columns, request)
+    seen = _by_mass("seen", rows, widths, request)
+    shares = _by_mass("share", rows, widths, request)
     return {
         f"value({name})": torch.where(seen[name] > 0, share, 0.0) for name, share in shares.items()
     }
 
 
-def _eligible_rows(rows: RowStatistics, request: Request, layout: CallLayout) -> EligibleRows:
+def _eligible_rows(call: CallRows, request: Request, texts: RowTexts) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under even weights."""
-    positions, columns = layout.positions, layout.columns
-    real = positions.query_real[:, None] & (rows.n_keys > 0)
+    rows, widths = call.rows, call.layout.widths
+    real = texts.real[:, None] & (rows.n_keys > 0)
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
     several = rows.n_keys > (0 if request.queries == "all" else 1)
     rules = _rules(rows, several, n_keys)
-    shares = _shares(rows, columns, request) if request.value else {}
-    for name, seen in _by_mass("seen", rows, columns, request).items():
+    shares = _shares(rows, widths, request) if request.value else {}
+    for name, seen in _by_mass("seen", rows, widths, request).items():
         # In cross-attention, no query has a neighbor or a relation.
-        over_all = request.queries == "all" and (name == "first" or not positions.is_cross)
+        over_all = request.queries == "all" and (name == "first" or not texts.is_cross)
         eligible = several & ((seen > 0) | over_all)
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
     return EligibleRows.of(
-        {name: rules.get(name, (None, None)) for name in request.names}, real, positions
+        {name: rules.get(name, (None, None)) for name in request.names}, real, texts
     )
 
 

@@ -30,6 +30,7 @@ from headwise.kernels.spec import (
     RowRequest,
     RowStatistics,
     SolveHeads,
+    check_rule,
     lower,
 )
 
@@ -55,8 +56,10 @@ def _solve_heads(prepared: "_Prepared", problem: AttentionProblem) -> Named:
 def prepare_statistics(problem: AttentionProblem, request: RowRequest) -> DescribeRows:
     """What describes the rows of this problem, and of all others of its outline."""
     q, k, v, rule, *_ = problem
-    if not (rule.is_static and request.is_static):
+    # What keys receive is added to zeros, and norms of values belong to one call.
+    if request.received is not None or request.key_norms is not None:
         return native_statistics
+    check_rule(rule, q)
     builder, _ = build_statistics(q, k, v if request.heads else v[..., :0], rule, request)
     prepared = _Prepared.of(builder)
     return native_statistics if prepared is None else partial(_describe_rows, prepared)

@@ -22,7 +22,7 @@ from headwise.kernels.spec._outline import (
     under_autocast,
 )
 from headwise.kernels.spec._problem import HEADS_ALONE, AttentionProblem, Extras
-from headwise.kernels.spec._request import Named, RowRequest, RowStatistics
+from headwise.kernels.spec._request import Named, RowRequest, RowStatistics, SharedRequest
 from headwise.kernels.spec._rule import (
     AttentionRule,
     BiasLike,
@@ -49,6 +49,7 @@ __all__ = [
     "Outline",
     "RowRequest",
     "RowStatistics",
+    "SharedRequest",
     "SolveHeads",
     "TensorBias",
     "WindowLike",

@@ -1,6 +1,8 @@
 """Requests for statistics of rows, and their results: the same for every kernel."""
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -49,8 +51,21 @@ class RowRequest:
     @property
     def is_static(self) -> bool:
         """Whether it is yes and no alone, without any tensor."""
-        given = (self.received, self.keys, self.classes, self.key_norms, self.query_at, self.key_at)
-        return given == (None,) * 6
+        is_positioned = self.query_at is not None or self.key_at is not None
+        is_of_keys = self.keys is not None or self.classes is not None
+        of_call = self.received is not None or self.key_norms is not None
+        return not (is_positioned or is_of_keys or of_call)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRequest(RowRequest):
+    """The request of several calls that share a mask, whatever their queries, keys and values.
+
+    Neither its tensors nor the mask may change: a kernel keeps with the request what it has
+    prepared for a call, and uses it for all others of the same outline.
+    """
+
+    prepared: dict[tuple[Hashable, ...], Any] = field(default_factory=dict, init=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from torch import nn
+
 from headwise.models.capture._active_modules import ModuleCall, heads_of
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._sites import Site
@@ -68,9 +70,7 @@ def reason_unsupported(
     """
     shape = _input_shape(module_call)
     H, T, S = call.q.shape[1], call.q.shape[2], call.k.shape[2]
-    heads = heads_of(call.module)
-    chunks = 1 < heads < H and H % heads == 0
-    if shape is not None and chunks and shape[1] > T and T not in shape:
+    if shape is not None and shape[1] > T and T not in shape and _are_chunks(call.module, H):
         return f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
     if shape is None or T in (tokens, *shape[1:]):
         return None
@@ -80,6 +80,12 @@ def reason_unsupported(
     if shape[1] > T and T not in shape and T == S and not windows:
         return f"not supported: attends among {T} positions where it was given {shape[1]} tokens"
     return None
+
+
+def _are_chunks(module: nn.Module, H: int) -> bool:
+    """Whether `H` heads are several chunks of the heads that a module declares."""
+    heads = heads_of(module)
+    return 1 < heads < H and H % heads == 0
 
 
 def _covered(call: AttentionCall, module_call: ModuleCall | None, tokens: int | None) -> Covered:

@@ -212,7 +212,7 @@ def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
     tokens = ids if ids is not None else vectors
     return Text(
         ids=ids,
-        real=None if mask is None else mask.bool(),
+        real=None if mask is None else mask.to(torch.bool, copy=True),  # it may change later
         positions=_two_axes(arguments.get(f"{prefix}position_ids")),
         cached=None if is_encoder else _length(arguments.get("past_key_values")),
         tokens=tokens.shape[1] if isinstance(tokens, Tensor) and tokens.ndim in (2, 3) else None,

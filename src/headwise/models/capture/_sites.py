@@ -13,7 +13,7 @@ from headwise.tables import Head
 _SOFTMAX_AXES, _SOFTMAX_AXES_OF_ATTENTION = 3, 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # sites are looked up at every call, by identity
 class Site:
     """A place in a model where heads attend, or where attention is expected but not captured.
 
@@ -40,9 +40,6 @@ class Site:
     kernel: str = ""
     statistics: str = ""
     coverage: str = ""
-
-    def __hash__(self) -> int:
-        return hash((self.stack, self.layer, self.name))  # sites are looked up at every call
 
     def heads(self) -> tuple[Head, ...]:
         return tuple(Head(self.stack, self.layer, head) for head in range(self.n_heads))

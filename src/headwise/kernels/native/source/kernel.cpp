@@ -116,6 +116,7 @@ bool attend(const QueryTile &queries, const QueryTile &next, Workspace &workspac
         Block block = queries.block(from, from + KEYS);
         if (block.empty) continue;
         if (problem.heads) queries.prefetch_values(block);
+        queries.prefetch_bias(block);
         queries.logits<N, Element>(block);
         softmax.add_unbiased(block);
         queries.add_bias(block);

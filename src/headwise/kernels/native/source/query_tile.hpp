@@ -164,6 +164,11 @@ struct QueryTile {
         prefetch_rows(problem.v, problem.v_stride, h / (problem.H / problem.Hkv), block.start,
                       block.n, problem.Dv);
     }
+    void prefetch_bias(const Block &block) const {
+        if (!problem.bias || !one_head) return;
+        prefetch(of_lane(0, problem.bias, problem.bias_stride) + block.start,
+                 problem.bias_stride[2], problem.bias_stride[2] ? n : 1, block.n);
+    }
     void prefetch_keys(int64_t from) const {
         int64_t count = std::min<int64_t>(KEYS, stop - from);
         prefetch_rows(problem.k, problem.k_stride, h / (problem.H / problem.Hkv), from, count,
@@ -367,16 +372,24 @@ struct QueryTile {
 
     void add_given(const Block &block) const {
         for (int vec = 0; vec < vectors; vec++) {
+            const float *rows[W];
+            for (int i = 0; i < W; i++)
+                rows[i] = of_lane(std::min(vec * W + i, n - 1), problem.bias, problem.bias_stride) +
+                    block.start;
             for (int r = 0; r < block.counts[vec]; r += W) {
+                float *s = workspace.logits + r * ROWS + vec * W;
                 Floats tile[W];
-                for (int i = 0; i < W; i++)
-                    tile[i] = vec * W + i < n
-                        ? load_some(of_lane(vec * W + i, problem.bias, problem.bias_stride) +
-                                                            block.start + r, block.n - r)
-                                            : Floats{};
-                transpose(tile);
-                change(vec, r, std::min(r + W, block.counts[vec]),
-                       [&](Floats s, int at) { return s + tile[at - r]; });
+                if (r + W <= block.counts[vec]) {
+                    UNROLL for (int i = 0; i < W; i++) tile[i] = load(rows[i] + r);
+                    transpose(tile);
+                    UNROLL for (int i = 0; i < W; i++)
+                        store(s + i * ROWS, load(s + i * ROWS) + tile[i]);
+                } else {
+                    for (int i = 0; i < W; i++) tile[i] = load_some(rows[i] + r, block.n - r);
+                    transpose(tile);
+                    for (int i = 0; r + i < block.counts[vec]; i++)
+                        store(s + i * ROWS, load(s + i * ROWS) + tile[i]);
+                }
             }
         }
     }

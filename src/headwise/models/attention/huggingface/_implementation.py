@@ -1,5 +1,6 @@
 """The attention function that Hugging Face models call under the name "headwise"."""
 
+from collections.abc import MutableMapping
 from functools import reduce
 from operator import add
 from typing import Any, NamedTuple
@@ -7,18 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from headwise._torch_private import can_read, is_traced, needs_gradient, version_of
 from headwise.errors import UnsupportedError
 from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
-    AttentionRule,
     Bias,
     TensorBias,
     attend,
     autocast_inputs,
-    choose,
+    computes_natively,
     make_rule,
     native_is_faster,
     under_autocast,
@@ -109,14 +111,14 @@ class Call(NamedTuple):
         mask_fits = self.mask is None or self.mask.ndim == 4
         return not (fits and mask_fits) or more.get("cache") is not None
 
-    @property
-    def runs_natively(self) -> bool:
-        """Whether the native kernel computes this, so that one pass gives statistics, too."""
+    def native_problem(self) -> AttentionProblem | None:
+        """What the native kernel computes, in a pass that gives statistics, too; None if not."""
         is_added = self.mask is not None and self.mask.is_floating_point()
         if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
-            return False
-        problem = AttentionProblem(*self.inputs(), self.rule(), self.dropout)
-        return choose(problem).backend == "native"
+            return None
+        rule = make_rule(head_dim=self.q.shape[-1], **self.options())
+        problem = AttentionProblem(*self.inputs(), rule, self.dropout)
+        return problem if computes_natively(problem) else None
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as they are computed with."""
@@ -131,7 +133,8 @@ class Call(NamedTuple):
         biases: list[Bias] = []
         if self.mask is not None and self.mask.is_floating_point():
             biases.append(TensorBias(self.mask))
-        if (position_bias := self.more.get("position_bias")) is not None:
+        position_bias = self.more.get("position_bias")
+        if position_bias is not None and not _holds_zeros(position_bias):
             biases.append(TensorBias(position_bias[..., :S]))
         return {
             "mask": self._visible(T, S),
@@ -140,10 +143,6 @@ class Call(NamedTuple):
             "softcap": self.more.get("softcap"),
             "sinks": self.more.get("s_aux"),
         }
-
-    def rule(self) -> AttentionRule:
-        """The rule by which weights follow from queries and keys."""
-        return make_rule(head_dim=self.q.shape[-1], **self.options())
 
     def _is_causal(self) -> bool:
         """Whether there is no mask and the call is causal."""
@@ -164,6 +163,27 @@ class Call(NamedTuple):
         if not self._is_causal():
             return None
         return top_left(T, S)
+
+
+# Biases that held zeros alone, and how often they had been changed in place by then.
+_zeros: MutableMapping[Tensor, int] = WeakTensorKeyDictionary()
+
+
+def _holds_zeros(bias: Tensor) -> bool:
+    """Whether a bias is known to add nothing, such as that of T5's cross-attention.
+
+    All layers share it, so it is read once.
+    """
+    if not bias.numel() or not can_read(bias) or is_traced() or needs_gradient(bias):
+        return False
+    if bias.is_inference():  # changes of it leave no trace
+        return bias[(0,) * bias.ndim].item() == 0 and not bool(bias.any())
+    if _zeros.get(bias) == version_of(bias):
+        return True
+    if bias[(0,) * bias.ndim].item() != 0 or bool(bias.any()):
+        return False
+    _zeros[bias] = version_of(bias)
+    return True
 
 
 def is_causal(module: nn.Module, T: int, kwargs: dict[str, Any]) -> bool:

@@ -7,7 +7,6 @@ implementation of our own would change masks and settings of the model instead.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ from transformers import AttentionInterface
 
 from headwise._interrupts import reversible
 from headwise._torch_private import without_operator_observers
+from headwise.kernels import AttentionProblem
 from headwise.models.attention import NAME
 from headwise.models.attention.huggingface import Call
 from headwise.models.capture._active_modules import ActiveModules
@@ -108,14 +108,16 @@ def _attend(
     inputs = (query, key, value)
     if not captures:
         return inner(module, *inputs, attention_mask, *args, **kwargs)
-    ours = implementation == NAME and Call.of(module, *inputs, attention_mask, kwargs).runs_natively
+    ours = None
+    if implementation == NAME:
+        ours = Call.of(module, *inputs, attention_mask, kwargs).native_problem()
     describe = partial(_call, implementation, module, inputs, attention_mask, kwargs, ours)
-    answered_by, heads = _answer(module, implementation, kwargs, inputs, describe, ours)
+    answered_by, heads = _answer(module, implementation, kwargs, inputs, describe, ours is not None)
     if heads is not None:
         output = heads.transpose(1, 2), None  # B H T Dv -> B T H Dv
     else:
-        with _captured_here(captures):
-            output = inner(module, *inputs, attention_mask, *args, **kwargs)
+        compute = partial(inner, module, *inputs, attention_mask, *args, **kwargs)
+        output = _uncaptured(captures, compute)
     for active in captures:
         if active is not answered_by:
             with torch.no_grad():
@@ -123,17 +125,15 @@ def _attend(
     return output
 
 
-@contextmanager
-def _captured_here(captures: tuple[ActiveModules, ...]) -> Iterator[None]:
-    """Keep the captures from capturing what the implementation calls."""
+def _uncaptured(captures: tuple[ActiveModules, ...], compute: Callable[[], Any]) -> Any:
+    """Let an implementation compute; the captures do not capture what it calls in turn."""
     for active in captures:
         active.captured_elsewhere += 1
     try:
         if torch.compiler.is_compiling():
-            yield
-        else:
-            with without_operator_observers(most=len(captures)):
-                yield
+            return compute()
+        with without_operator_observers(most=len(captures)):
+            return compute()
     finally:
         for active in captures:
             active.captured_elsewhere -= 1
@@ -166,22 +166,24 @@ def _call(
     inputs: tuple[Tensor, Tensor, Tensor],
     mask: Any,
     kwargs: dict[str, Any],
-    ours: bool,
+    ours: AttentionProblem | None,
     active: ActiveModules,
     heads: Tensor,
 ) -> AttentionCall:
-    q, k, v = (active.detach(x) for x in inputs)
-    read = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
-    if read < k.shape[2]:
-        k, v = k[:, :, :read], v[:, :, :read]
+    q, k, v = inputs if ours is None else ours[:3]
+    q, k, v = active.detach(q), active.detach(k), active.detach(v)
+    if ours is None:
+        read = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
+        if read < k.shape[2]:
+            k, v = k[:, :, :read], v[:, :, :read]
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,
-        rule=rule_of(module, implementation, q, k, mask, kwargs),
+        rule=ours.rule if ours else rule_of(module, implementation, q, k, mask, kwargs),
         heads=active.detach(heads),
         watched="the attention interface",
         kernel=implementation or "eager",
         exact=not kwargs.get("dropout"),
         cross=active.is_cross_attention(q.shape[2], k.shape[2]),
-        ours=ours,
+        ours=ours is not None,
     )  # fmt: skip

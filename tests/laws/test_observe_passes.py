@@ -1,0 +1,135 @@
+"""Many passes in one watch: each counts as it would alone, whatever the ones before it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from headwise.tables import HeadTable
+from headwise.watch import Request, _accumulator, observe
+from oracles import padded
+
+Batch = dict[str, Tensor]
+TEXTS = [[5, 9, 7, 3, 11], [4, 6, 12], [2, 8, 10, 3, 1, 7, 6]]
+REQUEST = Request(
+    classes={"odd": {1, 3, 5, 7, 9, 11}},
+    relations={"even": lambda ids: [(q, q) for q, token in enumerate(ids) if token % 2 == 0]},
+    top=("first",),
+    value=("previous",),
+    per_text=True,
+)
+
+
+def _bert() -> Any:
+    config = transformers.BertConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=4, vocab_size=13,
+        intermediate_size=16, max_position_embeddings=32, attn_implementation="sdpa",
+    )  # fmt: skip
+    return transformers.BertModel(config).eval()
+
+
+def _llama() -> Any:
+    config = transformers.LlamaConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=13, intermediate_size=16, attn_implementation="sdpa", bos_token_id=None,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def _batches() -> Iterator[Batch]:
+    """Batches of several sizes, of which some have the same form but other texts or padding."""
+    for side in ("right", "left"):
+        for texts in (TEXTS[:2], [TEXTS[2]], TEXTS[:2], TEXTS[::-1], [[1, *TEXTS[2][1:]]], TEXTS):
+            batch = padded(texts, side)
+            yield {name: batch[name] for name in ("input_ids", "attention_mask")}
+    yield {"input_ids": torch.tensor(TEXTS[:1])}
+    yield {"input_ids": torch.tensor([TEXTS[0][::-1]])}
+
+
+def _assert_close(one: HeadTable, two: HeadTable) -> None:
+    assert one.statistics == two.statistics
+    for name in one.statistics:
+        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
+        for column in ("mean", "standard_error", "maximum", "even"):
+            mine, theirs = (getattr(table, column)(name) for table in (one, two))
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def _alone(model: Any, batches: list[Batch], request: Request) -> HeadTable:
+    """The table of each batch in a watch of its own, added up."""
+    tables = []
+    for batch in batches:
+        with torch.no_grad(), observe(model, request) as watch:
+            model(**batch)
+        tables.append(watch.table())
+    return sum(tables[1:], tables[0])
+
+
+@pytest.mark.parametrize("request_", [Request(), REQUEST], ids=["default", "of texts"])
+@pytest.mark.parametrize("make", [_bert, _llama])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_passes_count_as_they_would_alone(
+    make: Callable[[], Any], request_: Request, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    torch.manual_seed(0)
+    model, batches = make(), list(_batches())
+    with mode(), observe(model, request_) as watch:
+        for batch in batches:
+            model(**batch)
+    _assert_close(watch.table(), _alone(model, batches, request_))
+
+
+def test_a_mask_that_is_changed_in_place_is_another_one() -> None:
+    model, ids = _bert(), torch.tensor(TEXTS[2:] * 2)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), observe(model) as watch:
+            real = torch.ones(2, 7, dtype=torch.bool)
+            seen = []
+            for length in (7, 7, 5, 5, 3):
+                real[1, length:] = False
+                model(input_ids=ids, attention_mask=real)
+                seen.append({"input_ids": ids, "attention_mask": real.clone()})
+        _assert_close(watch.table(), _alone(model, seen, Request()))
+
+
+@pytest.mark.parametrize("together", [1, 2, 5, 64])
+def test_calls_add_up_to_the_same_in_any_groups(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, prompt = _llama(), padded(TEXTS, "left")
+    request = Request(per_text=True, top=("self",))
+    prompt = {name: prompt[name] for name in ("input_ids", "attention_mask")}
+
+    def generate() -> HeadTable:
+        with torch.no_grad(), observe(model, request) as watch:
+            for _ in range(2):
+                model.generate(**prompt, max_new_tokens=9, do_sample=False)
+                model(**prompt)
+        return watch.table()
+
+    expected = generate()
+    monkeypatch.setattr(_accumulator, "_CALLS", together)
+    table = generate()
+    _assert_close(table, expected)
+    for name in table.statistics:
+        mine, theirs = (x.totals[name].per_text for x in (table, expected))
+        assert mine is not None
+        assert theirs is not None
+        np.testing.assert_allclose(mine.total, theirs.total, rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+def test_totals_can_be_read_at_any_time() -> None:
+    model, batches = _bert(), list(_batches())
+    with torch.no_grad(), observe(model) as watch:
+        for batch in batches:
+            model(**batch)
+            middle = watch.table()
+    _assert_close(watch.table(), middle)
+    _assert_close(middle, _alone(model, batches, Request()))
