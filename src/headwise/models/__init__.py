@@ -5,6 +5,7 @@ from headwise.models._compiled import is_compiled, run_uncompiled, without_compi
 from headwise.models._fast_attention import fast_attention
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._known_fingerprint import fingerprint
+from headwise.models._offsets import TokenOffsets, token_offsets, untruncated
 from headwise.models._pieces import (
     Piece,
     as_pieces,
@@ -106,6 +107,7 @@ __all__ = [
     "Sites",
     "StackInputs",
     "Text",
+    "TokenOffsets",
     "Understanding",
     "ablate",
     "around",
@@ -163,7 +165,9 @@ __all__ = [
     "source_files",
     "text_alone",
     "token_classes",
+    "token_offsets",
     "token_strings",
     "tokenizer_of",
+    "untruncated",
     "without_compiler",
 ]

@@ -15,6 +15,7 @@ from headwise.models import AttentionCall, StackInputs, Text
 from headwise.watch._eligible_rows import EligibleRows
 from headwise.watch._pairs import Columns
 from headwise.watch._positions import Positions
+from headwise.watch._spans import SpanMembers
 
 # Layers may alternate between several masks, and between self- and cross-attention.
 _MOST = 8
@@ -27,6 +28,7 @@ class CallLayout:
     Attributes:
         key_text: The text of the keys.
         columns: The keys of each query under every offset, relation and set of pairs.
+        spans: Which keys and queries belong to named stretches, if the request has any.
         requests: What kernels compute for such a call, by whether heads are among it.
         eligible: The rows that count, by the number of heads and whether there is a sink.
     """
@@ -34,6 +36,7 @@ class CallLayout:
     key_text: Text
     positions: Positions
     columns: Columns
+    spans: SpanMembers | None = None
     requests: dict[bool, RowRequest] = field(default_factory=dict)
     eligible: dict[tuple[int, bool], EligibleRows] = field(default_factory=dict)
 

@@ -44,14 +44,15 @@ def row_request(
 def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowRequest:
     """The part of a request that does not depend on the values of a call."""
     positions, columns = layout.positions, layout.columns
-    members = _class_members(request, positions, layout.key_text) if request.classes else None
+    members = [_class_members(request, positions, layout.key_text)] if request.classes else []
+    members += [layout.spans.keys.float()] if layout.spans else []
     return RowRequest(
         entropy="entropy" in request.statistics,
         distance="distance" in request.statistics and not positions.is_cross,
         participation="participation" in request.statistics,
         received=positions.query_real if request.received else None,
         keys=torch.cat([*columns.values()], dim=-1) if columns else None,
-        classes=members,
+        classes=torch.cat(members, dim=-1) if members else None,
         top=bool(request.top),
         query_at=positions.query_position,
         key_at=positions.keys.position,
@@ -159,7 +160,8 @@ def _by_mass(
     if of_keys is not None and columns:
         values |= zip(columns, _sums_over(of_keys, columns), strict=True)
     if of_classes is not None:
-        values |= zip(request.classes, of_classes.unbind(-1), strict=True)
+        names = (*request.classes, *request.spans)
+        values |= zip(names, of_classes.unbind(-1), strict=True)
     return values
 
 
@@ -194,6 +196,8 @@ def _eligible_rows(rows: RowStatistics, request: Request, layout: CallLayout) ->
         # In cross-attention, no query has a neighbor or a relation.
         over_all = request.queries == "all" and (name == "first" or not positions.is_cross)
         eligible = several & ((seen > 0) | over_all)
+        if layout.spans is not None and name in request.spans:
+            eligible = layout.spans.eligible(several, seen, request.queries)
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
