@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from headwise.corpora import SPECIALS
 from headwise.errors import ArgumentError, HeadError, UnsupportedError
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.layer import MultiHeadAttention
@@ -90,14 +91,14 @@ def test_new_texts_need_new_spans() -> None:
             model(IDS)
 
 
-WORDS = ["<unk>", "a", "b", "c", "d"]
+WORDS = [*SPECIALS, "a", "b", "c", "d"]
 
 
 def test_characters_need_the_texts_that_the_model_reads() -> None:
     tokenizer = make_tokenizer(WORDS)
     texts = ["a b c d a", "b c d a b"]
     spans = {"doc": [(0, 1), (0, 1)]}
-    with pytest.raises(ArgumentError, match="text 0 has 5 tokens by the tokenizer"):
+    with pytest.raises(ArgumentError, match="text 0 has 6 tokens by the tokenizer"):
         _run(spans, (texts, tokenizer))
     with pytest.raises(ArgumentError, match="tokenizer=NoneType"):
         _run(spans, (texts,))
