@@ -39,8 +39,12 @@ if TYPE_CHECKING:
     from headwise.report import Study as Study
     from headwise.report import study as study
     from headwise.roles import Evidence as Evidence
+    from headwise.roles import Example as Example
     from headwise.roles import Roles as Roles
+    from headwise.roles import TaskHeads as TaskHeads
+    from headwise.roles import find_heads as find_heads
     from headwise.roles import find_roles as find_roles
+    from headwise.roles import load_heads as load_heads
     from headwise.scoring import importance as importance
     from headwise.scoring import prune_curves as prune_curves
     from headwise.surgery import Costs as Costs
@@ -73,21 +77,25 @@ _HOME = {
     "QKClip": "monitor",
     "Request": "watch",
     "Evidence": "roles",
+    "Example": "roles",
     "Roles": "roles",
     "Scores": "tables",
     "RoPE": "layer",
     "Study": "report",
     "T5Bias": "layer",
+    "TaskHeads": "roles",
     "YaRN": "layer",
     "ablate": "models",
     "attend": "kernels",
     "costs": "surgery",
     "errors": "",
     "fast_attention": "models",
+    "find_heads": "roles",
     "find_roles": "roles",
     "group_heads": "surgery",
     "importance": "scoring",
     "load": "models",
+    "load_heads": "roles",
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",

@@ -24,9 +24,11 @@ from headwise.models._sentence import (
 from headwise.models._tokens import (
     IGNORED,
     TOKEN_CLASSES,
+    Batch,
     batches,
     context_of,
     encode,
+    pad,
     token_classes,
     token_strings,
 )
@@ -93,6 +95,7 @@ __all__ = [
     "ActiveModules",
     "Attention",
     "AttentionCall",
+    "Batch",
     "Coverage",
     "Format",
     "HeadCounts",
@@ -153,6 +156,7 @@ __all__ = [
     "output_dependence",
     "output_difference",
     "output_projection",
+    "pad",
     "reads_two_texts",
     "reason_unsupported",
     "register_attention",

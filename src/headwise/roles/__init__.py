@@ -16,20 +16,26 @@ from headwise.roles.effects import (
     translation,
 )
 from headwise.roles.evaluation import check_reads_one_text
+from headwise.roles.task import AnswerEffect, Example, TaskHeads, find_heads, load_heads
 
 __all__ = [
+    "AnswerEffect",
     "Behaviour",
     "BehaviourBatch",
     "Effect",
     "Effects",
     "Evidence",
+    "Example",
     "Group",
     "Roles",
+    "TaskHeads",
     "agreement",
     "alignment",
     "behaviour",
     "check_reads_one_text",
+    "find_heads",
     "find_roles",
+    "load_heads",
     "repetition",
     "translation",
 ]

@@ -55,7 +55,7 @@ def _per_text(name: str, given: Any) -> list[list[Stretch]]:
             f"Watch.spans: {name}={given!r}. Give a list with (start, end), or a list of them, "
             f"for each text."
         )
-    return [_stretches(name, text) for text in given]
+    return [read_stretches(f"Watch.spans: {name!r}", text) for text in given]
 
 
 def _queries(given: Any, n_texts: int) -> list[list[Stretch] | str]:
@@ -67,18 +67,24 @@ def _queries(given: Any, n_texts: int) -> list[list[Stretch] | str]:
             f"Watch.spans: queries={given!r} for {n_texts} texts. Give 'last', 'generated', or a "
             f"list with (start, end), or a list of them, for each text."
         )
-    return [text if text in (LAST, GENERATED) else _stretches("queries", text) for text in given]
+    return [
+        text if text in (LAST, GENERATED) else read_stretches("Watch.spans: 'queries'", text)
+        for text in given
+    ]
 
 
-def _stretches(name: str, given: Any) -> list[Stretch]:
-    """One stretch or several, checked."""
+def read_stretches(caller: str, given: Any) -> list[Stretch]:
+    """One stretch or several, as a list.
+
+    Raises:
+        ArgumentError: something is not `(start, end)` with 0 <= start < end.
+    """
     pairs = [given] if _is_pair(given) else given
     are_pairs = isinstance(pairs, Sequence) and all(map(_is_pair, pairs))
     if are_pairs and all(0 <= start < end for start, end in pairs):
         return [(int(start), int(end)) for start, end in pairs]
     raise ArgumentError(
-        f"Watch.spans: {name!r} has {given!r}. Give (start, end) with 0 <= start < end, or a list "
-        f"of them."
+        f"{caller} has {given!r}. Give (start, end) with 0 <= start < end, or a list of them."
     )
 
 
@@ -99,12 +105,12 @@ def _in_tokens(
     return [
         stretches
         if isinstance(stretches, str)
-        else [tokens_of(f"Watch.spans: {name!r}", text, tokens, span) for span in stretches]
+        else [stretch_tokens(f"Watch.spans: {name!r}", text, tokens, span) for span in stretches]
         for stretches, text, tokens in zip(given, texts, encoded, strict=True)
     ]
 
 
-def tokens_of(caller: str, text: str, tokens: TokenOffsets, span: Stretch) -> Stretch:
+def stretch_tokens(caller: str, text: str, tokens: TokenOffsets, span: Stretch) -> Stretch:
     """The tokens of a stretch of characters, from the first to the last.
 
     Raises:
