@@ -4,6 +4,7 @@ This folder imports everything heavy, so a command imports it when it runs.
 """
 
 from headwise.cli.tasks._group import group_model
+from headwise.cli.tasks._heads import find_model_heads
 from headwise.cli.tasks._importance import score_model
 from headwise.cli.tasks._mini_gpt import SETTINGS, study_mini_gpt, train_mini_gpt
 from headwise.cli.tasks._models import open_model
@@ -17,6 +18,7 @@ __all__ = [
     "PruneOptions",
     "RequestedStatistics",
     "draw_texts",
+    "find_model_heads",
     "find_model_roles",
     "group_model",
     "open_model",

@@ -9,36 +9,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from headwise.corpora import Several, list_items
+from headwise.corpora import Example, Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import TokenOffsets, token_offsets, untruncated
 from headwise.watch import Stretch, read_stretches, stretch_tokens
-
-Stretches = Stretch | Sequence[Stretch]
-
-
-@dataclass(frozen=True)
-class Example:
-    """A text with a query, the stretches that answer it, and stretches that do not.
-
-    A question with its passage among distractors; an instruction and an injected one; an answer
-    and its source. Stretches are `(start, end)`, without the position `end`: of tokens if the text
-    is given as token ids, of characters if it is a string.
-
-    Attributes:
-        text: The text, or its token ids.
-        query: The stretch, or stretches, whose tokens are the queries.
-        right: The stretches that a head should attend to.
-        wrong: The other candidates.
-        answer: What follows the text, to measure what ablating heads does to it; a string, or
-            token ids. Empty if unknown.
-    """
-
-    text: str | Sequence[int]
-    query: Stretches
-    right: Stretches
-    wrong: Stretches
-    answer: str | Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -63,7 +37,9 @@ class TokenExample:
         return replace(self, ids=tuple(ids.tolist()))
 
 
-def read_examples(examples: Several[Example], tokenizer: Any, limit: int) -> list[TokenExample]:
+def tokenized_examples(
+    examples: Several[Example], tokenizer: Any, limit: int
+) -> list[TokenExample]:
     """The examples in tokens.
 
     Raises:

@@ -7,14 +7,14 @@ from typing import Any
 from torch import nn
 
 from headwise._progress import Progress
-from headwise.corpora import Several
+from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
 from headwise.roles._evidence import FEWEST_TEXTS, judge
 from headwise.roles._nulls import Evidence
 from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.task._answers import answer_effect
-from headwise.roles.task._examples import Example, TokenExample, read_examples
+from headwise.roles.task._examples import TokenExample, tokenized_examples
 from headwise.roles.task._table import TaskHeads, digest_of
 from headwise.roles.task._trial import Trial
 
@@ -28,6 +28,7 @@ def find_heads(
     tokenizer: Any = None,
     evidence: Evidence | None = None,
     most: int | None = None,
+    max_tokens: int | None = None,
     on_progress: Progress | None = None,
 ) -> TaskHeads:
     """Find the heads whose attention picks the right stretch of a text, and a set that does.
@@ -51,6 +52,7 @@ def find_heads(
         tokenizer: A fast tokenizer, needed if texts are strings: stretches then count characters.
         evidence: Which baselines of other weights and shuffled stretches to evaluate, and the seed.
         most: The most heads in the set. None is 5 % of all heads.
+        max_tokens: The most tokens in an example and its answer. None is the model's context.
         on_progress: Called after each batch of a pass with the number of texts done and of all.
     Returns:
         A row per head, the set, and its effect on answers.
@@ -66,7 +68,9 @@ def find_heads(
     if most is not None and most < 1:
         raise ArgumentError(f"find_heads: most={most}. Give 1 or more.")
     evidence, tokenizer = evidence or Evidence(), tokenizer_of(wrapper, tokenizer)
-    read = read_examples(examples, tokenizer, context_of(model, tokenizer))
+    limit = context_of(model, tokenizer)
+    limit = limit if max_tokens is None else min(limit, max_tokens)
+    read = tokenized_examples(examples, tokenizer, limit)
     if len(read) < 2:
         raise ArgumentError(f"find_heads: {len(read)} examples. Give {2 * FEWEST_TEXTS} or more.")
     trial = Trial.of(model, read, evidence, most, on_progress)
