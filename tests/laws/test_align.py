@@ -3,43 +3,28 @@
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
 
 import headwise as hw
-from headwise.corpora import AnnotatedText
-from headwise.errors import ArgumentError, HeadError, InputError, UnsupportedError
+from headwise.errors import ArgumentError
 from headwise.kernels import weights_of_head
-from headwise.models import decoder_ids
-from headwise.roles import alignment
+from headwise.models import decoder_ids, fingerprint
+from headwise.roles import AlignmentHeads, alignment
 from headwise.roles.cross_attention import _weights
 from headwise.roles.cross_attention._align import aligned
 from headwise.roles.cross_attention._monotone import monotone_spans
 from oracles import padded
 from planted import TOKENIZER
+from planted_pairs import PlantedPairs, linked_pairs, sharp_t5, spelled
 
 SOURCES, TARGETS = [[5, 9, 7, 3, 11, 4], [8, 10, 3]], [[6, 2, 7], [12, 13, 9, 9, 1]]
-
-
-def _t5() -> nn.Module:
-    torch.manual_seed(3)
-    config = T5Config(
-        vocab_size=60, d_model=24, d_kv=6, d_ff=32, num_layers=2, num_heads=4,
-        decoder_start_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    model = T5ForConditionalGeneration(config).eval()
-    with torch.no_grad():  # far from even attention
-        for name, weight in model.named_parameters():
-            if name.endswith(("q.weight", "k.weight")):
-                weight.mul_(4.0)
-    return model
 
 
 def _eager(model: nn.Module, source: Sequence[int], target: Sequence[int]) -> list[Tensor]:
@@ -105,7 +90,7 @@ CHOSEN: list[tuple[Any, list[tuple[int, int]]]] = [
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_alignments_are_those_of_eager_weights(side: str) -> None:
-    model = _t5()
+    model = sharp_t5()
     batch = {name: padded(SOURCES, side)[name] for name in ("input_ids", "attention_mask")}
     for heads, chosen in CHOSEN:
         ours = hw.align(model, batch, TARGETS, heads=heads)
@@ -125,80 +110,23 @@ def test_no_weights_of_other_heads_are_computed(monkeypatch: pytest.MonkeyPatch)
         return weights_of_head(q, k, rule, head, rows)
 
     monkeypatch.setattr(_weights, "weights_of_head", counted)
-    hw.align(_t5(), {"input_ids": torch.tensor([SOURCES[0]])}, TARGETS[:1], heads=[(1, 2), (0, 3)])
+    hw.align(
+        sharp_t5(), {"input_ids": torch.tensor([SOURCES[0]])}, TARGETS[:1], heads=[(1, 2), (0, 3)]
+    )
     assert sorted(computed) == [2, 3]
 
 
 def test_a_prompt_and_what_follows_the_source_are_left_out() -> None:
-    model, source = _t5(), {"input_ids": torch.tensor([SOURCES[0]])}
+    model, source = sharp_t5(), {"input_ids": torch.tensor([SOURCES[0]])}
     (whole,) = hw.align(model, source, TARGETS[1:], heads=(1, 1))
     (rest,) = hw.align(model, source, TARGETS[1:], heads=(1, 1), first=2, lengths=[4])
     assert (len(whole.spans), len(rest.spans)) == (5, 3)
     assert (whole.spans[-1, 1], rest.spans[-1, 1]) == (6, 4)
 
 
-class PlantedPairs(nn.Module):
-    """An encoder-decoder built by hand: one head attends to the letter that is written next.
-
-    The decoder writes each letter `n` of the source as `n + 20`; the letters of a source differ.
-    """
-
-    def __init__(self, heads: int = 4, planted: int = 2) -> None:
-        super().__init__()
-        self.config = SimpleNamespace(is_encoder_decoder=True, max_position_embeddings=48)
-        self.generation_config = GenerationConfig()
-        self.decoder = nn.Module()
-        self.decoder.layers = nn.ModuleList([nn.Module()])
-        torch.manual_seed(0)
-        attention = _CrossAttention(heads, planted)
-        self.decoder.layers[0].encoder_attn = attention
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-    ) -> Tensor:
-        assert decoder_input_ids is not None
-        mask = None if attention_mask is None else attention_mask.bool()[:, None, None]
-        before = nn.functional.pad(input_ids, (1, 0))[:, :-1]
-        return self.decoder.layers[0].encoder_attn(decoder_input_ids, before, mask)
-
-    def _shift_right(self, ids: Tensor) -> Tensor:
-        return nn.functional.pad(ids, (1, 0))[:, :-1]
-
-
-class _CrossAttention(nn.Module):
-    def __init__(self, heads: int, planted: int) -> None:
-        super().__init__()
-        self.q = nn.Parameter(0.3 * torch.randn(heads, 64, 16))
-        self.k = nn.Parameter(0.3 * torch.randn(heads, 64, 16))
-        with torch.no_grad():
-            letters = torch.randn(64, 16)
-            self.k[planted] = letters
-            self.q[planted] = 3.0 * torch.cat([letters[:1], letters[:-1]])
-            self.q[planted][21:41] = 3.0 * letters[1:21]
-
-    def forward(self, outputs: Tensor, before: Tensor, mask: Tensor | None) -> Tensor:
-        q, k = (
-            table[:, ids].transpose(0, 1) for table, ids in ((self.q, outputs), (self.k, before))
-        )
-        return nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask)
-
-
-def _spelled(n: int, seed: int) -> hw.AlignedBatch:
-    rng = np.random.default_rng(seed)
-    sources = [(1 + rng.permutation(20)[: rng.integers(3, 9)]).tolist() for _ in range(n)]
-    batch = padded(sources, "right")
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    outputs = [[letter + 20 for letter in source] for source in sources]
-    spans: list[Any] = [[(place, place + 1) for place in range(len(s))] for s in sources]
-    return hw.AlignedBatch(inputs, outputs, spans)
-
-
 def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:
     model = PlantedPairs().eval()
-    found = hw.find_alignment_heads(model, [_spelled(16, seed) for seed in range(5)])
+    found = hw.find_alignment_heads(model, [spelled(16, seed) for seed in range(5)])
     assert [str(head) for head in found.heads] == ["cross.L0.H2"]
     best = found.frame().set_index("name").loc["cross.L0.H2"]
     assert best["error"] == found.error == 0.0
@@ -208,13 +136,13 @@ def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:
     assert found.outcome == "not found"
     with pytest.raises(ArgumentError, match="the set was not found"):
         found.write_to(model)
-    few = hw.find_alignment_heads(model, _spelled(10, 0))
+    few = hw.find_alignment_heads(model, spelled(10, 0))
     assert few.outcome == "not tested: 5 held-out examples, 30 needed"
 
 
 def _doubled(n: int, seed: int) -> hw.AlignedBatch:
     """The same, followed by letters that nothing is written for."""
-    batch = _spelled(n, seed)
+    batch = spelled(n, seed)
     tail = torch.full((n, 6), 45)
     ids = torch.cat([batch.inputs["input_ids"], tail], 1)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -260,18 +188,24 @@ def test_whisper_reads_what_is_written() -> None:
         hw.align(model, {"input_features": features}, [[7, 9]], lengths=[16])
 
 
-LINKS = ((3, 0), (4, 1), (5, 2))
-
-
-def _pairs(n: int) -> list[AnnotatedText]:
-    rng = np.random.default_rng(0)
-    spans = tuple((3 * index, 3 * index + 2) for index in range(7))
-    texts = (" ".join(f"w{number}" for number in rng.choice(10, 7)) for _ in range(n))
-    return [AnnotatedText(text, spans, links=LINKS, translation=9) for text in texts]
+def test_written_heads_are_saved_with_the_model(tmp_path: Path) -> None:
+    model = sharp_t5()
+    rows = pd.DataFrame({"name": ["decoder.cross.L1.H3"], "error": [0.0]})
+    heads = (hw.Head("decoder.cross", 1, 3),)
+    found = AlignmentHeads(
+        rows, heads, "found", 0.0, 0.0, 0.0, 1.0, (1.0, 1.0), 2.0, fingerprint(model)
+    )
+    found.write_to(model)
+    model.save_pretrained(tmp_path)
+    loaded = T5ForConditionalGeneration.from_pretrained(tmp_path)
+    assert loaded.generation_config.alignment_heads == [[1, 3]]
+    model.generation_config = None
+    with pytest.raises(UnsupportedError, match="has no generation_config"):
+        found.write_to(model)
 
 
 def test_accuracies_of_an_encoder_decoder_are_those_of_eager_weights() -> None:
-    model, texts = _t5(), _pairs(12)
+    model, texts = sharp_t5(), linked_pairs(12)
     frame = alignment(model, TOKENIZER, texts)
     assert set(frame["stack"]) == {"decoder.cross"}
     assert frame["texts"].unique().tolist() == [6]
@@ -288,44 +222,3 @@ def test_accuracies_of_an_encoder_decoder_are_those_of_eager_weights() -> None:
         # Both halves together, since they are of equal size.
         both = (rows["accuracy"].to_numpy() + rows["chosen_half"].to_numpy()) / 2
         np.testing.assert_allclose(both, np.sum(rights, 0) / (3 * len(texts)), atol=1e-6)
-
-
-def test_bad_pairs_are_refused() -> None:
-    model = _t5()
-    with pytest.raises(InputError, match="no word of 2 texts"):
-        alignment(model, TOKENIZER, [AnnotatedText(text.text, text.words) for text in _pairs(2)])
-    source = {"input_ids": torch.tensor([SOURCES[0]])}
-    with pytest.raises(ArgumentError, match="heads=None, and T5ForConditionalGeneration"):
-        hw.align(model, source, TARGETS[:1])
-    with pytest.raises(HeadError, match=r"no head \(5, 0\)"):
-        hw.align(model, source, TARGETS[:1], heads=(5, 0))
-    with pytest.raises(ArgumentError, match=r"heads=\[\]"):
-        hw.align(model, source, TARGETS[:1], heads=[])
-    with pytest.raises(ArgumentError, match=r"outputs=\[6, 2, 7\]"):
-        hw.align(model, source, TARGETS[0], heads=(0, 0))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="output 0 has 3 tokens with first=3"):
-        hw.align(model, source, TARGETS[:1], heads=(0, 0), first=3)
-    batch = _spelled(2, 0)
-    for wrong, message in (
-        (hw.AlignedBatch(batch.inputs, batch.outputs, [[], []]), "spans of"),
-        (hw.AlignedBatch(batch.inputs, batch.outputs, [[(2, 2)] * len(o) for o in batch.outputs]),
-         r"a span is \(2, 2\)"),
-        (hw.AlignedBatch(batch.inputs, batch.outputs, [[(0, 99)] * len(o) for o in batch.outputs]),
-         "in a source of"),
-    ):  # fmt: skip
-        with pytest.raises(ArgumentError, match=message):
-            hw.find_alignment_heads(PlantedPairs(), wrong)
-    with pytest.raises(ArgumentError, match="most=0"):
-        hw.find_alignment_heads(PlantedPairs(), batch, most=0)
-
-
-def test_a_model_without_cross_attention_is_refused() -> None:
-    torch.manual_seed(0)
-    bert = transformers.BertConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=4, intermediate_size=32,
-        vocab_size=40,
-    )  # fmt: skip
-    with pytest.raises(UnsupportedError, match="has no function that shifts labels"):
-        hw.align(
-            transformers.BertModel(bert), {"input_ids": torch.tensor([[3]])}, [[4]], heads=(0, 0)
-        )

@@ -130,13 +130,14 @@ class Spans:
                     f"Watch.spans: {name!r} has stretches of {len(by_text)} texts where the model "
                     f"reads {max(n_texts, positions.n_texts)}. Give those of each text."
                 )
-            for stretches, length in zip(by_text, lengths.tolist(), strict=True):
-                for start, end in stretches:
-                    if end > length:
-                        raise ArgumentError(
-                            f"Watch.spans: {name!r} has ({start}, {end}) in a text of {length} "
-                            f"tokens. Give positions from 0 to {length}."
-                        )
+            pairs = zip(by_text, lengths.tolist(), strict=True)
+            beyond = [(s, n) for stretches, n in pairs for s in stretches if s[1] > n]
+            if beyond:
+                stretch, length = beyond[0]
+                raise ArgumentError(
+                    f"Watch.spans: {name!r} has {stretch} in a text of {length} tokens. Give "
+                    f"positions from 0 to {length}."
+                )
         if spans.ids is not None and forward_pass == self._first_pass and not positions.is_cross:
             _check_ids(spans.ids, positions, key_text)
 

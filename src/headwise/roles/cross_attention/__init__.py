@@ -1,6 +1,6 @@
 """Alignment by cross-attention: which heads align, and monotone alignments by chosen heads."""
 
-from headwise.roles.cross_attention._align import Alignment, align
+from headwise.roles.cross_attention._align import Alignment, align, aligned
 from headwise.roles.cross_attention._find import find_alignment_heads
 from headwise.roles.cross_attention._known import AlignedBatch
 from headwise.roles.cross_attention._linked import evaluate_pairs, linked_pairs
@@ -13,6 +13,7 @@ __all__ = [
     "AlignmentHeads",
     "CrossAttention",
     "align",
+    "aligned",
     "cross_attention",
     "evaluate_pairs",
     "find_alignment_heads",

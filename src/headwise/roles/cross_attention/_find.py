@@ -179,22 +179,34 @@ def _table(
     of_set: Float[np.ndarray, " M"],
     seed: int,
 ) -> AlignmentHeads:
+    held = ~selection
+    columns = np.column_stack([of_set, of_set - errors.last_half, of_set - errors.diagonal])[held]
+    low, high = _intervals(columns, errors.count[held], seed)
+    n, texts = max(errors.count[held].sum(), 1.0), int((errors.count[held] > 0).sum())
+    found = "found" if high[2] < 0 else "not found"
+    needed = f"not tested: {texts} held-out examples, {FEWEST_TEXTS} needed"
+    return AlignmentHeads(
+        rows=_rows(errors, selection, chosen, seed),
+        heads=tuple(chosen),
+        outcome=found if texts >= FEWEST_TEXTS else needed,
+        error=float(of_set[held].sum() / n),
+        ci_low=float(low[0]),
+        ci_high=float(high[0]),
+        last_half=float(errors.last_half[held].sum() / n),
+        gain_over_last_half=(float(-high[1]), float(-low[1])),
+        diagonal=float(errors.diagonal[held].sum() / n),
+        model=fingerprint(model),
+    )
+
+
+def _rows(
+    errors: _Errors, selection: Bool[np.ndarray, " M"], chosen: Sequence[Head], seed: int
+) -> pd.DataFrame:
+    """A row per head."""
     held, heads = ~selection, errors.heads
-    count = errors.count[held]
-    n = max(count.sum(), 1.0)
-    low, high = ratio_interval(
-        errors.error[held], np.broadcast_to(count[:, None], errors.error[held].shape), seed=seed
-    )
-    columns = np.column_stack(
-        [of_set[held], (of_set - errors.last_half)[held], (of_set - errors.diagonal)[held]]
-    )
-    set_low, set_high = ratio_interval(
-        columns, np.broadcast_to(count[:, None], columns.shape), seed=seed
-    )
-    tested = int((count > 0).sum()) >= FEWEST_TEXTS
-    found = bool(tested and set_high[2] < 0)
-    needed = f"not tested: {int((count > 0).sum())} held-out examples, {FEWEST_TEXTS} needed"
-    rows = pd.DataFrame(
+    n = max(errors.count[held].sum(), 1.0)
+    low, high = _intervals(errors.error[held], errors.count[held], seed)
+    return pd.DataFrame(
         {
             "name": [str(head) for head in heads],
             "stack": [head.stack for head in heads],
@@ -207,19 +219,14 @@ def _table(
             "accuracy": errors.right[held].sum(0) / n,
             "chance": errors.chance[held].sum() / n,
             "n": n,
-            "texts": int((count > 0).sum()),
+            "texts": int((errors.count[held] > 0).sum()),
             "chosen_half": errors.error[selection].sum(0) / max(errors.count[selection].sum(), 1.0),
         }
     )
-    return AlignmentHeads(
-        rows=rows,
-        heads=tuple(chosen),
-        outcome="found" if found else "not found" if tested else needed,
-        error=float(of_set[held].sum() / n),
-        ci_low=float(set_low[0]),
-        ci_high=float(set_high[0]),
-        last_half=float(errors.last_half[held].sum() / n),
-        gain_over_last_half=(float(-set_high[1]), float(-set_low[1])),
-        diagonal=float(errors.diagonal[held].sum() / n),
-        model=fingerprint(model),
-    )
+
+
+def _intervals(
+    sums: Float[np.ndarray, "M N"], count: Float[np.ndarray, " M"], seed: int
+) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
+    """The interval of each column's sum per token, over examples."""
+    return ratio_interval(sums, np.broadcast_to(count[:, None], sums.shape), seed=seed)

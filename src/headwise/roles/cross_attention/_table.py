@@ -77,6 +77,8 @@ class AlignmentHeads:
                 f"a model that generates."
             )
         config.alignment_heads = [[head.layer, head.head] for head in self.heads]
+        # Transformers drops fields of its own from files that claim to follow from the config.
+        config._from_model_config = False
 
     def __str__(self) -> str:
         names, row = ", ".join(map(str, self.heads)), self.rows.iloc[0]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,6 +17,7 @@ from headwise.models import (
     AttentionCall,
     Site,
     Sites,
+    Understanding,
     capture_calls,
     decoder_ids,
     model_inputs,
@@ -87,7 +89,11 @@ def cross_attention(
         name: value.to(device) if isinstance(value, Tensor) else value
         for name, value in model_inputs(inputs).items()
     }
-    with in_evaluation(model), capture_calls(model, record) as active:
+    understanding = _understanding_of(model)
+    with (
+        in_evaluation(model),
+        capture_calls(model, record, understanding=understanding) as active,
+    ):
         model(**batch, decoder_input_ids=read.input_ids)
     if not calls:
         raise UnsupportedError(
@@ -95,6 +101,22 @@ def cross_attention(
             f"encoder-decoder."
         )
     return CrossAttention(dict(calls), [len(output) for output in outputs])
+
+
+# What earlier passes found out about a model, as long as it has the same modules.
+_UNDERSTOOD: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], Understanding]] = (
+    WeakKeyDictionary()
+)
+
+
+def _understanding_of(model: nn.Module) -> Understanding:
+    """What is known of a model, so that only its first pass is followed as a whole."""
+    modules = list(model.modules())
+    known, understanding = _UNDERSTOOD.get(model, ([], Understanding()))
+    if [module() for module in known] != modules:
+        known, understanding = [ref(module) for module in modules], Understanding()
+        _UNDERSTOOD[model] = known, understanding
+    return understanding
 
 
 def _verify(call: AttentionCall, head: Head, weights: Float[Tensor, "B T S"]) -> None:

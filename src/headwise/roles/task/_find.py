@@ -16,7 +16,7 @@ from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.task._answers import answer_effect
 from headwise.roles.task._examples import TokenExample, tokenized_examples
 from headwise.roles.task._table import TaskHeads, digest_of
-from headwise.roles.task._trial import Trial
+from headwise.roles.task._trial import TaskTrial
 
 _ADDRESS = ("name", "stack", "layer", "head", "in_set")  # columns that a set does not have
 
@@ -73,16 +73,17 @@ def find_heads(
     read = tokenized_examples(examples, tokenizer, limit)
     if len(read) < 2:
         raise ArgumentError(f"find_heads: {len(read)} examples. Give {2 * FEWEST_TEXTS} or more.")
-    trial = Trial.of(model, read, evidence, most, on_progress)
+    trial = TaskTrial.of(model, read, evidence, most, on_progress)
     (verdict,) = judge([trial.family()], seed=evidence.seed)
     found = trial.found(verdict)
     chosen = [trial.masses.heads[head] for head in trial.chosen]
     held = [e for e, selected in zip(read, trial.selection, strict=True) if not selected]
     frame = trial.frame(verdict, found)
+    (set_row,) = frame.iloc[-1:].to_dict("records")
     return TaskHeads(
         rows=frame.iloc[:-1].reset_index(drop=True),
         heads=tuple(chosen),
-        set_row={str(name): frame[name].iloc[-1] for name in frame if name not in _ADDRESS},
+        set_row={str(name): value for name, value in set_row.items() if name not in _ADDRESS},
         answers=answer_effect(model, held, chosen, trial.masses.heads, evidence.seed),
         notes=trial.notes(),
         texts={"examples": len(read), "held_out": len(held), "sha256": digest_of(read)},

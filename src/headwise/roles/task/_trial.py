@@ -32,7 +32,7 @@ _NULL_NAMES = {
 
 
 @dataclass(frozen=True)
-class Trial:
+class TaskTrial:
     """The masses of a model and of its baselines on the same examples.
 
     Attributes:
@@ -56,7 +56,7 @@ class Trial:
         evidence: Evidence,
         most: int | None,
         on_progress: Progress | None,
-    ) -> "Trial":
+    ) -> "TaskTrial":
         selection = halves(len(examples), evidence.seed)
         masses = masses_of(model, examples, on_progress)
         N = len(masses.heads)
