@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headwise import errors as errors
     from headwise import masks as masks
     from headwise import reference as reference
+    from headwise.corpora import Example as Example
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
@@ -38,9 +39,15 @@ if TYPE_CHECKING:
     from headwise.recovery import recover as recover
     from headwise.report import Study as Study
     from headwise.report import study as study
+    from headwise.roles import AlignedBatch as AlignedBatch
     from headwise.roles import Evidence as Evidence
     from headwise.roles import Roles as Roles
+    from headwise.roles import TaskHeads as TaskHeads
+    from headwise.roles import align as align
+    from headwise.roles import find_alignment_heads as find_alignment_heads
+    from headwise.roles import find_heads as find_heads
     from headwise.roles import find_roles as find_roles
+    from headwise.roles import load_heads as load_heads
     from headwise.scoring import importance as importance
     from headwise.scoring import prune_curves as prune_curves
     from headwise.surgery import Costs as Costs
@@ -58,6 +65,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ALiBi": "layer",
+    "AlignedBatch": "roles",
     "Costs": "surgery",
     "Curves": "tables",
     "Head": "tables",
@@ -73,21 +81,27 @@ _HOME = {
     "QKClip": "monitor",
     "Request": "watch",
     "Evidence": "roles",
+    "Example": "corpora",
     "Roles": "roles",
     "Scores": "tables",
     "RoPE": "layer",
     "Study": "report",
     "T5Bias": "layer",
+    "TaskHeads": "roles",
     "YaRN": "layer",
     "ablate": "models",
+    "align": "roles",
     "attend": "kernels",
     "costs": "surgery",
     "errors": "",
     "fast_attention": "models",
+    "find_alignment_heads": "roles",
+    "find_heads": "roles",
     "find_roles": "roles",
     "group_heads": "surgery",
     "importance": "scoring",
     "load": "models",
+    "load_heads": "roles",
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",

@@ -16,6 +16,7 @@ from headwise.cli.commands import (
     count,
     explain,
     group,
+    heads,
     importance,
     observe,
     prune,
@@ -28,7 +29,7 @@ from headwise.errors import HeadwiseError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-for command in (report, train, observe, roles, importance, prune, group, count, explain):
+for command in (report, train, observe, roles, heads, importance, prune, group, count, explain):
     app.command(cls=CheckedCommand)(with_flat_options(command))
 
 

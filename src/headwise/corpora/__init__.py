@@ -1,6 +1,7 @@
 """Texts and their annotations: readers, and a grammar with gold relations."""
 
 from headwise.corpora._choices import Choice, choices
+from headwise.corpora._examples import Example
 from headwise.corpora._gold import annotate
 from headwise.corpora._grammar import Grammar, Line
 from headwise.corpora._listing import (
@@ -18,6 +19,7 @@ from headwise.corpora.readers import (
     SentencePair,
     read_aligned,
     read_conllu,
+    read_examples,
     read_gap,
     read_jsonl,
     read_pairs,
@@ -37,6 +39,7 @@ __all__ = [
     "Arc",
     "Choice",
     "Corpus",
+    "Example",
     "Grammar",
     "Line",
     "Mention",
@@ -52,6 +55,7 @@ __all__ = [
     "list_texts",
     "read_aligned",
     "read_conllu",
+    "read_examples",
     "read_gap",
     "read_jsonl",
     "read_pairs",

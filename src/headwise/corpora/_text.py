@@ -45,6 +45,7 @@ class AnnotatedText:
         arcs: The dependencies between words; the root of a tree has none.
         mentions: The mentions of entities. Mentions of one entity corefer.
         links: Pairs of words that translate each other: (word, its source).
+        translation: The character at which the translation begins; 0 if that is unknown.
     Raises:
         ArgumentError: a span or word index lies outside the text, words are out of order, a word
             has two heads, or arcs form a cycle.
@@ -61,6 +62,7 @@ class AnnotatedText:
     arcs: tuple[Arc, ...] = ()
     mentions: tuple[Mention, ...] = ()
     links: tuple[tuple[int, int], ...] = ()
+    translation: int = 0
 
     def __post_init__(self) -> None:
         _check_spans("word", self.words, len(self.text))

@@ -5,6 +5,7 @@ from headwise.models._compiled import is_compiled, run_uncompiled, without_compi
 from headwise.models._fast_attention import fast_attention
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._known_fingerprint import fingerprint
+from headwise.models._offsets import TokenOffsets, token_offsets, untruncated
 from headwise.models._pieces import (
     Piece,
     as_pieces,
@@ -23,9 +24,11 @@ from headwise.models._sentence import (
 from headwise.models._tokens import (
     IGNORED,
     TOKEN_CLASSES,
+    Batch,
     batches,
     context_of,
     encode,
+    pad,
     token_classes,
     token_strings,
 )
@@ -93,6 +96,7 @@ __all__ = [
     "ActiveModules",
     "Attention",
     "AttentionCall",
+    "Batch",
     "Coverage",
     "Format",
     "HeadCounts",
@@ -107,6 +111,7 @@ __all__ = [
     "Sites",
     "StackInputs",
     "Text",
+    "TokenOffsets",
     "Understanding",
     "ablate",
     "around",
@@ -153,6 +158,7 @@ __all__ = [
     "output_dependence",
     "output_difference",
     "output_projection",
+    "pad",
     "reads_two_texts",
     "reason_unsupported",
     "register_attention",
@@ -165,7 +171,9 @@ __all__ = [
     "source_files",
     "text_alone",
     "token_classes",
+    "token_offsets",
     "token_strings",
     "tokenizer_of",
+    "untruncated",
     "without_compiler",
 ]

@@ -5,6 +5,13 @@ from headwise.roles._find import find_roles
 from headwise.roles._nulls import Evidence
 from headwise.roles._shapes import shape_line, shapes_summary
 from headwise.roles._table import Roles
+from headwise.roles.cross_attention import (
+    AlignedBatch,
+    Alignment,
+    AlignmentHeads,
+    align,
+    find_alignment_heads,
+)
 from headwise.roles.effects import (
     Behaviour,
     BehaviourBatch,
@@ -17,8 +24,13 @@ from headwise.roles.effects import (
     translation,
 )
 from headwise.roles.evaluation import check_reads_one_text
+from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
 
 __all__ = [
+    "AlignedBatch",
+    "Alignment",
+    "AlignmentHeads",
+    "AnswerEffect",
     "Behaviour",
     "BehaviourBatch",
     "Effect",
@@ -26,11 +38,16 @@ __all__ = [
     "Evidence",
     "Group",
     "Roles",
+    "TaskHeads",
     "agreement",
+    "align",
     "alignment",
     "behaviour",
     "check_reads_one_text",
+    "find_alignment_heads",
+    "find_heads",
     "find_roles",
+    "load_heads",
     "repetition",
     "shape_line",
     "shapes_summary",

@@ -11,19 +11,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
-from headwise.corpora import AnnotatedText, Corpus
+from headwise.corpora import Corpus
 from headwise.errors import InputError
-from headwise.models import batches, context_of
+from headwise.models import batches, check_reads_text, context_of, reads_two_texts
 from headwise.roles._evidence import best_of, halves
-from headwise.roles.evaluation import Units, check_reads_one_text
+from headwise.roles._linked_words import LinkedWords
+from headwise.roles.cross_attention import evaluate_pairs, linked_pairs
+from headwise.roles.evaluation import Units
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 
 Convention = Literal["identity", "prediction"]
 CONVENTIONS: tuple[Convention, ...] = ("identity", "prediction")
-_EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
-_FARTHEST = 40  # words that an offset may reach back
 _BATCH = 16  # texts per forward pass
 
 
@@ -33,7 +33,9 @@ def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0
     The candidates are the words before the first linked word; only linked words are queries.
     The two conventions differ in the token that is the query: under `identity` it is the word
     itself, under `prediction` the token before it, from which a decoder predicts the word.
-    Attention is averaged over the tokens of a query and summed over those of a source.
+    Attention is averaged over the tokens of a query and summed over those of a source. In an
+    encoder-decoder the heads are those of cross-attention: the encoder reads the source, up to
+    `AnnotatedText.translation`, and the decoder its translation.
 
     The best offset is selected on half of the texts, and all numbers come from the other half.
     Ties are scored in expectation.
@@ -49,23 +51,38 @@ def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0
     Raises:
         ArgumentError: something in the corpus is not a text.
         InputError: no text has a word that translates an earlier one.
-        UnsupportedError: the model reads two texts (an encoder-decoder), it cannot be observed
-            exactly, or the tokenizer does not report character offsets.
+        UnsupportedError: the model reads no text or cannot be observed exactly, or the tokenizer
+            does not report character offsets.
     Source:
         Och & Ney 2003, section 2.2: `AER = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|)`, `S = P`.
     """
-    check_reads_one_text("alignment", model)
+    check_reads_text("alignment", model)
     _, texts = texts_of("alignment", corpus)
+    if reads_two_texts(model):
+        pairs = linked_pairs(tokenizer, texts, context_of(model, tokenizer))
+        _check_linked(pairs, len(texts))
+        return _frame([pair.words for pair in pairs], *evaluate_pairs(model, pairs), seed)
     pieces = tokenize(tokenizer, texts, context_of(model, tokenizer)).pieces
     linked = [text for piece in pieces if (text := _LinkedText.of(piece)) is not None]
-    if not linked:
-        raise InputError(
-            f"alignment: no word of {len(texts)} texts is linked with an earlier one. Give texts "
-            f"with links, each source before its translation."
-        )
+    _check_linked(linked, len(texts))
     # Pieces are batched by length; the sort is stable.
     linked.sort(key=lambda text: len(text.item.ids))
     heads, hits = _evaluate(model, linked)
+    return _frame([text.words for text in linked], heads, hits, seed)
+
+
+def _check_linked(linked: Sequence[Any], n_texts: int) -> None:
+    if not linked:
+        raise InputError(
+            f"alignment: no word of {n_texts} texts is linked with an earlier one. Give texts "
+            f"with links, each source before its translation."
+        )
+
+
+def _frame(
+    linked: Sequence[LinkedWords], heads: Sequence[Head], hits: np.ndarray, seed: int
+) -> pd.DataFrame:
+    """The rows of both conventions."""
     sums = _AlignmentSums.of(linked, hits)
     frames = [sums.frame(heads, convention, seed) for convention in CONVENTIONS]
     return pd.concat(frames, ignore_index=True)
@@ -73,59 +90,28 @@ def alignment(model: nn.Module, tokenizer: Any, corpus: Corpus, *, seed: int = 0
 
 @dataclass(frozen=True)
 class _LinkedText:
-    """The linked words of a piece as queries, and its candidate sources.
-
-    Attributes:
-        item: Its units are first the source words, then the queries of each convention.
-        gold: Which source words each query is linked with.
-        heuristics: The source word that each heuristic names for each query; −1 for none.
+    """The linked words of a piece, and its units: source words, then the queries of each
+    convention.
     """
 
-    text: AnnotatedText
+    words: LinkedWords
     item: Item
-    gold: Float[Tensor, "Q S"]
-    heuristics: np.ndarray
 
     @classmethod
     def of(cls, piece: TokenText) -> "_LinkedText | None":
-        words = piece.words
-        links: dict[int, set[int]] = {}
-        for word, source in piece.text.links:
-            if source < word and words[word] and words[source] and words[word][0]:
-                links.setdefault(word, set()).add(source)
-        if not links:
+        tokens = piece.words
+        words = LinkedWords.of(piece.text, tokens, lambda word: tokens[word][0] > 0)
+        if words is None:
             return None
-        sources = [word for word in range(min(links)) if words[word]]
-        gold = torch.tensor(
-            [[float(source in linked) for source in sources] for linked in links.values()]
-        )
-        units = [words[source] for source in sources]
-        units += [words[word] for word in links] + [[words[word][0] - 1] for word in links]
-        item = Item(piece.ids, {"token": (), "word": units, "mention": ()}, {})
-        last = max(links)
-        heuristics = [
-            [_index_of(sources, word - offset) for offset in range(1, _FARTHEST)]
-            + [(word - min(links)) * len(sources) // (last - min(links) + 1)]
-            for word in links
-        ]
-        return cls(piece.text, item, gold, np.array(heuristics))
+        units = [tokens[source] for source in words.sources]
+        units += [tokens[word] for word in words.queries]
+        units += [[tokens[word][0] - 1] for word in words.queries]
+        return cls(words, Item(piece.ids, {"token": (), "word": units, "mention": ()}, {}))
 
     def hits(self, weights: Float[Tensor, "H n n"]) -> Float[Tensor, "C H"]:
-        """The number of queries that each head aligns correctly, per convention; ties share."""
-        Q, S = self.gold.shape
-        attention = weights[:, S : S + 2 * Q, :S].reshape(len(weights), 2, Q, S)  # H C Q S
-        top = (attention >= attention.amax(-1, keepdim=True) * _EQUAL).float()
-        right = (top * self.gold).sum(-1) / top.sum(-1)
-        return right.sum(-1).T
-
-    def heuristic_hits(self) -> np.ndarray:
-        """The number of correct queries of each heuristic: every offset, and last the diagonal."""
-        named = self.gold.numpy()[np.arange(len(self.gold))[:, None], self.heuristics]
-        return (named * (self.heuristics >= 0)).sum(0)
-
-
-def _index_of(sources: Sequence[int], word: int) -> int:
-    return sources.index(word) if word in sources else -1
+        """The number of queries that each head aligns correctly, per convention."""
+        Q, S = self.words.gold.shape
+        return self.words.hits(weights[:, S : S + 2 * Q, :S].reshape(len(weights), 2, Q, S))
 
 
 @torch.no_grad()
@@ -168,7 +154,7 @@ class _AlignmentSums:
     chance: Float[np.ndarray, " M"]
 
     @classmethod
-    def of(cls, texts: Sequence[_LinkedText], hits: np.ndarray) -> "_AlignmentSums":
+    def of(cls, texts: Sequence[LinkedWords], hits: np.ndarray) -> "_AlignmentSums":
         number = {text: row for row, text in enumerate(dict.fromkeys(text.text for text in texts))}
         rows = [number[text.text] for text in texts]
 

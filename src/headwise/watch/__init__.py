@@ -3,6 +3,7 @@
 from headwise.watch._maps import Layer, TopKeys
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import DEFAULT, Relation, Request
+from headwise.watch._stretches import Stretch, read_stretches, stretch_tokens
 from headwise.watch._watch import Watch, check_arguments, observe
 
 __all__ = [
@@ -11,8 +12,11 @@ __all__ = [
     "Recorder",
     "Relation",
     "Request",
+    "Stretch",
     "TopKeys",
     "Watch",
     "check_arguments",
     "observe",
+    "read_stretches",
+    "stretch_tokens",
 ]

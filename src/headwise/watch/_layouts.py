@@ -17,6 +17,7 @@ from headwise.watch._eligible_rows import EligibleRows
 from headwise.watch._pairs import Columns
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
+from headwise.watch._spans import SpanMembers
 
 # Layers may alternate between several masks, and between self- and cross-attention.
 _MOST = 8
@@ -30,6 +31,7 @@ class CallLayout:
         key_text: The text of the keys.
         columns: The keys of each query under every offset, relation and set of pairs.
         is_shared: Whether later calls may have it, so that kernels may prepare for these.
+        spans: Which keys and queries belong to named stretches, if the request has any.
         requests: What kernels compute for such a call, by whether heads are among it.
         eligible: The rows that count, by the number of heads and whether there is a sink.
     """
@@ -37,6 +39,7 @@ class CallLayout:
     key_text: Text
     positions: Positions
     columns: Columns
+    spans: SpanMembers | None = None
     is_shared: bool = False
     requests: dict[bool, RowRequest] = field(default_factory=dict)
     eligible: dict[tuple[int, bool], EligibleRows] = field(default_factory=dict)
@@ -51,11 +54,13 @@ class CallLayouts:
     """The latest layouts, found again for calls on the same text, or on one of the same form.
 
     Whether layers of a pass read the same text is known without a look at it. For a later pass
-    lengths, padding and positions are compared; relations and classes are of one text alone.
+    lengths, padding and positions are compared; relations, classes and spans are of one text alone.
     """
 
     def __init__(self, request: Request) -> None:
-        self._is_of_text = bool(request.classes or request.relations or request.pairs)
+        self._is_of_text = bool(
+            request.classes or request.relations or request.pairs or request.spans
+        )
         self._known: list[_Known] = []
 
     def find(self, call: AttentionCall, inputs: StackInputs, kind: str) -> CallLayout | None:

@@ -34,6 +34,7 @@ from headwise.watch._pairs import Pairs, TextPairs
 from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, row_request
+from headwise.watch._spans import Spans
 
 # The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -46,6 +47,7 @@ class Recorder:
     Attributes:
         coverage: Which share of a text's queries was captured at each site.
         maps: The tensors of the last batch.
+        spans: The named stretches of the current texts.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Recorder:
         self._layouts = CallLayouts(request)
         self._accumulator = Accumulator(request)
         self._pairs = Pairs(request)
+        self.spans = Spans(request, self._sites.stacks.roots)
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self.coverage = Coverage()
@@ -194,6 +197,8 @@ class Recorder:
             _verify(site, call.heads, heads, rows.lse, layout.positions)
             self._verified.add(site)
         self._enter(site, call, call_rows, rows.received)
+        if request.per_query:
+            self.spans.keep(site, layout.positions, layout.spans, rows)
         return rows
 
     def _layout(self, site: Site, call: AttentionCall) -> CallLayout:
@@ -204,7 +209,8 @@ class Recorder:
         if layout is None:
             text, key_text, positions = self._locate(site, call, kind)
             columns = self._pairs.columns(positions, text, passes)
-            layout = CallLayout(key_text, positions, columns)
+            spans = self.spans.members(site, positions, key_text, inputs.text, passes)
+            layout = CallLayout(key_text, positions, columns, spans)
             self._layouts.add(call, inputs, kind, layout)
         return layout
 

@@ -14,6 +14,14 @@ Relation = Callable[[Sequence[int]], Iterable[tuple[int, int]]]
 
 _OF_MASS = re.compile(r"(top|value)\((.*)\)")
 OFFSETS = ("first", "self", "previous", "next")
+# Names that a span may not have, and what they mean.
+_RESERVED = {
+    "queries": "the queries of watch.spans",
+    **dict.fromkeys(STATISTICS, "a statistic"),
+    **dict.fromkeys(
+        ("name", "stack", "layer", "head", "kv_head", "coverage", "original"), "a table's column"
+    ),
+}
 DEFAULT = (
     "entropy", "max_weight", *OFFSETS, "distance", "max_logit", "lse", "sink",
 )  # fmt: skip
@@ -29,6 +37,8 @@ class Request:
     a query, over the queries that can see one. If pairs do not follow from the tokens (a parse,
     for example), name them in `pairs` and pass them to `watch.pairs(name=...)` before each
     forward pass. Relations and pairs hold within one text: in cross-attention they are NaN.
+    Spans are named stretches of each text, such as a passage or an instruction, whose positions
+    are passed to `watch.spans(name=...)`, with the queries that count if not all do.
 
     Each mass has two more statistics, on request. `top(first)` is the share of queries whose
     largest weight is on the first token (ties share it). `value(first)` is the mass with each
@@ -53,29 +63,35 @@ class Request:
         classes: Token ids by name.
         relations: Functions by name.
         pairs: Names of pairs that are passed for each forward pass.
+        spans: Names of stretches that are passed for each batch of texts. `queries` and the names
+            of a table's columns are reserved.
         top: Masses whose `top(...)` to compute: `first`, `self`, `previous`, `next`, or the name
-            of a class, a relation or pairs.
+            of a class, a relation, pairs or a span.
         value: Masses whose `value(...)` to compute.
         queries: "eligible", or "all" for means over every query that attends to some key.
         per_text: Whether to keep the sums of each text, which intervals need. Memory: 24 bytes
             for each text, head and statistic.
         received: Whether to sum the attention that each key of the latest texts received.
+        per_query: Whether to keep the mass of each query of the latest texts on each span.
         maps: Whether to keep the queries and keys of the last batch, so that the watch can
             compute the exact weights of a head. Memory grows linearly with the text.
 
     Raises:
-        ArgumentError: a statistic or mass is unknown, or a name is used twice.
+        ArgumentError: a statistic or mass is unknown, a name is used twice or reserved, or
+            `per_query` is set without spans.
     """
 
     statistics: tuple[str, ...] = DEFAULT
     classes: Mapping[str, Collection[int]] = field(default_factory=dict)
     relations: Mapping[str, Relation] = field(default_factory=dict)
     pairs: tuple[str, ...] = ()
+    spans: tuple[str, ...] = ()
     top: tuple[str, ...] = ()
     value: tuple[str, ...] = ()
     queries: str = "eligible"
     per_text: bool = False
     received: bool = False
+    per_query: bool = False
     maps: bool = False
 
     def __post_init__(self) -> None:
@@ -90,11 +106,12 @@ class Request:
             raise ArgumentError(
                 f"Request: no statistic {unknown[0]!r}. Choose from {', '.join(STATISTICS)}."
             )
-        named = [*self.statistics, *self.classes, *self.relations, *self.pairs]
+        _check_spans(self)
+        named = [*self.statistics, *self.classes, *self.relations, *self.pairs, *self.spans]
         for name in named:
             if named.count(name) > 1:
                 raise ArgumentError(f"Request: {name!r} is requested twice. Rename one of them.")
-        masses = (*OFFSETS, *self.classes, *self.relations, *self.pairs)
+        masses = (*OFFSETS, *self.classes, *self.relations, *self.pairs, *self.spans)
         for measure, names in (("top", self.top), ("value", self.value)):
             for name in names:
                 if name not in masses or names.count(name) > 1:
@@ -130,7 +147,7 @@ class Request:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The names of all statistics of the table, in order."""
-        masses = (*self.classes, *self.relations, *self.pairs)
+        masses = (*self.classes, *self.relations, *self.pairs, *self.spans)
         tops = (f"top({name})" for name in self.top)
         return (*self.statistics, *masses, *tops, *(f"value({name})" for name in self.value))
 
@@ -144,9 +161,20 @@ class Request:
         return mass in self.names or mass in self.top or mass in self.value
 
 
+def _check_spans(request: Any) -> None:
+    reserved = [name for name in request.spans if name in _RESERVED]
+    if reserved:
+        raise ArgumentError(
+            f"Request: the span name {reserved[0]!r} is reserved, for {_RESERVED[reserved[0]]}. "
+            f"Rename the span."
+        )
+    if request.per_query and not request.spans:
+        raise ArgumentError("Request: per_query=True without spans. Give spans=(...).")
+
+
 def _check_kinds(request: Any) -> None:
     """Refuse arguments of the wrong type, such as a string in place of a tuple of names."""
-    for field_name in ("statistics", "pairs", "top", "value"):
+    for field_name in ("statistics", "pairs", "spans", "top", "value"):
         names = getattr(request, field_name)
         if isinstance(names, str) or not all(isinstance(name, str) for name in names):
             raise ArgumentError(f"Request: {field_name}={names!r}. Give a tuple of names.")

@@ -44,7 +44,8 @@ def row_request(
 def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowRequest:
     """The part of a request that does not depend on the values of a call."""
     positions, columns = layout.positions, layout.columns
-    members = _class_members(request, positions, layout.key_text) if request.classes else None
+    members = [_class_members(request, positions, layout.key_text)] if request.classes else []
+    members += [layout.spans.keys.float()] if layout.spans else []
     kind = SharedRequest if layout.is_shared and not request.value else RowRequest
     return kind(
         entropy="entropy" in request.statistics,
@@ -52,7 +53,7 @@ def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowReques
         participation="participation" in request.statistics,
         received=positions.query_real if request.received else None,
         keys=torch.cat([*columns.values()], dim=-1) if columns else None,
-        classes=members,
+        classes=torch.cat(members, dim=-1) if members else None,
         top=bool(request.top),
         query_at=positions.query_position,
         key_at=positions.keys.position,
@@ -211,7 +212,8 @@ def _by_mass(
     if of_keys is not None and widths:
         values |= zip(widths, _sums_over(of_keys, widths), strict=True)
     if of_classes is not None:
-        values |= zip(request.classes, of_classes.unbind(-1), strict=True)
+        names = (*request.classes, *request.spans)
+        values |= zip(names, of_classes.unbind(-1), strict=True)
     return values
 
 
@@ -235,7 +237,7 @@ def _shares(rows: RowStatistics, widths: Widths, request: Request) -> dict[str, 
 
 def _eligible_rows(call: CallRows, request: Request, texts: RowTexts) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under even weights."""
-    rows, widths = call.rows, call.layout.widths
+    rows, widths, spans = call.rows, call.layout.widths, call.layout.spans
     real = texts.real[:, None] & (rows.n_keys > 0)
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
     several = rows.n_keys > (0 if request.queries == "all" else 1)
@@ -245,6 +247,8 @@ def _eligible_rows(call: CallRows, request: Request, texts: RowTexts) -> Eligibl
         # In cross-attention, no query has a neighbor or a relation.
         over_all = request.queries == "all" and (name == "first" or not texts.is_cross)
         eligible = several & ((seen > 0) | over_all)
+        if spans is not None and name in request.spans:
+            eligible = spans.eligible(several, seen, request.queries)
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headwise._display import counted
 from headwise._interrupts import reversible
 from headwise._torch_private import without_function_modes
-from headwise.errors import ArgumentError, UnsupportedError
+from headwise.errors import ArgumentError
 from headwise.models import (
     Site,
     check_model,
@@ -23,10 +23,12 @@ from headwise.models import (
     run_uncompiled,
 )
 from headwise.tables import HeadLike, HeadTable, Totals, plot_weights
+from headwise.watch._captured import check_captured
 from headwise.watch._maps import Layer, Rows, TopKeys
 from headwise.watch._pairs import TextPairs
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
+from headwise.watch._stretches import TextSpans
 
 
 @reversible
@@ -156,7 +158,7 @@ class Watch:
 
     def _table(self) -> HeadTable:
         totals = self._recorder.totals()
-        self._check_captured(totals)
+        check_captured(self._model, self._recorder, self._layers, totals)
         sites = list(totals)
         heads = tuple(head for site in sites for head in site.heads())
         covered = [self._recorder.coverage.of(site) for site in sites for _ in site.heads()]
@@ -192,6 +194,60 @@ class Watch:
                 texts differs.
         """
         self._recorder.set_pairs(pairs)
+
+    def spans(
+        self,
+        texts: Sequence[str] | None = None,
+        tokenizer: Any = None,
+        /,
+        *,
+        queries: Any = None,
+        **stretches: Any,
+    ) -> None:
+        """Set the named stretches of each text, before the pass that begins the texts.
+
+        They last while a cache continues these texts. A stretch is `(start, end)`, without the
+        position `end`; a text may have a list of several of one name. Positions count the tokens
+        of a text from 0, without padding; with `texts` and `tokenizer`, its characters. Texts that
+        share a row are listed separately. In an encoder-decoder stretches lie in the source and
+        queries in the target: cross-attention has both, the encoder has stretches while no
+        queries are named, and other statistics of spans are NaN.
+
+        Args:
+            texts: The texts themselves, if positions count characters.
+            tokenizer: A fast tokenizer of these texts, which gives the tokens that the model reads.
+            queries: The queries of each text, as stretches, which may lie beyond the text so far;
+                `"last"` (the last token of a text in each pass) or `"generated"` (what is read
+                after the first pass), for all texts or in place of one. None is all queries.
+            stretches: For each name in the request's `spans`, the stretches of every text.
+        Raises:
+            ArgumentError: the names differ from the request, a stretch is malformed or has no
+                token, or, in the pass itself, the texts differ from those given.
+            UnsupportedError: the tokenizer reports no character offsets, or characters are given
+                and the model reads no token ids.
+        """
+        if not stretches:
+            raise ArgumentError(
+                f"Watch.spans: no stretches, where the request has spans={self._request.spans}. "
+                f"Give name=[(start, end), ...] for each of them."
+            )
+        spans = TextSpans.of(stretches, queries, texts, tokenizer)
+        self._recorder.spans.set(self._recorder.passes + 1, spans)
+
+    def per_query(self, span: str, head: HeadLike) -> list[Float[Tensor, " n"]]:
+        """The mass of each query on a named stretch of the latest texts.
+
+        Args:
+            span: A name in the request's `spans`.
+            head: `"L5.H3"`, `(5, 3)` or a `Head`.
+        Returns:
+            For each text the masses of its queries that count, in order, from 0 to 1; NaN for a
+            query that sees no key of the stretch. Queries read with a cache follow.
+        Raises:
+            ArgumentError: the request has no such span, or `per_query=False`.
+            HeadError: the head does not exist.
+        """
+        return self._recorder.spans.per_query(span, head)
 
     def weights(self, head: HeadLike, rows: Rows = None) -> Float[Tensor, "B R S"]:
         """The exact attention weights of one head on the last batch.
@@ -277,27 +333,3 @@ class Watch:
             HeadError: the head does not exist.
         """
         return self._recorder.maps.received(head)
-
-    def _advice(self) -> str:
-        """What to do if nothing was captured: after a pass, which modules should have attended."""
-        names = ", ".join(
-            f"{site.name or 'the model'} ({site.watched})" for site in self.sites()[:4]
-        )
-        if not self._recorder.passes or not names:
-            return "Run a model with softmax attention inside the block."
-        return f"It cannot be watched: {names}."
-
-    def _check_captured(self, watched: Collection[Site]) -> None:
-        sites = self._recorder.captured_sites()
-        missing = set(self._layers or ()) - {site.layer for site in sites}
-        if missing and sites:
-            raise ArgumentError(
-                f"observe: layers {sorted(missing)} do not exist. "
-                f"There are 0 to {max(site.layer for site in sites)}."
-            )
-        if not watched:
-            passes = self._recorder.passes
-            raise UnsupportedError(
-                f"observe: no attention call was captured in {passes} forward passes of "
-                f"{type(self._model).__name__}. {self._advice()}"
-            )

@@ -3,6 +3,7 @@
 from headwise.cli.commands._count import count
 from headwise.cli.commands._explain import explain
 from headwise.cli.commands._group import group
+from headwise.cli.commands._heads import heads
 from headwise.cli.commands._importance import importance
 from headwise.cli.commands._observe import observe
 from headwise.cli.commands._prune import prune
@@ -14,6 +15,7 @@ __all__ = [
     "count",
     "explain",
     "group",
+    "heads",
     "importance",
     "observe",
     "prune",

@@ -35,6 +35,12 @@ Nulls = Annotated[
 _OUTCOME = ["role", "outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
 
 
+def names_of(nulls: str | None) -> tuple[str, ...] | None:
+    """The names that --nulls lists; None for all that the model allows."""
+    names = None if nulls is None else tuple(name.strip() for name in nulls.split(","))
+    return () if names == ("none",) else names
+
+
 @dataclass(frozen=True)
 class CorpusFiles:
     """The files with texts, by their format."""
@@ -98,9 +104,7 @@ def roles(
     check_figure(figure)
     from headwise.cli import tasks
 
-    names = None if nulls is None else tuple(name.strip() for name in nulls.split(","))
-    names = () if names == ("none",) else names
-    result = tasks.find_model_roles(model, files.read(), shared, names)
+    result = tasks.find_model_roles(model, files.read(), shared, names_of(nulls))
     for line in result.notes:
         print_note(line)
     if out is not None:

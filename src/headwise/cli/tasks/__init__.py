@@ -5,6 +5,7 @@ This folder imports everything heavy, so a command imports it when it runs.
 
 from headwise.cli.tasks._figures import draw_statistics
 from headwise.cli.tasks._group import group_model
+from headwise.cli.tasks._heads import find_model_heads
 from headwise.cli.tasks._importance import score_model
 from headwise.cli.tasks._mini_gpt import SETTINGS, study_mini_gpt, train_mini_gpt
 from headwise.cli.tasks._models import open_model
@@ -20,6 +21,7 @@ __all__ = [
     "RequestedStatistics",
     "draw_statistics",
     "draw_texts",
+    "find_model_heads",
     "find_model_roles",
     "group_model",
     "open_model",

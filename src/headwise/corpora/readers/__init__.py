@@ -2,6 +2,7 @@
 
 from headwise.corpora.readers._conllu import read_conllu
 from headwise.corpora.readers._coreference import read_gap, read_winobias
+from headwise.corpora.readers._examples import read_examples
 from headwise.corpora.readers._lines import read_aligned, read_jsonl
 from headwise.corpora.readers._pairs import SentencePair, read_pairs
 from headwise.corpora.readers._plain import read_parallel, read_texts
@@ -10,6 +11,7 @@ __all__ = [
     "SentencePair",
     "read_aligned",
     "read_conllu",
+    "read_examples",
     "read_gap",
     "read_jsonl",
     "read_pairs",

@@ -58,7 +58,7 @@ def _from_json(line: str, fault: Fault) -> AnnotatedText:
             f"{unknown[0]!r} is no key of an annotated text. "
             f"Choose from text, tags, {', '.join(_ITEMS)}."
         )
-    lists = {name: _items(name, fields.get(name, []), fault) for name in _ITEMS}
+    lists: dict[str, Any] = {name: _items(name, fields.get(name, []), fault) for name in _ITEMS}
     tags = fields.get("tags", [])
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise fault(f"tags are {str(tags)[:40]!r}. Give a list of strings.")
@@ -127,7 +127,8 @@ def _pair(source: str, target: str, links: str, joint: str, fault: Fault) -> Ann
                 f"Count words from 0."
             )
         pairs.append((len(sources) + target_word, source_word))
-    return AnnotatedText(source + joint + target, (*sources, *targets), links=tuple(pairs))
+    text, words = source + joint + target, (*sources, *targets)
+    return AnnotatedText(text, words, links=tuple(pairs), translation=len(source) + len(joint))
 
 
 def _words(text: str, start: int) -> list[Span]:

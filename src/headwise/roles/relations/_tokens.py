@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from headwise.corpora import AnnotatedText, Corpus, Span, list_corpus
-from headwise.errors import InputError, UnsupportedError
-from headwise.models import token_classes
+from headwise.errors import InputError
+from headwise.models import TokenOffsets, token_classes, token_offsets, untruncated
 
 # A sentence ends with one of these marks and closing quotes before white space, or with a line.
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"'’”»)\]]*\s+|\n+")
@@ -126,30 +126,12 @@ def _share(pieces: Sequence[TokenText], token: int | None) -> float:
     return tokens.count(-1 if token is None else token) / max(1, len(tokens))
 
 
-@dataclass(frozen=True)
-class _Encoded:
-    ids: Sequence[int]
-    spans: Sequence[Span]
-    added: Sequence[int]  # 1 for a special token that the tokenizer added
-
-
 class _Encoder:
     """One interface to fast tokenizers of transformers and of the library tokenizers."""
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
-        rust = isinstance(tokenizer, Tokenizer)
-        if not rust and not getattr(tokenizer, "is_fast", False):
-            raise UnsupportedError(
-                f"tokenize: {type(tokenizer).__name__} cannot say which characters a token stands "
-                f"for (a slow tokenizer). Load its fast version (use_fast=True)."
-            )
-        if rust and (tokenizer.truncation or tokenizer.padding):
-            tokenizer = Tokenizer.from_str(
-                tokenizer.to_str()
-            )  # a copy: the caller's stays as it is
-            tokenizer.no_truncation()
-            tokenizer.no_padding()
-        self._tokenizer, self._rust, self._limit = tokenizer, rust, limit
+        tokenizer, rust = untruncated(tokenizer), isinstance(tokenizer, Tokenizer)
+        self._tokenizer, self._limit = tokenizer, limit
         unknown = getattr(tokenizer.model if rust else tokenizer, "unk_token", None)
         id_of = tokenizer.token_to_id if rust else tokenizer.convert_tokens_to_ids
         self.unknown = None if unknown is None else id_of(unknown)
@@ -159,24 +141,10 @@ class _Encoder:
         self._special = {token: name_of(token) for token in classes.get("special", nothing)[0]}
         self._punctuation = classes.get("punctuation", nothing)[0]
 
-    def encode(self, texts: Sequence[str]) -> list[_Encoded]:
-        if not texts:  # some tokenizers reject an empty list
-            return []
-        if self._rust:
-            encodings = self._tokenizer.encode_batch(list(texts))
-            return [_Encoded(enc.ids, enc.offsets, enc.special_tokens_mask) for enc in encodings]
-        output = self._tokenizer(
-            list(texts),
-            truncation=False,
-            padding=False,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            verbose=False,  # texts that are too long are cut below
-        )
-        columns = (output["input_ids"], output["offset_mapping"], output["special_tokens_mask"])
-        return [_Encoded(*parts) for parts in zip(*columns, strict=True)]
+    def encode(self, texts: Sequence[str]) -> list[TokenOffsets]:
+        return token_offsets(self._tokenizer, texts)
 
-    def piece(self, text: AnnotatedText, encoded: _Encoded, start: int) -> TokenText:
+    def piece(self, text: AnnotatedText, encoded: TokenOffsets, start: int) -> TokenText:
         """The piece of a text that begins at the character `start`."""
         spans = tuple((start + first, start + last) for first, last in encoded.spans)
         # The unknown token stands for a word, so it is not special; a special token that the
@@ -212,9 +180,9 @@ class _Encoder:
             start = end
         return pieces, cut_sentence
 
-    def _longest(self, text: str, start: int, ends: list[int]) -> tuple[int, _Encoded | None]:
+    def _longest(self, text: str, start: int, ends: list[int]) -> tuple[int, TokenOffsets | None]:
         """The last of these ends up to which the text fits; None if it fits up to none."""
-        best: tuple[int, _Encoded | None] = (ends[0], None)
+        best: tuple[int, TokenOffsets | None] = (ends[0], None)
         for end in ends:
             encoded = self.encode([text[start:end]])[0]
             if len(encoded.ids) > self._limit:

@@ -1,0 +1,124 @@
+"""Alignment by cross-attention on models trained on the spot, and what `hw.align` costs.
+
+    OMP_NUM_THREADS=1 python benchmarks/alignment.py --into docs/head-files.md
+
+A tiny Whisper on words of synthetic tones and a tiny T5 that transliterates, both with known
+borders (`_tones.py`). Errors are mean distances in source positions, on held-out examples. Costs
+are those of a Whisper of the size of `base` with untrained weights: `hw.align` under the fused
+kernel against a pass of eager attention that returns all weights, with the same alignment.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from _report import Row, insert, machine, print_rows, table
+from _timing import CLOCKS, interleaved, rounds_for
+from _tones import batches, copying, copying_model, speech, speech_model, train
+from torch import nn
+
+import headwise as hw
+from headwise.roles import AlignmentHeads
+from headwise.roles.cross_attention import aligned
+
+TASKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
+    "tone words, Whisper": (speech_model, speech),
+    "transliteration, T5": (copying_model, copying),
+}
+TITLES = ("task", "loss", "set", "error", "all heads of the last half", "gain", "diagonal")
+COSTS = ("outputs", "hw.align", "eager weights", "ratio", "rounds")
+HEADS = [(4, 1), (5, 0), (5, 3)]
+
+
+def main() -> None:
+    options = _arguments()
+    torch.set_num_threads(1)
+    parts = []
+    if options.steps:
+        rows = print_rows(_errors(options))
+        parts.append(table(TITLES, [list(row.values()) for row in rows]))
+    if options.seconds:
+        rows = print_rows(_costs(options))
+        parts.append(table(COSTS, [list(row.values()) for row in rows]))
+    text = "\n\n".join([f"{machine(options)}.", *parts])
+    print(text)
+    if options.into:
+        insert(text, options.into, "alignment")
+
+
+def _errors(options: argparse.Namespace) -> Iterator[Row]:
+    for name, (make, task) in TASKS.items():
+        model = make()
+        loss = train(model, task, options.steps)
+        found = hw.find_alignment_heads(model, list(batches(task, options.examples)))
+        found.write_to(model)
+        yield {"task": name, "loss": f"{loss:.3f}", **_row(found)}
+
+
+def _row(found: AlignmentHeads) -> Row:
+    low, high = found.gain_over_last_half
+    return {
+        "set": ", ".join(f"L{head.layer}.H{head.head}" for head in found.heads),
+        "error": f"{found.error:.2f} [{found.ci_low:.2f}, {found.ci_high:.2f}]",
+        "last half": f"{found.last_half:.2f}",
+        "gain": f"[{low:.2f}, {high:.2f}]",
+        "diagonal": f"{found.diagonal:.2f}",
+    }
+
+
+def _costs(options: argparse.Namespace) -> Iterator[Row]:
+    config = transformers.WhisperConfig(
+        vocab_size=1000, d_model=512, encoder_layers=6, decoder_layers=6,
+        encoder_attention_heads=8, decoder_attention_heads=8, encoder_ffn_dim=2048,
+        decoder_ffn_dim=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        decoder_start_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    fused = transformers.WhisperForConditionalGeneration(config).eval()
+    slow = copy.deepcopy(config)
+    slow._attn_implementation = "eager"
+    eager = transformers.WhisperForConditionalGeneration(slow).eval()
+    eager.load_state_dict(fused.state_dict())
+    features = {"input_features": torch.randn(1, 80, 3000)}
+    for length in (32, 128):
+        outputs = [torch.randint(3, 1000, (length,)).tolist()]
+        works = {
+            "align": lambda outputs=outputs: hw.align(fused, features, outputs, heads=HEADS),
+            "eager": lambda outputs=outputs: _by_eager_weights(eager, features, outputs),
+        }
+        known, ours = works["eager"](), works["align"]()[0]
+        assert (known.spans == ours.spans).mean() > 0.99
+        rounds = rounds_for(works, options.seconds)
+        times = interleaved(works, rounds, options.clock)
+        yield {
+            "outputs": length, "hw.align": f"{times.median('align'):.0f} ms",
+            "eager": f"{times.median('eager'):.0f} ms", "ratio": str(times.ratio("align", "eager")),
+            "rounds": rounds,
+        }  # fmt: skip
+
+
+@torch.no_grad()
+def _by_eager_weights(model: Any, inputs: dict[str, Any], outputs: list[list[int]]) -> Any:
+    shifted = torch.tensor([[1, *outputs[0][:-1]]])
+    maps = model(**inputs, decoder_input_ids=shifted, output_attentions=True).cross_attentions
+    mean = torch.stack([maps[layer][0, head].double() for layer, head in HEADS]).mean(0)
+    return aligned(np.asarray(mean))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1500, help="of training; 0 leaves it out")
+    parser.add_argument("--examples", type=int, default=200, help="half of them held out")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of timing; 0 leaves it out")
+    parser.add_argument("--clock", choices=CLOCKS, default="cpu")
+    parser.add_argument("--into", help="a page whose table is replaced")
+    parser.set_defaults(device="cpu", threads=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

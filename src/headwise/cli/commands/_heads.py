@@ -1,0 +1,71 @@
+"""`headwise heads`: the heads that pick the right stretch of a text, as a file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli._options import Json, Model, Shared, check_output
+from headwise.cli._print import print_json, print_note, print_table
+from headwise.cli.commands._roles import Nulls, names_of
+from headwise.errors import ArgumentError
+
+Examples = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with text (or ids), query, right, wrong and perhaps an answer; query, "
+        "right and wrong are stretches of characters (or tokens)."
+    ),
+]
+HeadsFile = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The file of the heads to write: .json.")
+]
+VllmHook = Annotated[
+    Path | None,
+    typer.Option(help="Also write the set as a model configuration of vLLM-Hook: .json."),
+]
+QRHead = Annotated[
+    Path | None, typer.Option("--qrhead", help="Also write the set as QRHead reads it: .yaml.")
+]
+Most = Annotated[
+    int | None, typer.Option(min=1, help="The most heads in the set.", show_default="5 %")
+]
+
+
+def heads(
+    model: Model,
+    shared: Shared,
+    examples: Examples = None,
+    out: HeadsFile = None,
+    vllm_hook: VllmHook = None,
+    qrhead: QRHead = None,
+    most: Most = None,
+    nulls: Nulls = None,
+    as_json: Json = False,
+) -> None:
+    """Find the heads that pick the right stretch of a text, tested against baselines.
+
+    Prints the heads that were found. With -o, writes all of them with their evidence; with
+    --json, prints JSON.
+    """
+    if examples is None:
+        raise ArgumentError("heads: no examples. Give --examples FILE.")
+    exports = [("vllm-hook", ".json", vllm_hook), ("qrhead", ".yaml", qrhead)]
+    for _, ending, path in (("", ".json", out), *exports):
+        if path is not None:
+            check_output(path, ending)
+    from headwise.cli import tasks
+
+    found = tasks.find_model_heads(model, examples, shared, names_of(nulls), most)
+    for line in (*found.notes, *str(found).split("\n")):
+        print_note(line)
+    if out is not None:
+        print_note(f"All heads with their evidence: {found.save(out)}")
+    for form, _, path in exports:
+        if path is not None:
+            print_note(f"{form}: {found.export(path, form, model_name=found.name or model)}")
+    rows = found.found()
+    if as_json:
+        print_json(rows.to_dict("records"))
+    elif out is None:
+        print_table(rows[["name", "in_set", "effect", "baseline", "null", "lift", "p_adj"]])

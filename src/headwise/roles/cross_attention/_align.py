@@ -1,0 +1,145 @@
+"""Align the outputs of an encoder-decoder with its inputs, by chosen cross-attention heads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from headwise.errors import ArgumentError
+from headwise.models import check_model
+from headwise.roles.cross_attention._monotone import monotone_spans
+from headwise.roles.cross_attention._weights import CrossAttention, cross_attention
+from headwise.tables import HeadsLike, resolve_heads
+
+Outputs = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """The source positions that each output of one example is aligned with.
+
+    Attributes:
+        spans: For each aligned output the first position and the one after the last; spans are
+            in order, and neighbours share a position at most.
+        mass: The share of each output's attention that lies in its span, 0 … 1.
+    """
+
+    spans: Int64[np.ndarray, "T 2"]
+    mass: Float[np.ndarray, " T"]
+
+    def times(self, seconds: float) -> Float[np.ndarray, "T 2"]:
+        """The spans in seconds, where one source position lasts so long (Whisper's: 0.02)."""
+        times: Float[np.ndarray, "T 2"] = self.spans * seconds
+        return times
+
+
+def align(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    outputs: Outputs,
+    *,
+    heads: HeadsLike | None = None,
+    first: int = 0,
+    lengths: Sequence[int] | None = None,
+) -> list[Alignment]:
+    """Align each output token with a span of source positions, monotonically.
+
+    The model runs once under its own attention kernel; only the weights of the chosen heads are
+    computed, from its queries and keys. Their mean is aligned by dynamic programming. The query of
+    an output is the decoder position from which it is predicted.
+
+    Args:
+        model: An encoder-decoder, such as Whisper or T5.
+        inputs: Its inputs by name, such as `input_features` or `input_ids` and `attention_mask`.
+        outputs: The token ids of each output, as the model writes them.
+        heads: Cross-attention heads, as `(layer, head)` or by name. None are those in the model's
+            `generation_config.alignment_heads`.
+        first: The first output to align; those before it are a prompt.
+        lengths: The number of source positions of each example. None are all that are no padding;
+            Whisper pads sound to 30 seconds, so give the frames of the sound itself there.
+    Returns:
+        For each example, the spans of its outputs from `first` on, in source positions.
+    Raises:
+        ArgumentError: there are no heads or outputs, an output is empty or shorter than `first`,
+            or `lengths` does not fit the source.
+        HeadError: a head is no cross-attention head of the model.
+        UnsupportedError: the model has no cross-attention that can be captured exactly.
+    """
+    model = check_model("align", model)
+    outputs = check_outputs("align", outputs, first)
+    chosen = _alignment_heads(model) if heads is None else heads
+    attention = cross_attention("align", model, inputs, outputs)
+    known = resolve_heads(chosen, attention.heads)
+    if not known:
+        raise ArgumentError(f"align: heads={heads!r}. Give at least one cross-attention head.")
+    weights = torch.stack([attention.weights(head).double() for head in known]).mean(0)
+    columns = source_columns("align", attention, lengths)
+    return [
+        aligned(weights[row, first : len(output)][:, columns[row]].cpu().numpy())
+        for row, output in enumerate(outputs)
+    ]
+
+
+def aligned(weights: Float[np.ndarray, "T S"]) -> Alignment:
+    """The alignment of one example, by its weights over the positions that are no padding."""
+    weights = weights / weights.sum(-1, keepdims=True).clip(1e-30)
+    spans = monotone_spans(weights)
+    mass = [row[start:end].sum() for row, (start, end) in zip(weights, spans, strict=True)]
+    return Alignment(spans, np.array(mass))
+
+
+def source_columns(
+    caller: str, attention: CrossAttention, lengths: Sequence[int] | None
+) -> list[Tensor]:
+    """The columns of each example's source positions, in order."""
+    visible = attention.visible()
+    columns = [row.nonzero().squeeze(-1) for row in visible]
+    if lengths is None:
+        return columns
+    known = [len(row) for row in columns]
+    if len(lengths) != len(known) or not all(
+        1 <= length <= most for length, most in zip(lengths, known, strict=True)
+    ):
+        raise ArgumentError(
+            f"{caller}: lengths={list(lengths)} for sources of {known} positions. Give a number "
+            f"from 1 on for each."
+        )
+    return [row[:length] for row, length in zip(columns, lengths, strict=True)]
+
+
+def check_outputs(caller: str, outputs: Any, first: int) -> list[list[int]]:
+    """The outputs as lists.
+
+    Raises:
+        ArgumentError: there is none, or one is empty or not longer than `first`.
+    """
+    listed = outputs.tolist() if isinstance(outputs, Tensor) else list(outputs)
+    if not listed or any(isinstance(output, Integral | str) for output in listed):
+        raise ArgumentError(
+            f"{caller}: outputs={outputs!r:.60}. Give a list of token ids for each example."
+        )
+    for number, output in enumerate(listed):
+        if first < 0 or len(output) <= first:
+            raise ArgumentError(
+                f"{caller}: output {number} has {len(output)} tokens with first={first}. Give "
+                f"outputs that go on after their prompt."
+            )
+    return [[int(token) for token in output] for output in listed]
+
+
+def _alignment_heads(model: nn.Module) -> list[tuple[int, int]]:
+    """The heads that the model's generation configuration names."""
+    config: Any = getattr(model, "generation_config", None)
+    heads = getattr(config, "alignment_heads", None)
+    if not heads:
+        raise ArgumentError(
+            f"align: heads=None, and {type(model).__name__} has no "
+            f"generation_config.alignment_heads. Give heads=, such as those of "
+            f"headwise.find_alignment_heads."
+        )
+    return [(int(layer), int(head)) for layer, head in heads]

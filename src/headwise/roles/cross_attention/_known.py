@@ -1,0 +1,110 @@
+"""Examples of an encoder-decoder whose true alignment is known."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import nn
+
+from headwise.errors import ArgumentError
+from headwise.roles.cross_attention._align import aligned, check_outputs, source_columns
+from headwise.roles.cross_attention._weights import CrossAttention, cross_attention
+
+_EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
+KnownSpan = tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class AlignedBatch:
+    """Examples of an encoder-decoder whose true alignment is known.
+
+    Attributes:
+        inputs: The inputs of the model by name.
+        outputs: The token ids of each output.
+        spans: For each output its tokens' spans `(start, end)` of source positions, without the
+            position `end`; None for a token without one.
+        lengths: The number of source positions of each example; None for all that are no padding.
+    """
+
+    inputs: Mapping[str, Any]
+    outputs: Sequence[Sequence[int]]
+    spans: Sequence[Sequence[KnownSpan]]
+    lengths: Sequence[int] | None = None
+
+
+def check_batches(batches: Sequence[AlignedBatch], most: int) -> None:
+    if most < 1 or not batches:
+        raise ArgumentError(
+            f"find_alignment_heads: most={most} of {len(batches)} batches. Give 1 or more of both."
+        )
+    for batch in batches:
+        outputs = check_outputs("find_alignment_heads", batch.outputs, 0)
+        lengths = [len(output) for output in outputs]
+        if lengths != [len(spans) for spans in batch.spans]:
+            raise ArgumentError(
+                f"find_alignment_heads: spans of {[len(spans) for spans in batch.spans]} tokens "
+                f"for outputs of {lengths}. Give a span, or None, for each token."
+            )
+        wrong = [
+            s for spans in batch.spans for s in spans if s is not None and not 0 <= s[0] < s[1]
+        ]
+        if wrong:
+            raise ArgumentError(
+                f"find_alignment_heads: a span is {wrong[0]}. Give (start, end) with "
+                f"0 <= start < end."
+            )
+
+
+@dataclass(frozen=True)
+class KnownExample:
+    """One example: its columns of the source and the tokens with a span."""
+
+    row: int
+    columns: torch.Tensor
+    n_outputs: int
+    tokens: Sequence[int]
+    spans: Sequence[tuple[int, int]]
+
+    def shown(self, weights: Float[torch.Tensor, "B T S"]) -> Float[np.ndarray, "t s"]:
+        """The weights of its outputs over its source positions."""
+        return weights[self.row, : self.n_outputs][:, self.columns].cpu().numpy()
+
+    def error(self, weights: Float[np.ndarray, "T S"]) -> float:
+        starts = aligned(weights).spans[:, 0]
+        return float(
+            sum(abs(starts[t] - s) for t, (s, _) in zip(self.tokens, self.spans, strict=True))
+        )
+
+    def right(self, weights: Float[np.ndarray, "T S"]) -> float:
+        top = weights >= weights.max(-1, keepdims=True) * _EQUAL
+        pairs = zip(self.tokens, self.spans, strict=True)
+        return float(sum(top[t, start:end].sum() / top[t].sum() for t, (start, end) in pairs))
+
+    def diagonal(self) -> float:
+        step = len(self.columns) / self.n_outputs
+        pairs = zip(self.tokens, self.spans, strict=True)
+        return float(sum(abs(int(t * step) - start) for t, (start, _) in pairs))
+
+    def chance(self) -> float:
+        return sum(end - start for start, end in self.spans) / len(self.columns)
+
+
+def known_examples(
+    model: nn.Module, batch: AlignedBatch
+) -> tuple[CrossAttention, list[KnownExample]]:
+    attention = cross_attention("find_alignment_heads", model, batch.inputs, batch.outputs)
+    columns = source_columns("find_alignment_heads", attention, batch.lengths)
+    examples = []
+    for row, spans in enumerate(batch.spans):
+        known = [(token, span) for token, span in enumerate(spans) if span is not None]
+        if any(span[1] > len(columns[row]) for _, span in known):
+            raise ArgumentError(
+                f"find_alignment_heads: the spans {[span for _, span in known]} in a source of "
+                f"{len(columns[row])} positions. Give spans within the source."
+            )
+        tokens, inside = [token for token, _ in known], [span for _, span in known]
+        examples.append(KnownExample(row, columns[row], len(spans), tokens, inside))
+    return attention, examples

@@ -1,0 +1,124 @@
+"""Examples of a task: a text, a query, and the right and wrong stretches it may attend to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from headwise.corpora import Example, Several, list_items
+from headwise.errors import ArgumentError
+from headwise.models import TokenOffsets, token_offsets, untruncated
+from headwise.watch import Stretch, read_stretches, stretch_tokens
+
+
+@dataclass(frozen=True)
+class TokenExample:
+    """An example in tokens; its stretches are the right ones, then the wrong ones.
+
+    Attributes:
+        n_right: The number of right stretches.
+    """
+
+    ids: tuple[int, ...]
+    query: tuple[Stretch, ...]
+    stretches: tuple[Stretch, ...]
+    n_right: int
+    answer: tuple[int, ...]
+
+    def shuffled(self, rng: np.random.Generator) -> "TokenExample":
+        """The same text with the tokens of all stretches dealt to them at random."""
+        places = [place for start, end in self.stretches for place in range(start, end)]
+        ids = np.array(self.ids)
+        ids[places] = ids[rng.permutation(places)]
+        return replace(self, ids=tuple(ids.tolist()))
+
+
+def tokenized_examples(
+    examples: Several[Example], tokenizer: Any, limit: int
+) -> list[TokenExample]:
+    """The examples in tokens.
+
+    Raises:
+        ArgumentError: something is not an example, or one is malformed or longer than `limit`.
+        UnsupportedError: texts are strings and the tokenizer does not report character offsets.
+    """
+    listed = list_items("find_heads", "examples", examples, Example)
+    texts = [example.text for example in listed if isinstance(example.text, str)]
+    if texts and tokenizer is None:
+        raise ArgumentError(
+            f"find_heads: {len(texts)} examples are strings without a tokenizer. Give tokenizer=, "
+            f"or token ids."
+        )
+    encoded = iter(token_offsets(untruncated(tokenizer), texts) if texts else ())
+    read = []
+    for number, example in enumerate(listed):
+        tokens = next(encoded) if isinstance(example.text, str) else None
+        read.append(_read(f"find_heads: example {number}", example, tokens, tokenizer))
+        if len(read[-1].ids) + len(read[-1].answer) > limit:
+            raise ArgumentError(
+                f"find_heads: example {number} has {len(read[-1].ids)} tokens and an answer of "
+                f"{len(read[-1].answer)}, and the model reads {limit}. Shorten it."
+            )
+    return read
+
+
+def _read(
+    caller: str, example: Example, tokens: TokenOffsets | None, tokenizer: Any
+) -> TokenExample:
+    ids = example.text if tokens is None else tokens.ids
+    if not len(ids) or not all(isinstance(token, Integral) for token in ids):
+        raise ArgumentError(f"{caller} has the text {ids!r:.40}. Give a string or token ids.")
+    named = {
+        name: read_stretches(f"{caller}: {name}", getattr(example, name))
+        for name in ("query", "right", "wrong")
+    }
+    if empty := [name for name, stretches in named.items() if not stretches]:
+        raise ArgumentError(f"{caller} has {empty[0]}=[]. Give at least one (start, end).")
+    if tokens is not None and isinstance(example.text, str):
+        named = {
+            name: [stretch_tokens(f"{caller}: {name}", example.text, tokens, s) for s in stretches]
+            for name, stretches in named.items()
+        }
+    for name, stretches in named.items():
+        for start, end in stretches:
+            if end > len(ids):
+                raise ArgumentError(
+                    f"{caller}: {name} has ({start}, {end}) in a text of {len(ids)} tokens. Give "
+                    f"positions from 0 to {len(ids)}."
+                )
+    _check_apart(caller, [*named["right"], *named["wrong"]])
+    return TokenExample(
+        tuple(int(token) for token in ids),
+        tuple(named["query"]),
+        (*named["right"], *named["wrong"]),
+        len(named["right"]),
+        _answer(caller, example.answer, tokenizer),
+    )
+
+
+def _answer(caller: str, answer: str | Sequence[int], tokenizer: Any) -> tuple[int, ...]:
+    """The token ids of an answer, without special tokens."""
+    if not isinstance(answer, str):
+        return tuple(int(token) for token in answer)
+    if tokenizer is None:
+        raise ArgumentError(
+            f"{caller} has the answer {answer!r}, and no tokenizer. Give tokenizer=."
+        )
+    if isinstance(tokenizer, Tokenizer):
+        return tuple(tokenizer.encode(answer, add_special_tokens=False).ids)
+    return tuple(tokenizer(answer, add_special_tokens=False)["input_ids"])
+
+
+def _check_apart(caller: str, stretches: Sequence[Stretch]) -> None:
+    """Refuse candidates that share a token."""
+    ordered = sorted(stretches)
+    for (start, end), (next_start, next_end) in pairwise(ordered):
+        if next_start < end:
+            raise ArgumentError(
+                f"{caller}: ({start}, {end}) and ({next_start}, {next_end}) of right and wrong "
+                f"share a token. Give candidates that do not overlap."
+            )

@@ -1,0 +1,260 @@
+"""Named stretches of each text: which keys belong to them, and which queries count for them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from headwise.errors import ArgumentError, UnsupportedError
+from headwise.kernels import RowStatistics
+from headwise.models import Site, Text
+from headwise.tables import HeadLike, resolve_heads
+from headwise.watch._positions import Positions
+from headwise.watch._request import Request
+from headwise.watch._stretches import GENERATED, LAST, Stretch, TextSpans
+
+
+@dataclass(frozen=True)
+class SpanMembers:
+    """Which keys belong to each of `C` spans, and which queries count."""
+
+    keys: Bool[Tensor, "B S C"]
+    queries: Bool[Tensor, "B T"]
+
+    def eligible(
+        self, several: Bool[Tensor, "B H T"], seen: Float[Tensor, "B H T"], queries: str
+    ) -> Bool[Tensor, "B H T"]:
+        """The rows that count for a span of which they see `seen` keys."""
+        return several & self.queries[:, None] & ((seen > 0) | (queries == "all"))
+
+
+@dataclass
+class _Kept:
+    """The masses of one site's queries on each span, pass by pass."""
+
+    positions: list[Positions] = field(default_factory=list)
+    members: list[SpanMembers] = field(default_factory=list)
+    mass: list[Float[Tensor, "B H T C"]] = field(default_factory=list)
+
+
+class Spans:
+    """The stretches of the current texts, which last while a cache continues these texts.
+
+    In an encoder-decoder the stretches lie in the source and the queries in the target.
+    """
+
+    def __init__(self, request: Request, stacks: Collection[str]) -> None:
+        self._names, self._keeps = request.spans, request.per_query
+        self._two_texts = {"encoder", "decoder"} <= set(stacks)
+        self._spans: TextSpans | None = None
+        self._first_pass = -1
+        self._begun: dict[str, int] = {}  # the first pass of each stack on these texts
+        self._ends: dict[str, int] = {}
+        self._kept: dict[Site, _Kept] = {}
+
+    def set(self, forward_pass: int, spans: TextSpans) -> None:
+        """Set the stretches of the texts that begin, or go on, in a forward pass."""
+        if set(spans.stretches) != set(self._names):
+            raise ArgumentError(
+                f"Watch.spans: {', '.join(sorted(spans.stretches)) or 'nothing'} given, where the "
+                f"request has spans={self._names}. Give the stretches of each of them."
+            )
+        self._spans, self._first_pass = spans, forward_pass
+        self._begun, self._ends, self._kept = {}, {}, {}
+
+    def members(
+        self, site: Site, positions: Positions, key_text: Text, text: Text, forward_pass: int
+    ) -> SpanMembers | None:
+        """The keys of each span and the queries that count in a call; None without spans.
+
+        Args:
+            key_text: The text of the keys.
+            text: The text of the queries.
+        """
+        if not self._names:
+            return None
+        if not self._applies(site, text):
+            keys = positions.key_real[..., None].expand(-1, -1, len(self._names))
+            return SpanMembers(torch.zeros_like(keys), torch.zeros_like(positions.query_real))
+        spans = self._current(site, positions, forward_pass)
+        self._check(spans, positions, key_text, forward_pass)
+        first_pass = self._begun.setdefault(site.stack, forward_pass)
+        queries = positions.query_real
+        if spans.queries is not None:
+            of_target = self._two_texts and not site.cross
+            is_first = forward_pass == first_pass
+            named = _query_members(spans.queries, positions, text, is_first)
+            queries = torch.zeros_like(queries) if of_target else queries & named
+        return SpanMembers(_key_members(spans, self._names, positions), queries)
+
+    def _applies(self, site: Site, text: Text) -> bool:
+        """Whether the keys of a site belong to the text that stretches are of."""
+        if self._two_texts:
+            return site.stack == "encoder" or site.cross
+        # A tower of images beside one of text knows no tokens.
+        return not site.cross and (site.stack == "" or text.tokens is not None)
+
+    def _current(self, site: Site, positions: Positions, forward_pass: int) -> TextSpans:
+        """The stretches of the texts of a call."""
+        is_new = forward_pass > self._first_pass and not self._continues(site, positions)
+        if self._spans is None or is_new:
+            raise ArgumentError(
+                f"observe: no spans were given for the texts of forward pass {forward_pass}. Call "
+                f"watch.spans({self._names[0]}=[...]) before it."
+            )
+        if not site.cross:
+            self._ends[site.stack] = positions.end
+        return self._spans
+
+    def _continues(self, site: Site, positions: Positions) -> bool:
+        """Whether a pass after the first one reads more of the same texts."""
+        if site.cross:
+            return True
+        if site.stack not in self._ends:
+            return self._two_texts or positions.begin > 0
+        end = self._ends[site.stack]
+        return 0 < end <= positions.begin or (end == positions.end and positions.begin > 0)
+
+    def _check(
+        self, spans: TextSpans, positions: Positions, key_text: Text, forward_pass: int
+    ) -> None:
+        """Refuse stretches that do not fit the texts."""
+        n_texts = len(positions.keys.row)
+        lengths = positions.keys.length + _evicted(positions)[positions.keys.row, 0]
+        for name, by_text in spans.stretches.items():
+            if len(by_text) != n_texts or positions.n_texts != n_texts:
+                raise ArgumentError(
+                    f"Watch.spans: {name!r} has stretches of {len(by_text)} texts where the model "
+                    f"reads {max(n_texts, positions.n_texts)}. Give those of each text."
+                )
+            pairs = zip(by_text, lengths.tolist(), strict=True)
+            beyond = [(s, n) for stretches, n in pairs for s in stretches if s[1] > n]
+            if beyond:
+                stretch, length = beyond[0]
+                raise ArgumentError(
+                    f"Watch.spans: {name!r} has {stretch} in a text of {length} tokens. Give "
+                    f"positions from 0 to {length}."
+                )
+        if spans.ids is not None and forward_pass == self._first_pass and not positions.is_cross:
+            _check_ids(spans.ids, positions, key_text)
+
+    def keep(
+        self, site: Site, positions: Positions, members: SpanMembers | None, rows: RowStatistics
+    ) -> None:
+        """Keep the mass of each query on each span, NaN where it sees none of its keys."""
+        if members is None or rows.class_mass is None or rows.class_keys is None:
+            return
+        C = len(self._names)
+        seen = rows.class_keys[..., -C:] > 0
+        kept = self._kept.setdefault(site, _Kept())
+        kept.positions.append(positions)
+        kept.members.append(members)
+        kept.mass.append(rows.class_mass[..., -C:].masked_fill(~seen, torch.nan))
+
+    def per_query(self, name: str, head: HeadLike) -> list[Float[Tensor, " n"]]:
+        """The mass of each counted query of each text on a span, pass after pass."""
+        if not self._keeps or name not in self._names:
+            raise ArgumentError(
+                f"Watch.per_query: {name!r} with spans={self._names} and per_query={self._keeps}. "
+                f"Observe with Request(spans=({name!r},), per_query=True)."
+            )
+        known = {address: site for site in self._kept for address in site.heads()}
+        address, *more = resolve_heads(head, known)
+        if more:
+            raise ArgumentError(f"Watch.per_query: {head} are several heads. Give one at a time.")
+        kept, column = self._kept[known[address]], self._names.index(name)
+        parts: list[list[Tensor]] = [[] for _ in range(kept.positions[0].n_texts)]
+        passes = zip(kept.positions, kept.members, kept.mass, strict=True)
+        for positions, members, mass in passes:
+            of_head, counted = mass[:, address.head, :, column], members.queries
+            for text, masses in enumerate(parts):
+                masses.append(of_head[counted & (positions.query_text == text)])
+        return [torch.cat(masses) for masses in parts]
+
+
+def _evicted(positions: Positions) -> Tensor:
+    """The number of tokens of each row before all keys."""
+    rows = len(positions.key_real)
+    zeros = torch.zeros(rows, 1, dtype=torch.int64, device=positions.key_real.device)
+    return zeros if positions.evicted is None else zeros + positions.evicted.to(zeros.device)
+
+
+def _key_members(
+    spans: TextSpans, names: Sequence[str], positions: Positions
+) -> Bool[Tensor, "B S C"]:
+    keys = positions.keys
+    by_name = [_table(spans.stretches[name]) for name in names]
+    longest = max(table.shape[1] for table in by_name) + 1
+    padded = [np.pad(table, ((0, 0), (0, longest - table.shape[1]))) for table in by_name]
+    table = torch.from_numpy(np.stack(padded, -1)).to(keys.text.device)  # M n C
+    position = (keys.position + _evicted(positions)).clamp(max=longest - 1)
+    return table[keys.text, position] & positions.key_real[..., None]
+
+
+def _table(stretches: Sequence[Sequence[Stretch]]) -> Bool[np.ndarray, "M n"]:
+    """Which positions of each text belong to its stretches; the last column to none."""
+    ends = [end for text in stretches for _, end in text]
+    table = np.zeros((len(stretches), max(ends, default=0) + 1), dtype=bool)
+    for row, text in zip(table, stretches, strict=True):
+        for start, end in text:
+            row[start:end] = True
+    return table
+
+
+def _query_members(
+    queries: Sequence[list[Stretch] | str], positions: Positions, text: Text, is_first: bool
+) -> Bool[Tensor, "B T"]:
+    """Which queries of a pass are named."""
+    named = _table([[] if isinstance(text, str) else text for text in queries])
+    table = torch.from_numpy(named).to(positions.query_text.device)
+    position = positions.query_position + _offset(positions, text)
+    result = table[positions.query_text, position.clamp(max=table.shape[1] - 1)]
+    for word, members in ((LAST, _last(positions)), (GENERATED, not is_first)):
+        has_word = torch.tensor([given == word for given in queries], device=result.device)
+        result = result | (has_word[positions.query_text] & members)
+    return result
+
+
+def _offset(positions: Positions, text: Text) -> Tensor:
+    """How far the positions of queries lie from the beginning of their texts.
+
+    In cross-attention, positions count from the first query of the pass.
+    """
+    if not positions.is_cross:
+        return _evicted(positions)
+    T = positions.query_position.shape[1]
+    if text.real is not None and text.real.shape[1] >= T:
+        return text.real[:, : text.real.shape[1] - T].sum(-1, keepdim=True)
+    return torch.as_tensor(text.cached or 0, device=positions.query_position.device)
+
+
+def _last(positions: Positions) -> Bool[Tensor, "B T"]:
+    """The last query of each text in a pass."""
+    number, real = positions.query_text, positions.query_real
+    at = positions.query_position.masked_fill(~real, -1)
+    last = torch.full((positions.n_texts,), -1, dtype=at.dtype, device=at.device)
+    last = last.scatter_reduce(0, number.flatten(), at.flatten(), "amax")
+    return real & (at == last[number])
+
+
+def _check_ids(ids: Sequence[Sequence[int]], positions: Positions, text: Text) -> None:
+    """Refuse characters of texts whose tokens are not those that the model reads."""
+    keys = positions.keys
+    if text.ids is None or text.ids.shape[1] != keys.index.shape[1]:
+        raise UnsupportedError(
+            "Watch.spans: positions in characters need whole texts as input_ids. Give positions "
+            "in tokens, without texts."
+        )
+    for number, expected in enumerate(ids):
+        start, length = int(keys.start[number]), int(keys.length[number])
+        row = keys.row[number]
+        columns = keys.index[row, start : start + length]
+        read = text.ids[row].to(columns.device)[columns].tolist()
+        if read != list(expected):
+            raise ArgumentError(
+                f"Watch.spans: text {number} has {len(expected)} tokens by the tokenizer, and the "
+                f"model reads {length}, of which some differ. Give the texts that it reads."
+            )

@@ -1,0 +1,228 @@
+"""Task heads: a planted head is found, a model without it has none, and files hold the evidence."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import headwise as hw
+from headwise.roles import TaskHeads, find_heads, load_heads
+from headwise.roles._nulls import permuted
+from headwise.roles.task._decisions import Masses, positional_hits
+from headwise.roles.task._examples import TokenExample
+from planted import IDS, TOKENIZER, WORDS, PlantedGPT
+
+KEYS, VALUES = WORDS[:20], WORDS[20:]
+LAYERS = (["even", "before", "even", "even"], ["even", "even", "induction", "even"])
+RETRIEVAL = "L1.H2"
+
+
+def retrieval(n: int, seed: int = 0, as_text: bool = False) -> list[hw.Example]:
+    """Six keys, each with its value, then one key again; its statement is the right stretch."""
+    rng = np.random.default_rng(seed)
+    examples = []
+    for _ in range(n):
+        keys, values = rng.choice(KEYS, 6, replace=False), rng.choice(VALUES, 6, replace=False)
+        asked = int(rng.integers(6))
+        words = [word for pair in zip(keys, values, strict=True) for word in pair]
+        text = " ".join([*words, keys[asked]])
+        places = np.cumsum([0, *(len(word) + 1 for word in words)]).tolist()
+        if as_text:
+            spans = [(places[2 * i], places[2 * i + 2] - 1) for i in range(6)]
+            query, source = (len(text) - len(keys[asked]), len(text)), text
+            examples.append(_example(source, query, spans, asked, str(values[asked])))
+            continue
+        ids = TOKENIZER.encode(text).ids
+        first = len(ids) - 13  # after a token that begins the text
+        spans = [(first + 2 * i, first + 2 * i + 2) for i in range(6)]
+        answer = [IDS[values[asked]]]
+        examples.append(_example(ids, (len(ids) - 1, len(ids)), spans, asked, answer))
+    return examples
+
+
+def _example(
+    text: str | Sequence[int],
+    query: tuple[int, int],
+    spans: list[tuple[int, int]],
+    asked: int,
+    answer: str | Sequence[int],
+) -> hw.Example:
+    wrong = [span for number, span in enumerate(spans) if number != asked]
+    return hw.Example(text, query, [spans[asked]], wrong, answer)
+
+
+@pytest.fixture(scope="module")
+def found() -> TaskHeads:
+    return find_heads(PlantedGPT(LAYERS).eval(), retrieval(90), evidence=hw.Evidence(models=1))
+
+
+def test_a_planted_head_is_found_and_no_other(found: TaskHeads) -> None:
+    rows = found.found()
+    assert rows["name"].tolist() == [RETRIEVAL] == [str(head) for head in found.heads]
+    assert rows["effect"][0] == found.set_row["effect"] == 1.0
+    assert found.set_row["found"]
+    assert found.set_row["outcome"] == "found"
+    others = found.frame()[found.frame()["name"] != RETRIEVAL]
+    assert set(others["outcome"]) == {"not found"}
+    assert (others["effect"] < 0.5).all()
+    assert found.frame()["null.chance"].round(6).eq(round(1 / 6, 6)).all()
+
+
+def test_ablating_the_set_takes_the_answer_away(found: TaskHeads) -> None:
+    effect = found.answers
+    assert effect is not None
+    assert effect.n == 45
+    assert effect.accuracy == 1.0
+    assert effect.accuracy_without < 0.4
+    assert effect.ci_low > effect.loss_random - effect.loss
+
+
+def test_characters_find_the_same_as_tokens(found: TaskHeads) -> None:
+    by_text = find_heads(
+        PlantedGPT(LAYERS).eval(),
+        retrieval(90, as_text=True),
+        tokenizer=TOKENIZER,
+        evidence=hw.Evidence(nulls=()),
+    )
+    assert by_text.texts == found.texts
+    assert by_text.frame()["effect"].equals(found.frame()["effect"])
+    assert by_text.answers == found.answers
+
+
+def test_a_model_that_learned_nothing_has_none() -> None:
+    control = permuted(PlantedGPT(LAYERS), seed=7)
+    assert control is not None
+    none = find_heads(control.eval(), retrieval(90), evidence=hw.Evidence(models=1))
+    assert not len(none.found())
+    assert not none.set_row["found"]
+    assert none.set_row["outcome"] == "not found"
+    with pytest.raises(hw.errors.ArgumentError, match="the set was not found"):
+        none.export("heads.json", "vllm-hook", model_name="a/b")
+
+
+def test_few_examples_test_nothing() -> None:
+    few = find_heads(PlantedGPT(LAYERS).eval(), retrieval(40), evidence=hw.Evidence(nulls=()))
+    assert few.set_row["outcome"] == "not tested: 20 held-out texts, 30 needed"
+    assert not few.frame()["found"].any()
+    assert set(few.frame()["outcome"]) == {few.set_row["outcome"]}
+    assert any("no head was tested" in note for note in few.notes)
+
+
+def test_a_head_that_looks_at_a_place_is_no_task_head() -> None:
+    """The right stretch is always the last: any head that looks there decides rightly."""
+    examples = [
+        hw.Example(e.text, e.query, [(11, 13)], [(s, s + 2) for s in range(1, 11, 2)])
+        for e in retrieval(90)
+    ]
+    layers = (["even", "before", "even", "even"], ["even", "even", "induction", "even"])
+    table = find_heads(PlantedGPT(layers).eval(), examples, evidence=hw.Evidence(nulls=()))
+    assert not table.frame()["found"].any()
+    assert table.set_row["null"] == "the last"
+    assert table.set_row["baseline"] == 1.0
+
+
+def _masses(seed: int, n_heads: int = 9) -> Masses:
+    rng = np.random.default_rng(seed)
+    exists = rng.random((40, 4)) < 0.8
+    exists[:, :2] = True
+    right = np.zeros_like(exists)
+    right[:, 0] = True
+    heads = tuple(hw.Head("", 0, head) for head in range(n_heads))
+    return Masses(heads, rng.random((40, 4, n_heads)), exists, right)
+
+
+def test_hits_are_ties_shared() -> None:
+    masses = _masses(0)
+    for m in range(40):
+        for head in range(9):
+            shown = [masses.mass[m, k, head] for k in range(4) if masses.exists[m, k]]
+            assert masses.hits()[m, head] == float(shown[0] == max(shown))
+            margin = shown[0] - max(shown[1:])
+            assert masses.margins()[m, head] == pytest.approx(margin)
+    even = Masses(masses.heads, np.ones_like(masses.mass), masses.exists, masses.right)
+    np.testing.assert_allclose(even.hits()[:, 0], 1 / masses.exists.sum(1))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_set_never_decides_worse_than_its_best_head(seed: int) -> None:
+    masses, selection = _masses(seed), np.arange(40) < 25
+    best = masses.hits()[selection].mean(0)
+    alone = masses.best_set(selection, 1)
+    several = masses.best_set(selection, 5)
+    assert len(alone) == 1
+    assert 1 <= len(several) <= 5
+    assert best[alone[0]] == best.max() == best[masses.best_head(selection)]
+    accuracy = [
+        masses.hits(masses.of_set(several[:n]))[selection].mean() for n in (1, len(several))
+    ]
+    assert accuracy[-1] >= accuracy[0] == best.max()
+    # What happens on the other half does not matter.
+    changed = np.where(selection[:, None, None], masses.mass, 0.0)
+    other = Masses(masses.heads, changed, masses.exists, masses.right)
+    assert other.best_set(selection, 5) == several
+
+
+def test_positional_rules() -> None:
+    example = TokenExample(tuple(range(20)), ((10, 12),), ((7, 9), (0, 4), (14, 15)), 1, ())
+    assert positional_hits([example]).tolist() == [[0.0, 0.0, 1.0, 0.0]]
+    tied = TokenExample(tuple(range(9)), ((8, 9),), ((0, 2), (2, 4)), 1, ())
+    assert positional_hits([tied]).tolist() == [[1.0, 0.0, 0.0, 0.5]]
+
+
+def test_shuffled_stretches_keep_all_tokens_and_the_rest_of_the_text() -> None:
+    example = TokenExample(tuple(range(20)), ((18, 20),), ((1, 4), (6, 9), (12, 13)), 1, ())
+    ids = example.shuffled(np.random.default_rng(0)).ids
+    places = [1, 2, 3, 6, 7, 8, 12]
+    assert ids != example.ids
+    assert sorted(ids) == list(range(20))
+    assert [ids[i] for i in range(20) if i not in places] == [
+        i for i in range(20) if i not in places
+    ]
+
+
+def test_a_saved_file_loads_equal(found: TaskHeads, tmp_path: Path) -> None:
+    path = found.save(tmp_path / "heads.json")
+    loaded = load_heads(path, PlantedGPT(LAYERS))
+    assert loaded.frame().equals(found.frame())
+    for name in ("heads", "answers", "notes", "texts", "queries", "model", "name", "versions"):
+        assert getattr(loaded, name) == getattr(found, name)
+    assert {k: v for k, v in loaded.set_row.items() if v == v} == {
+        k: v for k, v in found.set_row.items() if v == v
+    }
+    assert (loaded.save(tmp_path / "again.json")).read_bytes() == path.read_bytes()
+    with pytest.raises(hw.errors.ArgumentError, match="holds heads of the model"):
+        load_heads(path, PlantedGPT((LAYERS[0], ["even", "induction", "even", "even"])))
+
+
+def test_the_form_that_vllm_hook_reads(found: TaskHeads, tmp_path: Path) -> None:
+    path = found.export(tmp_path / "a.json", "vllm-hook", model_name="owner/model-1b")
+    config = json.loads(path.read_text())
+    # As `HookLLM.load_config` of vLLM-Hook reads it.
+    layer_to_heads: dict[int, list[int]] = {}
+    for layer, head in config["params"]["important_heads"]:
+        layer_to_heads.setdefault(layer, []).append(head)
+    assert layer_to_heads == {1: [2]}
+    assert config["hookq"]["hookq_mode"] == "last_token"
+    assert config["model_info"]["model_id"] == "owner/model-1b"
+
+
+def test_the_form_that_qrhead_reads(found: TaskHeads, tmp_path: Path) -> None:
+    heads = ["L1.H2", "L0.H1"]
+    path = found.export(tmp_path / "a.yaml", "qrhead", model_name="owner/model-1b", heads=heads)
+    config = yaml.safe_load(path.read_text())
+    # As `AttnBasedRetriever` of QRHead reads it.
+    pairs = [tuple(map(int, head.split("-"))) for head in config["attn_head_set"].split(",")]
+    assert pairs == [(1, 2), (0, 1)]
+    assert config["model_base_class"].lower() == "model-1b"
+    assert config["model_name_or_path"] == "owner/model-1b"
+
+
+def test_the_result_is_readable(found: TaskHeads) -> None:
+    assert "decides 100.0% of 45 examples rightly" in str(found)
+    assert RETRIEVAL in repr(found)
+    assert "<table" in found._repr_html_()
+    assert torch.is_grad_enabled()
