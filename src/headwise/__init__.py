@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headwise import errors as errors
     from headwise import masks as masks
     from headwise import reference as reference
+    from headwise.caching import CachePlan as CachePlan
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ALiBi": "layer",
+    "CachePlan": "caching",
     "Costs": "surgery",
     "Curves": "tables",
     "Head": "tables",

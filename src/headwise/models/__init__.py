@@ -3,6 +3,12 @@
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
 from headwise.models._fast_attention import fast_attention
+from headwise.models._head_cache import (
+    CacheLayer,
+    count_cache_layers,
+    find_cache_layers,
+    head_cache,
+)
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._known_fingerprint import fingerprint
 from headwise.models._pieces import (
@@ -92,6 +98,7 @@ __all__ = [
     "ActiveModules",
     "Attention",
     "AttentionCall",
+    "CacheLayer",
     "Coverage",
     "Format",
     "HeadCounts",
@@ -122,6 +129,7 @@ __all__ = [
     "check_reads_text",
     "compose_heads",
     "context_of",
+    "count_cache_layers",
     "count_heads",
     "decoder_ids",
     "differs_from_itself",
@@ -130,12 +138,14 @@ __all__ = [
     "example_input",
     "fast_attention",
     "find_attentions",
+    "find_cache_layers",
     "find_logit_rows",
     "find_ownership",
     "fingerprint",
     "first_batch",
     "float_outputs",
     "gate_heads",
+    "head_cache",
     "heads_of",
     "hooked",
     "inputs_of",

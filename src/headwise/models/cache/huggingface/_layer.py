@@ -21,8 +21,9 @@ class HeadCacheLayer(CacheLayerMixin):
     """The cache of one layer: each kv head keeps all tokens, or the first and the latest.
 
     Attributes:
-        heads: The window of each kv head; None before the first call of a layer without a plan,
-            whose heads keep all tokens.
+        windows: The last tokens that each kv head keeps; None before the first call of a layer
+            without a plan, whose heads keep all tokens.
+        token_bytes: The bytes of one token in one kv head, once there was one.
         sliding_window: The tokens that the model itself lets the layer see; None for all.
     """
 
@@ -42,7 +43,7 @@ class HeadCacheLayer(CacheLayerMixin):
         self.index, self.windows, self.sinks = index, windows, sinks
         self.sliding_window, self._texts = sliding_window, batch
         self._groups: list[HeadGroup] = []
-        self.widths = (0, 0)
+        self.token_bytes = 0
         self.record_past = False
 
     @property
@@ -65,7 +66,7 @@ class HeadCacheLayer(CacheLayerMixin):
                 f"{len(windows)}. Use a plan for this model."
             )
         self._batch, self.windows = len(key_states), windows
-        self.widths = key_states.shape[3], value_states.shape[3]
+        self.token_bytes = sum(x.shape[3] * x.element_size() for x in (key_states, value_states))
         self._groups = []
         for window in sorted({self._kept(window) for window in windows}, key=_by_size):
             heads = [head for head in range(n) if self._kept(windows[head]) == window]

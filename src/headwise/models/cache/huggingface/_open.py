@@ -32,7 +32,7 @@ def open_cache(model: nn.Module, windows: Mapping[int, Windows], sinks: int) -> 
             through the attention interface of transformers.
     """
     sliding = sliding_windows(model)
-    texts = TextBatch(map(id, model.modules()))
+    texts = TextBatch([id(module) for module in model.modules()])
     cache = HeadCache(texts, windows, sinks, sliding)
     with Hooks() as hooks:
         wrap_interface(attend_cached, CACHES)
