@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from headwise import masks as masks
     from headwise import reference as reference
     from headwise.caching import CachePlan as CachePlan
+    from headwise.caching import CacheScores as CacheScores
+    from headwise.caching import cache_plan as cache_plan
+    from headwise.caching import cache_scores as cache_scores
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
 _HOME = {
     "ALiBi": "layer",
     "CachePlan": "caching",
+    "CacheScores": "caching",
     "Costs": "surgery",
     "Curves": "tables",
     "Head": "tables",
@@ -83,6 +87,8 @@ _HOME = {
     "YaRN": "layer",
     "ablate": "models",
     "attend": "kernels",
+    "cache_plan": "caching",
+    "cache_scores": "caching",
     "costs": "surgery",
     "errors": "",
     "fast_attention": "models",

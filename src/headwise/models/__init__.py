@@ -36,6 +36,7 @@ from headwise.models._tokens import (
     token_strings,
 )
 from headwise.models.attention import register_attention
+from headwise.models.cache import StreamingMask, streaming_heads
 from headwise.models.capture import (
     ActiveModules,
     AttentionCall,
@@ -112,6 +113,7 @@ __all__ = [
     "Site",
     "Sites",
     "StackInputs",
+    "StreamingMask",
     "Text",
     "Understanding",
     "ablate",
@@ -171,6 +173,7 @@ __all__ = [
     "sentence_embedding",
     "set_original_heads",
     "source_files",
+    "streaming_heads",
     "text_alone",
     "token_classes",
     "token_strings",

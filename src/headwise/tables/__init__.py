@@ -1,6 +1,6 @@
 """Results of this library: one row per head, plain arrays, and the files that hold them."""
 
-from headwise.tables._bootstrap import bootstrap_means, ratio_interval
+from headwise.tables._bootstrap import bootstrap_means, ratio_interval, tails_of
 from headwise.tables._columns import at_prompt, in_columns
 from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
@@ -43,6 +43,7 @@ __all__ = [
     "read_saved",
     "removable",
     "resolve_heads",
+    "tails_of",
     "texts_of",
     "write_table_file",
 ]
