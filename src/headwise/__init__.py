@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from headwise.caching import CacheScores as CacheScores
     from headwise.caching import cache_plan as cache_plan
     from headwise.caching import cache_scores as cache_scores
+    from headwise.caching import load_duo_attention as load_duo_attention
+    from headwise.caching import retrieval_batches as retrieval_batches
+    from headwise.caching import save_duo_attention as save_duo_attention
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
@@ -96,6 +99,7 @@ _HOME = {
     "group_heads": "surgery",
     "importance": "scoring",
     "load": "models",
+    "load_duo_attention": "caching",
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",
@@ -105,7 +109,9 @@ _HOME = {
     "recover": "recovery",
     "reference": "",
     "register_attention": "models",
+    "retrieval_batches": "caching",
     "save": "models",
+    "save_duo_attention": "caching",
     "study": "report",
 }
 
