@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headwise.layer import Llama3Scaling as Llama3Scaling
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
     from headwise.layer import NTKScaling as NTKScaling
+    from headwise.layer import PerHeadKVCache as PerHeadKVCache
     from headwise.layer import RoPE as RoPE
     from headwise.layer import T5Bias as T5Bias
     from headwise.layer import YaRN as YaRN
@@ -78,6 +79,7 @@ _HOME = {
     "Llama3Scaling": "layer",
     "MultiHeadAttention": "layer",
     "NTKScaling": "layer",
+    "PerHeadKVCache": "layer",
     "Plan": "surgery",
     "QKClip": "monitor",
     "Request": "watch",

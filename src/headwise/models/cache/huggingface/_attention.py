@@ -25,7 +25,7 @@ def attend_cached(
 
     Raises:
         ArgumentError: the cache belongs to another model.
-        UnsupportedError: the call asks for weights or drops some, or adds a bias by position.
+        UnsupportedError: the module attends in both directions, or the call asks for weights or drops some, or adds a bias by position.
     """
     if not isinstance(key, GroupedKeys):
         return attend(module, query, key, value, attention_mask, *args, **kwargs)
@@ -33,6 +33,11 @@ def attend_cached(
         raise ArgumentError(
             f"CachePlan.cache: {type(module).__name__} belongs to another model than this cache. "
             f"Enter plan.cache(model) for the model that runs."
+        )
+    if not getattr(module, "is_causal", True):
+        raise UnsupportedError(
+            f"CachePlan.cache: {type(module).__name__} attends in both directions, as in an "
+            f"encoder. Give a decoder."
         )
     plain = key.call.plain
     if plain is not None:

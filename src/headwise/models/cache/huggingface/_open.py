@@ -54,8 +54,8 @@ def sliding_windows(model: nn.Module) -> list[int | None]:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedError(
-            f"CachePlan: {name} is no model of transformers. Give one, or headwise.KVCache("
-            f"window=[...]) to a layer of your own."
+            f"CachePlan: {name} is no model of transformers. Give one, or a "
+            f"headwise.PerHeadKVCache to a layer of your own."
         )
     if model.config.is_encoder_decoder:
         raise UnsupportedError(
