@@ -5,9 +5,8 @@
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py scores --model /tmp/retrieval/model
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py perplexity --model FOLDER --text FILE
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py time
-    python benchmarks/cache_plans.py picture
 
-Each part prints its figures and writes them as JSON into --into; `picture` draws the curves.
+Each part prints its figures and writes them as JSON into --into.
 """
 
 import argparse
@@ -98,9 +97,7 @@ def score_all(
     scores = {}
     for method in methods:
         start = time.process_time()
-        scores[method] = hw.cache_scores(
-            model, batches, method, sinks=SINKS, window=window, **how
-        )
+        scores[method] = hw.cache_scores(model, batches, method, sinks=SINKS, window=window, **how)
         print(f"scored by {method} in {time.process_time() - start:.1f} s", flush=True)
     return scores
 
@@ -124,7 +121,9 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
         curve = {share: questions.accuracy(by_order(order, share)) for share in SHARES[:-1]}
         result["curves"][method] = curve
         print(method, {k: round(v, 3) for k, v in curve.items()}, score.stability(), flush=True)
-    result["full_heads"] = {m: ordered(score)[: len(score.heads) // 2] for m, score in scores.items()}
+    result["full_heads"] = {
+        m: ordered(score)[: len(score.heads) // 2] for m, score in scores.items()
+    }
     result["uniform"] = uniform(questions, scores["mass"].heads, args.length)
     result["random"] = random_plans(questions, list(scores["mass"].heads), args.random)
     result["stability"] = {method: score.stability() for method, score in scores.items()}
@@ -132,7 +131,9 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def uniform(questions: Questions, heads: Sequence[tuple[int, int]], length: int) -> dict[float, float]:
+def uniform(
+    questions: Questions, heads: Sequence[tuple[int, int]], length: int
+) -> dict[float, float]:
     """The accuracy when all heads keep the same share of the tokens."""
     curve = {}
     for share in SHARES[1:-1]:
@@ -161,15 +162,20 @@ def compare_scores(args: argparse.Namespace) -> dict[str, Any]:
     cases: dict[str, tuple[nn.Module, Any, int, dict[str, Any]]] = {}
     if args.model:
         model = open_retrieval(args.model)
-        cases["retrieval"] = model, scoring_batches(args.scoring_length, args.texts, 500), WINDOW, {}
+        cases["retrieval"] = (
+            model,
+            scoring_batches(args.scoring_length, args.texts, 500),
+            WINDOW,
+            {},
+        )
     if args.language and args.text:
         language = hw.load(args.language).eval()
         tokenizer = hw.load_tokenizer(args.language)
         texts = paragraphs(args.text, args.texts)
         cases["language"] = language, texts, 32, {"tokenizer": tokenizer}
     for folder in args.more or []:
-        cases[folder.name] = (open_retrieval(folder),
-                              scoring_batches(args.scoring_length, args.texts, 500), WINDOW, {})  # fmt: skip
+        batches = scoring_batches(args.scoring_length, args.texts, 500)
+        cases[folder.name] = open_retrieval(folder), batches, WINDOW, {}
     for name, (model, batches, window, how) in cases.items():
         scores = score_all(model, batches, window, list(METHODS), **how)
         truth = scores["leave-one-out"]

@@ -62,7 +62,9 @@ def test_gradients_equal_finite_differences(at: float) -> None:
         method = {0.5: "half-gate", 1.0: "gradient"}[at]
         scores = hw.cache_scores(model, texts, method, sinks=SINKS, window=WINDOW)
         loss = find_loss(None, model, texts[0])
-        streamed = StreamedModel(model, find_attentions(model, texts[0]), loss, texts, SINKS, WINDOW)
+        streamed = StreamedModel(
+            model, find_attentions(model, texts[0]), loss, texts, SINKS, WINDOW
+        )
         step = 1e-5
         with torch.no_grad():
             for head, expected in enumerate(scores.per_text.T):
@@ -98,7 +100,9 @@ def test_mass_is_that_of_the_weights_outside() -> None:
             queries = range(first + SINKS + WINDOW, 23)
             for h in range(4):
                 for i in queries:
-                    masses[h] += float(weights[layer][text, h, i, first + SINKS : i - WINDOW + 1].sum())
+                    masses[h] += float(
+                        weights[layer][text, h, i, first + SINKS : i - WINDOW + 1].sum()
+                    )
             masses /= len(queries)
             expected[text, 2 * layer : 2 * layer + 2] = masses.reshape(2, 2).max(1)
     np.testing.assert_allclose(scores.per_text, expected, atol=1e-5)
@@ -168,9 +172,7 @@ def test_bytes_are_those_of_the_cache() -> None:
 
 def test_a_loss_is_kept_with_the_fewest_full_heads() -> None:
     model, texts = zoo.make("Llama"), batches()
-    plans = [
-        hw.cache_plan(model, texts, keep=n / 4, sinks=SINKS, window=WINDOW) for n in range(5)
-    ]
+    plans = [hw.cache_plan(model, texts, keep=n / 4, sinks=SINKS, window=WINDOW) for n in range(5)]
     losses = [plan.measured["loss of this cache"] for plan in plans]
     for budget in (0.0, 0.05, 10.0):
         plan = hw.cache_plan(model, texts, loss=budget, sinks=SINKS, window=WINDOW)
@@ -204,8 +206,10 @@ def test_retrieval_batches_ask_for_a_span_that_occurs_before() -> None:
         ids, labels = batch["input_ids"][0], batch["labels"][0]
         assert torch.equal(ids, same["input_ids"][0])
         starts = [i for i in range(20) if torch.equal(ids[i : i + 6], ids[-6:])]
-        assert starts and len(ids) == 40
-        assert torch.equal(labels[-4:], ids[-4:]) and bool((labels[:-4] == -100).all())
+        assert starts
+        assert len(ids) == 40
+        assert torch.equal(labels[-4:], ids[-4:])
+        assert bool((labels[:-4] == -100).all())
     plan = hw.cache_plan(model, made, keep=0.5, sinks=SINKS, window=WINDOW)
     assert "of the loss lm" in plan.why
 

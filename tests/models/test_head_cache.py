@@ -75,7 +75,9 @@ def masked(model: nn.Module, windows: Windows, real: Tensor, sinks: int = SINKS)
         visible = visible_by_definition(layer, H // len(layer), real, sinks)
         mask = kwargs["attention_mask"]
         lowest = torch.finfo(mask.dtype).min
-        return args, kwargs | {"attention_mask": mask.expand(-1, H, -1, -1).masked_fill(~visible, lowest)}
+        return args, kwargs | {
+            "attention_mask": mask.expand(-1, H, -1, -1).masked_fill(~visible, lowest)
+        }
 
     for module in model.modules():
         if hasattr(module, "layer_idx") and "ttention" in type(module).__name__:
@@ -89,7 +91,9 @@ def masked(model: nn.Module, windows: Windows, real: Tensor, sinks: int = SINKS)
 
 
 @torch.no_grad()
-def by_definition(name: str, windows: Windows, ids: Tensor, real: Tensor, sinks: int = SINKS) -> Tensor:
+def by_definition(
+    name: str, windows: Windows, ids: Tensor, real: Tensor, sinks: int = SINKS
+) -> Tensor:
     """The logits of one pass over the texts without a cache."""
     model = zoo.make(name)
     positions = (real.cumsum(-1) - 1).clamp(min=0)
@@ -99,7 +103,9 @@ def by_definition(name: str, windows: Windows, ids: Tensor, real: Tensor, sinks:
 
 
 @torch.no_grad()
-def in_pieces(model: nn.Module, cache: Any, ids: Tensor, real: Tensor, pieces: Sequence[int]) -> Tensor:
+def in_pieces(
+    model: nn.Module, cache: Any, ids: Tensor, real: Tensor, pieces: Sequence[int]
+) -> Tensor:
     """The logits of forward passes over pieces of the texts, with a cache."""
     positions, logits, stop = (real.cumsum(-1) - 1).clamp(min=0), [], cache.get_seq_length()
     for piece in pieces:
@@ -168,7 +174,9 @@ def test_sinks_and_windows_of_every_size(sinks: int, window: int) -> None:
     assert_equal_texts(actual, expected, real)
 
 
-def generated(model: nn.Module, prompt: Mapping[str, Tensor], cache: Any = None, **more: Any) -> Any:
+def generated(
+    model: nn.Module, prompt: Mapping[str, Tensor], cache: Any = None, **more: Any
+) -> Any:
     return model.generate(**prompt, **HOW, max_new_tokens=8, past_key_values=cache, **more)
 
 
@@ -307,7 +315,9 @@ def test_two_caches_of_one_model_do_not_mix() -> None:
     with plan_of(windows[0]).cache(model) as first, plan_of(windows[1]).cache(model) as second:
         for step, piece in enumerate([9, 1, 4, 5]):
             parts = [in_pieces(model, cache, ids, real, [piece]) for cache in (first, second)]
-            whole = parts if step == 0 else [torch.cat(x, 1) for x in zip(whole, parts, strict=True)]
+            whole = (
+                parts if step == 0 else [torch.cat(x, 1) for x in zip(whole, parts, strict=True)]
+            )
         stock = model(ids).logits
     for logits, heads in zip(whole, windows, strict=True):
         assert_equal_texts(logits, by_definition("Llama", heads, ids, real), real)

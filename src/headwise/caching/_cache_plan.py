@@ -152,10 +152,7 @@ class _Planner:
     def by(self, goal: str, value: Any) -> CachePlan:
         """The plan for one of the goals."""
         base = self._reading.loss_of(self._plan(len(self._order)))
-        if goal == "loss":
-            n_full = self._fewest(base + value)
-        else:
-            n_full = self._number(goal, value)
+        n_full = self._fewest(base + value) if goal == "loss" else self._number(goal, value)
         plan = self._plan(n_full)
         lost = self._reading.loss_of(plan)
         if len(self._scores) > 1:

@@ -27,9 +27,7 @@ def keep_first(order: Sequence[KVHead], n_full: int, window: int) -> Choice:
     return {head: None if i < n_full else window for i, head in enumerate(order)}
 
 
-def within_tokens(
-    losses: Mapping[int, Losses], sinks: int, n_tokens: int, budget: int
-) -> Choice:
+def within_tokens(losses: Mapping[int, Losses], sinks: int, n_tokens: int, budget: int) -> Choice:
     """The windows that lose least in sum while all heads together keep at most `budget` tokens.
 
     Each head starts with the smallest window; the step that gains most for its tokens comes

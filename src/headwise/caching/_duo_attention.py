@@ -100,7 +100,9 @@ def _read_table(path: Path, advice: str) -> list[list[float]]:
         lines = path.read_text("utf-8").splitlines()
         rows = [[float(value) for value in line.split("\t")] for line in lines if line.strip()]
     except (OSError, ValueError) as error:
-        raise InputError(f"load_duo_attention: {path} cannot be read ({error}). {advice}") from error
+        raise InputError(
+            f"load_duo_attention: {path} cannot be read ({error}). {advice}"
+        ) from error
     if not rows or not _is_table(rows):
         widths = sorted({len(row) for row in rows})
         raise InputError(

@@ -85,7 +85,9 @@ class StreamedModel:
         """What the query heads of a call would read if all of them were streaming."""
         with without_function_modes():
             first = first_columns(inputs)
-            return streaming_heads(call.q, call.k, call.v, call.rule, (self.sinks, self.window), first)
+            return streaming_heads(
+                call.q, call.k, call.v, call.rule, (self.sinks, self.window), first
+            )
 
     @cached_property
     def _slices(self) -> dict[Attention, slice]:

@@ -85,9 +85,7 @@ class ScoringTexts:
                     f"caches {[layer.n_kv_heads for layer in self.layers]}. Name the heads: "
                     f"full={{layer: [kv heads]}}."
                 )
-            streamed = StreamedModel(
-                self.model, attentions, self.loss, self.batches, sinks, window
-            )
+            streamed = StreamedModel(self.model, attentions, self.loss, self.batches, sinks, window)
             values = METHODS[method](streamed, report).double().cpu().numpy()
         return CacheScores(tuple(streamed.heads), values, method, window, self.loss.name)
 

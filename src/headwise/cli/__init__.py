@@ -29,9 +29,7 @@ from headwise.errors import HeadwiseError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-for command in (
-    report, train, observe, roles, importance, prune, group, cache, count, explain
-):
+for command in (report, train, observe, roles, importance, prune, group, cache, count, explain):
     app.command(cls=CheckedCommand)(with_flat_options(command))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
 from headwise.models._check import check_model
 from headwise.models.ownership import call_model, example_input
-from headwise._evaluation import in_evaluation
 
 
 @dataclass(frozen=True)

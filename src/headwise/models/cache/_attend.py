@@ -77,9 +77,7 @@ class StreamingRule:
             n = slots.keys.k.shape[2]
             positions = self._all_positions(n, q.device)
         last = self._S - 1 - self._starts(q.device)
-        visible = (positions >= 0) & (
-            (positions < self._sinks) | (positions > last - self._window)
-        )
+        visible = (positions >= 0) & ((positions < self._sinks) | (positions > last - self._window))
         columns = (positions + self._starts(q.device)).clamp(min=0)
         tile = Tile(1, self._S, range(1), range(self._S), q.device)
         masks = [visible[:, None, None]]

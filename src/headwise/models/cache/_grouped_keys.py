@@ -51,7 +51,7 @@ class CallKeys:
     @property
     def plain(self) -> KeysValues | None:
         """Keys and values of all heads over all columns, if none keeps fewer."""
-        group, entries = self.groups[0]
+        _group, entries = self.groups[0]
         return entries if len(self.groups) == 1 and isinstance(entries, KeysValues) else None
 
     def attend(self, q: Float[Tensor, "B H T D"], rule: AttentionRule) -> Tensor:

@@ -25,7 +25,8 @@ def attend_cached(
 
     Raises:
         ArgumentError: the cache belongs to another model.
-        UnsupportedError: the module attends in both directions, or the call asks for weights or drops some, or adds a bias by position.
+        UnsupportedError: the module attends in both directions, or the call asks for weights,
+            drops some, or adds a bias by position.
     """
     if not isinstance(key, GroupedKeys):
         return attend(module, query, key, value, attention_mask, *args, **kwargs)

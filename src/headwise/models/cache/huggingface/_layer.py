@@ -10,8 +10,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from headwise.errors import ArgumentError, ShapeError
 from headwise.models.cache._grouped_keys import CallKeys, GroupedKeys
-from headwise.models.cache._texts import TextBatch
 from headwise.models.cache._storage import FullGroup, HeadGroup, StreamingGroup
+from headwise.models.cache._texts import TextBatch
 
 # The last tokens that each kv head keeps; None for all tokens.
 Windows = Sequence[int | None]
