@@ -4,7 +4,7 @@ Filler is drawn from a fixed Markov chain, so that heads that look nearby have s
 Statements are planted in it: `PASS` and a code, or `PAIR`, a key and its value. A statement that
 is repeated is a question: all that follows its cue can be read from its first occurrence.
 
-    OMP_NUM_THREADS=1 python benchmarks/_retrieval.py --into /tmp/retrieval/model
+    OMP_NUM_THREADS=1 python benchmarks/_retrieval.py --into FOLDER
 """
 
 import argparse
@@ -33,7 +33,7 @@ RATE, WARM_UP = 2e-3, 100
 
 
 @dataclass(frozen=True)
-class Texts:
+class RetrievalTexts:
     """Texts of one length; labels are ignored but for the tokens that an answer consists of."""
 
     ids: Tensor
@@ -47,12 +47,14 @@ class Texts:
         return len(self.ids)
 
 
-def training_texts(n: int, length: int, rng: torch.Generator) -> Texts:
+def training_texts(n: int, length: int, rng: torch.Generator) -> RetrievalTexts:
     """Texts with statements all over, most of them repeated: many answers in each text."""
     return _stacked([_dense_text(length, rng) for _ in range(n)])
 
 
-def question_texts(n: int, length: int, seed: int, kind: str = "pairs", n_pairs: int = 16) -> Texts:
+def question_texts(
+    n: int, length: int, seed: int, kind: str = "pairs", n_pairs: int = 16
+) -> RetrievalTexts:
     """Texts of filler with statements anywhere in them, and one question as their last tokens.
 
     Args:
@@ -105,7 +107,7 @@ def train(minutes: float = 40, seed: int = 0, log: Path | None = None) -> LlamaF
 
 
 def _step(
-    model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, texts: Texts
+    model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, texts: RetrievalTexts
 ) -> tuple[float, float]:
     """One step; the loss of answers, and the share of their tokens that is right."""
     logits = model(input_ids=texts.ids, use_cache=False).logits[:, :-1]
@@ -122,8 +124,10 @@ def _step(
     return answers.item(), right.item()
 
 
-def _stacked(rows: list[tuple[list[int], list[int]]]) -> Texts:
-    return Texts(torch.tensor([ids for ids, _ in rows]), torch.tensor([lab for _, lab in rows]))
+def _stacked(rows: list[tuple[list[int], list[int]]]) -> RetrievalTexts:
+    return RetrievalTexts(
+        torch.tensor([ids for ids, _ in rows]), torch.tensor([lab for _, lab in rows])
+    )
 
 
 def _numbers(choices: range, n: int, rng: torch.Generator) -> list[int]:

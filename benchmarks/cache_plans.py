@@ -1,10 +1,10 @@
 """Accuracy and loss against the share of the cache, by score; bytes and times of smaller caches.
 
-    OMP_NUM_THREADS=1 python benchmarks/_retrieval.py --into /tmp/retrieval/model    # 40 minutes
-    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py retrieval --model /tmp/retrieval/model
-    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py scores --model /tmp/retrieval/model
-    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py perplexity --model FOLDER --text FILE
-    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py time
+    OMP_NUM_THREADS=1 python benchmarks/_retrieval.py --into RETRIEVAL    # 40 minutes
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py retrieval --model RETRIEVAL --into DIR
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py scores --model RETRIEVAL --into DIR
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py perplexity --language FOLDER --text FILE --into DIR
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py time --into DIR
 
 Each part prints its figures and writes them as JSON into --into.
 """
@@ -340,7 +340,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=8, help="texts that heads are scored on")
     parser.add_argument("--random", type=int, default=20, help="random plans of each size")
     parser.add_argument("--rounds", type=int, default=24)
-    parser.add_argument("--into", type=Path, default=Path("/tmp/cache-plans"))
+    parser.add_argument("--into", type=Path, required=True)
     args = parser.parse_args()
     args.into.mkdir(parents=True, exist_ok=True)
     result = PARTS[args.part](args)

@@ -20,7 +20,7 @@ SINKS, WINDOW = 2, 4
 METHODS = ("half-gate", "gradient", "leave-one-out", "mass", "output")
 
 
-def batches(n: int = 3, padding: int = 0, n_tokens: int = 23) -> list[dict[str, Tensor]]:
+def batches(n: int = 2, padding: int = 0, n_tokens: int = 23) -> list[dict[str, Tensor]]:
     rng = torch.Generator().manual_seed(5)
     texts = []
     for _ in range(n):
@@ -41,7 +41,10 @@ def streaming(layer: int, head: int) -> CachePlan:
 
 
 @pytest.mark.parametrize("padding", [0, 5])
-@pytest.mark.parametrize("name", ["Llama", "GptOss", "Gemma2"])
+@pytest.mark.parametrize(
+    "name",
+    ["Llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("GptOss", "Gemma2"))],
+)
 def test_leave_one_out_is_what_the_cache_loses(name: str, padding: int) -> None:
     model, texts = zoo.make(name), batches(padding=padding)
     scores = hw.cache_scores(model, texts, "leave-one-out", sinks=SINKS, window=WINDOW)
@@ -136,7 +139,7 @@ def test_scoring_leaves_the_model_as_it_was() -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("keep", [0, 0.25, 0.5, 0.99, 1])
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
 def test_a_plan_keeps_the_heads_that_lose_most(keep: float) -> None:
     model = zoo.make("Llama")
     scores = hw.cache_scores(model, batches(), "leave-one-out", sinks=SINKS, window=WINDOW)
@@ -148,7 +151,7 @@ def test_a_plan_keeps_the_heads_that_lose_most(keep: float) -> None:
     assert {(layer, head) for layer, heads in plan.full.items() for head in heads} == expected
     assert plan.model == fingerprint(model)
     assert set(plan.measured) >= {"loss of the full cache", "loss of this cache"}
-    if keep == 1:
+    if keep == 1.0:
         assert plan.measured["loss of the full cache"] == plan.measured["loss of this cache"]
 
 
@@ -159,6 +162,7 @@ def test_the_same_share_in_each_layer() -> None:
     assert [len(heads) for heads in plan.full.values()] == [1, 1]
 
 
+@pytest.mark.full
 def test_bytes_are_those_of_the_cache() -> None:
     model, texts = zoo.make("Llama"), batches()
     token = 2 * model.config.head_dim * 4
@@ -170,6 +174,7 @@ def test_bytes_are_those_of_the_cache() -> None:
         assert plan.share(23) == pytest.approx(most / (token * 4 * 23))
 
 
+@pytest.mark.full
 def test_a_loss_is_kept_with_the_fewest_full_heads() -> None:
     model, texts = zoo.make("Llama"), batches()
     plans = [hw.cache_plan(model, texts, keep=n / 4, sinks=SINKS, window=WINDOW) for n in range(5)]
@@ -180,6 +185,7 @@ def test_a_loss_is_kept_with_the_fewest_full_heads() -> None:
         assert plan.windows in [other.windows for other in plans]
 
 
+@pytest.mark.full
 def test_several_windows_never_lose_more_or_keep_more_than_the_largest() -> None:
     model, texts = zoo.make("Llama"), batches()
     how: Mapping[str, Any] = {"keep": 0.25, "sinks": SINKS, "method": "leave-one-out"}
@@ -189,6 +195,7 @@ def test_several_windows_never_lose_more_or_keep_more_than_the_largest() -> None
     assert several.tokens(23) <= one.tokens(23)
 
 
+@pytest.mark.full
 def test_agreement_is_reported_between_halves_and_domains() -> None:
     model, texts = zoo.make("Llama"), batches(4)
     how: Mapping[str, Any] = {"keep": 0.5, "sinks": SINKS, "window": WINDOW}
@@ -228,7 +235,7 @@ def test_a_plan_is_saved_and_used_by_another_copy_of_the_model(tmp_path: Any) ->
 
 def test_an_observer_sees_what_each_head_still_sees() -> None:
     model, texts = zoo.make("Llama"), batches(1, padding=3)
-    plan = CachePlan.of({0: [0]}, n_layers=2, n_kv_heads=2, sinks=0, window=1)
+    plan = CachePlan.of({0: [0]}, n_layers=2, n_kv_heads=2, sinks=0, window=2)
     with torch.no_grad():
         with plan.cache(model) as cache:
             plain = model(**texts[0], past_key_values=cache).logits
@@ -243,10 +250,10 @@ def test_an_observer_sees_what_each_head_still_sees() -> None:
                 )
     assert torch.equal(plain, watched)
     for watch in (inside, outside):
-        self_mass = watch.table().mean("self")
-        # Only the query heads of L0.KV0 see more than the query itself.
-        assert np.all(self_mass[:2] < 0.9)
-        np.testing.assert_allclose(self_mass[2:], 1, atol=1e-6)
+        near = watch.table().mean("self") + watch.table().mean("previous")
+        # Only the query heads of L0.KV0 see more than the query and the token before.
+        assert np.all(near[:2] < 0.99)
+        np.testing.assert_allclose(near[2:], 1, atol=1e-5)
     first, second = inside.table(), outside.table()
     for name in ("self", "entropy", "distance", "first", "previous"):
         np.testing.assert_array_equal(first.count(name), second.count(name))

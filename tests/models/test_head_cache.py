@@ -134,9 +134,16 @@ PIECES = {
 }
 
 
-@each_model
-@pytest.mark.parametrize("padding", [0, 4, 12])
-@pytest.mark.parametrize("pieces", PIECES)
+CASES = [(name, padding, pieces) for name in FEW for padding in (0, 4, 12) for pieces in PIECES]
+QUICK = [case for case in CASES if case[0] == "Llama" or case[1:] == (4, "both")]
+SLOW = [case for case in CASES if case not in QUICK]
+SLOW += [(name, padding, "both") for name in OTHERS for padding in (0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "padding", "pieces"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in SLOW)],
+)
 def test_it_equals_a_mask_for_each_head(name: str, padding: int, pieces: str) -> None:
     ids, real = texts(padding)
     model = zoo.make(name)
@@ -162,8 +169,7 @@ def test_every_implementation_gives_the_same(implementation: str) -> None:
     assert_equal_texts(actual, expected, real)
 
 
-@pytest.mark.parametrize("sinks", [0, 1, 6])
-@pytest.mark.parametrize("window", [1, 2, 4])
+@pytest.mark.parametrize(("sinks", "window"), [(0, 1), (1, 2), (6, 4), (0, 4), (6, 1)])
 def test_sinks_and_windows_of_every_size(sinks: int, window: int) -> None:
     ids, real = texts(3)
     model = zoo.make("Llama")
@@ -212,7 +218,7 @@ def test_a_window_wider_than_the_text_equals_full(name: str) -> None:
         torch.testing.assert_close(logits, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["Llama", "GptOss"])
+@pytest.mark.parametrize("name", ["Llama", pytest.param("GptOss", marks=pytest.mark.full)])
 @pytest.mark.parametrize("how", ["greedy", "beams", "assisted", "lookup"])
 def test_generate_equals_one_pass_under_the_masks(name: str, how: str) -> None:
     model = zoo.make(name)

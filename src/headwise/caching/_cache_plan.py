@@ -165,7 +165,7 @@ class _Planner:
         measured = {"loss of the full cache": base, "loss of this cache": lost}
         return replace(plan, why=why, measured=measured)
 
-    def _number(self, goal: str, value: float) -> int:
+    def _number(self, goal: str, value: Any) -> int:
         """How many kv heads keep all tokens."""
         n_heads = len(self._order)
         if goal == "keep":

@@ -1,6 +1,6 @@
 """`headwise cache`: which tokens each kv head of a model keeps, as a plan."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -68,7 +68,7 @@ def cache(
         check_absent(duo_attention, force)
     from headwise.cli import tasks
 
-    plan = tasks.plan_cache(model, text, shared, goal)
+    plan = tasks.plan_cache(model, text, shared, **asdict(goal))
     print_note(str(plan))
     for name, value in plan.measured.items():
         print_note(f"{name}: {value:.4g}")

@@ -1,7 +1,7 @@
 """The plan of a cache for a model, on the texts of a file or made-up ones."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from headwise.caching import CachePlan, cache_plan, retrieval_batches
 from headwise.cli._options import Shared
@@ -10,25 +10,28 @@ from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import note_split_texts, read_drawn_texts
 from headwise.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from headwise.cli.commands._cache import CacheGoal
-
 # The share of kv heads that keep all tokens, where no goal is set.
 _KEEP = 0.5
 _TEXTS, _TOKENS = 16, 1024  # of retrieval, where no file is given
 
 
-def plan_cache(name: str, path: Path | None, shared: Shared, goal: "CacheGoal") -> CachePlan:
+def plan_cache(
+    name: str, path: Path | None, shared: Shared, window: str, **settings: Any
+) -> CachePlan:
     """Plan the cache of a model.
+
+    Args:
+        window: One size, or several with commas between them.
+        settings: Further arguments of `cache_plan`.
 
     Raises:
         ArgumentError: the window sizes are no numbers.
     """
     try:
-        windows = [int(size) for size in goal.window.split(",")]
+        windows = [int(size) for size in window.split(",")]
     except ValueError as error:
         raise ArgumentError(
-            f"cache: --window {goal.window} is no number of tokens. Write 256, or 64,256."
+            f"cache: --window {window} is no number of tokens. Write 256, or 64,256."
         ) from error
     texts = None if path is None else read_drawn_texts(path, shared)
     model, tokenizer = open_model(name, shared)
@@ -37,11 +40,15 @@ def plan_cache(name: str, path: Path | None, shared: Shared, goal: "CacheGoal") 
         texts = retrieval_batches(model, n_texts, n_tokens, seed=shared.seed or 0)
     else:
         note_split_texts(texts, model, tokenizer, shared)
-    has_goal = any(x is not None for x in (goal.keep, goal.bytes, goal.loss))
-    keep = goal.keep if has_goal else _KEEP
+    if all(settings[goal] is None for goal in ("keep", "bytes", "loss")):
+        settings["keep"] = _KEEP
     with progress_bar(f"Scoring the kv heads of {name}") as on_progress:
         return cache_plan(
-            model, texts, tokenizer=tokenizer, keep=keep, bytes=goal.bytes, loss=goal.loss,
-            sinks=goal.sinks, window=windows, method=goal.method,
-            max_tokens=shared.max_tokens, on_progress=on_progress,
-        )  # fmt: skip
+            model,
+            texts,
+            tokenizer=tokenizer,
+            window=windows,
+            max_tokens=shared.max_tokens,
+            on_progress=on_progress,
+            **settings,
+        )

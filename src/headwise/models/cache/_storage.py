@@ -127,7 +127,7 @@ class StreamingGroup(HeadGroup):
         super().__init__(heads)
         self.sinks, self.window = sinks, window
         self.is_recording = False
-        self._turn = window  # slots after the sinks
+        self._ring = window  # slots after the sinks
         self._since = 0  # tokens since the last crop
         self._written = 0  # columns that were ever written, cropped ones included
         self._oldest = 0  # the first column after the sinks that is still there
@@ -144,12 +144,12 @@ class StreamingGroup(HeadGroup):
         past_start = max(0, start - self.window + 1)
         past = self._columns(past_start, start, first) if T > 1 and past_start < start else None
         self._make_room(T, first)
-        slots = self._reserve(new, min(self.sinks + self._turn, start + T), self.sinks + self._turn)
+        slots = self._reserve(new, min(self.sinks + self._ring, start + T), self.sinks + self._ring)
         self.length += T
         self._write(slots, new, start, first)
         self._written = max(self._written, self.length)
-        if self._written > self.sinks + self._turn:
-            self._oldest = max(self._oldest, self._written - self._turn)
+        if self._written > self.sinks + self._ring:
+            self._oldest = max(self._oldest, self._written - self._ring)
         if T == 1:
             return self._slot_keys(slots, first)
         recent = new
@@ -165,21 +165,21 @@ class StreamingGroup(HeadGroup):
         """Forget the last `n` tokens, and slots for tokens that might have been taken back."""
         self.length -= n
         self._since = 0
-        if self._turn > self.window + _RECORDED:
+        if self._ring > self.window + _RECORDED:
             self._move(self.window + _RECORDED, first)
 
     def reset(self) -> None:
         super().reset()
-        self._turn, self._since, self._written, self._oldest = self.window, 0, 0, 0
+        self._ring, self._since, self._written, self._oldest = self.window, 0, 0, 0
 
     def _make_room(self, T: int, first: Tensor | None) -> None:
         """Keep tokens that left the window, while they may be needed again."""
         self._since += T
-        if self.is_recording and self._turn < self.window + self._since:
+        if self.is_recording and self._ring < self.window + self._since:
             self._move(self.window + self._since + _RECORDED, first)
 
     def _slot_of(self, positions: Int[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
-        later = self.sinks + (positions - self.sinks) % self._turn
+        later = self.sinks + (positions - self.sinks) % self._ring
         return torch.where(positions < self.sinks, positions, later)
 
     def _write(self, slots: KeysValues, new: KeysValues, start: int, first: Tensor | None) -> None:
@@ -187,7 +187,7 @@ class StreamingGroup(HeadGroup):
         device, stop = new.k.device, self.length
         columns = torch.arange(start, stop, device=device)
         if first is None and stop - start == 1:
-            slot = start if start < self.sinks else self.sinks + (start - self.sinks) % self._turn
+            slot = start if start < self.sinks else self.sinks + (start - self.sinks) % self._ring
             for buffer, x in zip(slots, new, strict=True):
                 buffer[:, :, slot] = x[:, :, 0]
             return
@@ -195,16 +195,16 @@ class StreamingGroup(HeadGroup):
         for row, offset in enumerate(offsets):
             rows = slice(None) if first is None else slice(row, row + 1)
             positions = columns - offset
-            stays = (positions < self.sinks) | (columns >= stop - self._turn)
+            stays = (positions < self.sinks) | (columns >= stop - self._ring)
             index = torch.nonzero(stays & (positions >= 0)).flatten()
             places = self._slot_of(positions[index])
             for buffer, x in zip(slots, new, strict=True):
                 buffer[rows].index_copy_(2, places, x[rows].index_select(2, index))
 
     def _slot_keys(self, slots: KeysValues, first: Tensor | None) -> SlotKeys:
-        n_slots = min(self.sinks + self._turn, self.length)
+        n_slots = min(self.sinks + self._ring, self.length)
         keys = slots.map(lambda x: x[:, :, :n_slots])
-        if first is None and self._turn == self.window:
+        if first is None and self._ring == self.window:
             return SlotKeys(keys, None)
         return SlotKeys(keys, self.positions(n_slots, first, slots.k.device))
 
@@ -215,7 +215,7 @@ class StreamingGroup(HeadGroup):
         slot = torch.arange(n_slots, device=device)[None]
         start = slot.new_zeros(1, 1) if first is None else first.to(device)[:, None]
         last = self.length - 1 - start
-        latest = last - (last - slot) % self._turn
+        latest = last - (last - slot) % self._ring
         is_gone = (latest < self.sinks) | (latest + start < self._oldest)
         sinks = slot.masked_fill(slot > last, -1)
         return torch.where(slot < self.sinks, sinks, latest.masked_fill(is_gone, -1))
@@ -232,17 +232,17 @@ class StreamingGroup(HeadGroup):
         places = places.clamp(max=slots.k.shape[2] - 1)[:, None, :, None]
         return slots.map(lambda x: x.gather(2, places.expand(*x.shape[:2], -1, x.shape[3])))
 
-    def _move(self, turn: int, first: Tensor | None) -> None:
+    def _move(self, ring: int, first: Tensor | None) -> None:
         """Change how many slots are used in turn; each token gets the slot that belongs to it."""
-        slots, n_slots = self._slots, min(self.sinks + self._turn, self.length)
+        slots, n_slots = self._slots, min(self.sinks + self._ring, self.length)
         if slots is None or n_slots == 0:
-            self._turn = turn
+            self._ring = ring
             return
-        if self._written > self.sinks + turn:
-            self._oldest = max(self._oldest, self._written - turn)
+        if self._written > self.sinks + ring:
+            self._oldest = max(self._oldest, self._written - ring)
         positions = self.positions(n_slots, first, slots.k.device)
-        self._turn, self._slots = turn, None
-        moved = self._reserve(slots, min(self.sinks + turn, self.length), self.sinks + turn)
+        self._ring, self._slots = ring, None
+        moved = self._reserve(slots, min(self.sinks + ring, self.length), self.sinks + ring)
         for row, at in enumerate(positions):
             rows = slice(None) if len(positions) == 1 else slice(row, row + 1)
             index = torch.nonzero(at >= 0).flatten()
