@@ -214,11 +214,11 @@ def main() -> None:
     args = parser.parse_args()
     args.into.parent.mkdir(parents=True, exist_ok=True)
     model = train(args.minutes, args.seed, args.into.with_suffix(".log"))
-    for length in (256, 1024, 4096):
-        print(length, scores(model, length), flush=True)
     beside = args.into.with_suffix(".part")
     model.save_pretrained(beside)
     beside.rename(args.into)
+    for length in (256, 1024, 4096):
+        print(length, scores(model, length), flush=True)
 
 
 if __name__ == "__main__":

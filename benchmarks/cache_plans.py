@@ -1,9 +1,10 @@
-"""Accuracy and loss against the share of the cache, by score; bytes and times of smaller caches.
+r"""Accuracy and loss against the share of the cache, by score; bytes and times of smaller caches.
 
     OMP_NUM_THREADS=1 python benchmarks/_retrieval.py --into RETRIEVAL    # 40 minutes
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py retrieval --model RETRIEVAL --into DIR
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py scores --model RETRIEVAL --into DIR
-    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py perplexity --language FOLDER --text FILE --into DIR
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py perplexity --language FOLDER \
+        --text FILE --into DIR
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py time --into DIR
 
 Each part prints its figures and writes them as JSON into --into.

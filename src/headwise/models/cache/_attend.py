@@ -168,5 +168,5 @@ def _gathered(x: Tensor, columns: Int[Tensor, "#B n"]) -> Tensor:
 def _joined(left: Tensor | None, right: Tensor) -> Tensor:
     """Two masks or biases side by side."""
     assert left is not None
-    shape = torch.broadcast_shapes(left.shape[:3], right.shape[:3])
+    shape = [max(sizes) for sizes in zip(left.shape[:3], right.shape[:3], strict=True)]
     return torch.cat([x.expand(*shape, x.shape[3]) for x in (left, right)], 3)

@@ -17,7 +17,7 @@ from headwise.models.cache._texts import TextBatch
 Windows = Sequence[int | None]
 
 
-class HeadCacheLayer(CacheLayerMixin):
+class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
     """The cache of one layer: each kv head keeps all tokens, or the first and the latest.
 
     Attributes:
