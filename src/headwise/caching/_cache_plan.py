@@ -202,7 +202,9 @@ class _Planner:
         for layer in self._reading.layers:
             heads = [(layer.layer, head) for head in range(layer.n_kv_heads)]
             windows = tuple(choice[head] for head in heads)
-            layers.append(LayerCachePlan(layer.layer, windows, tuple(map(losses.get, heads))))
+            layers.append(
+                LayerCachePlan(layer.layer, windows, tuple(losses[head] for head in heads))
+            )
         return _for_model(CachePlan(tuple(layers), self._sinks), self._reading)
 
 
@@ -223,8 +225,12 @@ def _of_heads(
     plan = CachePlan.of(
         full, n_layers=len(layers), n_kv_heads=counts, sinks=sinks, window=windows[0]
     )
-    known = {"token_bytes": layers[0].token_bytes, "model": fingerprint(model)}
-    return replace(plan, **known, why="kv heads by name")
+    return replace(
+        plan,
+        token_bytes=layers[0].token_bytes,
+        model=fingerprint(model),
+        why="kv heads by name",
+    )
 
 
 def _agreement(scores: CacheScores, others: Mapping[str, CacheScores]) -> dict[str, float]:

@@ -29,8 +29,9 @@ def retrieval_batches(
     Raises:
         ArgumentError: the model has no vocabulary, or the spans do not fit the text.
     """
-    config = check_model("retrieval_batches", model).config
-    n_words = getattr(config.get_text_config(), "vocab_size", 0)
+    config: Any = getattr(check_model("retrieval_batches", model), "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    n_words = getattr(config, "vocab_size", 0)
     if not is_size(n) or not is_size(n_tokens) or not 3 <= span <= n_tokens // 4:
         raise ArgumentError(
             f"retrieval_batches: n={n}, n_tokens={n_tokens}, span={span}. Give at least one text, "

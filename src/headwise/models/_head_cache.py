@@ -68,7 +68,6 @@ def find_cache_layers(model: nn.Module) -> list[CacheLayer]:
         UnsupportedError: the model has no cache of keys and values alone, or reads it outside of
             the attention interface of transformers.
     """
-    batch = None
     with head_cache(model, {}, 0) as cache, torch.no_grad(), in_evaluation(model):
         batch = example_input(model)
         call_model(model, {**batch, "past_key_values": cache, "use_cache": True})

@@ -33,13 +33,14 @@ def plan_cache(
         raise ArgumentError(
             f"cache: --window {window} is no number of tokens. Write 256, or 64,256."
         ) from error
-    texts = None if path is None else read_drawn_texts(path, shared)
+    read = [] if path is None else read_drawn_texts(path, shared)
     model, tokenizer = open_model(name, shared)
-    if texts is None:
+    texts: Any = read
+    if path is None:
         n_texts, n_tokens = shared.max_texts or _TEXTS, shared.max_tokens or _TOKENS
         texts = retrieval_batches(model, n_texts, n_tokens, seed=shared.seed or 0)
     else:
-        note_split_texts(texts, model, tokenizer, shared)
+        note_split_texts(read, model, tokenizer, shared)
     if all(settings[goal] is None for goal in ("keep", "bytes", "loss")):
         settings["keep"] = _KEEP
     with progress_bar(f"Scoring the kv heads of {name}") as on_progress:
