@@ -117,11 +117,14 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     full = questions.accuracy(None)
     result: dict[str, Any] = {"length": args.length, "full": full, "curves": {}, "random": {}}
     print(f"full cache: {full:.3f}", flush=True)
-    for method, score in scores.items():
-        order = ordered(score)
+    orders = {method: ordered(score) for method, score in scores.items()}
+    if args.kvpress:
+        order = json.loads(args.kvpress.read_text("utf-8"))["order"]
+        orders["kvpress"] = [(layer, head) for layer, head in order]
+    for method, order in orders.items():
         curve = {share: questions.accuracy(by_order(order, share)) for share in SHARES[:-1]}
         result["curves"][method] = curve
-        print(method, {k: round(v, 3) for k, v in curve.items()}, score.stability(), flush=True)
+        print(method, {k: round(v, 3) for k, v in curve.items()}, flush=True)
     result["full_heads"] = {
         m: ordered(score)[: len(score.heads) // 2] for m, score in scores.items()
     }
@@ -332,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--model", type=Path, help="the trained retrieval model")
+    parser.add_argument("--kvpress", type=Path, help="the file that kvpress_scores.py wrote")
     parser.add_argument("--more", type=Path, nargs="*", help="further retrieval models")
     parser.add_argument("--language", type=Path, help="a folder of a language model")
     parser.add_argument("--text", type=Path, help="a text for the language model")
