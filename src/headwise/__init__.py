@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from headwise import errors as errors
     from headwise import masks as masks
     from headwise import reference as reference
+    from headwise.caching import CachePlan as CachePlan
+    from headwise.caching import CacheScores as CacheScores
+    from headwise.caching import cache_plan as cache_plan
+    from headwise.caching import cache_scores as cache_scores
+    from headwise.caching import load_duo_attention as load_duo_attention
+    from headwise.caching import retrieval_batches as retrieval_batches
+    from headwise.caching import save_duo_attention as save_duo_attention
     from headwise.corpora import Example as Example
     from headwise.errors import HeadwiseError as HeadwiseError
     from headwise.kernels import attend as attend
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from headwise.layer import Llama3Scaling as Llama3Scaling
     from headwise.layer import MultiHeadAttention as MultiHeadAttention
     from headwise.layer import NTKScaling as NTKScaling
+    from headwise.layer import PerHeadKVCache as PerHeadKVCache
     from headwise.layer import RoPE as RoPE
     from headwise.layer import T5Bias as T5Bias
     from headwise.layer import YaRN as YaRN
@@ -66,6 +74,8 @@ if TYPE_CHECKING:
 _HOME = {
     "ALiBi": "layer",
     "AlignedBatch": "roles",
+    "CachePlan": "caching",
+    "CacheScores": "caching",
     "Costs": "surgery",
     "Curves": "tables",
     "Head": "tables",
@@ -77,6 +87,7 @@ _HOME = {
     "Llama3Scaling": "layer",
     "MultiHeadAttention": "layer",
     "NTKScaling": "layer",
+    "PerHeadKVCache": "layer",
     "Plan": "surgery",
     "QKClip": "monitor",
     "Request": "watch",
@@ -92,6 +103,8 @@ _HOME = {
     "ablate": "models",
     "align": "roles",
     "attend": "kernels",
+    "cache_plan": "caching",
+    "cache_scores": "caching",
     "costs": "surgery",
     "errors": "",
     "fast_attention": "models",
@@ -102,6 +115,7 @@ _HOME = {
     "importance": "scoring",
     "load": "models",
     "load_heads": "roles",
+    "load_duo_attention": "caching",
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",
@@ -111,7 +125,9 @@ _HOME = {
     "recover": "recovery",
     "reference": "",
     "register_attention": "models",
+    "retrieval_batches": "caching",
     "save": "models",
+    "save_duo_attention": "caching",
     "study": "report",
 }
 

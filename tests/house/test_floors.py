@@ -20,7 +20,7 @@ FLOORS = (
     ("lab",),
     ("models",),
     ("watch", "scoring"),
-    ("roles", "surgery", "monitor"),
+    ("roles", "surgery", "caching", "monitor"),
     ("report", "recovery"),
     ("cli",),
     ("__init__", "__main__"),

@@ -13,6 +13,7 @@ from headwise.cli._arguments import CheckedCommand
 from headwise.cli._options import with_flat_options
 from headwise.cli._print import print_error
 from headwise.cli.commands import (
+    cache,
     count,
     explain,
     group,
@@ -29,7 +30,19 @@ from headwise.errors import HeadwiseError
 __all__ = ["app", "main"]
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
-for command in (report, train, observe, roles, heads, importance, prune, group, count, explain):
+for command in (
+    report,
+    train,
+    observe,
+    roles,
+    heads,
+    importance,
+    prune,
+    group,
+    cache,
+    count,
+    explain,
+):
     app.command(cls=CheckedCommand)(with_flat_options(command))
 
 

@@ -4,6 +4,7 @@ from headwise.layer._attention import MultiHeadAttention
 from headwise.layer._biases import ALiBi, DistanceBias, PositionBias, T5Bias
 from headwise.layer._cache import CachedKeys, KVCache
 from headwise.layer._core import HeadAttention, LayerOutput
+from headwise.layer._per_head_cache import PerHeadKVCache
 from headwise.layer._positions import (
     LinearScaling,
     Llama3Scaling,
@@ -24,6 +25,7 @@ __all__ = [
     "Llama3Scaling",
     "MultiHeadAttention",
     "NTKScaling",
+    "PerHeadKVCache",
     "PositionBias",
     "RoPE",
     "Scaling",

@@ -127,8 +127,14 @@ class KVCache:
         self._next = self._next.to(cached.positions.device) + cached.positions.shape[1] - len(self)
         self._slots = self._forget(cached)
 
-    def visible(self, cached: CachedKeys, query_at: Int[Tensor, "b T"]) -> Mask | None:
-        """The mask of cached keys for these queries, without causality; None if all are visible."""
+    def visible(
+        self, cached: CachedKeys, query_at: Int[Tensor, "b T"], n_heads: int
+    ) -> Mask | None:
+        """The mask of cached keys for these queries, without causality; None if all are visible.
+
+        Args:
+            n_heads: The number of query heads, for caches that keep different keys for each.
+        """
         positions = cached.positions[:, None]  # b 1 S
         if self.window is None:
             return as_mask((positions >= 0)[:, None]) if self._ragged else None

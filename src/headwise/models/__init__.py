@@ -3,6 +3,12 @@
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
 from headwise.models._fast_attention import fast_attention
+from headwise.models._head_cache import (
+    CacheLayer,
+    count_cache_layers,
+    find_cache_layers,
+    head_cache,
+)
 from headwise.models._hooks import Hooks, hooked
 from headwise.models._known_fingerprint import fingerprint
 from headwise.models._offsets import TokenOffsets, token_offsets, untruncated
@@ -33,6 +39,7 @@ from headwise.models._tokens import (
     token_strings,
 )
 from headwise.models.attention import register_attention
+from headwise.models.cache import StreamingMask, streaming_heads
 from headwise.models.capture import (
     ActiveModules,
     AttentionCall,
@@ -97,6 +104,7 @@ __all__ = [
     "Attention",
     "AttentionCall",
     "Batch",
+    "CacheLayer",
     "Coverage",
     "Format",
     "HeadCounts",
@@ -110,6 +118,7 @@ __all__ = [
     "Site",
     "Sites",
     "StackInputs",
+    "StreamingMask",
     "Text",
     "TokenOffsets",
     "Understanding",
@@ -129,6 +138,7 @@ __all__ = [
     "check_reads_text",
     "compose_heads",
     "context_of",
+    "count_cache_layers",
     "count_heads",
     "decoder_ids",
     "differs_from_itself",
@@ -137,12 +147,14 @@ __all__ = [
     "example_input",
     "fast_attention",
     "find_attentions",
+    "find_cache_layers",
     "find_logit_rows",
     "find_ownership",
     "fingerprint",
     "first_batch",
     "float_outputs",
     "gate_heads",
+    "head_cache",
     "heads_of",
     "hooked",
     "inputs_of",
@@ -169,6 +181,7 @@ __all__ = [
     "sentence_embedding",
     "set_original_heads",
     "source_files",
+    "streaming_heads",
     "text_alone",
     "token_classes",
     "token_offsets",

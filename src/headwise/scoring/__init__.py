@@ -4,7 +4,7 @@ from headwise.scoring._batches import BatchesLike, paired, read_batches
 from headwise.scoring._curves import prune_curves
 from headwise.scoring._importance import importance
 from headwise.scoring._loss import Loss, embedding, find_loss
-from headwise.scoring._task_score import Inputs, Score
+from headwise.scoring._task_score import Inputs, Score, rank_correlation
 from headwise.scoring.methods import RESUMABLE, Gates
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "importance",
     "paired",
     "prune_curves",
+    "rank_correlation",
     "read_batches",
 ]

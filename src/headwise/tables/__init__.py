@@ -1,6 +1,12 @@
 """Results of this library: one row per head, plain arrays, and the files that hold them."""
 
-from headwise.tables._bootstrap import DRAWS, bootstrap_means, ratio_interval, resample_counts
+from headwise.tables._bootstrap import (
+    DRAWS,
+    bootstrap_means,
+    ratio_interval,
+    resample_counts,
+    tails_of,
+)
 from headwise.tables._columns import at_prompt, in_columns
 from headwise.tables._head_table import HeadTable
 from headwise.tables._heads import Head, HeadLike, HeadsLike, resolve_heads
@@ -62,6 +68,7 @@ __all__ = [
     "resample_counts",
     "resolve_heads",
     "save_figure",
+    "tails_of",
     "texts_of",
     "write_table_file",
 ]

@@ -1,5 +1,6 @@
 """The commands, a file each. What a command needs to do its work is imported when it runs."""
 
+from headwise.cli.commands._cache import cache
 from headwise.cli.commands._count import count
 from headwise.cli.commands._explain import explain
 from headwise.cli.commands._group import group
@@ -12,6 +13,7 @@ from headwise.cli.commands._roles import roles
 from headwise.cli.commands._train import train
 
 __all__ = [
+    "cache",
     "count",
     "explain",
     "group",

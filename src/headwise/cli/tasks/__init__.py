@@ -3,6 +3,8 @@
 This folder imports everything heavy, so a command imports it when it runs.
 """
 
+from headwise.caching import save_duo_attention
+from headwise.cli.tasks._cache import plan_cache
 from headwise.cli.tasks._figures import draw_statistics
 from headwise.cli.tasks._group import group_model
 from headwise.cli.tasks._heads import find_model_heads
@@ -25,8 +27,10 @@ __all__ = [
     "find_model_roles",
     "group_model",
     "open_model",
+    "plan_cache",
     "prune_model",
     "read_texts_or_pairs",
+    "save_duo_attention",
     "save_figure",
     "score_model",
     "study_mini_gpt",

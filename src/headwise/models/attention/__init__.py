@@ -1,6 +1,7 @@
 """Hugging Face models on the kernels of this library, by name."""
 
-from headwise.models.attention._register import NAME, register_attention, set_attention
-from headwise.models.attention._rule_mask import RuleMask
+from headwise.models.attention._name import NAME
+from headwise.models.attention._register import register_attention, set_attention
+from headwise.models.attention._rule_mask import DESCRIPTIONS, RuleMask
 
-__all__ = ["NAME", "RuleMask", "register_attention", "set_attention"]
+__all__ = ["DESCRIPTIONS", "NAME", "RuleMask", "register_attention", "set_attention"]

@@ -3,9 +3,7 @@
 from torch import nn
 
 from headwise.errors import ArgumentError, UnsupportedError
-
-# What transformers calls this implementation.
-NAME = "headwise"
+from headwise.models.attention._name import NAME
 
 
 def register_attention() -> None:

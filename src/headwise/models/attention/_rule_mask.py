@@ -47,7 +47,7 @@ class RuleMask(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _DESCRIPTIONS:
+        if func in DESCRIPTIONS:
             with without_tensor_subclasses():
                 return func(*args, **kwargs)
         args, kwargs = map_leaves(as_tensor, (args, kwargs))
@@ -65,7 +65,7 @@ _PROPERTIES = (
     "is_mkldnn", "is_nested", "is_quantized", "is_sparse", "layout", "ndim", "requires_grad",
     "shape",
 )  # fmt: skip
-_DESCRIPTIONS = {
+DESCRIPTIONS = {
     Tensor.__len__, Tensor.dim, Tensor.is_complex, Tensor.is_conj, Tensor.is_floating_point,
     Tensor.is_inference, Tensor.is_neg, Tensor.numel, Tensor.size, Tensor.storage_offset,
     Tensor.stride, *(getattr(Tensor, name).__get__ for name in _PROPERTIES),

@@ -5,23 +5,24 @@ still computes the model's own output, with its own masks, softcap and sinks. Re
 implementation of our own would change masks and settings of the model instead.
 """
 
-import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from headwise._interrupts import reversible
 from headwise._torch_private import without_operator_observers
-from headwise.kernels import AttentionProblem
+from headwise.kernels import AttentionProblem, AttentionRule
+from headwise.masks import Mask
+from headwise.models._interface import CAPTURES, unwrap_interface, wrap_interface
 from headwise.models.attention import NAME
-from headwise.models.attention.huggingface import Call
+from headwise.models.attention.huggingface import Call, keys_read, rule_of
+from headwise.models.cache import CallKeys, GroupedKeys
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import AttentionCall
-from headwise.models.capture.huggingface._rule import keys_read, rule_of
 
 
 class _Captures(tuple[ActiveModules, ...]):
@@ -34,9 +35,6 @@ class _Captures(tuple[ActiveModules, ...]):
 # The attribute of each module that lists its captures. torch.compile can follow a plain
 # attribute, but not a look-up by identity elsewhere.
 _CAPTURES = "_headwise_captures"
-_lock = threading.Lock()
-_open = 0
-_original: Any = None
 
 
 @reversible
@@ -46,7 +44,7 @@ def capture_interface(model: nn.Module, active: ActiveModules) -> Iterator[None]
     Functions that the implementation calls in turn are not captured a second time.
     """
     modules = list(model.modules())
-    _install()
+    wrap_interface(_attend, CAPTURES)
     try:
         for module in modules:
             captures = module.__dict__.get(_CAPTURES, ())
@@ -55,7 +53,7 @@ def capture_interface(model: nn.Module, active: ActiveModules) -> Iterator[None]
     finally:
         for module in modules:
             _remove(module, active)
-        _uninstall()
+        unwrap_interface(CAPTURES)
 
 
 def _remove(module: nn.Module, active: ActiveModules) -> None:
@@ -65,31 +63,6 @@ def _remove(module: nn.Module, active: ActiveModules) -> None:
         module.__dict__[_CAPTURES] = remaining
     else:
         module.__dict__.pop(_CAPTURES, None)
-
-
-def _install() -> None:
-    global _open, _original
-    with _lock:
-        _open += 1
-        if _open > 1:
-            return
-        _original = AttentionInterface.get_interface
-
-        def get_interface(
-            interface: AttentionInterface, implementation: str, default: Callable[..., Any]
-        ) -> Callable[..., Any]:
-            inner = _original(interface, implementation, default)
-            return partial(_attend, inner, implementation)
-
-        AttentionInterface.get_interface = get_interface
-
-
-def _uninstall() -> None:
-    global _open
-    with _lock:
-        _open -= 1
-        if _open == 0:
-            AttentionInterface.get_interface = _original
 
 
 def _attend(
@@ -108,11 +81,15 @@ def _attend(
     inputs = (query, key, value)
     if not captures:
         return inner(module, *inputs, attention_mask, *args, **kwargs)
-    ours = None
-    if implementation == NAME:
+    ours, answered_by, heads = None, None, None
+    is_cached = isinstance(key, GroupedKeys)
+    if implementation == NAME and not is_cached:
         ours = Call.of(module, *inputs, attention_mask, kwargs).native_problem()
     describe = partial(_call, implementation, module, inputs, attention_mask, kwargs, ours)
-    answered_by, heads = _answer(module, implementation, kwargs, inputs, describe, ours is not None)
+    if not is_cached:
+        answered_by, heads = _answer(
+            module, implementation, kwargs, inputs, describe, ours is not None
+        )
     if heads is not None:
         output = heads.transpose(1, 2), None  # B H T Dv -> B T H Dv
     else:
@@ -170,16 +147,15 @@ def _call(
     active: ActiveModules,
     heads: Tensor,
 ) -> AttentionCall:
-    q, k, v = inputs if ours is None else ours[:3]
-    q, k, v = active.detach(q), active.detach(k), active.detach(v)
     if ours is None:
-        read = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
-        if read < k.shape[2]:
-            k, v = k[:, :, :read], v[:, :, :read]
+        inputs, rule = _inputs_and_rule(module, implementation, inputs, mask, kwargs)
+    else:
+        inputs, rule = ours[:3], ours.rule
+    q, k, v = (active.detach(x) for x in inputs)
     return AttentionCall(
         module=module,
         q=q, k=k, v=v,
-        rule=ours.rule if ours else rule_of(module, implementation, q, k, mask, kwargs),
+        rule=rule,
         heads=active.detach(heads),
         watched="the attention interface",
         kernel=implementation or "eager",
@@ -187,3 +163,30 @@ def _call(
         cross=active.is_cross_attention(q.shape[2], k.shape[2]),
         ours=ours is not None,
     )  # fmt: skip
+
+
+def _inputs_and_rule(
+    module: nn.Module,
+    implementation: str,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    mask: Any,
+    kwargs: dict[str, Any],
+) -> tuple[tuple[Tensor, Tensor, Tensor], AttentionRule]:
+    """What an implementation reads of its inputs, and the rule that it computes."""
+    q, k, v = inputs
+    if isinstance(k, GroupedKeys):
+        return _all_columns(q, k.call, rule_of(module, implementation, q, k, mask, kwargs))
+    read = keys_read(module, q.shape[2], k.shape[2], mask, implementation, kwargs)
+    if read < k.shape[2]:
+        k, v = k[:, :, :read], v[:, :, :read]
+    return (q, k, v), rule_of(module, implementation, q, k, mask, kwargs)
+
+
+def _all_columns(
+    q: Tensor, cached: CallKeys, rule: AttentionRule
+) -> tuple[tuple[Tensor, Tensor, Tensor], AttentionRule]:
+    """The inputs over all columns of a text, and a rule that hides what each head has dropped."""
+    visible: Mask = cached.mask(q.shape[1])
+    if rule.visible is not None:
+        visible = rule.visible & visible
+    return (q, *cached.dense), replace(rule, visible=visible)

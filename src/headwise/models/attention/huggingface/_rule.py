@@ -13,8 +13,9 @@ from headwise.errors import MaskError, UnsupportedError
 from headwise.kernels import AttentionRule, make_rule
 from headwise.masks import Mask, as_mask, causal, documents, from_flex, window
 from headwise.masks.parts import top_left
-from headwise.models.attention import NAME, RuleMask
-from headwise.models.attention.huggingface import is_causal
+from headwise.models.attention._name import NAME
+from headwise.models.attention._rule_mask import RuleMask
+from headwise.models.attention.huggingface._implementation import is_causal
 
 _FLEX = "flex_attention"
 

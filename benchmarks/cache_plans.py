@@ -1,0 +1,356 @@
+r"""Accuracy and loss against the share of the cache, by score; bytes and times of smaller caches.
+
+    OMP_NUM_THREADS=1 python benchmarks/_retrieval.py --into RETRIEVAL    # 40 minutes
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py retrieval --model RETRIEVAL --into DIR
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py scores --model RETRIEVAL --into DIR
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py perplexity --language FOLDER \
+        --text FILE --into DIR
+    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py time --into DIR
+
+Each part prints its figures and writes them as JSON into --into.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _retrieval import accuracy, question_texts
+from _timing import interleaved
+from torch import nn
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import headwise as hw
+from headwise.caching import METHODS, CachePlan, CacheScores, LayerCachePlan
+from headwise.scoring import rank_correlation
+
+SINKS, WINDOW = 4, 64
+SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
+KINDS = ("pairs", "pass")
+LONG = 8192
+Plan = Mapping[tuple[int, int], int | None]
+
+
+class Questions:
+    """Held-out texts with one question each, and how a model with a plan answers them."""
+
+    def __init__(self, model: nn.Module, length: int, n: int, seed: int) -> None:
+        self._model = model
+        self._texts = {kind: question_texts(n, length, seed, kind) for kind in KINDS}
+
+    @torch.no_grad()
+    def accuracy(self, plan: CachePlan | None) -> float:
+        """The share of questions of both kinds that are answered right in every token."""
+        right: list[float] = []
+        for texts in self._texts.values():
+            for row in range(len(texts)):
+                ids, labels = texts.ids[row : row + 1], texts.labels[row : row + 1]
+                right.append(accuracy(self._logits(ids, plan), labels))
+        return float(np.mean(right))
+
+    def _logits(self, ids: torch.Tensor, plan: CachePlan | None) -> torch.Tensor:
+        if plan is None:
+            return self._model(input_ids=ids).logits
+        with plan.cache(self._model) as cache:
+            return self._model(input_ids=ids, past_key_values=cache).logits
+
+
+def plan_of(choice: Plan, sinks: int = SINKS) -> CachePlan:
+    """A plan from the window of each kv head."""
+    layers = sorted({layer for layer, _ in choice})
+    return CachePlan(
+        tuple(
+            LayerCachePlan(
+                layer, tuple(choice[head] for head in sorted(choice) if head[0] == layer)
+            )
+            for layer in layers
+        ),
+        sinks,
+    )
+
+
+def by_order(order: Sequence[tuple[int, int]], share: float, window: int = WINDOW) -> CachePlan:
+    """The first heads keep all tokens."""
+    n_full = round(share * len(order))
+    return plan_of({head: None if i < n_full else window for i, head in enumerate(order)})
+
+
+def open_retrieval(folder: Path) -> nn.Module:
+    """The trained model on our kernels."""
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa").eval()
+
+
+def scoring_batches(length: int, n: int, seed: int) -> list[dict[str, torch.Tensor]]:
+    """Texts of both kinds, a batch each; labels are the answers."""
+    texts = [question_texts(n, length, seed + i, kind) for i, kind in enumerate(KINDS)]
+    rows = [(t, row) for t in texts for row in range(len(t))]
+    return [{"input_ids": t.ids[i : i + 1], "labels": t.labels[i : i + 1]} for t, i in rows]
+
+
+def score_all(
+    model: nn.Module, batches: Any, window: int, methods: Sequence[str], **how: Any
+) -> dict[str, CacheScores]:
+    """The scores of a model by each method, with the seconds printed."""
+    scores = {}
+    for method in methods:
+        start = time.process_time()
+        scores[method] = hw.cache_scores(model, batches, method, sinks=SINKS, window=window, **how)
+        print(f"scored by {method} in {time.process_time() - start:.1f} s", flush=True)
+    return scores
+
+
+def ordered(scores: CacheScores) -> list[tuple[int, int]]:
+    """The kv heads from the one that loses most."""
+    return [scores.heads[i] for i in np.argsort(-scores.mean, kind="stable")]
+
+
+def retrieval(args: argparse.Namespace) -> dict[str, Any]:
+    """Accuracy of plans by each score, random plans and uniform windows."""
+    model = open_retrieval(args.model)
+    questions = Questions(model, args.length, args.questions, seed=100)
+    batches = scoring_batches(args.scoring_length, args.texts, seed=500)
+    scores = score_all(model, batches, WINDOW, list(METHODS))
+    full = questions.accuracy(None)
+    result: dict[str, Any] = {"length": args.length, "full": full, "curves": {}, "random": {}}
+    print(f"full cache: {full:.3f}", flush=True)
+    orders = {method: ordered(score) for method, score in scores.items()}
+    if args.kvpress:
+        order = json.loads(args.kvpress.read_text("utf-8"))["order"]
+        orders["kvpress"] = [(layer, head) for layer, head in order]
+    for method, order in orders.items():
+        curve = {share: questions.accuracy(by_order(order, share)) for share in SHARES[:-1]}
+        result["curves"][method] = curve
+        print(method, {k: round(v, 3) for k, v in curve.items()}, flush=True)
+    result["full_heads"] = {
+        m: ordered(score)[: len(score.heads) // 2] for m, score in scores.items()
+    }
+    result["uniform"] = uniform(questions, scores["mass"].heads, args.length)
+    result["random"] = random_plans(questions, list(scores["mass"].heads), args.random)
+    result["stability"] = {method: score.stability() for method, score in scores.items()}
+    result["losses"] = {method: score.mean.tolist() for method, score in scores.items()}
+    return result
+
+
+def uniform(
+    questions: Questions, heads: Sequence[tuple[int, int]], length: int
+) -> dict[float, float]:
+    """The accuracy when all heads keep the same share of the tokens."""
+    curve = {}
+    for share in SHARES[1:-1]:
+        plan = plan_of(dict.fromkeys(heads, max(1, round(share * length) - SINKS)))
+        curve[share] = questions.accuracy(plan)
+    print("uniform windows", {k: round(v, 3) for k, v in curve.items()}, flush=True)
+    return curve
+
+
+def random_plans(
+    questions: Questions, heads: list[tuple[int, int]], n: int
+) -> dict[float, list[float]]:
+    """The accuracies of random plans with a quarter, half and three quarters of the heads full."""
+    rng, band = np.random.default_rng(0), {}
+    for share in (0.25, 0.5, 0.75):
+        plans = [by_order([heads[i] for i in rng.permutation(len(heads))], share) for _ in range(n)]
+        band[share] = [questions.accuracy(plan) for plan in plans]
+        low, high = np.quantile(band[share], [0.05, 0.95])
+        print(f"random at {share}: 5 % {low:.3f}, 95 % {high:.3f}", flush=True)
+    return band
+
+
+def compare_scores(args: argparse.Namespace) -> dict[str, Any]:
+    """Spearman's correlation of each score with leaving heads out, over heads that lose."""
+    result = {}
+    cases: dict[str, tuple[nn.Module, Any, int, dict[str, Any]]] = {}
+    if args.model:
+        model = open_retrieval(args.model)
+        cases["retrieval"] = (
+            model,
+            scoring_batches(args.scoring_length, args.texts, 500),
+            WINDOW,
+            {},
+        )
+    if args.language and args.text:
+        language = hw.load(args.language).eval()
+        tokenizer = hw.load_tokenizer(args.language)
+        texts = paragraphs(args.text, args.texts)
+        cases["language"] = language, texts, 32, {"tokenizer": tokenizer}
+    for folder in args.more or []:
+        batches = scoring_batches(args.scoring_length, args.texts, 500)
+        cases[folder.name] = open_retrieval(folder), batches, WINDOW, {}
+    for name, (model, batches, window, how) in cases.items():
+        scores = score_all(model, batches, window, list(METHODS), **how)
+        truth = scores["leave-one-out"]
+        low, high = truth.interval()
+        loses = (low > 0) | (high < 0)
+        rows = {
+            method: (
+                rank_correlation(score.mean[loses], truth.mean[loses]),
+                rank_correlation(score.mean, truth.mean),
+            )
+            for method, score in scores.items()
+        }
+        result[name] = {"heads": int(loses.sum()), "of": len(loses), "rank_correlation": rows}
+        print(name, result[name], flush=True)
+    return result
+
+
+def paragraphs(path: Path, n: int) -> list[str]:
+    """Passages of a text, evenly spaced."""
+    text = path.read_text("utf-8")
+    step = max(1, len(text) // n)
+    return [text[i : i + 250] for i in range(0, len(text) - 250, step)][:n]
+
+
+def perplexity(args: argparse.Namespace) -> dict[str, Any]:
+    """The loss of a language model with plans by each score, random plans, uniform windows."""
+    model, tokenizer = hw.load(args.language).eval(), hw.load_tokenizer(args.language)
+    texts = paragraphs(args.text, 2 * args.texts)
+    chosen, held_out = texts[::2], texts[1::2]
+    result: dict[str, Any] = {}
+    for window in (16, 32, 64):
+        scores = score_all(model, chosen, window, list(METHODS), tokenizer=tokenizer)
+        evaluate = loss_on(model, held_out, tokenizer)
+        curves = {
+            method: {share: evaluate(by_order(ordered(score), share, window)) for share in SHARES}
+            for method, score in scores.items()
+        }
+        heads, rng = list(scores["mass"].heads), np.random.default_rng(0)
+        orders = [[heads[i] for i in rng.permutation(len(heads))] for _ in range(args.random)]
+        random = [evaluate(by_order(order, 0.5, window)) for order in orders]
+        result[str(window)] = {"curves": curves, "random": random}
+        print(window, {m: {k: round(v, 4) for k, v in c.items()} for m, c in curves.items()})
+        print("random at 0.5", np.quantile(random, [0.05, 0.5, 0.95]).round(4), flush=True)
+    return result
+
+
+def loss_on(model: nn.Module, texts: list[str], tokenizer: Any) -> Callable[[CachePlan], float]:
+    """Measures the mean loss of texts with the cache of a plan."""
+    from headwise.caching._score import ScoringTexts
+
+    return ScoringTexts.read(model, texts, tokenizer, None, None).loss_of
+
+
+def times(args: argparse.Namespace) -> dict[str, Any]:
+    """Bytes, and times of a token and of prefill at 8,192 tokens, as paired ratios."""
+    torch.manual_seed(0)
+    n_layers, heads = 4, 8
+    config = LlamaConfig(
+        hidden_size=512, num_hidden_layers=n_layers, num_attention_heads=16,
+        num_key_value_heads=heads, intermediate_size=1024, vocab_size=500,
+        max_position_embeddings=2 * LONG,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    half = CachePlan.of(
+        {layer: range(0, heads, 2) for layer in range(n_layers)},
+        n_layers=n_layers, n_kv_heads=heads, sinks=4, window=256,
+    )  # fmt: skip
+    every = CachePlan.of(
+        {layer: range(heads) for layer in range(n_layers)}, n_layers=n_layers, n_kv_heads=heads
+    )
+    ids = torch.randint(3, 500, (1, LONG))
+    result = {"token": _token_times(model, ids, half, every, args.rounds)}
+    result["prefill"] = _prefill_times(model, ids, half, every, max(3, args.rounds // 4))
+    print(json.dumps(result, indent=1), flush=True)
+    return result
+
+
+@torch.no_grad()
+def _token_times(
+    model: nn.Module, ids: torch.Tensor, half: CachePlan, every: CachePlan, rounds: int
+) -> dict[str, Any]:
+    token = ids[:, :1]
+    stock = DynamicCache(config=model.config)
+    model.set_attn_implementation("sdpa")
+    model(input_ids=ids, past_key_values=stock, logits_to_keep=1)
+    with half.cache(model) as small, every.cache(model) as whole:
+        for cache in (small, whole):
+            model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+        nbytes = {"half": small.nbytes, "all full": whole.nbytes}
+
+        def step(cache: Any, implementation: str) -> Callable[[], Any]:
+            def work() -> None:
+                model.set_attn_implementation(implementation)
+                model(input_ids=token, past_key_values=cache)
+
+            return work
+
+        hw.register_attention()
+        works = {
+            "half": step(small, "headwise"),
+            "all full": step(whole, "headwise"),
+            "stock": step(stock, "sdpa"),
+        }
+        taken = interleaved(works, rounds, clock="cpu")
+    stock_bytes = sum(x.nbytes for layer in stock.layers for x in (layer.keys, layer.values))
+    return {
+        "bytes": nbytes | {"stock": stock_bytes, "ratio": nbytes["half"] / stock_bytes},
+        "milliseconds": {name: taken.median(name) for name in works},
+        "half / stock": str(taken.ratio("half", "stock")),
+        "half / all full": str(taken.ratio("half", "all full")),
+    }
+
+
+@torch.no_grad()
+def _prefill_times(
+    model: nn.Module, ids: torch.Tensor, half: CachePlan, every: CachePlan, rounds: int
+) -> dict[str, Any]:
+    def fill(plan: CachePlan | None, implementation: str) -> Callable[[], Any]:
+        def work() -> None:
+            model.set_attn_implementation(implementation)
+            if plan is None:
+                cache = DynamicCache(config=model.config)
+                model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+                return
+            with plan.cache(model) as cache:
+                model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+
+        return work
+
+    works = {
+        "half": fill(half, "headwise"),
+        "all full": fill(every, "headwise"),
+        "stock": fill(None, "sdpa"),
+    }
+    taken = interleaved(works, rounds, clock="cpu")
+    return {
+        "milliseconds": {name: taken.median(name) for name in works},
+        "half / stock": str(taken.ratio("half", "stock")),
+        "half / all full": str(taken.ratio("half", "all full")),
+    }
+
+
+PARTS = {
+    "retrieval": retrieval,
+    "scores": compare_scores,
+    "perplexity": perplexity,
+    "time": times,
+}
+
+
+def main() -> None:
+    """Run one part and write its figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--model", type=Path, help="the trained retrieval model")
+    parser.add_argument("--kvpress", type=Path, help="the file that kvpress_scores.py wrote")
+    parser.add_argument("--more", type=Path, nargs="*", help="further retrieval models")
+    parser.add_argument("--language", type=Path, help="a folder of a language model")
+    parser.add_argument("--text", type=Path, help="a text for the language model")
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--scoring-length", type=int, default=1024)
+    parser.add_argument("--questions", type=int, default=20, help="of each kind")
+    parser.add_argument("--texts", type=int, default=8, help="texts that heads are scored on")
+    parser.add_argument("--random", type=int, default=20, help="random plans of each size")
+    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--into", type=Path, required=True)
+    args = parser.parse_args()
+    args.into.mkdir(parents=True, exist_ok=True)
+    result = PARTS[args.part](args)
+    (args.into / f"{args.part}.json").write_text(json.dumps(result, indent=1, default=float))
+
+
+if __name__ == "__main__":
+    main()

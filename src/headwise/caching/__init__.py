@@ -1,0 +1,20 @@
+"""Plans for caches: which tokens each kv head keeps, and the scores that decide it."""
+
+from headwise.caching._cache_plan import cache_plan, cache_scores
+from headwise.caching._duo_attention import load_duo_attention, save_duo_attention
+from headwise.caching._methods import METHODS
+from headwise.caching._plan import CachePlan, LayerCachePlan
+from headwise.caching._retrieval import retrieval_batches
+from headwise.caching._scores import CacheScores
+
+__all__ = [
+    "METHODS",
+    "CachePlan",
+    "CacheScores",
+    "LayerCachePlan",
+    "cache_plan",
+    "cache_scores",
+    "load_duo_attention",
+    "retrieval_batches",
+    "save_duo_attention",
+]

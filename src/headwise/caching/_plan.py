@@ -1,0 +1,262 @@
+"""A plan for a cache: which tokens each kv head keeps. It can be saved and needs no model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import nn
+
+from headwise._display import counted
+from headwise.errors import ArgumentError, HeadError
+from headwise.files import build_from, read_object, write_beside
+from headwise.models import count_cache_layers, fingerprint, head_cache
+from headwise.shapes import is_size
+
+FORMAT = "headwise-cache-plan/1"
+Window = int | None
+
+
+@dataclass(frozen=True)
+class LayerCachePlan:
+    """Which tokens the kv heads of one layer keep.
+
+    Attributes:
+        layer: The layer, counted from 0.
+        windows: For each kv head how many of the last tokens it keeps, a query's own included;
+            None for all tokens.
+        losses: For each kv head what it loses with its smallest window, in units of the score;
+            empty if no scores decided.
+    Raises:
+        ArgumentError: a window is below 1.
+    """
+
+    layer: int
+    windows: tuple[Window, ...]
+    losses: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for head, window in enumerate(self.windows):
+            if window is not None and not is_size(window):
+                raise ArgumentError(
+                    f"CachePlan: window={window!r} of L{self.layer}.KV{head}. Give a number of "
+                    f"tokens from 1 on, or None for all."
+                )
+
+    @property
+    def full(self) -> list[int]:
+        """The kv heads that keep all tokens."""
+        return [head for head, window in enumerate(self.windows) if window is None]
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """Which tokens each kv head of a model keeps: all of them, or the first and the latest.
+
+    Attributes:
+        layers: Every layer of the model.
+        sinks: How many of the first tokens of each text heads with a window keep.
+        token_bytes: The bytes of one token in one kv head, its key and its value; 0 if unknown.
+        model: The fingerprint of the model's weights; "" fits any model of these sizes.
+        why: How the heads were chosen, for readers of the plan.
+        measured: What was measured for the plan, by name: the loss of the full cache and of this
+            one, and how stable the choice is.
+    Raises:
+        ArgumentError: the number of sinks is negative, or there is no layer.
+
+    Example:
+        >>> plan = CachePlan.of({0: [1]}, n_layers=2, n_kv_heads=2, sinks=4, window=64)
+        >>> print(plan)
+        1 of 4 kv heads keeps all tokens, the others 4 first and 64 last ones
+        >>> plan.share(1024)
+        0.2998046875
+    """
+
+    layers: tuple[LayerCachePlan, ...]
+    sinks: int = 4
+    token_bytes: int = 0
+    model: str = ""
+    why: str = ""
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.sinks < 0 or not (is_size(self.sinks) or self.sinks == 0):
+            raise ArgumentError(
+                f"CachePlan: sinks={self.sinks!r}. Give a number of tokens from 0 on."
+            )
+        numbers = [layer.layer for layer in self.layers]
+        if not numbers or numbers != list(range(len(numbers))):
+            raise ArgumentError(
+                f"CachePlan: layers {numbers}. Give every layer of the model, from 0 on, once."
+            )
+
+    @classmethod
+    def of(
+        cls,
+        full: Mapping[int, Sequence[int]],
+        *,
+        n_layers: int,
+        n_kv_heads: int | Sequence[int],
+        sinks: int = 4,
+        window: int = 256,
+    ) -> "CachePlan":
+        """The plan in which these kv heads of each layer keep all tokens.
+
+        Args:
+            full: For each layer its kv heads that keep all tokens; in layers that are left out
+                none does.
+            n_kv_heads: The number of kv heads, of all layers or of each.
+        Raises:
+            HeadError: a layer or head does not exist, or is named twice.
+        """
+        counts = [n_kv_heads] * n_layers if isinstance(n_kv_heads, int) else list(n_kv_heads)
+        for layer, heads in full.items():
+            if layer not in range(n_layers):
+                raise HeadError(f"CachePlan: there is no layer {layer!r} of {n_layers}.")
+            for head in heads:
+                if head not in range(counts[layer]) or list(heads).count(head) > 1:
+                    raise HeadError(
+                        f"CachePlan: L{layer}.KV{head} does not exist or is named twice; the "
+                        f"layer has {counts[layer]} kv heads. Name each head once."
+                    )
+        return cls(
+            tuple(
+                LayerCachePlan(
+                    layer,
+                    tuple(None if head in full.get(layer, ()) else window for head in range(n)),
+                )
+                for layer, n in enumerate(counts)
+            ),
+            sinks,
+        )
+
+    @property
+    def full(self) -> dict[int, list[int]]:
+        """For each layer the kv heads that keep all tokens."""
+        return {layer.layer: layer.full for layer in self.layers}
+
+    @property
+    def windows(self) -> dict[int, tuple[Window, ...]]:
+        """For each layer the window of each kv head; None for all tokens."""
+        return {layer.layer: layer.windows for layer in self.layers}
+
+    def tokens(self, n_tokens: int) -> int:
+        """The number of tokens that all kv heads together keep of a text of `n_tokens`."""
+        every = [window for layer in self.layers for window in layer.windows]
+        return sum(
+            n_tokens if window is None else min(n_tokens, self.sinks + window) for window in every
+        )
+
+    def share(self, n_tokens: int) -> float:
+        """The share of the full cache that is kept of a text of `n_tokens`, from 0 to 1."""
+        return self.tokens(n_tokens) / (n_tokens * sum(len(x.windows) for x in self.layers))
+
+    def nbytes(self, n_tokens: int) -> int:
+        """The bytes that are kept of a text of `n_tokens`, without slots reserved ahead."""
+        return self.tokens(n_tokens) * self.token_bytes
+
+    def cache(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """A cache that a model uses while the block runs, for one batch of texts.
+
+        `with plan.cache(model) as cache: model.generate(**x, past_key_values=cache)`. Batches are
+        padded on the left; the first tokens are those of each text. The model is unchanged when
+        the block ends, also by an error. `cache.nbytes` is what the cache holds, and
+        `cache.reset()` empties it for another text.
+
+        Raises:
+            ArgumentError: the plan is for another model.
+            UnsupportedError: the model has no cache of keys and values alone.
+        """
+        n_layers = count_cache_layers(model)
+        if n_layers != len(self.layers):
+            raise ArgumentError(
+                f"CachePlan.cache: the plan has {len(self.layers)} layers, "
+                f"{type(model).__name__} has {n_layers}. Use a plan for this model."
+            )
+        if self.model and self.model != (known := fingerprint(model)):
+            raise ArgumentError(
+                f"CachePlan.cache: the plan is for a model with the weights {self.model}, this "
+                f"{type(model).__name__} has {known}. Make a plan for this model."
+            )
+        return head_cache(model, self.windows, self.sinks)
+
+    def frame(self) -> pd.DataFrame:
+        """A row for each kv head: name, layer, kv_head, window (NaN for all tokens), loss."""
+        rows = [
+            {
+                "name": f"L{layer.layer}.KV{head}",
+                "layer": layer.layer,
+                "kv_head": head,
+                "window": float("nan") if window is None else window,
+                "loss": layer.losses[head] if layer.losses else float("nan"),
+            }
+            for layer in self.layers
+            for head, window in enumerate(layer.windows)
+        ]
+        return pd.DataFrame(rows)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        content = {"format": FORMAT, **asdict(self)}
+        with write_beside(path) as beside:
+            beside.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CachePlan":
+        """Read a plan that `save` wrote.
+
+        Raises:
+            InputError: the file is missing or holds no plan.
+            ArgumentError: a window or the number of sinks is out of range.
+        """
+        caller, problem = "CachePlan.load", "holds no plan for a cache"
+        advice = "Give a file that CachePlan.save wrote."
+        content = read_object(path, caller, advice, problem)
+        return build_from(
+            lambda: _from_json(content),
+            f"{caller}: {path} {problem}",
+            advice,
+            keep=(ArgumentError,),
+        )
+
+    def __str__(self) -> str:
+        """How many kv heads keep all tokens, what the others keep, and why."""
+        every = [window for layer in self.layers for window in layer.windows]
+        n_full = every.count(None)
+        keep = "keeps" if n_full == 1 else "keep"
+        text = f"{n_full} of {counted(len(every), 'kv head')} {keep} all tokens"
+        sizes = sorted({window for window in every if window is not None})
+        if sizes:
+            lasts = " or ".join(map(str, sizes))
+            text += f", the others {self.sinks} first and {lasts} last ones"
+        return text + (f" ({self.why})" if self.why else "")
+
+
+def _from_json(content: Mapping[str, Any]) -> CachePlan:
+    if content.get("format") != FORMAT:
+        raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
+    numbers = content["sinks"], content["token_bytes"]
+    if not all(type(number) is int for number in numbers):
+        raise ValueError(f"{numbers} are not all whole numbers")
+    return CachePlan(
+        tuple(_layer(entry) for entry in content["layers"]),
+        *numbers,
+        str(content["model"]),
+        str(content["why"]),
+        {str(name): float(value) for name, value in content["measured"].items()},
+    )
+
+
+def _layer(entry: Mapping[str, Any]) -> LayerCachePlan:
+    windows, losses = tuple(entry["windows"]), tuple(map(float, entry["losses"]))
+    if type(entry["layer"]) is not int or len(losses) not in (0, len(windows)):
+        raise ValueError(f"layer {entry['layer']!r} has {len(losses)} losses of {len(windows)}")
+    return LayerCachePlan(entry["layer"], windows, losses)

@@ -1,0 +1,55 @@
+"""Texts on which reading from far away decides the loss, from the vocabulary of any model."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.errors import ArgumentError
+from headwise.models import IGNORED, check_model
+from headwise.shapes import is_size
+
+
+def retrieval_batches(
+    model: nn.Module, n: int = 16, n_tokens: int = 1024, *, span: int = 8, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Texts of random tokens in which a span occurs twice, far from each other.
+
+    The second occurrence ends the text, and all of it but its first two tokens is to be
+    predicted. A model that copies from its context predicts it, whatever language it knows; heads
+    that it needs for that lose when they stream. Give `cache_plan` your own long texts where the
+    model is used for more than that.
+
+    Args:
+        n: The number of texts, a batch each.
+        n_tokens: The length of each text.
+        span: The length of the span that occurs twice.
+    Returns:
+        Batches of one text: `input_ids`, and `labels` that leave out all but the second span.
+    Raises:
+        ArgumentError: the model has no vocabulary, or the spans do not fit the text.
+    """
+    config: Any = getattr(check_model("retrieval_batches", model), "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    n_words = getattr(config, "vocab_size", 0)
+    if not is_size(n) or not is_size(n_tokens) or not 3 <= span <= n_tokens // 4:
+        raise ArgumentError(
+            f"retrieval_batches: n={n}, n_tokens={n_tokens}, span={span}. Give at least one text, "
+            f"and a span from 3 tokens to a quarter of the text."
+        )
+    if n_words <= span:
+        raise ArgumentError(
+            f"retrieval_batches: {type(model).__name__} has a vocabulary of {n_words} tokens for "
+            f"a span of {span}. Give texts of your own."
+        )
+    rng = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    batches = []
+    for _ in range(n):
+        ids = torch.randint(0, n_words, (1, n_tokens), generator=rng)
+        start = int(torch.randint(0, n_tokens // 2, (), generator=rng))
+        ids[:, -span:] = ids[:, start : start + span]
+        labels = torch.full_like(ids, IGNORED)
+        labels[:, 2 - span :] = ids[:, 2 - span :]
+        batches.append({"input_ids": ids.to(device), "labels": labels.to(device)})
+    return batches

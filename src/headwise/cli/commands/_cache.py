@@ -1,0 +1,82 @@
+"""`headwise cache`: which tokens each kv head of a model keeps, as a plan."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from headwise.cli._options import Force, Json, Model, Shared, check_absent, check_output
+from headwise.cli._print import print_json, print_note, print_table
+
+MethodName = Literal["half-gate", "gradient", "leave-one-out", "mass", "output"]
+
+Text = Annotated[
+    Path | None,
+    typer.Option(
+        help="Long texts: a UTF-8 file with one text per paragraph or line.",
+        show_default="texts of random tokens in which a span occurs twice",
+    ),
+]
+PlanFile = Annotated[Path | None, typer.Option("--out", "-o", help="The plan to write: .json.")]
+Pattern = Annotated[
+    Path | None, typer.Option(help="A folder to write the plan to as a pattern of DuoAttention.")
+]
+Keep = Annotated[
+    float | None,
+    typer.Option(help="The largest share of kv heads that keep all tokens.", show_default="0.5"),
+]
+MostBytes = Annotated[int | None, typer.Option(help="The most bytes of the cache of one text.")]
+MostLoss = Annotated[float | None, typer.Option(help="The largest increase of the mean loss.")]
+Sinks = Annotated[int, typer.Option(min=0, help="First tokens that the other heads keep.")]
+WindowSizes = Annotated[
+    str, typer.Option(help="Last tokens that the other heads keep; several as 64,256.")
+]
+ScoringMethod = Annotated[MethodName, typer.Option(help="How kv heads are scored.")]
+
+
+@dataclass(frozen=True)
+class CacheGoal:
+    """What a plan keeps; None for what is not set."""
+
+    keep: Keep = None
+    bytes: MostBytes = None
+    loss: MostLoss = None
+    sinks: Sinks = 4
+    window: WindowSizes = "256"
+    method: ScoringMethod = "half-gate"
+
+
+def cache(
+    model: Model,
+    text: Text = None,
+    out: PlanFile = None,
+    duo_attention: Pattern = None,
+    force: Force = False,
+    as_json: Json = False,
+    *,
+    goal: CacheGoal,
+    shared: Shared,
+) -> None:
+    """Plan a smaller cache: which kv heads keep all tokens, and which the first and latest.
+
+    Prints the plan and what it loses. With -o, writes it; with --json, prints it as JSON.
+    """
+    if out is not None:
+        check_output(out, ".json", force=force)
+    if duo_attention is not None:
+        check_absent(duo_attention, force)
+    from headwise.cli import tasks
+
+    plan = tasks.plan_cache(model, text, shared, **asdict(goal))
+    print_note(str(plan))
+    for name, value in plan.measured.items():
+        print_note(f"{name}: {value:.4g}")
+    if out is not None:
+        print_note(f"The plan: {plan.save(out)}")
+    if duo_attention is not None:
+        print_note(f"The pattern: {tasks.save_duo_attention(plan, duo_attention)}")
+    if as_json:
+        print_json(plan.frame().to_dict("records"))
+    if out is None and not as_json:
+        print_table(plan.frame()[["name", "window", "loss"]])

@@ -1,0 +1,55 @@
+"""The plan of a cache for a model, on the texts of a file or made-up ones."""
+
+from pathlib import Path
+from typing import Any
+
+from headwise.caching import CachePlan, cache_plan, retrieval_batches
+from headwise.cli._options import Shared
+from headwise.cli._progress_bar import progress_bar
+from headwise.cli.tasks._models import open_model
+from headwise.cli.tasks._texts import note_split_texts, read_drawn_texts
+from headwise.errors import ArgumentError
+
+# The share of kv heads that keep all tokens, where no goal is set.
+_KEEP = 0.5
+_TEXTS, _TOKENS = 16, 1024  # of retrieval, where no file is given
+
+
+def plan_cache(
+    name: str, path: Path | None, shared: Shared, window: str, **settings: Any
+) -> CachePlan:
+    """Plan the cache of a model.
+
+    Args:
+        window: One size, or several with commas between them.
+        settings: Further arguments of `cache_plan`.
+
+    Raises:
+        ArgumentError: the window sizes are no numbers.
+    """
+    try:
+        windows = [int(size) for size in window.split(",")]
+    except ValueError as error:
+        raise ArgumentError(
+            f"cache: --window {window} is no number of tokens. Write 256, or 64,256."
+        ) from error
+    read = [] if path is None else read_drawn_texts(path, shared)
+    model, tokenizer = open_model(name, shared)
+    texts: Any = read
+    if path is None:
+        n_texts, n_tokens = shared.max_texts or _TEXTS, shared.max_tokens or _TOKENS
+        texts = retrieval_batches(model, n_texts, n_tokens, seed=shared.seed or 0)
+    else:
+        note_split_texts(read, model, tokenizer, shared)
+    if all(settings[goal] is None for goal in ("keep", "bytes", "loss")):
+        settings["keep"] = _KEEP
+    with progress_bar(f"Scoring the kv heads of {name}") as on_progress:
+        return cache_plan(
+            model,
+            texts,
+            tokenizer=tokenizer,
+            window=windows,
+            max_tokens=shared.max_tokens,
+            on_progress=on_progress,
+            **settings,
+        )

@@ -1,0 +1,87 @@
+"""Caches of a model whose kv heads keep different tokens, and which layers it has."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise._evaluation import in_evaluation
+from headwise.errors import UnsupportedError
+from headwise.models._check import check_model
+from headwise.models.ownership import call_model, example_input
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """A layer that caches keys and values.
+
+    Attributes:
+        layer: Its index in the cache.
+        n_kv_heads: The number of kv heads.
+        token_bytes: The bytes of one token in one kv head, its key and its value.
+        sliding_window: The tokens that the model itself lets the layer see; None for all.
+    """
+
+    layer: int
+    n_kv_heads: int
+    token_bytes: int
+    sliding_window: int | None = None
+
+
+def head_cache(
+    model: nn.Module, windows: Mapping[int, Sequence[int | None]], sinks: int
+) -> AbstractContextManager[Any]:
+    """A cache for one batch of texts of a Hugging Face model, usable while the block runs.
+
+    Args:
+        windows: For each layer how many of the last tokens each kv head keeps, a query's own
+            included; None for all tokens. Heads of layers that are not named keep all.
+        sinks: How many of the first tokens of each text heads with a window keep besides.
+    Raises:
+        UnsupportedError: the model has no cache of keys and values alone.
+    """
+    _check_transformers(model)
+    from headwise.models.cache.huggingface import open_cache
+
+    return open_cache(check_model("CachePlan.cache", model), windows, sinks)
+
+
+def count_cache_layers(model: nn.Module) -> int:
+    """The number of layers that cache keys and values.
+
+    Raises:
+        UnsupportedError: the model has no cache of keys and values alone.
+    """
+    _check_transformers(model)
+    from headwise.models.cache.huggingface import sliding_windows
+
+    return len(sliding_windows(check_model("CachePlan.cache", model)))
+
+
+def find_cache_layers(model: nn.Module) -> list[CacheLayer]:
+    """The layers of a model that cache keys and values, from one short run of it.
+
+    Raises:
+        UnsupportedError: the model has no cache of keys and values alone, or reads it outside of
+            the attention interface of transformers.
+    """
+    with head_cache(model, {}, 0) as cache, torch.no_grad(), in_evaluation(model):
+        batch = example_input(model)
+        call_model(model, {**batch, "past_key_values": cache, "use_cache": True})
+        return [
+            CacheLayer(layer.index, len(layer.windows), layer.token_bytes, layer.sliding_window)
+            for layer in cache.layers
+        ]
+
+
+def _check_transformers(model: nn.Module) -> None:
+    """Refuse models of other libraries without importing transformers."""
+    name = type(check_model("CachePlan", model)).__name__
+    if not hasattr(model, "config"):
+        raise UnsupportedError(
+            f"CachePlan: {name} is no model of transformers. Give one, or a "
+            f"headwise.PerHeadKVCache to a layer of your own."
+        )

@@ -1,0 +1,3 @@
+"""What transformers calls our attention implementation."""
+
+NAME = "headwise"

@@ -1,0 +1,310 @@
+"""Bad input to cache plans and their caches: one error, and nothing has changed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.caching import CachePlan, CacheScores, LayerCachePlan
+from headwise.errors import (
+    ArgumentError,
+    HeadError,
+    InputError,
+    OutputError,
+    ShapeError,
+    UnsupportedError,
+)
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8,
+    "vocab_size": 19, "max_position_embeddings": 64,
+}  # fmt: skip
+IDS = torch.arange(3, 15)[None]
+
+
+def llama(seed: int = 0, **more: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(**SIZES | {"num_key_value_heads": 2} | more)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def plan(**more: Any) -> CachePlan:
+    how: dict[str, Any] = {"n_layers": 2, "n_kv_heads": 2, "window": 3, "sinks": 1} | more
+    return CachePlan.of({0: [1]}, **how)
+
+
+def read(model: nn.Module, cache: Any, ids: Tensor = IDS, **more: Any) -> Any:
+    with torch.no_grad():
+        return model(input_ids=ids, past_key_values=cache, use_cache=True, **more)
+
+
+@pytest.mark.parametrize("window", [0, -1, 2.5, True])
+def test_a_window_is_a_number_of_tokens(window: Any) -> None:
+    with pytest.raises(ArgumentError, match=rf"window={window!r} of L3.KV1"):
+        LayerCachePlan(3, (None, window))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: plan(sinks=-2), ArgumentError, "sinks=-2"),
+        (lambda: CachePlan((LayerCachePlan(1, (None,)),)), ArgumentError, r"layers \[1\]"),
+        (lambda: CachePlan.of({5: [0]}, n_layers=2, n_kv_heads=2), HeadError, "no layer 5 of 2"),
+        (lambda: CachePlan.of({1: [7]}, n_layers=2, n_kv_heads=2), HeadError, "L1.KV7"),
+        (lambda: CachePlan.of({1: [0, 0]}, n_layers=2, n_kv_heads=2), HeadError, "L1.KV0"),
+        (
+            lambda: CacheScores(((0, 0),), np.zeros((2, 3)), "mass", 4),
+            ShapeError,
+            r"1 kv heads, values of \(2, 3\)",
+        ),
+    ],
+)
+def test_plans_of_impossible_heads(build: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_a_plan_of_another_model() -> None:
+    first, second = llama(), llama(1)
+    made = hw.cache_plan(first, full={0: [1]}, window=3)
+    with pytest.raises(ArgumentError, match=f"weights {made.model}, this LlamaForCausalLM"):
+        made.cache(second)
+    with pytest.raises(ArgumentError, match="plan has 2 layers, LlamaForCausalLM has 3"):
+        plan().cache(llama(num_hidden_layers=3))
+    wrong = plan(n_kv_heads=4)
+    with (
+        pytest.raises(ArgumentError, match="layer 0 has 2 kv heads, the plan has 4"),
+        wrong.cache(first) as cache,
+    ):
+        read(first, cache)
+    with plan().cache(first) as cache:
+        with pytest.raises(ArgumentError, match="keys of 12 tokens outside of a forward pass"):
+            read(second, cache)
+        layer, other = first.model.layers[0], second.model.layers[0]
+        own, layer.self_attn = layer.self_attn, other.self_attn
+        with pytest.raises(ArgumentError, match="LlamaAttention belongs to another model"):
+            read(first, cache)
+        layer.self_attn = own
+
+
+def test_a_cache_used_for_another_text() -> None:
+    model = llama()
+    how: Mapping[str, Any] = {"max_new_tokens": 2, "do_sample": False, "pad_token_id": 0}
+    with plan().cache(model) as cache:
+        model.generate(IDS, past_key_values=cache, **how)
+        n = cache.get_seq_length()
+        for other in (IDS.flip(1), IDS.repeat(1, 2), IDS[:, :3]):
+            with pytest.raises(ArgumentError, match=f"1 x {n} tokens of another text than these 1"):
+                model.generate(other, past_key_values=cache, **how)
+        assert cache.get_seq_length() == n
+        with pytest.raises(ArgumentError, match=r"mask of 12 columns, but 13 tokens"):
+            read(model, cache, attention_mask=torch.ones_like(IDS))
+        with pytest.raises(ShapeError, match="3 texts, but the cache holds 1"):
+            read(model, cache, IDS.repeat(3, 1))
+        cache.reset()
+        read(model, cache, IDS.flip(1))
+    with pytest.raises(ArgumentError, match="whose block has ended"):
+        read(model, cache)
+
+
+def test_texts_that_begin_elsewhere() -> None:
+    model = llama()
+    padded = torch.ones(1, 24)
+    padded[0, :5] = 0
+    with plan().cache(model) as cache:
+        read(model, cache, attention_mask=padded[:, :12])
+        with pytest.raises(ArgumentError, match=r"begin at columns \[0\], but at \[5\]"):
+            read(model, cache, attention_mask=torch.ones(1, 24))
+        with pytest.raises(ArgumentError, match=r"the attention mask is NoneType"):
+            read(model, cache)
+    with plan().cache(model) as cache:
+        read(model, cache)
+        with pytest.raises(ArgumentError, match=r"begin at columns \[5\], but at 0"):
+            read(model, cache, attention_mask=padded)
+    with plan().cache(model) as cache:
+        with pytest.raises(ArgumentError, match=r"padding within or after texts.*columns \[0\]"):
+            read(model, cache, attention_mask=padded[:, :12].flip(1))
+        with pytest.raises(ArgumentError, match=r"mask is \(1, 1, 12, 12\)"):
+            read(model, cache, attention_mask=torch.ones(1, 1, 12, 12, dtype=torch.bool))
+
+
+def test_what_cannot_be_taken_back() -> None:
+    model = llama()
+    with plan().cache(model) as cache:
+        read(model, cache)
+        for n in (1, -13):
+            with pytest.raises(ArgumentError, match=rf"crop\({n}\) of 12 tokens"):
+                cache.crop(n)
+        with pytest.raises(ArgumentError, match=r"crop of 2 tokens of 12, .* the last 3 tokens"):
+            cache.crop(-2)
+        assert cache.get_seq_length() == 12
+        cache.crop(-1)
+        with pytest.raises(ArgumentError, match="crop of 1 tokens of 11"):
+            cache.crop(-1)
+
+
+def test_gradients_weights_and_dropout_are_refused() -> None:
+    model = llama(attention_dropout=0.25)
+    with plan().cache(model) as cache, pytest.raises(ArgumentError, match="require gradients"):
+        model(input_ids=IDS, past_key_values=cache)
+    model.set_attn_implementation("eager")
+    weights = pytest.raises(UnsupportedError, match="LlamaAttention should return weights")
+    with plan().cache(model) as cache, weights:
+        read(model, cache, output_attentions=True)
+    model.train()
+    with plan().cache(model) as cache, pytest.raises(UnsupportedError, match=r"has dropout 0.25"):
+        read(model, cache)
+
+
+def test_keys_outside_of_a_forward_pass() -> None:
+    model = llama()
+    with plan().cache(model) as cache, torch.no_grad():
+        with pytest.raises(ArgumentError, match="keys of 4 tokens outside of a forward pass"):
+            cache.update(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4), 0)
+        with pytest.raises(ArgumentError, match="there is no layer 2; the plan has 2 layers"):
+            cache.update(torch.zeros(1, 2, 4, 4), torch.zeros(1, 2, 4, 4), 2)
+
+
+def _bert() -> nn.Module:
+    return transformers.BertModel(transformers.BertConfig(**SIZES)).eval()
+
+
+def _t5() -> nn.Module:
+    config = transformers.T5Config(
+        d_model=16, d_kv=4, d_ff=8, num_layers=1, num_heads=4, vocab_size=19,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    return transformers.T5ForConditionalGeneration(config).eval()
+
+
+def _falcon() -> nn.Module:
+    config = transformers.FalconConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=19
+    )
+    return transformers.FalconForCausalLM(config).eval()
+
+
+def _mamba() -> nn.Module:
+    config = transformers.MambaConfig(
+        hidden_size=16, num_hidden_layers=2, vocab_size=19, state_size=4
+    )
+    return transformers.MambaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_bert, "BertSelfAttention attends in both directions"),
+        (_t5, "T5ForConditionalGeneration is an encoder-decoder"),
+        (_falcon, "on cached keys outside of the attention interface"),
+        (_mamba, "MambaForCausalLM"),
+        (lambda: nn.Linear(3, 3), "Linear is no model of transformers"),
+    ],
+)
+def test_models_without_such_a_cache(make: Any, message: str) -> None:
+    model = make()
+    before = {name: sorted(vars(module)) for name, module in model.named_modules()}
+    with pytest.raises(UnsupportedError, match=message):
+        hw.cache_plan(model, full={0: [0]}, window=3)
+    assert {name: sorted(vars(module)) for name, module in model.named_modules()} == before
+
+
+TEXTS = [{"input_ids": IDS}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "full=None, keep=None, bytes=None, loss=None"),
+        ({"keep": 0.5, "loss": 1.0}, "keep=0.5, bytes=None, loss=1.0"),
+        ({"keep": 1.5}, "keep=1.5"),
+        ({"bytes": -1}, "bytes=-1"),
+        ({"loss": float("nan")}, "loss=nan"),
+        ({"keep": 0.5, "window": 0}, r"window=\[0\]"),
+        ({"keep": 0.5, "window": ()}, r"window=\[\]"),
+        ({"keep": 0.5, "sinks": -1}, "sinks=-1"),
+        ({"keep": 0.5, "texts": None}, "keep=0.5 without texts"),
+        ({"keep": 0.5, "window": 99}, "window=99 keep all 12 tokens"),
+        ({"keep": 0.5, "method": "luck"}, "method='luck' is none of half-gate"),
+        ({"bytes": 1}, "bytes=1, but windows alone take"),
+        ({"full": {0: [0]}, "window": (2, 3)}, r"window=\[2, 3\] with full="),
+        ({"keep": 0.5, "texts": [{"inputs_embeds": torch.zeros(1, 9, 16)}]}, "inputs_embeds"),
+        ({"keep": 0.5, "objective": "embedding"}, "'embedding' compares embeddings"),
+    ],
+)
+def test_goals_and_texts(arguments: dict[str, Any], message: str) -> None:
+    texts = arguments.pop("texts", TEXTS)
+    with pytest.raises(ArgumentError, match=message):
+        hw.cache_plan(llama(), texts, **{"window": 3, "sinks": 1} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n": 0}, "n=0"),
+        ({"n_tokens": 16, "span": 8}, "n_tokens=16, span=8"),
+        ({"span": 20, "n_tokens": 100}, "vocabulary of 19 tokens for a span of 20"),
+    ],
+)
+def test_retrieval_texts_that_cannot_be_made(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        hw.retrieval_batches(llama(), **arguments)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "headwise-plan/1"},
+        {"sinks": 1.5},
+        {"layers": [{"layer": 0, "windows": [None], "losses": [1, 2]}]},
+        {"measured": 3},
+    ],
+)
+def test_files_that_hold_no_plan(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = plan().save(tmp_path / "plan.json")
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | change), "utf-8")
+    with pytest.raises(InputError, match=r"CachePlan.load: .*plan.json holds no plan"):
+        CachePlan.load(path)
+
+
+def test_a_plan_file_with_a_window_of_zero(tmp_path: Path) -> None:
+    path = plan().save(tmp_path / "plan.json")
+    path.write_text(path.read_text("utf-8").replace("3", "0"), "utf-8")
+    with pytest.raises(ArgumentError, match=r"window=0 of L0.KV0"):
+        CachePlan.load(path)
+
+
+def test_patterns_of_duo_attention(tmp_path: Path) -> None:
+    several = CachePlan((LayerCachePlan(0, (3, 4)),))
+    with pytest.raises(ArgumentError, match=r"windows \[3, 4\] and \[2\] kv heads"):
+        hw.save_duo_attention(several, tmp_path / "several")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file cannot be made"):
+        hw.save_duo_attention(plan(), tmp_path / "file")
+    folder = hw.save_duo_attention(plan(), tmp_path / "pattern")
+    with pytest.raises(ArgumentError, match=r"keep=1\.2"):
+        hw.load_duo_attention(folder, keep=1.2)
+    table = folder / "full_attention_heads.tsv"
+    for text, message in (
+        ("1\t2\n3\n", r"rows of \[1, 2\] numbers"),
+        ("1\tnan\n", r"rows of \[2\] numbers, or some that are not finite"),
+        ("1\tx\n", "could not convert string to float: 'x'"),
+        ("0\n" * (1 << 22), "8388608 bytes"),
+    ):
+        table.write_text(text, "utf-8")
+        with pytest.raises(InputError, match=message):
+            hw.load_duo_attention(folder)
+    table.unlink()
+    with pytest.raises(InputError, match=r"full_attention_heads.tsv cannot be read"):
+        hw.load_duo_attention(folder)
+    (folder / "config.json").write_text("{}")
+    table.write_text("1\t0\n")
+    with pytest.raises(InputError, match=r"config.json holds no pattern"):
+        hw.load_duo_attention(folder)

@@ -1,0 +1,286 @@
+"""Scores of kv heads follow from their definition, and plans from the scores."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zoo
+from torch import Tensor, nn
+
+import headwise as hw
+from double import Double, doubled
+from headwise.caching import CachePlan, LayerCachePlan
+from headwise.caching._gated_model import StreamedModel
+from headwise.models import find_attentions, fingerprint
+from headwise.scoring import find_loss
+
+SINKS, WINDOW = 2, 4
+METHODS = ("half-gate", "gradient", "leave-one-out", "mass", "output")
+
+
+def batches(n: int = 2, padding: int = 0, n_tokens: int = 23) -> list[dict[str, Tensor]]:
+    rng = torch.Generator().manual_seed(5)
+    texts = []
+    for _ in range(n):
+        ids = torch.randint(3, zoo.VOCABULARY, (2, n_tokens), generator=rng)
+        real = torch.ones_like(ids)
+        real[0, :padding] = 0
+        texts.append({"input_ids": ids, "attention_mask": real})
+    return texts
+
+
+def streaming(layer: int, head: int) -> CachePlan:
+    """One kv head streams, the others keep all tokens."""
+    layers = [
+        LayerCachePlan(i, tuple(WINDOW if (i, j) == (layer, head) else None for j in range(2)))
+        for i in range(2)
+    ]
+    return CachePlan(tuple(layers), SINKS)
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize(
+    "name",
+    ["Llama", *(pytest.param(name, marks=pytest.mark.full) for name in ("GptOss", "Gemma2"))],
+)
+def test_leave_one_out_is_what_the_cache_loses(name: str, padding: int) -> None:
+    model, texts = zoo.make(name), batches(padding=padding)
+    scores = hw.cache_scores(model, texts, "leave-one-out", sinks=SINKS, window=WINDOW)
+    loss = find_loss(None, model, texts[0])
+    for (layer, head), expected in scores.by_head().items():
+        increases = []
+        for batch in texts:
+            with torch.no_grad(), streaming(layer, head).cache(model) as cache:
+                with_cache = loss.per_text(model(**batch, past_key_values=cache), batch)
+                increases.append(with_cache - loss.per_text(model(**batch), batch))
+        np.testing.assert_allclose(torch.cat(increases).mean(), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("at", [0.5, 1.0])
+def test_gradients_equal_finite_differences(at: float) -> None:
+    with Double():
+        model, texts = doubled(zoo.make("Llama")), batches(1)
+        method = {0.5: "half-gate", 1.0: "gradient"}[at]
+        scores = hw.cache_scores(model, texts, method, sinks=SINKS, window=WINDOW)
+        loss = find_loss(None, model, texts[0])
+        streamed = StreamedModel(
+            model, find_attentions(model, texts[0]), loss, texts, SINKS, WINDOW
+        )
+        step = 1e-5
+        with torch.no_grad():
+            for head, expected in enumerate(scores.per_text.T):
+                ends = []
+                for sign in (-1, 1):
+                    gates = torch.full((4,), at)
+                    gates[head] += sign * step
+                    ends.append(streamed.losses(0, gates))
+                slope = (ends[0] - ends[1]) / (2 * step)
+                np.testing.assert_allclose(slope, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_open_gates_change_no_bit() -> None:
+    model, texts = zoo.make("Llama"), batches(1, padding=4)
+    loss = find_loss(None, model, texts[0])
+    streamed = StreamedModel(model, find_attentions(model, texts[0]), loss, texts, SINKS, WINDOW)
+    with torch.no_grad():
+        plain = loss.per_text(model(**texts[0]), texts[0])
+        assert torch.equal(streamed.losses(0, torch.ones(4)), plain)
+        assert not torch.equal(streamed.losses(0, torch.zeros(4)), plain)
+
+
+def test_mass_is_that_of_the_weights_outside() -> None:
+    model, texts = zoo.make("Llama"), batches(1, padding=3)
+    scores = hw.cache_scores(model, texts, "mass", sinks=SINKS, window=WINDOW)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = model(**texts[0], output_attentions=True).attentions
+    expected = np.zeros((2, 4))
+    for text, first in enumerate((3, 0)):
+        for layer in range(2):
+            masses = np.zeros(4)
+            queries = range(first + SINKS + WINDOW, 23)
+            for h in range(4):
+                for i in queries:
+                    masses[h] += float(
+                        weights[layer][text, h, i, first + SINKS : i - WINDOW + 1].sum()
+                    )
+            masses /= len(queries)
+            expected[text, 2 * layer : 2 * layer + 2] = masses.reshape(2, 2).max(1)
+    np.testing.assert_allclose(scores.per_text, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_that_reads_only_its_window_loses_nothing(method: str) -> None:
+    """A kv head whose value projection is zero gives nothing, wherever it looks."""
+    model = zoo.make("Llama")
+    width = model.config.head_dim
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[width:] = 0
+    scores = hw.cache_scores(model, batches(), method, sinks=SINKS, window=WINDOW)
+    losses = scores.by_head()
+    if method == "mass":  # which does not know about values
+        assert losses[1, 1] > 0.01
+    else:
+        assert abs(losses[1, 1]) < 1e-6 < abs(losses[1, 0])
+        low, high = scores.interval()
+        assert low[0] <= scores.mean[0] <= high[0]
+
+
+def test_scoring_leaves_the_model_as_it_was() -> None:
+    model = zoo.make("Llama")
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    state = vars(model).copy()
+    hw.cache_plan(model, batches(), keep=0.5, sinks=SINKS, window=WINDOW)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert all(x.requires_grad and x.grad is None for x in model.parameters())
+    assert vars(model).keys() == state.keys()
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 1.0])
+def test_a_plan_keeps_the_heads_that_lose_most(keep: float) -> None:
+    model = zoo.make("Llama")
+    scores = hw.cache_scores(model, batches(), "leave-one-out", sinks=SINKS, window=WINDOW)
+    plan = hw.cache_plan(
+        model, batches(), keep=keep, sinks=SINKS, window=WINDOW, method="leave-one-out"
+    )
+    best = np.argsort(-scores.mean, kind="stable")[: int(keep * 4)]
+    expected = {scores.heads[head] for head in best}
+    assert {(layer, head) for layer, heads in plan.full.items() for head in heads} == expected
+    assert plan.model == fingerprint(model)
+    assert set(plan.measured) >= {"loss of the full cache", "loss of this cache"}
+    if keep == 1.0:
+        assert plan.measured["loss of the full cache"] == plan.measured["loss of this cache"]
+
+
+def test_the_same_share_in_each_layer() -> None:
+    plan = hw.cache_plan(
+        zoo.make("Llama"), batches(), keep=0.5, sinks=SINKS, window=WINDOW, per_layer=True
+    )
+    assert [len(heads) for heads in plan.full.values()] == [1, 1]
+
+
+@pytest.mark.full
+def test_bytes_are_those_of_the_cache() -> None:
+    model, texts = zoo.make("Llama"), batches()
+    token = 2 * model.config.head_dim * 4
+    for n_full in range(5):
+        most = token * (n_full * 23 + (4 - n_full) * (SINKS + WINDOW))
+        plan = hw.cache_plan(model, texts, bytes=most, sinks=SINKS, window=WINDOW)
+        assert sum(len(heads) for heads in plan.full.values()) == n_full
+        assert plan.nbytes(23) == most
+        assert plan.share(23) == pytest.approx(most / (token * 4 * 23))
+
+
+@pytest.mark.full
+def test_a_loss_is_kept_with_the_fewest_full_heads() -> None:
+    model, texts = zoo.make("Llama"), batches()
+    plans = [hw.cache_plan(model, texts, keep=n / 4, sinks=SINKS, window=WINDOW) for n in range(5)]
+    losses = [plan.measured["loss of this cache"] for plan in plans]
+    for budget in (0.0, 0.05, 10.0):
+        plan = hw.cache_plan(model, texts, loss=budget, sinks=SINKS, window=WINDOW)
+        assert plan.measured["loss of this cache"] <= losses[4] + budget + 1e-9
+        assert plan.windows in [other.windows for other in plans]
+
+
+@pytest.mark.full
+def test_several_windows_never_lose_more_or_keep_more_than_the_largest() -> None:
+    model, texts = zoo.make("Llama"), batches()
+    how: Mapping[str, Any] = {"keep": 0.25, "sinks": SINKS, "method": "leave-one-out"}
+    one = hw.cache_plan(model, texts, window=8, **how)
+    several = hw.cache_plan(model, texts, window=(3, 8), **how)
+    assert several.measured["loss of this cache"] <= one.measured["loss of this cache"]
+    assert several.tokens(23) <= one.tokens(23)
+
+
+@pytest.mark.full
+def test_agreement_is_reported_between_halves_and_domains() -> None:
+    model, texts = zoo.make("Llama"), batches(4)
+    how: Mapping[str, Any] = {"keep": 0.5, "sinks": SINKS, "window": WINDOW}
+    plan = hw.cache_plan(model, texts, **how, domains={"itself": texts, "others": batches(2, 4)})
+    assert plan.measured["agreement with itself"] == pytest.approx(1)
+    assert -1 <= plan.measured["agreement with others"] <= 1
+    assert -1 <= plan.measured["agreement between halves of the texts"] <= 1
+
+
+def test_retrieval_batches_ask_for_a_span_that_occurs_before() -> None:
+    model = zoo.make("Llama")
+    made = hw.retrieval_batches(model, 3, 40, span=6, seed=1)
+    again = hw.retrieval_batches(model, 3, 40, span=6, seed=1)
+    for batch, same in zip(made, again, strict=True):
+        ids, labels = batch["input_ids"][0], batch["labels"][0]
+        assert torch.equal(ids, same["input_ids"][0])
+        starts = [i for i in range(20) if torch.equal(ids[i : i + 6], ids[-6:])]
+        assert starts
+        assert len(ids) == 40
+        assert torch.equal(labels[-4:], ids[-4:])
+        assert bool((labels[:-4] == -100).all())
+    plan = hw.cache_plan(model, made, keep=0.5, sinks=SINKS, window=WINDOW)
+    assert "of the loss lm" in plan.why
+
+
+def test_a_plan_is_saved_and_used_by_another_copy_of_the_model(tmp_path: Any) -> None:
+    model, texts = zoo.make("Llama"), batches()
+    plan = hw.cache_plan(model, texts, keep=0.5, sinks=SINKS, window=(3, 5))
+    loaded = CachePlan.load(plan.save(tmp_path / "plan.json"))
+    assert loaded == plan
+    outputs: list[Tensor] = []
+    for one, copy in ((plan, model), (loaded, zoo.make("Llama"))):
+        with torch.no_grad(), one.cache(copy) as cache:
+            outputs.append(copy(**texts[0], past_key_values=cache).logits)
+    assert torch.equal(*outputs)
+
+
+def test_an_observer_sees_what_each_head_still_sees() -> None:
+    model, texts = zoo.make("Llama"), batches(1, padding=3)
+    plan = CachePlan.of({0: [0]}, n_layers=2, n_kv_heads=2, sinks=0, window=2)
+    with torch.no_grad():
+        with plan.cache(model) as cache:
+            plain = model(**texts[0], past_key_values=cache).logits
+        with plan.cache(model) as cache, hw.observe(model) as inside:
+            watched = model(**texts[0], past_key_values=cache).logits
+        with hw.observe(model) as outside, plan.cache(model) as cache:
+            for start, stop in ((0, 9), (9, 10), (10, 23)):
+                model(
+                    input_ids=texts[0]["input_ids"][:, start:stop],
+                    attention_mask=texts[0]["attention_mask"][:, :stop],
+                    past_key_values=cache,
+                )
+    assert torch.equal(plain, watched)
+    for watch in (inside, outside):
+        near = watch.table().mean("self") + watch.table().mean("previous")
+        # Only the query heads of L0.KV0 see more than the query and the token before.
+        assert np.all(near[:2] < 0.99)
+        np.testing.assert_allclose(near[2:], 1, atol=1e-5)
+    first, second = inside.table(), outside.table()
+    for name in ("self", "entropy", "distance", "first", "previous"):
+        np.testing.assert_array_equal(first.count(name), second.count(name))
+        np.testing.assert_allclose(first.mean(name), second.mean(name), atol=1e-4)
+
+
+def _modules(model: nn.Module) -> list[Any]:
+    return [(name, sorted(vars(module))) for name, module in model.named_modules()]
+
+
+def test_the_model_is_what_it_was_after_an_error() -> None:
+    from transformers import AttentionInterface
+
+    model, texts = zoo.make("Llama"), batches(1)
+    before, function = _modules(model), AttentionInterface.get_interface
+    stock = model.generate(**texts[0], max_new_tokens=5, pad_token_id=0)
+    plan = CachePlan.of({0: [0]}, n_layers=2, n_kv_heads=2, window=3)
+
+    def fail_late(*_: Any) -> None:
+        if cache.get_seq_length() > 25:
+            raise RuntimeError("stop")
+
+    hook = model.model.layers[1].register_forward_pre_hook(fail_late)
+    with pytest.raises(RuntimeError, match="stop"), plan.cache(model) as cache:
+        model.generate(**texts[0], past_key_values=cache, max_new_tokens=5, pad_token_id=0)
+    hook.remove()
+    assert _modules(model) == before
+    assert AttentionInterface.get_interface is function
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert torch.equal(model.generate(**texts[0], max_new_tokens=5, pad_token_id=0), stock)

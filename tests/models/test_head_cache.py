@@ -1,0 +1,330 @@
+"""A model with a cache for each head equals the same model under a mask for each head."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from torch import Tensor, nn
+
+from headwise.caching import CachePlan, LayerCachePlan
+
+Windows = Sequence[Sequence[int | None]]
+FEW = ("Llama", "GptOss", "Gemma2", "GPT2")
+OTHERS = ("Cohere2", "Gemma3", "GPTNeoX", "Mistral", "Mixtral", "OPT", "Phi3")
+OTHERS += ("Qwen2", "Qwen3", "StableLm", "Starcoder2", "Olmo2", "SmolLM3")
+NAMES = [*FEW, *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+each_model = pytest.mark.parametrize("name", NAMES)
+HOW = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "output_logits": True}
+HOW |= {"return_dict_in_generate": True, "output_scores": True}
+SINKS, LENGTH = 2, 19
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
+
+
+def kv_heads(model: nn.Module) -> int:
+    config = model.config
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def plan_of(windows: Windows, sinks: int = SINKS) -> CachePlan:
+    layers = (LayerCachePlan(layer, tuple(heads)) for layer, heads in enumerate(windows))
+    return CachePlan(tuple(layers), sinks)
+
+
+def mixed(model: nn.Module) -> list[list[int | None]]:
+    """All tokens, and two windows, in every layer where there are heads enough."""
+    choices: list[int | None] = [None, 5, 3, 7]
+    n = kv_heads(model)
+    return [[choices[(layer + head) % 4] for head in range(n)] for layer in range(2)]
+
+
+def texts(padding: int = 0) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(3, zoo.VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    real = torch.ones_like(ids)
+    real[0, :padding] = 0
+    return ids.masked_fill(real == 0, 0), real
+
+
+def visible_by_definition(
+    windows: Sequence[int | None], group: int, real: Tensor, sinks: int
+) -> Tensor:
+    """`[B, H, T, S]`, pair by pair, from what a window and sinks mean."""
+    B, T = real.shape
+    visible = torch.zeros(B, group * len(windows), T, T, dtype=torch.bool)
+    for b in range(B):
+        first = int(real[b].argmax())
+        for i in range(T):
+            for j in range(i + 1):
+                for h, window in enumerate(windows):
+                    in_reach = window is None or i - j < window or 0 <= j - first < sinks
+                    visible[b, h * group : (h + 1) * group, i, j] = in_reach
+    return visible
+
+
+@contextmanager
+def masked(model: nn.Module, windows: Windows, real: Tensor, sinks: int = SINKS) -> Iterator[None]:
+    """The model with eager attention, whose additive masks also hide what each head drops."""
+    model.set_attn_implementation("eager")
+    H = model.config.num_attention_heads
+    hooks = []
+
+    def hide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        layer = windows[module.layer_idx]
+        visible = visible_by_definition(layer, H // len(layer), real, sinks)
+        mask = kwargs["attention_mask"]
+        lowest = torch.finfo(mask.dtype).min
+        return args, kwargs | {
+            "attention_mask": mask.expand(-1, H, -1, -1).masked_fill(~visible, lowest)
+        }
+
+    for module in model.modules():
+        if hasattr(module, "layer_idx") and "ttention" in type(module).__name__:
+            hooks.append(module.register_forward_pre_hook(hide, with_kwargs=True))
+    assert len(hooks) == len(windows)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def by_definition(
+    name: str, windows: Windows, ids: Tensor, real: Tensor, sinks: int = SINKS
+) -> Tensor:
+    """The logits of one pass over the texts without a cache."""
+    model = zoo.make(name)
+    positions = (real.cumsum(-1) - 1).clamp(min=0)
+    with masked(model, windows, real, sinks):
+        inputs = {"input_ids": ids, "attention_mask": real, "position_ids": positions}
+        return model(**inputs, use_cache=False).logits
+
+
+@torch.no_grad()
+def in_pieces(
+    model: nn.Module, cache: Any, ids: Tensor, real: Tensor, pieces: Sequence[int]
+) -> Tensor:
+    """The logits of forward passes over pieces of the texts, with a cache."""
+    positions, logits, stop = (real.cumsum(-1) - 1).clamp(min=0), [], cache.get_seq_length()
+    for piece in pieces:
+        start, stop = stop, stop + piece
+        logits.append(
+            model(
+                input_ids=ids[:, start:stop],
+                attention_mask=real[:, :stop],
+                position_ids=positions[:, start:stop],
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        )
+    return torch.cat(logits, 1)
+
+
+def assert_equal_texts(actual: Tensor, expected: Tensor, real: Tensor) -> None:
+    torch.testing.assert_close(actual[real.bool()], expected[real.bool()], **TOLERANCE)
+
+
+PIECES = {
+    "whole": [LENGTH],
+    "chunks": [8, 6, 5],
+    "tokens": [1] * LENGTH,
+    "both": [9, 1, 1, 1, 5, 1, 1],
+}
+
+
+CASES = [(name, padding, pieces) for name in FEW for padding in (0, 4, 12) for pieces in PIECES]
+QUICK = [case for case in CASES if case[0] == "Llama" or case[1:] == (4, "both")]
+SLOW = [case for case in CASES if case not in QUICK]
+SLOW += [(name, padding, "both") for name in OTHERS for padding in (0, 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "padding", "pieces"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in SLOW)],
+)
+def test_it_equals_a_mask_for_each_head(name: str, padding: int, pieces: str) -> None:
+    ids, real = texts(padding)
+    model = zoo.make(name)
+    windows = mixed(model)
+    expected = by_definition(name, windows, ids, real)
+    with plan_of(windows).cache(model) as cache:
+        actual = in_pieces(model, cache, ids, real, PIECES[pieces])
+    assert_equal_texts(actual, expected, real)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "headwise"])
+def test_every_implementation_gives_the_same(implementation: str) -> None:
+    from headwise.models import register_attention
+
+    register_attention()
+    ids, real = texts(4)
+    model = zoo.make("Llama")
+    windows = mixed(model)
+    expected = by_definition("Llama", windows, ids, real)
+    model.set_attn_implementation(implementation)
+    with plan_of(windows).cache(model) as cache:
+        actual = in_pieces(model, cache, ids, real, PIECES["both"])
+    assert_equal_texts(actual, expected, real)
+
+
+@pytest.mark.parametrize(("sinks", "window"), [(0, 1), (1, 2), (6, 4), (0, 4), (6, 1)])
+def test_sinks_and_windows_of_every_size(sinks: int, window: int) -> None:
+    ids, real = texts(3)
+    model = zoo.make("Llama")
+    windows = [[window, None], [window + 1, window]]
+    expected = by_definition("Llama", windows, ids, real, sinks)
+    with plan_of(windows, sinks).cache(model) as cache:
+        actual = in_pieces(model, cache, ids, real, PIECES["both"])
+    assert_equal_texts(actual, expected, real)
+
+
+def generated(
+    model: nn.Module, prompt: Mapping[str, Tensor], cache: Any = None, **more: Any
+) -> Any:
+    return model.generate(**prompt, **HOW, max_new_tokens=8, past_key_values=cache, **more)
+
+
+def prompt(padding: int = 0) -> dict[str, Tensor]:
+    ids, real = texts(padding)
+    return {"input_ids": ids, "attention_mask": real}
+
+
+@each_model
+@pytest.mark.parametrize("padding", [0, 4])
+def test_all_heads_full_equals_the_stock_cache(name: str, padding: int) -> None:
+    model = zoo.make(name)
+    stock = generated(model, prompt(padding))
+    with plan_of([[None] * kv_heads(model)] * 2).cache(model) as cache:
+        ours = generated(model, prompt(padding), cache)
+    assert torch.equal(ours.sequences, stock.sequences)
+    has_windows = getattr(model.config, "sliding_window", None) is not None
+    for logits, expected in zip(ours.logits, stock.logits, strict=True):
+        if has_windows:  # ours are other sums: of the same keys in another order
+            torch.testing.assert_close(logits, expected, **TOLERANCE)
+        else:
+            assert torch.equal(logits, expected)
+
+
+@each_model
+def test_a_window_wider_than_the_text_equals_full(name: str) -> None:
+    model = zoo.make(name)
+    stock = generated(model, prompt(4))
+    windows: Windows = [[100, *[None] * (kv_heads(model) - 1)], [100] * kv_heads(model)]
+    with plan_of(windows).cache(model) as cache:
+        ours = generated(model, prompt(4), cache)
+    for logits, expected in zip(ours.logits, stock.logits, strict=True):
+        torch.testing.assert_close(logits, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["Llama", pytest.param("GptOss", marks=pytest.mark.full)])
+@pytest.mark.parametrize("how", ["greedy", "beams", "assisted", "lookup"])
+def test_generate_equals_one_pass_under_the_masks(name: str, how: str) -> None:
+    model = zoo.make(name)
+    windows = mixed(model)
+    more: dict[str, Any] = {
+        "greedy": {},
+        "beams": {"num_beams": 3, "num_return_sequences": 3},
+        "assisted": {"assistant_model": zoo.make("Llama")},
+        "lookup": {"prompt_lookup_num_tokens": 4},
+    }[how]
+    inputs = prompt(4 if how in ("greedy", "beams") else 0)
+    if how in ("assisted", "lookup"):
+        inputs = {name: x[:1] for name, x in inputs.items()}
+    with plan_of(windows).cache(model) as cache:
+        ours = generated(model, inputs, cache, **more)
+    ids = ours.sequences[:, :-1]
+    real = inputs["attention_mask"].repeat_interleave(len(ids) // len(inputs["input_ids"]), 0)
+    real = nn.functional.pad(real, (0, ids.shape[1] - LENGTH), value=1)
+    expected = by_definition(name, windows, ids, real)[:, LENGTH - 1 :]
+    if how == "beams":  # the logits are those of beams that were dropped, too
+        scores = expected.log_softmax(-1).gather(2, ours.sequences[:, LENGTH:, None])[..., 0]
+        torch.testing.assert_close(ours.sequences_scores, scores.mean(1), **TOLERANCE)
+    else:
+        assert torch.equal(ours.sequences[:, LENGTH:], expected.argmax(-1))
+
+
+@pytest.mark.parametrize("recording", [False, True])
+def test_crop_equals_never_having_read_the_tokens(recording: bool) -> None:
+    model, (ids, real) = zoo.make("Llama"), texts(3)
+    windows = mixed(model)
+    expected = by_definition("Llama", windows, ids, real)
+    with plan_of(windows).cache(model) as cache:
+        if recording:
+            cache.activate_past_recording()
+        in_pieces(model, cache, ids, real, [11])
+        cache.crop(0)
+        steps = [6, 4, 1] if recording else [1]
+        for step in steps:  # other tokens, which are taken back
+            wrong = torch.cat((ids[:, :11], ids.flip(1)[:, :8]), 1)
+            in_pieces(model, cache, wrong, real, [step])
+            cache.crop(-step)
+        actual = in_pieces(model, cache, ids, real, [3, 1, 1, 3])
+    assert_equal_texts(actual, expected[:, 11:], real[:, 11:])
+
+
+def test_rows_are_selected_and_repeated_with_their_texts() -> None:
+    model, (ids, real) = zoo.make("Llama"), texts(5)
+    windows = mixed(model)
+    expected = by_definition("Llama", windows, ids, real)
+    rows = torch.tensor([0, 0, 1, 1, 0, 0])
+    with plan_of(windows).cache(model) as cache:
+        in_pieces(model, cache, ids, real, [9, 1])
+        cache.batch_repeat_interleave(2)
+        cache.reorder_cache(torch.tensor([1, 0, 3, 2]))
+        cache.batch_select_indices(torch.tensor([0, 1, 2, 3, 0, 1]))
+        assert cache.batch_size == 6
+        actual = in_pieces(model, cache, ids[rows], real[rows], [1, 5, 1])
+    assert_equal_texts(actual, expected[rows, 10:17], real[rows, 10:17])
+
+
+def test_memory_is_really_freed() -> None:
+    model = zoo.make("Llama")
+    ids = torch.randint(3, zoo.VOCABULARY, (1, 3000))
+    with torch.no_grad():
+        with plan_of([[None, None]] * 2).cache(model) as full:
+            model(input_ids=ids, past_key_values=full)
+        with plan_of([[None, 16], [16, None]]).cache(model) as half:
+            model(input_ids=ids, past_key_values=half)
+            bytes_of_storages = {
+                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+                for layer in half.layers
+                for group in layer._groups
+                for x in group._slots
+            }
+        with plan_of([[None, 16], [16, None]]).cache(model) as step_by_step:
+            for piece in ids.split(500, 1):
+                model(input_ids=piece, past_key_values=step_by_step)
+    assert sum(bytes_of_storages.values()) == half.nbytes
+    assert half.nbytes < 0.52 * full.nbytes
+    assert step_by_step.nbytes < 0.54 * full.nbytes
+    token = 2 * 6 * 4  # key and value, in bytes
+    assert full.nbytes >= 4 * 3000 * token
+
+
+def test_a_cache_is_emptied_for_another_text() -> None:
+    model, (ids, real) = zoo.make("Llama"), texts()
+    windows = mixed(model)
+    with plan_of(windows).cache(model) as cache:
+        first = in_pieces(model, cache, ids, real, [LENGTH])
+        cache.reset()
+        assert cache.nbytes == 0
+        other = in_pieces(model, cache, ids.flip(1), real, [LENGTH])
+    assert_equal_texts(first, by_definition("Llama", windows, ids, real), real)
+    assert_equal_texts(other, by_definition("Llama", windows, ids.flip(1), real), real)
+
+
+def test_two_caches_of_one_model_do_not_mix() -> None:
+    model, (ids, real) = zoo.make("Llama"), texts()
+    windows: tuple[Windows, ...] = (mixed(model), [[2, None], [None, 2]])
+    with plan_of(windows[0]).cache(model) as first, plan_of(windows[1]).cache(model) as second:
+        for step, piece in enumerate([9, 1, 4, 5]):
+            parts = [in_pieces(model, cache, ids, real, [piece]) for cache in (first, second)]
+            whole = (
+                parts if step == 0 else [torch.cat(x, 1) for x in zip(whole, parts, strict=True)]
+            )
+        stock = model(ids).logits
+    for logits, heads in zip(whole, windows, strict=True):
+        assert_equal_texts(logits, by_definition("Llama", heads, ids, real), real)
+    assert_equal_texts(stock, model(ids).logits, real)
