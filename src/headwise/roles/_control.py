@@ -60,7 +60,7 @@ def plant(
         seed: The seed of the queries that are drawn.
     """
     R, N = len(family.roles), len(scores.heads)
-    known = (family.count.reshape(-1, R, N) > 0).any((0, 2))  # no head can have some roles
+    known = family.count.reshape(-1, R, N).sum((0, 2)) > 0  # no head can have some roles
     sums = (scores.planted, scores.planted_chance, scores.heuristic_count)
     pairs = [split.halves(each * known[:, None]) for each in sums]
     selection, held = (
