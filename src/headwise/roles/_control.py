@@ -60,7 +60,7 @@ def plant(
         seed: The seed of the queries that are drawn.
     """
     R, N = len(family.roles), len(scores.heads)
-    known = np.any(family.count.reshape(-1, R, N) > 0, axis=(0, 2))  # a head can have the role
+    known = family.count.reshape(-1, R, N).sum((0, 2)) > 0  # no head can have some roles
     sums = (scores.planted, scores.planted_chance, scores.heuristic_count)
     pairs = [split.halves(each * known.reshape(R, 1)) for each in sums]
     selection, held = (
