@@ -25,7 +25,7 @@ import headwise as hw
 from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
 from headwise.report import roles_of_lab
-from headwise.roles import alignment
+from headwise.roles import alignment, shape_line, shapes_summary
 
 WHOLE, HALVES = "encoder", ("encoder-A", "encoder-B")
 # Roles that agreement, translation and repetition of the Mini-GPT may depend on.
@@ -101,7 +101,7 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
     rows = [
         [
             row["name"],
-            row["role"],
+            row["label"],
             f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
             f"{row['mass']:.2f} → {row['value']:.2f}",
             f"{row['baseline']:.3f}, {row['null']}",
@@ -123,9 +123,19 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
         f"{len(names)} heads: {len(names) - len(none)} have {len(with_roles)} roles; "
         f"{len(none)} have none: {', '.join(none) or '–'}.",
         "; ".join(whole.notes) + ".",
+        shape_lines(whole),
         stability(whole, halves),
         table(titles, rows, left_columns=2),
     ]
+
+
+def shape_lines(roles: hw.Roles) -> str:
+    """The sinks and diffuse heads, apart from roles."""
+    shapes = roles.shapes()
+    if shapes.empty:
+        return "No head is a sink, and none attends diffusely."
+    lines = [f"- {row['name']}: {shape_line(row)}" for row in shapes.to_dict("records")]
+    return f"Apart from roles: {shapes_summary(shapes)}.\n\n" + "\n".join(lines)
 
 
 def stability(whole: hw.Roles, halves: Sequence[hw.Roles]) -> str:

@@ -14,18 +14,18 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._rows import FURTHER, NULLS, none_found, none_found_by_head, outcomes, shortfall
+from headwise.roles._evidence_lines import evidence_lines
+from headwise.roles._rows import none_found, none_found_by_head, shortfall
+from headwise.roles._saved_rows import rows_of_file
 from headwise.roles._shapes import is_shape, shape_line, shape_rows, shapes_summary
-from headwise.roles.effects import WITHOUT, Behaviour, Effects, ablate_each, labels_of_rows
+from headwise.roles.effects import Behaviour, Effects, ablate_each, labels_of_rows
 from headwise.tables import (
     Head,
     HeadLike,
     HeadsLike,
     at_prompt,
-    numbers_of,
     read_saved,
     resolve_heads,
-    texts_of,
     write_table_file,
 )
 
@@ -145,7 +145,7 @@ class Roles:
         rows = rows[rows["name"] == name].sort_values("lift", ascending=False)
         lines = [name]
         for row in rows[rows["found"]].to_dict("records"):
-            lines += self._evidence_lines(row)
+            lines += evidence_lines(row, self.meanings[row["role"]])
         if len(lines) == 1:
             lines.append(f"  {none_found(rows)}")
         shapes = self.shapes()
@@ -244,26 +244,6 @@ class Roles:
         known = [Head.parse(name) for name in dict.fromkeys(self.rows["name"])]
         return resolve_heads(head, known)[0]
 
-    def _evidence_lines(self, row: Mapping[Any, Any]) -> list[str]:
-        strong = "strongly" if row["lift"] >= 0.5 else "weakly"
-        nulls = [
-            f"{null} {row[f'null.{null}']:.2f}"
-            for null in NULLS
-            if row[f"null.{null}"] == row[f"null.{null}"]
-        ]
-        return [
-            f"  {printable(row['label'])}, {strong}: {printable(self.meanings[row['role']])}",
-            f"    {row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}] over "
-            f"{counted(int(row['n']), 'query', 'queries')} of "
-            f"{counted(int(row['texts']), 'held-out text')} "
-            f"({row['chosen_half']:.3f} on the other half)",
-            f"    attention {_or_unknown(row['mass'])}, weighted by value norm "
-            f"{_or_unknown(row['value'])}",
-            *_copying_lines(row),
-            f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}",
-            f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}",
-        ]
-
     def save(self, path: str | Path) -> Path:
         """Save the table; the file's ending decides the format: .parquet, .csv or .json.
 
@@ -289,7 +269,23 @@ class Roles:
         Raises:
             InputError: the file is missing, or is no table of roles of this schema.
         """
-        return read_saved("Roles", path, ("headwise_roles", SCHEMA), _from_frame)
+        return read_saved("Roles", path, ("headwise_roles", SCHEMA), cls._from_frame)
+
+    @classmethod
+    def _from_frame(cls, frame: pd.DataFrame, metadata: Mapping[str, Any]) -> "Roles":
+        rows, effects = rows_of_file(frame, metadata)
+        return cls(
+            rows=rows,
+            meanings=dict(metadata["meanings"]),
+            notes=tuple(map(str, metadata["notes"])),
+            texts={
+                name: [(str(text), float(score), int(n)) for text, score, n in rows]
+                for name, rows in metadata["texts"].items()
+            },
+            model=str(metadata["model"]),
+            versions=dict(metadata["versions"]),
+            ablation_effects=effects,
+        )
 
     def __str__(self) -> str:
         """The number of heads with a role, and of roles; then the sinks and diffuse heads."""
@@ -308,55 +304,3 @@ class Roles:
     def _repr_html_(self) -> str:
         found = self.found()[list(_COLUMNS)]
         return found.to_html(index=False, float_format="{:.3f}".format, escape=True)
-
-
-def _from_frame(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> Roles:
-    frame.attrs.clear()
-    numbers = ["effect", "baseline", "lift", "ci_low", "ci_high", "n", "texts", "p_adj"]
-    numbers += ["mass", "value", "chosen_half", *(f"null.{null}" for null in NULLS)]
-    numbers += [name for name in FURTHER if name in frame]
-    numbers += [name for name in map(str, frame) if name.startswith(WITHOUT)]
-    heads = [Head.parse(name) for name in texts_of(frame, "name")]
-    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
-    columns |= {name: texts_of(frame, name) for name in ("name", "stack", "role", "null")}
-    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
-    columns |= {"found": numbers_of(frame, "found") == 1}
-    if "outcome" not in frame:  # saved by a version without this column
-        frame.insert(list(frame).index("found") + 1, "outcome", "")
-        columns["outcome"] = outcomes(*(columns[name] for name in ("found", "p_adj", "texts")))
-    effects = Effects.from_json(metadata["effects"])
-    if "label" not in frame:
-        frame["label"] = labels_of_rows(frame.assign(found=columns["found"]), effects)
-    columns["label"] = texts_of(frame, "label")
-    # Keep the order of the file, so that columns of later versions keep their places.
-    rows = pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})
-    meanings = {role: str(metadata["meanings"][role]) for role in metadata["meanings"]}
-    unknown = sorted(set(columns["role"]) - meanings.keys())
-    if unknown:
-        raise ValueError(f"the role {unknown[0]!r} has no description")
-    return Roles(
-        rows=rows,
-        meanings=meanings,
-        notes=tuple(map(str, metadata["notes"])),
-        texts={
-            name: [(str(text), float(score), int(n)) for text, score, n in rows]
-            for name, rows in metadata["texts"].items()
-        },
-        model=str(metadata["model"]),
-        versions=dict(metadata["versions"]),
-        ablation_effects=effects,
-    )
-
-
-def _copying_lines(row: Mapping[Any, Any]) -> list[str]:
-    score = row.get("copying", float("nan"))
-    if score != score:
-        return []
-    ends = f"[{row['copying.low']:+.2f}, {row['copying.high']:+.2f}]"
-    return [
-        f"    copying {score:+.2f} {ends}: what it writes raises the token it reads, if above 0"
-    ]
-
-
-def _or_unknown(share: float) -> str:
-    return "unknown" if share != share else f"{share:.3f}"
