@@ -148,7 +148,7 @@ def test_heads_without_a_projection_are_not_edited_under_gradients():
     chosen = {attentions[0]: [0]}
     with (
         replace_heads(model, attentions, chosen, lambda _, heads: heads * 0),
-        pytest.raises(UnsupportedError, match=r"Unprojected has no output .* torch\.no_grad"),
+        pytest.raises(UnsupportedError, match=r"Unprojected has no output .*no_grad"),
     ):
         model(**batch)
     assert not model._forward_hooks
