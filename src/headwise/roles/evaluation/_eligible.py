@@ -129,7 +129,8 @@ class EligiblePairs:
         total = segments.sums(block.table, _for_heads(weights, block))
         if len(self._top_pairs[0].rows):
             total += self._top_sums(block)
-        for score, (segments, weights) in self._entropy_rows.items():
+        for score in block.evenness.keys() & self._entropy_rows.keys():
+            segments, weights = self._entropy_rows[score]
             evenness = heads_last(block.evenness[score])
             total += segments.sums(evenness, _for_heads(weights, block))
         return total
