@@ -2,12 +2,15 @@
 
     python benchmarks/pruning.py measure MODEL --pairs stsb-en-dev.csv --keep minilm --recover 20
     python benchmarks/pruning.py measure MODEL --text stories.txt --keep babyllama --recover 20
+    python benchmarks/pruning.py measure MINIGPT --grammar --keep minigpt
     python benchmarks/pruning.py publish minilm babyllama --into docs/pruning.md
 
 With sentence pairs (two sentences and their similarity per row, no header) the loss measures how
 far embeddings move, and Spearman's correlation with the similarities is reported too. With texts,
 separated by `<|endoftext|>`, it is the loss of the language model: all of them are used for
-evaluation, and heads are scored and models recovered on texts that the full model generates.
+evaluation, and heads are scored and models recovered on texts that the full model generates. With
+`--grammar` the model is a Mini-GPT, and all texts are fresh lines of its grammar. `--redraw` adds
+orders from other draws of the scored texts, so that the interval of their elbow covers those too.
 
 Scores and curves are stored in a folder, and existing ones are not measured again: first the curves
 without recovery, then one for each method whose smaller models are trained towards the full one.
@@ -27,7 +30,7 @@ from _report import insert, table
 from torch import nn
 
 import headwise as hw
-from headwise.corpora import read_pairs
+from headwise.corpora import Grammar, read_pairs
 from headwise.files import write_beside
 from headwise.models import batches, encode
 from headwise.recovery import recovering
@@ -46,7 +49,7 @@ METHODS = {
 }
 # Methods that do not apply to a kind of loss.
 SILENT = {"embedding": {"gradient"}, "lm": {"curvature"}}
-PLAIN, RANDOM, RECOVERED = "plain", "random", ", recovered"
+PLAIN, RANDOM, RECOVERED, REDRAWN = "plain", "random", ", recovered", ", redrawn"
 SHORTEST = 64  # tokens: a shorter text has little context, so its loss is not typical
 
 
@@ -85,6 +88,25 @@ def material_from_text(model: nn.Module, tokenizer: Any, options: argparse.Names
     return Material(score, recover_on, evaluate, "lm", "lm")
 
 
+def material_from_grammar(
+    model: nn.Module, tokenizer: Any, options: argparse.Namespace
+) -> Material:
+    """Fresh lines: half are sentences, half repeat a random sequence."""
+    grammar, rng = Grammar(), np.random.default_rng([0, 9])
+    sizes = (options.texts, options.own, options.judging)
+    drawn = [
+        [
+            str(grammar.repeat(rng) if number % 2 else grammar.sentence(rng))
+            for number in range(size)
+        ]
+        for size in sizes
+    ]
+    read = [
+        [vars(batch) for batch in batches(encode(tokenizer, lines, model), 16)] for lines in drawn
+    ]
+    return Material(*read, "lm", "lm")
+
+
 def generate_texts(model: nn.Module, texts: int) -> torch.Tensor:
     """Texts of the model's full length, sampled from its predictions."""
     torch.manual_seed(0)
@@ -99,18 +121,24 @@ def measure(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     options.keep.mkdir(parents=True, exist_ok=True)
     model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
-    material = (material_from_pairs if options.pairs else material_from_text)(
-        model, tokenizer, options
-    )
+    prepare = material_from_pairs if options.pairs else material_from_text
+    prepare = material_from_grammar if options.grammar else prepare
+    material = prepare(model, tokenizer, options)
     draw = partial(
         hw.prune_curves, model, material.evaluate, loss=material.loss, on_progress=progress
     )
     names = [name for name in options.methods if name not in SILENT[material.kind]]
     scores = {name: scores_of(model, material, name, options.keep) for name in names}
     orders = {name: [method.order()] for name, method in scores.items()}
+    redrawn = {
+        f"{name}{REDRAWN}": scores[name].redrawn_orders(options.redraw)
+        for name in orders
+        if options.redraw and scores[name].over == "texts"
+    }
+    band = {RANDOM: random_orders(scores[names[0]].heads)} if redrawn else {}
     save_curves(
         options.keep / f"{PLAIN}.npz",
-        partial(draw, orders, reference=material.score, points=options.points),
+        partial(draw, orders | redrawn | band, reference=material.score, points=options.points),
     )
     if options.recover:
         recovered = {"steps": options.recover, "rate": options.rate}
@@ -284,6 +312,10 @@ def main() -> None:
     measuring.add_argument("model")
     measuring.add_argument("--pairs", type=Path)
     measuring.add_argument("--text", type=Path)
+    measuring.add_argument("--grammar", action="store_true", help="the model is a Mini-GPT")
+    measuring.add_argument(
+        "--redraw", type=int, default=0, help="orders from other draws of the scored texts"
+    )
     measuring.add_argument(
         "--keep", type=Path, required=True, help="a folder for scores and curves"
     )

@@ -25,7 +25,7 @@ import headwise as hw
 from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
 from headwise.report import roles_of_lab
-from headwise.roles import alignment
+from headwise.roles import alignment, shape_line, shapes_summary
 
 CORPORA = {"trees": "UD English EWT", "coref": "GAP"}
 READERS = {"trees": read_conllu, "coref": read_gap}
@@ -107,7 +107,7 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
     rows = [
         [
             row["name"],
-            row["role"],
+            row["label"],
             f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
             f"{row['mass']:.2f} → {row['value']:.2f}",
             f"{row['baseline']:.3f}, {row['null']}",
@@ -129,6 +129,7 @@ def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
         f"{len(names)} heads: {len(names) - len(none)} have {len(with_roles)} roles; "
         f"{len(none)} have none: {', '.join(none) or '–'}.",
         "; ".join(whole.notes) + ".",
+        shape_lines(whole),
         *([stability(whole, halves)] if halves else []),
         "Every role that some text has a query for, and the head that comes nearest to it:",
         outcome_table(whole),
@@ -160,6 +161,15 @@ def outcome_table(roles: hw.Roles) -> str:
 
 def known(value: float) -> str:
     return "–" if value != value else f"{value:.2f}"
+
+
+def shape_lines(roles: hw.Roles) -> str:
+    """The sinks and diffuse heads, apart from roles."""
+    shapes = roles.shapes()
+    if shapes.empty:
+        return "No head is a sink, and none attends diffusely."
+    lines = [f"- {row['name']}: {shape_line(row)}" for row in shapes.to_dict("records")]
+    return f"Apart from roles: {shapes_summary(shapes)}.\n\n" + "\n".join(lines)
 
 
 def stability(whole: hw.Roles, halves: Sequence[hw.Roles]) -> str:

@@ -1,5 +1,6 @@
 """Each refusal when effects are measured says what is wrong."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from headwise.corpora import AnnotatedText, Choice
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError, UnsupportedError
+from headwise.models import check_edits_reach, find_attentions, replace_heads
 from headwise.roles import Evidence, agreement, behaviour, find_roles, repetition, translation
 from planted import TOKENIZER, Planted, PlantedGPT, lines
 
@@ -99,3 +101,54 @@ def test_roles_of_another_model(roles):
 def test_a_missing_head(roles):
     with pytest.raises(HeadError, match=r"L7\.H0"):
         roles.effects(MODEL, [agreement(MODEL, TOKENIZER, [CHOICE])], heads=["L7.H0"])
+
+
+def test_labels_without_a_control(roles):
+    task = repetition(MODEL, TOKENIZER, lines(6), sequences=4)
+    with pytest.raises(ArgumentError, match=r"'repetition' has labels \{'prefix.* no control"):
+        replace(task, control=())
+    batches = [{"input_ids": torch.tensor([[8, 9, 8]])}]
+    with pytest.raises(ArgumentError, match=r"Behaviour: 'mine' has labels \{'r': 'moving'\}"):
+        behaviour("mine", batches, lambda output, _: output[:, 0, 0], labels={"r": "moving"})
+
+
+def test_a_control_of_another_size(roles):
+    task = repetition(MODEL, TOKENIZER, lines(6), sequences=4)
+    fewer = repetition(MODEL, TOKENIZER, lines(6), sequences=3)
+    with pytest.raises(ArgumentError, match=r"'repetition' has 4 texts and 3 of its control"):
+        roles.effects(MODEL, [replace(task, control=fewer.control)])
+
+
+class Unprojected(torch.nn.Module):
+    """Attention without an output projection; its output may be ignored."""
+
+    def __init__(self, read: bool) -> None:
+        super().__init__()
+        self.embed, self.read = torch.nn.Embedding(9, 4), read
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)[:, None]
+        heads = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return (x + heads if self.read else x)[:, 0]
+
+
+def test_heads_whose_output_is_never_read_cannot_be_edited():
+    model, batch = Unprojected(read=False), {"input_ids": torch.tensor([[1, 2, 3]])}
+    attentions = find_attentions(model, batch, needs_projections=False)
+    with pytest.raises(UnsupportedError, match=r"heads of .* does not reach the output"):
+        check_edits_reach(model, attentions, batch)
+    with pytest.raises(UnsupportedError, match=r"has no output projection"):
+        _ = attentions[0].output
+
+
+def test_heads_without_a_projection_are_not_edited_under_gradients():
+    model, batch = Unprojected(read=True), {"input_ids": torch.tensor([[1, 2, 3]])}
+    attentions = find_attentions(model, batch, needs_projections=False)
+    check_edits_reach(model, attentions, batch)
+    chosen = {attentions[0]: [0]}
+    with (
+        replace_heads(model, attentions, chosen, lambda _, heads: heads * 0),
+        pytest.raises(UnsupportedError, match=r"Unprojected has no output .*no_grad"),
+    ):
+        model(**batch)
+    assert not model._forward_hooks

@@ -20,6 +20,8 @@ MODEL = Planted([("offset -1",)], causal=True)
 def test_a_requested_null_without_a_model():
     with pytest.raises(ArgumentError, match=r"Evidence: models=0\. Give 1 or more"):
         Evidence(models=0)
+    with pytest.raises(ArgumentError, match=r"Evidence: splits=0\. Give 1 or more"):
+        Evidence(splits=0)
 
 
 def test_a_seed_below_zero():

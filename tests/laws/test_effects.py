@@ -155,6 +155,13 @@ def test_the_copying_score_tells_copying_from_suppression_and_noise(norm) -> Non
 def test_a_model_without_an_unembedding_has_no_copying_score(model: PlantedGPT) -> None:
     assert copying_scores(model, [[6, 7, 8, 9]]) == {}
 
+    class Unembedded(Writing):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            x = torch.nn.functional.one_hot(input_ids, len(IDS)).float()
+            return self.layer(x)  # what returns its output is the output projection
+
+    assert copying_scores(Unembedded(torch.nn.Identity()), [[6, 7, 8, 9]]) == {}
+
 
 class BareLayer(torch.nn.Module):
     """Attention whose output projection is a bare parameter, one matrix per head."""

@@ -250,7 +250,7 @@ def test_evenness_is_the_entropy_over_that_of_even_attention():
         {"e": [(token, token) for token in range(4)]},
     )
     role = Role("e", "", lambda text: (), score="entropy", kind="breadth")
-    scores = Evaluator([item], [role]).evaluate(Planted(heads, causal=True))
+    scores = Evaluator([item], [role]).evaluate_detailed(Planted(heads, causal=True))
     # The first query has no choice, and does not count.
     assert scores.count[0, 0].tolist() == [3, 3, 3]
     np.testing.assert_allclose(scores.value[0, 0], [3, 0, 0], atol=1e-4)

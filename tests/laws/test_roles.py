@@ -70,7 +70,7 @@ def test_exactly_the_planted_heads_of_an_encoder_are_found(encoder):
     assert found(encoder) == truth(ENCODER)
 
 
-def test_sinks_and_diffuse_heads_are_told_apart_from_roles(encoder):
+def test_sinks_and_diffuse_heads_stand_apart_from_roles(encoder):
     assert shapes(encoder) == {"L0.H4": "sink", "L1.H0": "sink", "L1.H3": "diffuse"}
     rows = encoder.shapes().set_index("name")
     tokens = {"L0.H4": "first token", "L1.H0": "separator", "L1.H3": ""}

@@ -116,7 +116,7 @@ def find_roles(
         [tested_rows(heads, *pair) for pair in zip(controls, verdicts, strict=True)],
         ignore_index=True,
     )
-    if probe is not None:
+    if probe is not None and evaluated.scores[0].causal:
         rows = _with_copying(rows, _copying(model, probe, evidence.seed))
     rows["label"] = labels_of_rows(rows, Effects())
     held_out = _held_out(distinct_texts(texts), text)

@@ -136,7 +136,7 @@ def _where_attended(
         order = orders.get(id(call.module))
         if order is None:
             return
-        if torch.is_grad_enabled():
+        if call.heads.requires_grad:
             raise UnsupportedError(
                 f"heads: {type(call.module).__name__} has no output projection that is a module, "
                 f"so its heads are edited in place. Disable gradients (torch.no_grad)."
@@ -146,7 +146,8 @@ def _where_attended(
         if edited is not heads:
             heads.copy_(edited)
 
-    with capture_calls(model, attended):
+    # Attached, so that heads say whether gradients would pass through them.
+    with capture_calls(model, attended, keep_graph=True):
         yield
 
 

@@ -1,6 +1,7 @@
 """Copying: whether a head raises the logit of the token that it reads, by the direct path."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,19 +58,44 @@ def copying_scores(
     return scores
 
 
-Unembed = Callable[[Tensor], Tensor]
+@dataclass(frozen=True)
+class Unembedding:
+    """The map from the residual stream to logits: the last norm's gain, then the weights.
+
+    Attributes:
+        rows: The weights of each token, times the gain.
+        centred: Whether the norm subtracts the mean.
+    """
+
+    rows: Float[Tensor, "V d_model"]
+    centred: bool
+
+    @property
+    def width(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def tokens(self) -> int:
+        return self.rows.shape[0]
+
+    def __call__(self, written: Float[Tensor, "B S d_model"]) -> Float[Tensor, "B S V"]:
+        if self.centred:
+            written = written - written.mean(-1, keepdim=True)
+        return written @ self.rows.T
 
 
 def _batch_scores(
-    model: nn.Module, inputs: dict[str, Tensor], unembed: Unembed
+    model: nn.Module, inputs: dict[str, Tensor], unembed: Unembedding
 ) -> dict[Head, tuple[Tensor, Tensor]]:
     """The sum of the scores of each head over the keys of each sequence, and their number."""
     with observe(model, Request(statistics=(), maps=True)) as watch:
         model(**inputs)
     ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
-    scores = {}
+    scores: dict[Head, tuple[Tensor, Tensor]] = {}
     for layer in watch.layers():
         for head, written in layer.written():
+            if written.shape[-1] != unembed.width or int(ids.max()) >= unembed.tokens:
+                return {}  # what returns the output is no unembedding of a residual stream
             logits = unembed(written.float()).gather(
                 2, ids[:, None].expand(-1, written.shape[1], -1)
             )
@@ -90,7 +116,7 @@ def _ranks(
     return signs.sum((1, 2)).double().cpu(), others.sum((1, 2)).double().cpu()
 
 
-def find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembed | None:
+def find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembedding | None:
     """The map from the residual stream to logits: the last norm's gain, then the last module.
 
     None if no module with a weight per token of the vocabulary returns the model's logits.
@@ -108,9 +134,7 @@ def find_unembedding(model: nn.Module, inputs: dict[str, Tensor]) -> Unembed | N
                 return None
             norm = next((m for m, _, out in reversed(calls) if _same(out, x)), None)
             gain = _gain(norm, x.shape[-1], x)
-            rows = (weight * gain).T.float()
-            centred = isinstance(norm, nn.LayerNorm)
-            return lambda u: (u - u.mean(-1, keepdim=True) if centred else u) @ rows
+            return Unembedding((weight * gain).float(), isinstance(norm, nn.LayerNorm))
     return None
 
 

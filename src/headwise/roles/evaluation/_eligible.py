@@ -139,7 +139,8 @@ class EligiblePairs:
             total += self._top_sums(block)
         if len(self.index.choices.query):
             total += self._choice_sums(block)
-        for score, (segments, weights) in self._entropy_rows.items():
+        for score in block.evenness.keys() & self._entropy_rows.keys():
+            segments, weights = self._entropy_rows[score]
             evenness = heads_last(block.evenness[score])
             total += segments.sums(evenness, _for_heads(weights, block))
         return total

@@ -88,7 +88,7 @@ class Evaluator:
         self._order = [row for batch in rows for row in batch]
 
     def evaluate(self, model: nn.Module, on_progress: Progress | None = None) -> RoleScores:
-        """Run a model over all texts once and score every head on every role.
+        """Run a model over all texts once and score every head on every role but evenness.
 
         Weights are computed for some heads of one layer at a time, in a block that fits into
         the CPU cache. The model is in evaluation mode meanwhile.
@@ -212,7 +212,8 @@ class _Batch:
         norms = layer.value_norms() if detailed else None
         blocks: list[_Sums] = []
         for weights in layer.blocks():
-            evenness = self._sinks.evenness(weights, layer.visible)
+            # No null model is compared by its evenness.
+            evenness = self._sinks.evenness(weights, layer.visible) if detailed else {}
             block = HeadWeights(weights.heads, weights.weights, evenness)
             sums = {"value": _add(pairs.value(block) for pairs in grids)}
             if detailed:
