@@ -55,7 +55,9 @@ def _evidence(row: Mapping[Any, Any], meaning: str) -> Iterator[str]:
     rates = {null: row[f"null.{null}"] for null in NULLS}
     nulls = [f"{null} {rate:.2f}" for null, rate in rates.items() if rate == rate]
     yield f"    nulls: {', '.join(nulls)}; the strongest is {printable(row['null'])}"
-    yield f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}"
+    share = row.get("stability", float("nan"))
+    stable = "" if share != share else f"; found under {share:.0%} of further splits"
+    yield f"    lift {row['lift']:.2f}, adjusted p {row['p_adj']:.2g}{stable}"
 
 
 def _or_unknown(share: float) -> str:

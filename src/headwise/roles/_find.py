@@ -102,20 +102,8 @@ def find_roles(
     probe = probe_trial(tokenized, limit, evidence.seed)
     trials = [text] if probe is None else [text, probe]
     evaluated = Evaluated.of(model, trials, evidence, on_progress)
-    families, heads = evaluated.families(), evaluated.scores[0].heads
-    for family, share in zip(families, evaluated.stability(evidence.seed), strict=True):
-        family.measures["stability"] = share
-    families[0].measures.update(length_measures(families[0], text.lengths, evidence.seed))
-    tests = sum(family.value.shape[1] for family in families)
-    controls = [
-        plant(family, scored, trial.split, tests=tests, seed=evidence.seed)
-        for family, scored, trial in zip(families, evaluated.scores, trials, strict=True)
-    ]
-    verdicts = judge([control.family for control in controls], seed=evidence.seed)
-    rows = pd.concat(
-        [tested_rows(heads, *pair) for pair in zip(controls, verdicts, strict=True)],
-        ignore_index=True,
-    )
+    families, heads = _families(evaluated, text, evidence.seed), evaluated.scores[0].heads
+    rows = _tested(evaluated, families, evidence.seed)
     if probe is not None and evaluated.scores[0].causal:
         rows = _with_copying(rows, _copying(model, probe, evidence.seed))
     rows["label"] = labels_of_rows(rows, Effects())
@@ -154,6 +142,31 @@ def _roles(
     if duplicates:
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
     return roles
+
+
+def _families(evaluated: Evaluated, text: Trial, seed: int) -> list[Family]:
+    """The hypotheses of each trial, with their stability, and how attention depends on length."""
+    families = evaluated.families()
+    for family, share in zip(families, evaluated.stability(seed), strict=True):
+        family.measures["stability"] = share
+    families[0].measures.update(length_measures(families[0], text.lengths, seed))
+    return families
+
+
+def _tested(evaluated: Evaluated, families: Sequence[Family], seed: int) -> pd.DataFrame:
+    """The rows of all roles, each tested together with its planted head."""
+    tests = sum(family.value.shape[1] for family in families)
+    trials = zip(families, evaluated.scores, evaluated.trials[0], strict=True)
+    controls = [
+        plant(family, scores, trial.split, tests=tests, seed=seed)
+        for family, scores, trial in trials
+    ]
+    verdicts = judge([control.family for control in controls], seed=seed)
+    heads = evaluated.scores[0].heads
+    return pd.concat(
+        [tested_rows(heads, *pair) for pair in zip(controls, verdicts, strict=True)],
+        ignore_index=True,
+    )
 
 
 def _copying(model: nn.Module, probe: Trial, seed: int) -> dict[str, Score]:

@@ -1,7 +1,6 @@
-"""Watch a model: statistics per head while it runs, and an unchanged model after the block."""
+"""The watch of a model: the statistics of its heads so far."""
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Sequence
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -11,17 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from headwise._display import counted
-from headwise._interrupts import reversible
 from headwise._torch_private import without_function_modes
 from headwise.errors import ArgumentError
-from headwise.models import (
-    Site,
-    check_model,
-    fingerprint,
-    is_compiled,
-    originals_of,
-    run_uncompiled,
-)
+from headwise.models import Site, fingerprint, originals_of
 from headwise.tables import HeadLike, HeadTable, Totals, plot_weights
 from headwise.watch._captured import check_captured
 from headwise.watch._maps import Layer, Rows, TopKeys
@@ -29,90 +20,6 @@ from headwise.watch._pairs import TextPairs
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
 from headwise.watch._stretches import TextSpans
-
-
-@reversible
-def observe(
-    model: nn.Module,
-    request: Request | None = None,
-    layers: Collection[int] | None = None,
-    every: int = 1,
-    exact: bool = True,
-) -> Iterator["Watch"]:
-    """Watch every head of a model while the block runs.
-
-    The model computes its output with its own kernel, and that output is unchanged to the last
-    bit. Statistics take a second pass over the same queries and keys, in memory that grows
-    linearly with the length of the text. Padding (`attention_mask`) is neither a query, a key
-    nor a position. At the first call of each layer, our reconstruction of its heads is checked
-    against the model's own output, and a call that differs is refused.
-
-    Watched are layers of this library, Hugging Face models, `nn.MultiheadAttention`, and modules
-    that call `scaled_dot_product_attention` or implement softmax attention by hand. For the
-    latter, the largest logit is known if logits are scaled products with a mask; it is NaN if a
-    bias was added, or under `torch.inference_mode()`. `nn.MultiheadAttention` and
-    `nn.TransformerEncoder` run outside their private fast path (evaluation without gradients);
-    `sites()` says so. Modules are restored when the block ends, also after an exception. A copy
-    of the model that is made or saved inside the block is not watched.
-
-    Args:
-        model: Any model with such layers, or a `SentenceTransformer` around one. If it is
-            compiled, it runs uncompiled while the block runs.
-        request: The statistics to compute. None is a `Request()`: those that are cheap and apply
-            to any text.
-        layers: The layers to watch, counted from 0 in each stack, in the order in which they
-            attend. None is all of them.
-        every: Watch only every n-th forward pass, beginning with the first. Under gradient
-            accumulation each micro-batch is a forward pass.
-        exact: False lets the pass that computes the statistics also compute the heads, equal up
-            to rounding, which saves the model's own kernel. This applies once the first call of
-            a site was verified, in place of a fused kernel called through Hugging Face's
-            interface or as `scaled_dot_product_attention`, without gradients, dropout or a
-            compiler. Everywhere else the model's own kernel runs. `sites()` names the kernel that
-            ran, under `kernel`.
-    Yields:
-        The watch; its table can be read during the block and after it.
-    Raises:
-        ArgumentError: `model` is not a model, `every` is below 1, or `layers` are not numbers
-            from 0 on.
-        UnsupportedError: a call cannot be captured exactly.
-
-    Example:
-        >>> import torch
-        >>> from headwise.layer import MultiHeadAttention
-        >>> layer = MultiHeadAttention(8, 2)
-        >>> with observe(layer) as watch:
-        ...     out = layer(torch.randn(1, 5, 8), causal=True)
-        >>> [str(head) for head in watch.table().heads]
-        ['L0.H0', 'L0.H1']
-    """
-    inner = check_arguments("observe", model, layers, every)
-    if not isinstance(request, Request | None):
-        raise ArgumentError(f"observe: request={request!r}. Give a Request(...).")
-    request = request or Request()
-    recorder = Recorder(inner, request, layers, every)
-    with run_uncompiled() if is_compiled(model) else nullcontext(), recorder.recording(exact):
-        yield Watch(inner, request, layers, recorder)
-
-
-def check_arguments(function: str, model: Any, layers: Any, every: Any) -> nn.Module:
-    """The model to watch, after checks of the arguments.
-
-    Raises:
-        ArgumentError: `model` is not a model, or `layers` or `every` are not whole numbers in
-            range.
-    """
-    model = check_model(function, model)
-    if not isinstance(every, int) or every < 1:
-        raise ArgumentError(f"{function}: every={every!r}. Give a whole number, 1 or more.")
-    if layers is not None and not _are_numbers(layers):
-        raise ArgumentError(f"{function}: layers={layers!r}. Give a list of numbers, from 0 on.")
-    return model
-
-
-def _are_numbers(layers: Any) -> bool:
-    numbers = isinstance(layers, Collection) and len(layers) > 0
-    return numbers and all(isinstance(layer, int) and layer >= 0 for layer in layers)
 
 
 @cache
