@@ -132,7 +132,7 @@ def test_a_file_that_holds_no_roles(roles, tmp_path):
     path = roles.save(tmp_path / "roles.json")
     said = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps({**said, "headwise_roles": 99}), "utf-8")
-    with pytest.raises(InputError, match=r"Roles\.load: .* schema 99, not 1"):
+    with pytest.raises(InputError, match=r"Roles\.load: .* schema 99, not 2"):
         Roles.load(path)
     path.write_text(json.dumps({**said, "heads": [{"name": "L0.H0"}]}), "utf-8")
     with pytest.raises(InputError, match=r"Roles\.load: .* is incomplete or damaged"):
