@@ -197,7 +197,7 @@ def test_written_heads_are_saved_with_the_model(tmp_path: Path) -> None:
     )
     found.write_to(model)
     model.save_pretrained(tmp_path)
-    loaded = T5ForConditionalGeneration.from_pretrained(tmp_path)
+    loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
     assert loaded.generation_config.alignment_heads == [[1, 3]]
     model.generation_config = None
     with pytest.raises(UnsupportedError, match="has no generation_config"):
