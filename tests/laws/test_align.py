@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import weights_of_head
 from headwise.models import decoder_ids, fingerprint
 from headwise.roles import AlignmentHeads, alignment
