@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import weights_of_head
 from headwise.models import decoder_ids, fingerprint
 from headwise.roles import AlignmentHeads, alignment
@@ -197,7 +197,7 @@ def test_written_heads_are_saved_with_the_model(tmp_path: Path) -> None:
     )
     found.write_to(model)
     model.save_pretrained(tmp_path)
-    loaded = T5ForConditionalGeneration.from_pretrained(tmp_path)
+    loaded = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)
     assert loaded.generation_config.alignment_heads == [[1, 3]]
     model.generation_config = None
     with pytest.raises(UnsupportedError, match="has no generation_config"):

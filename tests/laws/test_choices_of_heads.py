@@ -93,7 +93,7 @@ def test_a_choice_equals_its_definition(seed, incoming, causal):
     weights /= weights.sum(-1, keepdim=True)
     units = Units("mention", items, 16)
     eligible = EligiblePairs(RelationIndex(units, items, [role]), visible)
-    block = HeadWeights(slice(0, 1), weights.clone(), torch.zeros(2, 1, 16))
+    block = HeadWeights(slice(0, 1), weights.clone(), {})
     folded, seen = units.fold(weights)[:, 0], units.fold(visible.float())[:, 0] > 0
     for text, item in enumerate(items):
         expected = [0.0, 0, 0.0]

@@ -45,14 +45,8 @@ class TokenText:
 
     def tokens_in(self, span: Span) -> list[int]:
         """The tokens that share a character other than white space with a span."""
-        first, last = span
-        return [
-            token
-            for token, (token_first, token_last) in enumerate(self.spans)
-            if not self.special[token]
-            and (start := max(first, token_first)) < (end := min(last, token_last))
-            and self.text.text[start:end].strip()
-        ]
+        tokens = TokenOffsets(self.ids, self.spans, self.special)
+        return tokens.tokens_in(self.text.text, span)
 
 
 @dataclass(frozen=True)
