@@ -1,7 +1,9 @@
 """Once a model's sites are understood, nothing else is intercepted, and nothing drops out."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -312,6 +314,24 @@ def test_sums_take_as_many_operations_for_any_texts_and_statistics() -> None:
     base = _operations(model, X[:1], few)
     assert _operations(model, X.repeat(8, 1, 1), few) == base
     assert _operations(model, X[:1], more) == base
+
+
+def test_a_pass_takes_few_steps_once_its_form_is_known() -> None:
+    model, steps = _bert(), 0
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal steps
+        steps += event == "call" and frame.f_globals.get("__name__", "").startswith("headwise")
+
+    with torch.no_grad(), observe(model):
+        for _ in range(3):
+            model(IDS)
+        sys.setprofile(count)
+        try:
+            model(IDS)
+        finally:
+            sys.setprofile(None)
+    assert steps <= 370  # for two sites; wrappers that check types count as well
 
 
 def test_a_request_may_have_no_statistics() -> None:

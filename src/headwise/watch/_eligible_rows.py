@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from headwise.watch._positions import RowTexts
+from headwise.watch._row_texts import RowTexts
 
 # The rows for which a statistic is defined and its value under even weights; None: every real
 # row, and no such value.

@@ -3,6 +3,6 @@
 from headwise.kernels.native import _operators as _operators
 from headwise.kernels.native._compute import is_packed
 from headwise.kernels.native._gradients import attend_native
-from headwise.kernels.native._kernel import NATIVE, is_faster
+from headwise.kernels.native._kernel import NATIVE, is_faster_than_a_call
 
-__all__ = ["NATIVE", "attend_native", "is_faster", "is_packed"]
+__all__ = ["NATIVE", "attend_native", "is_faster_than_a_call", "is_packed"]

@@ -94,6 +94,18 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
     return T >= LEAST_QUERIES and B * H * T * k.shape[2] * D >= _n_threads() << least
 
 
+def is_faster_than_a_call(q: Tensor, k: Tensor) -> bool:
+    """Whether it is faster even than torch's function by itself, if it can compute this.
+
+    A token of float32 on few keys is not: what its call takes in Python decides.
+    """
+    if not is_faster(q, k):
+        return False
+    B, H, T, D = q.shape
+    is_long = B * H * T * k.shape[2] * D >= _n_threads() << LEAST_PRODUCTS
+    return is_long or q.dtype != torch.float32
+
+
 @constant_when_traced
 def _n_threads() -> int:
     return torch.get_num_threads()
