@@ -1,11 +1,11 @@
-r"""Accuracy and loss against the share of the cache, by score; bytes and times of smaller caches.
+r"""Accuracy and loss against the share of the cache, by score.
 
     OMP_NUM_THREADS=1 python benchmarks/_retrieval.py --into RETRIEVAL    # 40 minutes
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py retrieval --model RETRIEVAL --into DIR
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py scores --model RETRIEVAL --into DIR
     OMP_NUM_THREADS=1 python benchmarks/cache_plans.py perplexity --language FOLDER \
         --text FILE --into DIR
-    OMP_NUM_THREADS=1 python benchmarks/cache_plans.py time --into DIR
+    python benchmarks/cache_plans.py picture --into DIR    # draws what `retrieval` wrote
 
 Each part prints its figures and writes them as JSON into --into.
 """
@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from _retrieval import accuracy, question_texts
-from _timing import interleaved
 from torch import nn
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 import headwise as hw
 from headwise.caching import METHODS, CachePlan, CacheScores, LayerCachePlan
@@ -31,7 +30,6 @@ from headwise.scoring import rank_correlation
 SINKS, WINDOW = 4, 64
 SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
 KINDS = ("pairs", "pass")
-LONG = 8192
 Plan = Mapping[tuple[int, int], int | None]
 
 
@@ -131,6 +129,7 @@ def retrieval(args: argparse.Namespace) -> dict[str, Any]:
     result["uniform"] = uniform(questions, scores["mass"].heads, args.length)
     result["random"] = random_plans(questions, list(scores["mass"].heads), args.random)
     result["stability"] = {method: score.stability() for method, score in scores.items()}
+    result["kv_heads"] = len([head for head in scores["mass"].heads if head[0] == 0])
     result["losses"] = {method: score.mean.tolist() for method, score in scores.items()}
     return result
 
@@ -233,100 +232,38 @@ def loss_on(model: nn.Module, texts: list[str], tokenizer: Any) -> Callable[[Cac
     return ScoringTexts.read(model, texts, tokenizer, None, None).loss_of
 
 
-def times(args: argparse.Namespace) -> dict[str, Any]:
-    """Bytes, and times of a token and of prefill at 8,192 tokens, as paired ratios."""
-    torch.manual_seed(0)
-    n_layers, heads = 4, 8
-    config = LlamaConfig(
-        hidden_size=512, num_hidden_layers=n_layers, num_attention_heads=16,
-        num_key_value_heads=heads, intermediate_size=1024, vocab_size=500,
-        max_position_embeddings=2 * LONG,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    half = CachePlan.of(
-        {layer: range(0, heads, 2) for layer in range(n_layers)},
-        n_layers=n_layers, n_kv_heads=heads, sinks=4, window=256,
-    )  # fmt: skip
-    every = CachePlan.of(
-        {layer: range(heads) for layer in range(n_layers)}, n_layers=n_layers, n_kv_heads=heads
-    )
-    ids = torch.randint(3, 500, (1, LONG))
-    result = {"token": _token_times(model, ids, half, every, args.rounds)}
-    result["prefill"] = _prefill_times(model, ids, half, every, max(3, args.rounds // 4))
-    print(json.dumps(result, indent=1), flush=True)
-    return result
+def picture(args: argparse.Namespace) -> dict[str, Any]:
+    """Draw the losses of kv heads by half-gate and the curves of accuracy, as cache-plans.svg."""
+    import matplotlib.pyplot as plt  # the other parts need none
 
-
-@torch.no_grad()
-def _token_times(
-    model: nn.Module, ids: torch.Tensor, half: CachePlan, every: CachePlan, rounds: int
-) -> dict[str, Any]:
-    token = ids[:, :1]
-    stock = DynamicCache(config=model.config)
-    model.set_attn_implementation("sdpa")
-    model(input_ids=ids, past_key_values=stock, logits_to_keep=1)
-    with half.cache(model) as small, every.cache(model) as whole:
-        for cache in (small, whole):
-            model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
-        nbytes = {"half": small.nbytes, "all full": whole.nbytes}
-
-        def step(cache: Any, implementation: str) -> Callable[[], Any]:
-            def work() -> None:
-                model.set_attn_implementation(implementation)
-                model(input_ids=token, past_key_values=cache)
-
-            return work
-
-        hw.register_attention()
-        works = {
-            "half": step(small, "headwise"),
-            "all full": step(whole, "headwise"),
-            "stock": step(stock, "sdpa"),
-        }
-        taken = interleaved(works, rounds, clock="cpu")
-    stock_bytes = sum(x.nbytes for layer in stock.layers for x in (layer.keys, layer.values))
-    return {
-        "bytes": nbytes | {"stock": stock_bytes, "ratio": nbytes["half"] / stock_bytes},
-        "milliseconds": {name: taken.median(name) for name in works},
-        "half / stock": str(taken.ratio("half", "stock")),
-        "half / all full": str(taken.ratio("half", "all full")),
-    }
-
-
-@torch.no_grad()
-def _prefill_times(
-    model: nn.Module, ids: torch.Tensor, half: CachePlan, every: CachePlan, rounds: int
-) -> dict[str, Any]:
-    def fill(plan: CachePlan | None, implementation: str) -> Callable[[], Any]:
-        def work() -> None:
-            model.set_attn_implementation(implementation)
-            if plan is None:
-                cache = DynamicCache(config=model.config)
-                model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
-                return
-            with plan.cache(model) as cache:
-                model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
-
-        return work
-
-    works = {
-        "half": fill(half, "headwise"),
-        "all full": fill(every, "headwise"),
-        "stock": fill(None, "sdpa"),
-    }
-    taken = interleaved(works, rounds, clock="cpu")
-    return {
-        "milliseconds": {name: taken.median(name) for name in works},
-        "half / stock": str(taken.ratio("half", "stock")),
-        "half / all full": str(taken.ratio("half", "all full")),
-    }
+    result = json.loads((args.into / "retrieval.json").read_text("utf-8"))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(1, 2))
+    losses = np.array(result["losses"]["half-gate"]).reshape(-1, result["kv_heads"])
+    image = left.imshow(losses, cmap="Greys")
+    for layer, head in result["full_heads"]["half-gate"]:
+        left.text(head, layer, "full", ha="center", va="center", color="tab:orange")
+    figure.colorbar(image, ax=left, label="loss when it streams, half-gate")
+    left.set(xlabel="kv head", ylabel="layer", title="Half of the kv heads keep all tokens")
+    for name, curve in {**result["curves"], "uniform windows": result["uniform"]}.items():
+        right.plot([float(share) for share in curve], list(curve.values()), "o-", label=name)
+    for share, values in result["random"].items():
+        right.vlines(
+            float(share), *np.quantile(values, [0.05, 0.95]), color="grey", lw=6, alpha=0.5
+        )
+    right.axhline(result["full"], color="black", lw=0.5)
+    right.set(xlabel="share of kv heads with all tokens (uniform: of tokens)", ylabel="accuracy",
+              title=f"{result['length']:,} tokens; grey: 5 to 95 % of random plans")  # fmt: skip
+    right.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(args.into / "cache-plans.svg")
+    return {"drawn": sorted(result["curves"])}
 
 
 PARTS = {
     "retrieval": retrieval,
     "scores": compare_scores,
     "perplexity": perplexity,
-    "time": times,
+    "picture": picture,
 }
 
 
@@ -344,7 +281,6 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=20, help="of each kind")
     parser.add_argument("--texts", type=int, default=8, help="texts that heads are scored on")
     parser.add_argument("--random", type=int, default=20, help="random plans of each size")
-    parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--into", type=Path, required=True)
     args = parser.parse_args()
     args.into.mkdir(parents=True, exist_ok=True)
