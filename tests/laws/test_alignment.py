@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
-from transformers import T5Config, T5ForConditionalGeneration
 
 from headwise.corpora import AnnotatedText, Grammar, annotate
-from headwise.errors import InputError, UnsupportedError
+from headwise.errors import InputError
 from headwise.roles import alignment
 from planted import TOKENIZER, Planted
 
@@ -78,17 +76,3 @@ def test_texts_without_links():
         InputError, match=r"alignment: no word of 1 texts is linked with an earlier"
     ):
         alignment(Planted(HEADS, True), TOKENIZER, [AnnotatedText("w1 w2")])
-
-
-def test_an_encoder_decoder_is_refused():
-    config = T5Config(
-        vocab_size=50, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2,
-        decoder_start_token_id=0,
-    )  # fmt: skip
-    with (
-        torch.random.fork_rng(),
-        pytest.raises(
-            UnsupportedError, match=r"alignment: T5ForConditionalGeneration reads two texts"
-        ),
-    ):
-        alignment(T5ForConditionalGeneration(config), TOKENIZER, linked(3, STRAIGHT))

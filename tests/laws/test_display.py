@@ -64,12 +64,11 @@ def test_no_object_prints_all_its_arrays() -> None:
 
 
 def test_terminal_control_characters_are_escaped() -> None:
-    rows = pd.DataFrame({"name": ["L0.H0"], "role": ["\x1b[31mred\n"], "\x9b2J": [1.0]})
+    hostile = "\x1b[31mred\n"
+    rows = pd.DataFrame({"name": ["L0.H0"], "role": [hostile], "\x9b2J": [1.0]})
+    evidence = {"effect": 0.5, "baseline": 0.1, "lift": 0.4, "p_adj": 0.01, "n": 20, "texts": 30}
     roles = hw.Roles(
-        rows.assign(
-            found=True, effect=0.5, null="", baseline=0.1, lift=0.4, p_adj=0.01, n=20, texts=30
-        ),
-        {},
+        rows.assign(found=True, label=hostile, outcome="found", null="", **evidence), {}
     )
     shown = repr(roles)
     assert "red" in shown

@@ -187,10 +187,10 @@ def _with_copying(rows: pd.DataFrame, scores: Mapping[str, Score]) -> pd.DataFra
 
 
 def _splits_note(evidence: Evidence) -> str:
-    if evidence.splits == 1:
+    if evidence.n_splits == 1:
         return "one split of the texts into halves: stability is unknown"
     return (
-        f"stability is the share of {evidence.splits - 1} further random splits of the texts "
+        f"stability is the share of {evidence.n_splits - 1} further random splits of the texts "
         f"into halves under which the same procedure finds the role"
     )
 

@@ -11,6 +11,7 @@ from torch import nn
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.roles.relations import Item, Role
 
+_SPLITS = 6  # one for the results, five for their stability
 READ = ("permuted", "random", "shuffled")
 
 
@@ -30,7 +31,8 @@ class Evidence:
             best head of all of them.
         splits: The number of random splits of the texts into a half to choose on and a held-out
             half. All numbers are those of the first; `stability` is how many of the others find
-            the same. Splits cost no pass over the texts.
+            the same. Splits cost no pass over the texts. None is 6; `find_heads` has a single
+            split and takes no other number.
         seed: The seed of the halves, sequences, null models, orders and bootstrap draws.
     Raises:
         ArgumentError: an unknown null, fewer than one model or split, or a seed below 0.
@@ -38,7 +40,7 @@ class Evidence:
 
     nulls: tuple[str, ...] | None = None
     models: int = 3
-    splits: int = 6
+    splits: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -47,10 +49,14 @@ class Evidence:
             raise ArgumentError(f"Evidence: no null {unknown[0]!r}. Choose from {', '.join(READ)}.")
         if self.models < 1:
             raise ArgumentError(f"Evidence: models={self.models}. Give 1 or more, or nulls=().")
-        if self.splits < 1:
+        if self.splits is not None and self.splits < 1:
             raise ArgumentError(f"Evidence: splits={self.splits}. Give 1 or more.")
         if self.seed < 0:
             raise ArgumentError(f"Evidence: seed={self.seed}. Give 0 or more.")
+
+    @property
+    def n_splits(self) -> int:
+        return _SPLITS if self.splits is None else self.splits
 
     def wants(self, null: str) -> bool:
         return self.nulls is None or null in self.nulls

@@ -52,7 +52,9 @@ class Evaluated:
             None if trial.contrast is None else trial.contrast.evaluate(model, on_progress)
             for trial in trials
         ]
-        splits = [[resplit(trial, evidence, n) for trial in trials] for n in range(evidence.splits)]
+        splits = [
+            [resplit(trial, evidence, n) for trial in trials] for n in range(evidence.n_splits)
+        ]
         null_heads: dict[str, list[NullHeads]] = {}
         for null, null_model in evidence.models_like(model):
             of_null = [trial.evaluator.evaluate(null_model, on_progress) for trial in trials]

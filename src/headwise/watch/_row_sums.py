@@ -69,12 +69,14 @@ class CallRows:
     Attributes:
         norms: The norm of each head's output after the output projection, if it is requested.
         knows_logits: Whether the largest logit before any bias is known.
+        span_queries: Which queries count for spans, if the request has any.
     """
 
     rows: RowStatistics
     layout: CallLayout
     norms: RowValues | None
     knows_logits: bool
+    span_queries: Bool[Tensor, "B T"] | None = None
 
     @classmethod
     def of(
@@ -84,13 +86,15 @@ class CallRows:
         norms = None if per_head is None else _output_norms(rows, call, per_head)
         if rows.heads is not None or rows.received is not None:
             rows = replace(rows, heads=None, received=None)
-        return cls(rows, layout, norms, call.knows_logits)
+        spans = None if layout.spans is None else layout.spans.queries
+        return cls(rows, layout, norms, call.knows_logits, spans)
 
     @property
     def kind(self) -> Hashable:
         """What calls that are added up together have in common."""
         lse, texts = self.rows.lse, self.layout.positions.texts
         extra = self.rows.sink is None, self.norms is None, texts.is_cross
+        extra += (self.span_queries is None,)
         return lse.shape[1:], lse.device, extra, *self.layout.widths.values()
 
     def eligible(self, request: Request) -> EligibleRows:
@@ -139,8 +143,13 @@ def _joined(calls: Sequence[CallRows]) -> CallRows:
         if isinstance(x, Tensor)
     }
     norms = [call.norms for call in calls if call.norms is not None]
-    rows = RowStatistics(**fields, kernel=calls[0].rows.kernel)
-    return replace(calls[0], rows=rows, norms=torch.cat(norms) if norms else None)
+    queries = [call.span_queries for call in calls if call.span_queries is not None]
+    return replace(
+        calls[0],
+        rows=RowStatistics(**fields, kernel=calls[0].rows.kernel),
+        norms=torch.cat(norms) if norms else None,
+        span_queries=torch.cat(queries) if queries else None,
+    )
 
 
 def _values(call: CallRows, request: Request) -> Shaped[Tensor, "K B H T"]:
@@ -238,7 +247,7 @@ def _shares(rows: RowStatistics, widths: Widths, request: Request) -> dict[str, 
 
 def _eligible_rows(call: CallRows, request: Request, texts: RowTexts) -> EligibleRows:
     """The rows that count for each statistic of a request, and its value under even weights."""
-    rows, widths, spans = call.rows, call.layout.widths, call.layout.spans
+    rows, widths = call.rows, call.layout.widths
     real = texts.real[:, None] & (rows.n_keys > 0)
     n_keys = rows.n_keys.clamp(min=1).to(rows.lse.dtype)
     several = rows.n_keys > (0 if request.queries == "all" else 1)
@@ -246,10 +255,11 @@ def _eligible_rows(call: CallRows, request: Request, texts: RowTexts) -> Eligibl
     shares = _shares(rows, widths, request) if request.value else {}
     for name, seen in _by_mass("seen", rows, widths, request).items():
         # In cross-attention, no query has a neighbor or a relation.
-        over_all = request.queries == "all" and (name == "first" or not texts.is_cross)
+        crosses = name == "first" or name in request.spans
+        over_all = request.queries == "all" and (crosses or not texts.is_cross)
         eligible = several & ((seen > 0) | over_all)
-        if spans is not None and name in request.spans:
-            eligible = spans.eligible(several, seen, request.queries)
+        if call.span_queries is not None and name in request.spans:
+            eligible &= call.span_queries[:, None]
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None

@@ -24,12 +24,6 @@ class SpanMembers:
     keys: Bool[Tensor, "B S C"]
     queries: Bool[Tensor, "B T"]
 
-    def eligible(
-        self, several: Bool[Tensor, "B H T"], seen: Float[Tensor, "B H T"], queries: str
-    ) -> Bool[Tensor, "B H T"]:
-        """The rows that count for a span of which they see `seen` keys."""
-        return several & self.queries[:, None] & ((seen > 0) | (queries == "all"))
-
 
 @dataclass
 class _Kept:

@@ -58,7 +58,7 @@ def cache(
     goal: CacheGoal,
     shared: Shared,
 ) -> None:
-    """Plan a smaller cache: which kv heads keep all tokens, and which the first and latest.
+    """Plan a smaller cache: which tokens each kv head keeps.
 
     Prints the plan and what it loses. With -o, writes it; with --json, prints it as JSON.
     """

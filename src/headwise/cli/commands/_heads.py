@@ -43,7 +43,7 @@ def heads(
     nulls: Nulls = None,
     as_json: Json = False,
 ) -> None:
-    """Find the heads that pick the right stretch of a text, tested against baselines.
+    """Find the heads that pick the right stretch of a text.
 
     Prints the heads that were found. With -o, writes all of them with their evidence; with
     --json, prints JSON.

@@ -57,7 +57,8 @@ def find_heads(
     Returns:
         A row per head, the set, and its effect on answers.
     Raises:
-        ArgumentError: there are fewer than two examples, one is malformed, or `most` is below 1.
+        ArgumentError: there are fewer than two examples, one is malformed, `most` is below 1, or
+            `evidence` has several splits.
         UnsupportedError: the model reads two texts, cannot be observed exactly or gives no logits
             for answers, or the tokenizer reports no character offsets.
     Source:
@@ -68,6 +69,10 @@ def find_heads(
     if most is not None and most < 1:
         raise ArgumentError(f"find_heads: most={most}. Give 1 or more.")
     evidence, tokenizer = evidence or Evidence(), tokenizer_of(wrapper, tokenizer)
+    if evidence.splits not in (None, 1):
+        raise ArgumentError(
+            f"find_heads: Evidence(splits={evidence.splits}), but one split is made. Leave it out."
+        )
     limit = context_of(model, tokenizer)
     limit = limit if max_tokens is None else min(limit, max_tokens)
     read = tokenized_examples(examples, tokenizer, limit)
