@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 import headwise as hw
 from headwise.caching import METHODS, CachePlan, CacheScores, LayerCachePlan
 from headwise.scoring import rank_correlation
+from headwise.tables import save_figure
 
 SINKS, WINDOW = 4, 64
 SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
@@ -237,13 +238,16 @@ def picture(args: argparse.Namespace) -> dict[str, Any]:
     import matplotlib.pyplot as plt  # the other parts need none
 
     result = json.loads((args.into / "retrieval.json").read_text("utf-8"))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(1, 2))
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(10, 3.6), width_ratios=(1, 2), layout="constrained"
+    )
     losses = np.array(result["losses"]["half-gate"]).reshape(-1, result["kv_heads"])
     image = left.imshow(losses, cmap="Greys")
     for layer, head in result["full_heads"]["half-gate"]:
         left.text(head, layer, "full", ha="center", va="center", color="tab:orange")
     figure.colorbar(image, ax=left, label="loss when it streams, half-gate")
-    left.set(xlabel="kv head", ylabel="layer", title="Half of the kv heads keep all tokens")
+    left.set(xlabel="kv head", ylabel="layer", title="half keep all tokens")
+    left.set_yticks(range(len(losses)))
     for name, curve in {**result["curves"], "uniform windows": result["uniform"]}.items():
         right.plot([float(share) for share in curve], list(curve.values()), "o-", label=name)
     for share, values in result["random"].items():
@@ -253,9 +257,8 @@ def picture(args: argparse.Namespace) -> dict[str, Any]:
     right.axhline(result["full"], color="black", lw=0.5)
     right.set(xlabel="share of kv heads with all tokens (uniform: of tokens)", ylabel="accuracy",
               title=f"{result['length']:,} tokens; grey: 5 to 95 % of random plans")  # fmt: skip
-    right.legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(args.into / "cache-plans.svg")
+    right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    save_figure(right, args.into / "cache-plans.svg")
     return {"drawn": sorted(result["curves"])}
 
 

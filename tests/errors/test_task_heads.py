@@ -61,6 +61,8 @@ def test_too_few_examples_and_other_models_are_refused() -> None:
         hw.find_heads(_model(), Example(**GOOD))
     with pytest.raises(ArgumentError, match="examples is 'a'"):
         hw.find_heads(_model(), "a")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"Evidence\(splits=3\)"):
+        hw.find_heads(_model(), [Example(**GOOD)] * 2, evidence=hw.Evidence(splits=3))
     with pytest.raises(ArgumentError, match="most=0"):
         hw.find_heads(_model(), [Example(**GOOD)] * 2, most=0)
     with pytest.raises(ArgumentError, match="the model reads 5"):

@@ -93,9 +93,8 @@ class CallRows:
     def kind(self) -> Hashable:
         """What calls that are added up together have in common."""
         lse, texts = self.rows.lse, self.layout.positions.texts
-        extra = self.rows.sink is None, self.norms is None, texts.is_cross
-        extra += (self.span_queries is None,)
-        return lse.shape[1:], lse.device, extra, *self.layout.widths.values()
+        missing = self.rows.sink is None, self.norms is None, self.span_queries is None
+        return lse.shape[1:], lse.device, missing, texts.is_cross, *self.layout.widths.values()
 
     def eligible(self, request: Request) -> EligibleRows:
         """The rows that count: the same for all calls of a layout, unless values decide."""
