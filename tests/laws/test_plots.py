@@ -96,6 +96,16 @@ def test_a_plan_has_holes_where_heads_go() -> None:
     assert ax.get_title() == "3 of 15 heads go"
 
 
+def test_a_plan_for_a_cache_tells_the_heads_that_keep_all_tokens() -> None:
+    plan = hw.CachePlan.of({0: [1], 2: [0]}, n_layers=3, n_kv_heads=2, sinks=4, window=64)
+    ax = plan.plot()
+    letters = {tuple(map(int, text.get_position())): text.get_text() for text in ax.texts}
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend == ["A  4 first, 64 latest tokens, 4", "B  all tokens, 2"]
+    assert {place for place, letter in letters.items() if letter == "B"} == {(1, 0), (0, 2)}
+    assert ElementTree.fromstring(plan._repr_html_()).find(".//rect") is not None
+
+
 def test_axes_that_are_given_are_drawn_on_and_returned() -> None:
     figure, ax = plt.subplots()
     assert _scores(np.ones((1, 15))).plot(ax=ax) is ax

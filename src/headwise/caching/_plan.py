@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from torch import nn
 
@@ -15,6 +16,7 @@ from headwise.errors import ArgumentError, HeadError
 from headwise.files import build_from, read_object, write_beside
 from headwise.models import count_cache_layers, fingerprint, head_cache
 from headwise.shapes import is_size
+from headwise.tables import Head, grid_html, plot_categories
 
 FORMAT = "headwise-cache-plan/1"
 Window = int | None
@@ -182,6 +184,34 @@ class CachePlan:
                 f"{type(model).__name__} has {known}. Make a plan for this model."
             )
         return head_cache(model, self.windows, self.sinks)
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw which kv heads keep all tokens, and which the first and latest ones.
+
+        Args:
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes, with a row per layer and a column per kv head.
+        Raises:
+            ArgumentError: `ax` is not axes.
+            MissingPackageError: matplotlib is not installed.
+        """
+        kept = {
+            Head("", layer.layer, head): (self._kept(window), 1.0)
+            for layer in self.layers
+            for head, window in enumerate(layer.windows)
+        }
+        ax = plot_categories("CachePlan.plot", list(kept), kept, ax)
+        ax.set_xlabel("kv head")
+        return ax
+
+    def _repr_html_(self) -> str:
+        heads = [Head("", x.layer, head) for x in self.layers for head in range(len(x.windows))]
+        full = [float(window is None) for x in self.layers for window in x.windows]
+        return grid_html(str(self).splitlines()[0], heads, {"all tokens": np.array(full)})
+
+    def _kept(self, window: Window) -> str:
+        return "all tokens" if window is None else f"{self.sinks} first, {window} latest tokens"
 
     def frame(self) -> pd.DataFrame:
         """A row for each kv head: name, layer, kv_head, window (NaN for all tokens), loss."""
