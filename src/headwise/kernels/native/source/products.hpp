@@ -158,16 +158,17 @@ template <int R, int N, class Element, int... F>
 INLINE void mix_tile(const int *rows, const Element *v, int64_t stride, const float *p,
                      const Floats *factor, bool fresh, float *o,
                      std::integer_sequence<int, F...>) {
-    Floats acc[R][N];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++)
-        acc[r][i] = fresh ? Floats{} : load(o + r * ROWS + i * W) * factor[i];
+    // Blocks are summed apart, so that rounding grows with their number and not with the keys'.
+    Floats acc[R][N] = {};
     auto stretch = [&]<int first>() {
         int from = first ? rows[first - 1] : 0;
         mix_keys<R, first>(rows[first] - from, v + from * stride, stride, p + from * ROWS, acc);
     };
     (stretch.template operator()<F>(), ...);
-    UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int i = 0; i < N; i++) store(o + r * ROWS + i * W, acc[r][i]);
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int i = 0; i < N; i++) {
+        float *sum = o + r * ROWS + i * W;
+        store(sum, fresh ? acc[r][i] : load(sum) * factor[i] + acc[r][i]);
+    }
 }
 
 template <int N, class Element>
