@@ -1,6 +1,5 @@
 """A plan for a cache: which tokens each kv head keeps. It can be saved and needs no model."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,7 @@ from torch import nn
 
 from headwise._display import counted
 from headwise.errors import ArgumentError, HeadError
-from headwise.files import build_from, read_object, write_beside
+from headwise.files import build_from, read_object, write_json
 from headwise.models import count_cache_layers, fingerprint, head_cache
 from headwise.shapes import is_size
 from headwise.tables import Head, grid_html, plot_categories
@@ -234,10 +233,7 @@ class CachePlan:
         Raises:
             OutputError: the file cannot be written.
         """
-        content = {"format": FORMAT, **asdict(self)}
-        with write_beside(path) as beside:
-            beside.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-        return Path(path)
+        return write_json({"format": FORMAT, **asdict(self)}, path)
 
     @classmethod
     def load(cls, path: str | Path) -> "CachePlan":

@@ -1,7 +1,7 @@
 """Atomic writes of files and folders, and a strict reader of JSON."""
 
 from headwise.files._atomic import folder_beside, write_beside
-from headwise.files._json import build_from, parse_json, read_json, read_object
+from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
 
 __all__ = [
     "build_from",
@@ -10,4 +10,5 @@ __all__ = [
     "read_json",
     "read_object",
     "write_beside",
+    "write_json",
 ]

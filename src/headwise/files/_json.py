@@ -1,4 +1,4 @@
-"""A strict reader of JSON: anything wrong with a file is an InputError with its path."""
+"""JSON files: written whole, and read strictly: anything wrong is an InputError with the path."""
 
 import json
 import os
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headwise.errors import HeadwiseError, InputError
+from headwise.files._atomic import write_beside
 
 # The errors of Python and its libraries for a missing value or a value of the wrong type.
 _WRONG_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
-__all__ = ["build_from", "parse_json", "read_json", "read_object"]
+__all__ = ["build_from", "parse_json", "read_json", "read_object", "write_json"]
 
 T = TypeVar("T")
 
@@ -34,6 +35,17 @@ def parse_json(text: str) -> Any:
     if "\\ud" in text.lower():
         _check_characters(value)
     return value
+
+
+def write_json(content: Any, path: str | os.PathLike[str]) -> Path:
+    """Write a value as indented JSON.
+
+    Raises:
+        OutputError: the file cannot be written. No partial file is left behind.
+    """
+    with write_beside(path) as beside:
+        beside.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+    return Path(path)
 
 
 def read_json(

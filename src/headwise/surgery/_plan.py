@@ -1,6 +1,5 @@
 """A plan: which heads to remove from each layer. It can be saved and needs no model."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 
 from headwise._display import counted
 from headwise.errors import HeadError
-from headwise.files import build_from, read_object, write_beside
+from headwise.files import build_from, read_object, write_json
 from headwise.tables import Head, HeadsLike, grid_html, plot_removed, resolve_heads
 
 FORMAT = "headwise-plan/1"
@@ -177,10 +176,7 @@ class Plan:
         Raises:
             OutputError: the file cannot be written.
         """
-        content = {"format": FORMAT, **asdict(self)}
-        with write_beside(path) as beside:
-            beside.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
-        return Path(path)
+        return write_json({"format": FORMAT, **asdict(self)}, path)
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
