@@ -34,8 +34,8 @@ from headwise.models import (
     heads_of,
     replace_heads,
 )
-from headwise.roles._significance import step_down
 from headwise.roles.relations import texts_of, tokenize
+from headwise.roles.testing._significance import step_down
 from headwise.tables import Head
 from headwise.watch import Request
 

@@ -25,7 +25,7 @@ from scipy.stats import spearmanr
 
 import headwise as hw
 from headwise.corpora import AnnotatedText, read_conllu, read_gap, read_pairs
-from headwise.roles._significance import step_down
+from headwise.roles.testing._significance import step_down
 from headwise.scoring import paired, read_batches
 from headwise.tables import Curves, ratio_interval
 

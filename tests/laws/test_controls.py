@@ -7,12 +7,12 @@ import pytest
 
 from headwise.corpora import AnnotatedText, Arc, list_corpus
 from headwise.roles import find_roles
-from headwise.roles._control import POWER, least_lift, plant
-from headwise.roles._evidence import Family, halves, judge
-from headwise.roles._rows import has_role
-from headwise.roles._trials import Split
 from headwise.roles.evaluation import DetailedScores, Evaluator
 from headwise.roles.relations import Role, as_item, gold_roles, token_roles, tokenize
+from headwise.roles.testing import has_role
+from headwise.roles.testing._control import POWER, least_lift, plant
+from headwise.roles.testing._evidence import Family, halves, judge
+from headwise.roles.testing._trials import Split
 from headwise.tables import Head
 from planted import TOKENIZER, Planted, clauses, lines, pronouns
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwise.roles._evidence import (
+from headwise.roles.testing._evidence import (
     FEWEST_INSTANCES,
     FEWEST_TEXTS,
     Family,
@@ -16,7 +16,7 @@ from headwise.roles._evidence import (
     judge,
     lift,
 )
-from headwise.roles._significance import step_down, tail_shares
+from headwise.roles.testing._significance import step_down, tail_shares
 from headwise.tables import ratio_interval
 
 seeds = st.integers(0, 2**32 - 1)

@@ -12,11 +12,11 @@ from torch import nn
 
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.roles import Evidence, find_roles
-from headwise.roles._families import Baseline, null_head_baseline
-from headwise.roles._nulls import initialised, permuted, shuffled
-from headwise.roles._trials import Split
 from headwise.roles.evaluation import RoleScores
 from headwise.roles.relations import Item, Role
+from headwise.roles.testing._families import Baseline, null_head_baseline
+from headwise.roles.testing._nulls import initialised, permuted, shuffled
+from headwise.roles.testing._trials import Split
 from headwise.tables import Head
 from planted import TOKENIZER, Planted, lines
 

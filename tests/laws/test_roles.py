@@ -15,10 +15,11 @@ from headwise.corpora import AnnotatedText, Arc, Grammar, annotate
 from headwise.corpora._verbs import PRONOUNS
 from headwise.lab import MiniGPT, MiniGPTConfig, make_tokenizer
 from headwise.roles import Evidence, Roles, find_roles
-from headwise.roles._evidence import Family, Verdict
-from headwise.roles._rows import NULLS, role_rows
 from headwise.roles.evaluation import Evaluator
 from headwise.roles.relations import PREFIX_MATCHING, PROBED, SHAPES, Item
+from headwise.roles.results._rows import role_rows
+from headwise.roles.testing import NULLS
+from headwise.roles.testing._evidence import Family, Verdict
 from headwise.tables import Head
 from planted import (
     IDS,

@@ -9,9 +9,9 @@ import torch
 
 from headwise.layer import MultiHeadAttention
 from headwise.roles import Evidence, Roles, find_roles
-from headwise.roles._evidence import Family
-from headwise.roles._shapes import length_measures
 from headwise.roles.relations import Role
+from headwise.roles.results._shapes import length_measures
+from headwise.roles.testing._evidence import Family
 from planted import CONTEXT, TOKENIZER, lines
 
 TEXTS = lines(90)

@@ -11,9 +11,9 @@ import yaml
 
 import headwise as hw
 from headwise.roles import TaskHeads, find_heads, load_heads
-from headwise.roles._nulls import permuted
 from headwise.roles.task._decisions import Masses, positional_hits
 from headwise.roles.task._examples import TokenExample
+from headwise.roles.testing._nulls import permuted
 from planted import IDS, TOKENIZER, WORDS, PlantedGPT
 
 KEYS, VALUES = WORDS[:20], WORDS[20:]

@@ -1,15 +1,12 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
-from headwise.roles._alignment import alignment
 from headwise.roles._find import find_roles
-from headwise.roles._nulls import Evidence
-from headwise.roles._shapes import shape_line, shapes_summary
-from headwise.roles._table import Roles
 from headwise.roles.cross_attention import (
     AlignedBatch,
     Alignment,
     AlignmentHeads,
     align,
+    alignment,
     find_alignment_heads,
 )
 from headwise.roles.effects import (
@@ -24,7 +21,9 @@ from headwise.roles.effects import (
     translation,
 )
 from headwise.roles.evaluation import check_reads_one_text
+from headwise.roles.results import Roles, shape_line, shapes_summary
 from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
+from headwise.roles.testing import Evidence
 
 __all__ = [
     "AlignedBatch",

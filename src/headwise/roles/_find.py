@@ -13,14 +13,6 @@ from headwise._progress import Progress
 from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
-from headwise.roles._control import plant
-from headwise.roles._evidence import FEWEST_TEXTS, Family, judge
-from headwise.roles._nulls import Evidence
-from headwise.roles._rows import tested_rows
-from headwise.roles._shapes import length_measures
-from headwise.roles._splits import Evaluated
-from headwise.roles._table import Roles
-from headwise.roles._trials import SEQUENCES, Trial, distinct_texts, probe_trial, text_trial
 from headwise.roles.effects import BEHAVIOUR_LABELS, Effects, Score, copying_scores, labels_of_rows
 from headwise.roles.relations import (
     PROBED,
@@ -32,6 +24,20 @@ from headwise.roles.relations import (
     texts_of,
     token_roles,
     tokenize,
+)
+from headwise.roles.results import Roles, length_measures, tested_rows
+from headwise.roles.testing import (
+    FEWEST_TEXTS,
+    SEQUENCES,
+    Evaluated,
+    Evidence,
+    Family,
+    Trial,
+    distinct_texts,
+    judge,
+    plant,
+    probe_trial,
+    text_trial,
 )
 
 _MOST_UNKNOWN = 0.5  # of the tokens; above it the text is in no language of the model

@@ -12,7 +12,6 @@ from torch import nn
 from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.models import check_model, fingerprint
-from headwise.roles._evidence import FEWEST_TEXTS, halves
 from headwise.roles.cross_attention._known import (
     AlignedBatch,
     KnownExample,
@@ -20,6 +19,7 @@ from headwise.roles.cross_attention._known import (
     known_examples,
 )
 from headwise.roles.cross_attention._table import AlignmentHeads
+from headwise.roles.testing import FEWEST_TEXTS, halves
 from headwise.tables import Head, ratio_interval
 
 _CANDIDATES = 8  # heads that a set is chosen from

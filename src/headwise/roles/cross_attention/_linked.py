@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError
 from headwise.models import pad
-from headwise.roles._linked_words import LinkedWords
+from headwise.roles.cross_attention._linked_words import LinkedWords
 from headwise.roles.cross_attention._weights import cross_attention
 from headwise.roles.relations import TokenText, tokenize
 from headwise.tables import Head

@@ -19,10 +19,9 @@ from headwise.models import (
     mean_heads,
     replace_heads,
 )
-from headwise.roles._evidence import FEWEST_TEXTS
-from headwise.roles._significance import step_down
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch
 from headwise.roles.effects._effects import Effect, Effects, Group
+from headwise.roles.testing import FEWEST_TEXTS, step_down
 from headwise.tables import Head, ratio_interval
 
 _MOST = 8  # heads of one role that are ablated together: the first ones

@@ -10,13 +10,12 @@ from headwise._progress import Progress
 from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
-from headwise.roles._evidence import FEWEST_TEXTS, judge
-from headwise.roles._nulls import Evidence
 from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.task._answers import answer_effect
 from headwise.roles.task._examples import TokenExample, tokenized_examples
 from headwise.roles.task._table import TaskHeads, digest_of
 from headwise.roles.task._trial import TaskTrial
+from headwise.roles.testing import FEWEST_TEXTS, Evidence, judge
 
 _ADDRESS = ("name", "stack", "layer", "head", "in_set")  # columns that a set does not have
 

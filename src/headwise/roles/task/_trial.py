@@ -11,13 +11,12 @@ from jaxtyping import Bool, Float
 from torch import nn
 
 from headwise._progress import Progress
-from headwise.roles._evidence import FEWEST_TEXTS, Family, Verdict, halves, lift
-from headwise.roles._nulls import Evidence
-from headwise.roles._rows import LEVEL, outcomes
+from headwise.roles.results import outcomes
 from headwise.roles.task._decisions import POSITIONS, Masses, chance, positional_hits
 from headwise.roles.task._examples import TokenExample
 from headwise.roles.task._masses import masses_of
 from headwise.roles.task._table import NULLS
+from headwise.roles.testing import FEWEST_TEXTS, LEVEL, Evidence, Family, Verdict, halves, lift
 
 BAR = 0.25  # of the lift, as for roles
 LARGEST_SET = 0.05  # of all heads

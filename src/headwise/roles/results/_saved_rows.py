@@ -5,8 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from headwise.roles._rows import FURTHER, NULLS
 from headwise.roles.effects import WITHOUT, Effects
+from headwise.roles.results._rows import FURTHER
+from headwise.roles.testing import NULLS
 from headwise.tables import Head, numbers_of, texts_of
 
 SCHEMA = 2

@@ -8,15 +8,9 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from headwise._display import printable
-from headwise.roles._control import Control
-from headwise.roles._evidence import FEWEST_TEXTS, Family, Verdict, lift
+from headwise.roles.testing import FEWEST_TEXTS, NULLS, Control, Family, Verdict, has_role
 from headwise.tables import Head
 
-LEVEL = 0.05  # of the adjusted p
-NULLS = (
-    *("chance", "offset", "class", "set", "by class", "candidate"),
-    *("permuted", "random", "shuffled", "control"),
-)
 # Columns that are known only after the tests.
 FURTHER = (
     *("stability", "short", "long", "by_length", "by_length.low", "by_length.high"),
@@ -26,22 +20,6 @@ FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"
 _UNREACHABLE = "not tested: these texts could not have shown it"
-
-
-def has_role(family: Family, verdict: Verdict) -> Bool[np.ndarray, " C"]:
-    """Which hypotheses of a family are found.
-
-    A role is found if it is significant and clears its bar of lift and of points over the
-    strongest null, on the held-out half and on the selection half.
-    """
-    heads = len(verdict.p) // max(1, len(family.roles))
-    bar = np.repeat([role.bar for role in family.roles], heads)
-    points = np.repeat([role.points for role in family.roles], heads)
-    found = verdict.p < LEVEL
-    for effect in (family.measures["chosen_half"], verdict.effect):
-        gain = effect - verdict.baseline
-        found &= (lift(effect, verdict.baseline) >= bar) & (gain >= points)
-    return found
 
 
 def tested_rows(heads: Sequence[Head], control: Control, verdict: Verdict) -> pd.DataFrame:

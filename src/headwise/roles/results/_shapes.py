@@ -12,8 +12,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from headwise._display import counted
-from headwise.roles._evidence import Family, lift
 from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
+from headwise.roles.testing import Family, lift
 from headwise.tables import DRAWS, resample_counts
 
 _THIRDS = 3

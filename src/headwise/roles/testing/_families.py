@@ -6,9 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int64
 
-from headwise.roles._evidence import Family, best_of
-from headwise.roles._rows import NULLS
-from headwise.roles._trials import Split, Trial
 from headwise.roles.evaluation import (
     OFFSETS,
     DetailedScores,
@@ -17,7 +14,13 @@ from headwise.roles.evaluation import (
     heuristic_names,
 )
 from headwise.roles.relations import EVEN, Role
+from headwise.roles.testing._evidence import Family, best_of
+from headwise.roles.testing._trials import Split, Trial
 
+NULLS = (
+    *("chance", "offset", "class", "set", "by class", "candidate"),
+    *("permuted", "random", "shuffled", "control"),
+)
 _NULL_NAMES = {
     "chance": "chance",
     "permuted": "a head with permuted weights",

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
-from headwise.roles._significance import step_down
 from headwise.roles.relations import Role
+from headwise.roles.testing._significance import step_down
 from headwise.tables import ratio_interval
 
 PerText = Float[np.ndarray, "M N"]
 Column = Float[np.ndarray, " N"]
 
 FEWEST_TEXTS, FEWEST_INSTANCES = 30, 20
+LEVEL = 0.05  # of the adjusted p
 
 
 @dataclass(frozen=True)
@@ -190,3 +191,19 @@ def _divide(
 ) -> Float[np.ndarray, "*shape"]:
     out = np.full(above.shape, empty, dtype=np.result_type(above, np.float32))
     return np.divide(above, below, out=out, where=below > 0)
+
+
+def has_role(family: Family, verdict: Verdict) -> Bool[np.ndarray, " C"]:
+    """Which hypotheses of a family are found.
+
+    A role is found if it is significant and clears its bar of lift and of points over the
+    strongest null, on the held-out half and on the selection half.
+    """
+    heads = len(verdict.p) // max(1, len(family.roles))
+    bar = np.repeat([role.bar for role in family.roles], heads)
+    points = np.repeat([role.points for role in family.roles], heads)
+    found = verdict.p < LEVEL
+    for effect in (family.measures["chosen_half"], verdict.effect):
+        gain = effect - verdict.baseline
+        found &= (lift(effect, verdict.baseline) >= bar) & (gain >= points)
+    return found

@@ -14,11 +14,11 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._explanation import explanation
-from headwise.roles._rows import none_found, none_found_by_head, outcomes_by_role
-from headwise.roles._saved_rows import SCHEMA, fields_of
-from headwise.roles._shapes import is_shape, shape_rows, shapes_summary
 from headwise.roles.effects import Behaviour, Effects, ablate_each, labels_of_rows
+from headwise.roles.results._explanation import explanation
+from headwise.roles.results._rows import none_found, none_found_by_head, outcomes_by_role
+from headwise.roles.results._saved_rows import SCHEMA, fields_of
+from headwise.roles.results._shapes import is_shape, shape_rows, shapes_summary
 from headwise.tables import (
     Head,
     HeadLike,

@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from headwise.corpora import AnnotatedText
-from headwise.roles._evidence import halves
-from headwise.roles._nulls import Evidence, shuffled
 from headwise.roles.evaluation import Evaluator
 from headwise.roles.relations import PROBED, Role, Tokenized, as_item, probe
+from headwise.roles.testing._evidence import halves
+from headwise.roles.testing._nulls import Evidence, shuffled
 
 SEQUENCES = 100  # of random tokens
 

@@ -11,13 +11,12 @@ import numpy as np
 from jaxtyping import Float
 from scipy import stats
 
-from headwise.roles._evidence import Family
-from headwise.roles._trials import Split
 from headwise.roles.evaluation import DetailedScores
 from headwise.roles.relations import Role
+from headwise.roles.testing._evidence import LEVEL, Family
+from headwise.roles.testing._trials import Split
 
 POWER = 0.8  # the probability with which the smallest effect is labelled
-_LEVEL = 0.05  # of the adjusted p
 _BINARY = ("top", "choice")  # scores that count queries
 _CONTRASTS = ("shuffled", "control")  # where a planted head is even, since the relation is lost
 _STEPS = 401  # effects that are tried
@@ -190,7 +189,7 @@ class _Power:
         bar = _above(self.baseline, least_lift(self.roles, self.baseline))
         spread = self.variation * effect * (1 - effect)
         of_null = np.square(self.null - self.baseline * self.count).sum(0) / n**2
-        critical = stats.t.isf(_LEVEL / max(1, self.tests), texts - 1)
+        critical = stats.t.isf(LEVEL / max(1, self.tests), texts - 1)
         needed = np.maximum(bar, self.baseline + critical * np.sqrt(spread / n + of_null))
         on_held, on_selection = (
             stats.norm.cdf((effect - least) / (np.sqrt(spread / np.maximum(queries, 1)) + _TINY))

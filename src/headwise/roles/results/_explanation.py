@@ -6,8 +6,9 @@ from typing import Any
 import pandas as pd
 
 from headwise._display import counted, printable
-from headwise.roles._rows import NULLS, none_found, shortfall
-from headwise.roles._shapes import shape_line
+from headwise.roles.results._rows import none_found, shortfall
+from headwise.roles.results._shapes import shape_line
+from headwise.roles.testing import NULLS
 
 _NEAREST = 3  # roles just below the bar, and as many that were not tested
 

@@ -9,12 +9,11 @@ from torch import nn
 
 from headwise._display import counted
 from headwise._progress import Progress
-from headwise.roles._evidence import Family, halves, judge
-from headwise.roles._families import Baseline, make_family, null_head_baseline
-from headwise.roles._nulls import Evidence
-from headwise.roles._rows import has_role
-from headwise.roles._trials import Split, Trial
 from headwise.roles.evaluation import DetailedScores, RoleScores
+from headwise.roles.testing._evidence import Family, halves, has_role, judge
+from headwise.roles.testing._families import Baseline, make_family, null_head_baseline
+from headwise.roles.testing._nulls import Evidence
+from headwise.roles.testing._trials import Split, Trial
 
 _DRAWS = 1000  # resamples of the test under each further split
 
