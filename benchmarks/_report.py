@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -93,11 +92,13 @@ def insert(text: str, page: str | Path, part: str = "") -> None:
 
 
 def machine(options: argparse.Namespace) -> str:
+    """The version of torch, the processor by name, the clock, and the kernel that torch takes."""
     q = torch.randn(1, 4, 256, 64, device=options.device)
     causal = partial(attend, q, q, q, causal=True, backend="fused")
-    device = torch.cuda.get_device_name() if options.device == "cuda" else platform.processor()
+    device = torch.cuda.get_device_name() if options.device == "cuda" else cpu_name()
+    threads = f"{options.threads} thread{'' if options.threads == 1 else 's'}"
     return (
-        f"torch {torch.__version__}, {options.threads} threads, {device or platform.machine()} "
+        f"torch {torch.__version__}, {threads}, {device} "
         f"({torch.backends.cpu.get_cpu_capability()}), {options.clock} clock; "
         f"torch's kernel: {kernels_of(causal)}"
     )

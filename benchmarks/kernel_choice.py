@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from _report import Row, cpu_name, machine, print_rows, publish
+from _report import Row, machine, print_rows, publish
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor
 
@@ -29,7 +29,7 @@ def main() -> None:
     options = _arguments()
     torch.set_num_threads(options.threads)
     parts = native(options), decoding(options), blocks(options), packed(options), wide(options)
-    publish(print_rows(chain(*parts)), f"{cpu_name()}; {machine(options)}", options.into)
+    publish(print_rows(chain(*parts)), machine(options), options.into)
 
 
 def native(options: argparse.Namespace) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from itertools import chain, cycle
 
 import torch
 import torch.nn.functional as F
-from _report import Row, cpu_name, machine, print_rows, publish, rows_of
+from _report import Row, machine, print_rows, publish, rows_of
 from _timing import Times, Work, interleaved, rounds_for
 from torch import Tensor
 
@@ -39,7 +39,7 @@ def main() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         rows = print_rows(chain(around(options), decoding(options)))
-    where = f"{cpu_name()}; native kernel: {library().name}. {machine(options)}"
+    where = f"Native kernel: {library().name}. {machine(options)}"
     publish(rows, where, options.into)
 
 

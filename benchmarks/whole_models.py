@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from _report import Row, print_rows, publish, rows_of
+from _report import Row, cpu_name, print_rows, publish, rows_of
 from _timing import Work, interleaved, rounds_for
 from torch import Tensor, nn
 
@@ -220,10 +220,8 @@ def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _machine(options: argparse.Namespace) -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = {line.split(":")[1].strip() for line in lines if line.startswith("model name")}
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{', '.join(sorted(names))}; {options.clock} clock; {versions}"
+    return f"{cpu_name()}; {options.clock} clock; {versions}"
 
 
 def _arguments() -> argparse.Namespace:
