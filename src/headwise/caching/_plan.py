@@ -58,13 +58,12 @@ class LayerCachePlan:
 
     def tokens(self, n_tokens: int, sinks: int, windows: Sequence[Window] | None = None) -> int:
         """The tokens that all kv heads of the layer keep of a text, here or with other windows."""
+        most = min(n_tokens, self.sliding_window or n_tokens)
+        limit = self.sliding_window or float("inf")
         return sum(
-            self._most(n_tokens) if window is None else min(self._most(n_tokens), sinks + window)
+            most if window is None or window >= limit else min(n_tokens, sinks + window)
             for window in (self.windows if windows is None else windows)
         )
-
-    def _most(self, n_tokens: int) -> int:
-        return min(n_tokens, self.sliding_window or n_tokens)
 
 
 @dataclass(frozen=True)
