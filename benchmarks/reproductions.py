@@ -36,6 +36,7 @@ from headwise.models import (
 )
 from headwise.roles.relations import texts_of, tokenize
 from headwise.roles.testing._significance import step_down
+from headwise.scoring.methods._suffix_replay import SuffixReplay
 from headwise.tables import Head
 from headwise.watch import Request
 
@@ -151,13 +152,11 @@ def michel(options: argparse.Namespace) -> None:
     task = Similarity(model, tokenizer, read_pairs(options.pairs), options.judging)
     heads = task.heads
     layers = sorted({head.layer for head in heads})
-    alone = {str(head): task.scores([head]).tolist() for head in heads}
-    kept = {
-        str(head): task.scores(
-            [other for other in heads if other.layer == head.layer and other != head]
-        ).tolist()
-        for head in heads
-    }
+    alone = dict(zip(map(str, heads), task.scores_of_layers([[h] for h in heads]), strict=True))
+    print("each head removed", flush=True)
+    others = [[h for h in heads if h.layer == head.layer and h != head] for head in heads]
+    kept = dict(zip(map(str, heads), task.scores_of_layers(others), strict=True))
+    print("each head kept alone", flush=True)
     inputs, loss = task.training(options.scored)
     gradient = hw.importance(model, inputs, "gradient", loss=loss)
     orders = {
@@ -165,10 +164,7 @@ def michel(options: argparse.Namespace) -> None:
         "gradient": gradient.order(),
         "half-gate of embeddings (ours)": hw.importance(model, task.texts(options.scored)).order(),
     }
-    curves = {
-        name: [[task.correlation(task.scores(order[:n])), task.moved(order[:n])] for n in STEPS]
-        for name, order in orders.items()
-    }
+    curves = {name: [task.point(order[:n]) for n in STEPS] for name, order in orders.items()}
     content = {
         "full": task.scores([]).tolist(),
         "gold": task.gold.tolist(),
@@ -192,7 +188,10 @@ class Similarity:
         self._judged = [pairs[i] for i in order[:judging]]
         self._others = [pairs[i] for i in order[judging:]]
         self.gold = np.array([pair.similarity for pair in self._judged])
-        self._batches = list(self._read([s for p in self._judged for s in (p.one, p.two)]))
+        sentences = [s for pair in self._judged for s in (pair.one, pair.two)]
+        order = np.argsort([len(sentence) for sentence in sentences], kind="stable")  # less padding
+        self._batches = list(self._read([sentences[i] for i in order]))
+        self._places = torch.from_numpy(np.argsort(order))
         self._attentions = find_attentions(model, self._batches[0])
         self.heads = heads_of(self._attentions)
         self._full = self._embeddings([])
@@ -206,21 +205,40 @@ class Similarity:
 
     @torch.no_grad()
     def _embeddings(self, removed: Sequence[Head]) -> torch.Tensor:
+        embeddings = torch.cat([self._read_without(removed, x) for x in self._batches])
+        return embeddings[self._places]
+
+    def _read_without(self, removed: Sequence[Head], inputs: dict[str, torch.Tensor]) -> Any:
         chosen = by_attention(list(removed), self._attentions)
         with replace_heads(self._model, self._attentions, chosen, zeros):
-            return torch.cat([pooled(self._model(**x), x) for x in self._batches])
+            return pooled(self._model(**inputs), inputs)
 
     def scores(self, removed: Sequence[Head]) -> np.ndarray:
         """The cosine of each pair without these heads."""
+        return cosines(self._embeddings(removed))
+
+    @torch.no_grad()
+    def scores_of_layers(self, removals: Sequence[Sequence[Head]]) -> list[list[float]]:
+        """The cosines without each of these sets of heads, each set of one layer.
+
+        The layers before it run once for all sets.
+        """
+        parts: list[list[torch.Tensor]] = [[] for _ in removals]
+        replay = SuffixReplay(self._model, self._attentions)
+        for inputs in self._batches:
+            with replay.recording():
+                self._model(**inputs)
+            for part, removed in zip(parts, removals, strict=True):
+                (attention,) = by_attention(list(removed), self._attentions)
+                with replay.before(attention):
+                    part.append(self._read_without(removed, inputs))
+        return [cosines(torch.cat(part)[self._places]).tolist() for part in parts]
+
+    def point(self, removed: Sequence[Head]) -> list[float]:
+        """Without these heads: the correlation, and the mean 1 − cosine to the full embeddings."""
         embeddings = self._embeddings(removed)
-        return (embeddings[::2] * embeddings[1::2]).sum(-1).numpy()
-
-    def moved(self, removed: Sequence[Head]) -> float:
-        """The mean 1 − cosine between embeddings with and without the heads."""
-        return float((1 - (self._embeddings(removed) * self._full).sum(-1)).mean())
-
-    def correlation(self, scores: np.ndarray) -> float:
-        return float(spearmanr(scores, self.gold)[0])
+        moved = (1 - (embeddings * self._full).sum(-1)).mean()
+        return [float(spearmanr(cosines(embeddings), self.gold)[0]), float(moved)]
 
     def texts(self, pairs: int) -> list[dict[str, torch.Tensor]]:
         return list(self._read([s for p in self._others[:pairs] for s in (p.one, p.two)]))
@@ -243,6 +261,11 @@ class Similarity:
             return error.repeat_interleave(2)
 
         return inputs, loss
+
+
+def cosines(embeddings: torch.Tensor) -> np.ndarray:
+    """The cosine of each two consecutive embeddings."""
+    return (embeddings[::2] * embeddings[1::2]).sum(-1).numpy()
 
 
 def zeros(attention: Attention, heads: torch.Tensor) -> torch.Tensor:

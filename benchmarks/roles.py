@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from _report import insert, table
+from _report import BEGIN, END, insert, table
 
 import headwise as hw
 from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
@@ -81,23 +81,35 @@ def print_progress(done: int, total: int) -> None:
 
 
 def publish(options: argparse.Namespace) -> None:
-    """Write both parts of the page, as far as their tables exist."""
-    sections: list[str] = []
+    """Write the sections whose tables exist; the page keeps its other sections."""
+    sections = sections_of(options.into)
     for corpus, title in CORPORA.items():
         names = [corpus, *(f"{corpus}-{half}" for half in HALVES)]
         paths = [options.keep / f"{name}.json" for name in names]
         if paths[0].exists():
             whole, *halves = (hw.Roles.load(path) for path in paths if path.exists())
-            sections += [f"## MiniLM on {title}", *encoder_lines(whole, halves)]
+            sections[f"MiniLM on {title}"] = encoder_lines(whole, halves)
     complete = [path.parent for path in options.keep.glob("seed-*/roles.json")]
     folders = sorted(complete, key=lambda path: int(path.name[5:]))
     if folders:
         runs = {path.name[5:]: hw.Roles.load(path / "roles.json") for path in folders}
         judged = [json.loads((path / "judged.json").read_text("utf-8")) for path in folders]
         aligned = [pd.read_json(path / "alignment.json", orient="records") for path in folders]
-        sections += [f"## Mini-GPT, {len(runs)} seeds", *lab_lines(runs, judged)]
-        sections += ["The best aligner of each run:", alignment_table(list(runs), aligned)]
-    insert("\n\n".join(sections), options.into)
+        sections = {t: lines for t, lines in sections.items() if not t.startswith("Mini-GPT")}
+        sections[f"Mini-GPT, {len(runs)} seeds"] = [
+            *lab_lines(runs, judged),
+            "The best aligner of each run:",
+            alignment_table(list(runs), aligned),
+        ]
+    text = (f"## {title}\n\n" + "\n\n".join(lines) for title, lines in sections.items())
+    insert("\n\n".join(text), options.into)
+
+
+def sections_of(page: str) -> dict[str, list[str]]:
+    """The sections of the measured part of a page, by title."""
+    measured = Path(page).read_text("utf-8").split(BEGIN)[1].split(END)[0]
+    parts = (part.partition("\n\n") for part in measured.split("\n## ")[1:])
+    return {title: [text.strip()] for title, _, text in parts}
 
 
 def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:

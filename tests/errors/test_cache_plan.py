@@ -163,6 +163,44 @@ def test_gradients_weights_and_dropout_are_refused() -> None:
         read(model, cache)
 
 
+@pytest.mark.parametrize("name", ["position_bias", "sinks"])
+def test_attention_that_adds_to_the_logits_is_refused(name: str) -> None:
+    model = llama()
+    with plan().cache(model) as cache:
+        with pytest.raises(UnsupportedError, match=f"LlamaAttention gives {name} to its attention"):
+            read(model, cache, **{name: torch.zeros(1, 4, 12, 12)})
+        cache.reset()
+        read(model, cache)
+
+
+def _caches_nothing(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args, kwargs | {"past_key_values": None}
+
+
+def test_a_layer_that_does_not_cache() -> None:
+    model = llama()
+    model.model.layers[1].self_attn.register_forward_pre_hook(_caches_nothing, with_kwargs=True)
+    with (
+        pytest.raises(UnsupportedError, match="layer 1 of LlamaModel has cached 0 of 12 tokens"),
+        plan().cache(model) as cache,
+    ):
+        read(model, cache)
+
+
+def _shared_cache() -> nn.Module:
+    """The second layer reads the keys of the first, and caches none."""
+    config = transformers.Gemma4TextConfig(
+        **SIZES, num_key_value_heads=2, head_dim=4, global_head_dim=4, num_kv_shared_layers=1,
+        hidden_size_per_layer_input=0, layer_types=["full_attention"] * 2, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.Gemma4ForCausalLM(config).eval()
+
+
+def test_a_layer_that_reads_the_cache_of_another() -> None:
+    with pytest.raises(UnsupportedError, match="layer 1 of Gemma4ForCausalLM has a DummyLayer"):
+        hw.cache_plan(_shared_cache(), full={0: [0]}, window=3)
+
+
 def test_keys_outside_of_a_forward_pass() -> None:
     model = llama()
     with plan().cache(model) as cache, torch.no_grad():
@@ -191,6 +229,20 @@ def _falcon() -> nn.Module:
     return transformers.FalconForCausalLM(config).eval()
 
 
+def _bloom() -> nn.Module:
+    config = transformers.BloomConfig(hidden_size=16, n_layer=2, n_head=4, vocab_size=19)
+    return transformers.BloomForCausalLM(config).eval()
+
+
+def _deepseek() -> nn.Module:
+    config = transformers.DeepseekV3Config(
+        **SIZES, first_k_dense_replace=2, kv_lora_rank=8, q_lora_rank=8, qk_nope_head_dim=4,
+        qk_rope_head_dim=4, v_head_dim=4, moe_intermediate_size=8, n_routed_experts=4,
+        num_experts_per_tok=2, n_group=1, topk_group=1,
+    )  # fmt: skip
+    return transformers.DeepseekV3ForCausalLM(config).eval()
+
+
 def _mamba() -> nn.Module:
     config = transformers.MambaConfig(
         hidden_size=16, num_hidden_layers=2, vocab_size=19, state_size=4
@@ -204,6 +256,8 @@ def _mamba() -> nn.Module:
         (_bert, "BertSelfAttention attends in both directions"),
         (_t5, "T5ForConditionalGeneration is an encoder-decoder"),
         (_falcon, "on cached keys outside of the attention interface"),
+        (_bloom, "on cached keys outside of the attention interface"),
+        (_deepseek, "calls linear on cached keys outside of the attention interface"),
         (_mamba, "MambaForCausalLM"),
         (lambda: nn.Linear(3, 3), "Linear is no model of transformers"),
     ],
@@ -258,12 +312,17 @@ def test_retrieval_texts_that_cannot_be_made(arguments: dict[str, Any], message:
         hw.retrieval_batches(llama(), **arguments)
 
 
+LAYER = {"layer": 0, "windows": [None], "losses": [], "token_bytes": 32, "sliding_window": None}
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"format": "headwise-plan/1"},
         {"sinks": 1.5},
-        {"layers": [{"layer": 0, "windows": [None], "losses": [1, 2]}]},
+        {"layers": [LAYER | {"losses": [1, 2]}]},
+        {"layers": [LAYER | {"token_bytes": -3}]},
+        {"layers": [LAYER | {"sliding_window": 0}]},
         {"measured": 3},
     ],
 )
@@ -276,7 +335,7 @@ def test_files_that_hold_no_plan(tmp_path: Path, change: dict[str, Any]) -> None
 
 def test_a_plan_file_with_a_window_of_zero(tmp_path: Path) -> None:
     path = plan().save(tmp_path / "plan.json")
-    path.write_text(path.read_text("utf-8").replace("3", "0"), "utf-8")
+    path.write_text(path.read_text("utf-8").replace(" 3", " 0"), "utf-8")
     with pytest.raises(ArgumentError, match=r"window=0 of L0.KV0"):
         CachePlan.load(path)
 

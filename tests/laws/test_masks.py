@@ -1,5 +1,6 @@
 """Masks are rules: combining them before or after they become tensors is the same."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from headwise import masks
 from headwise.masks import Mask
+from headwise.masks.parts import Dense, split_additive
 from headwise.masks.tiles import Tile
 
 T, S = 5, 7
@@ -130,3 +132,41 @@ def test_a_mask_of_zeros_and_ones_means_the_same_in_every_dtype(visible: list[bo
         assert torch.equal(mask.dense(T, S)[0, 0], booleans)
     four = masks.from_binary(booleans.float().expand(2, 1, T, S))
     assert torch.equal(four.dense(T, S)[:, 0], booleans.expand(2, T, S))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("hides", [False, True])
+def test_an_additive_mask_is_a_mask_and_what_it_adds(dtype: torch.dtype, hides: bool) -> None:
+    added = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
+    if hides:
+        added[:, 1, 2:, 4:] = torch.finfo(dtype).min
+        added[0, 0, 0, :3] = -torch.inf
+    before = added.clone()
+    mask, bias = split_additive(added, "attend")
+    hidden = torch.zeros(2, 3, 5, 7, dtype=torch.bool)
+    if hides:
+        hidden[:, 1, 2:, 4:] = True
+        hidden[0, 0, 0, :3] = True
+        assert isinstance(mask, Dense)
+        assert torch.equal(mask.visible, ~hidden)
+    else:
+        assert mask is None
+        assert bias is added  # a copy would take longer than attention does
+    assert torch.equal(bias, before.masked_fill(hidden, 0.0))
+    assert torch.equal(added, before)
+
+
+@pytest.mark.parametrize("lowest", [-5e29, -3e38])
+def test_biases_that_kernels_would_take_as_hidden_are_raised(lowest: float) -> None:
+    added = torch.tensor([[0.5, lowest], [lowest, -2.0]])
+    mask, bias = split_additive(added, "attend")
+    assert mask is None
+    assert torch.equal(bias[0, 0], added.clamp(min=-1e29))
+
+
+def test_additive_masks_of_zeros_do_nothing_unless_they_are_learned() -> None:
+    zeros = torch.zeros(1, 2, 3, 4)
+    assert split_additive(zeros, "attend", allow_binary=True) == (None, None)
+    _, learned = split_additive(zeros.clone().requires_grad_(), "attend", allow_binary=True)
+    assert learned is not None
+    assert learned.requires_grad

@@ -284,3 +284,42 @@ def test_the_model_is_what_it_was_after_an_error() -> None:
     assert AttentionInterface.get_interface is function
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
     assert torch.equal(model.generate(**texts[0], max_new_tokens=5, pad_token_id=0), stock)
+
+
+def layers_that_differ() -> nn.Module:
+    """Wider keys in one layer than in the other, which sees a sliding window alone."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    torch.manual_seed(0)
+    config = Gemma4TextConfig(
+        vocab_size=zoo.VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=4, global_head_dim=8,
+        layer_types=["sliding_attention", "full_attention"], sliding_window=9,
+        num_kv_shared_layers=0, hidden_size_per_layer_input=0, pad_token_id=0,
+    )  # fmt: skip
+    return Gemma4ForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("window", [3, 8, 9])
+@pytest.mark.parametrize("full", [{}, {0: [1]}, {0: [0, 1]}])
+def test_bytes_are_those_of_the_cache_where_layers_differ(
+    full: dict[int, list[int]], window: int
+) -> None:
+    model, ids = layers_that_differ(), batches(1)[0]["input_ids"][:1]
+    plan = hw.cache_plan(model, full=full, window=window, sinks=SINKS)
+    with torch.no_grad(), plan.cache(model) as cache:
+        model(input_ids=ids, past_key_values=cache)
+        assert plan.nbytes(23) == cache.nbytes
+    wide = 2 * 8 * 4  # bytes of a token in the second layer, which reserves slots for full heads
+    more = hw.cache_plan(model, full={**full, 1: [0]}, window=window, sinks=SINKS)
+    assert more.nbytes(23) - plan.nbytes(23) == wide * (23 - SINKS - window)
+
+
+def test_windows_are_chosen_by_bytes_where_layers_differ() -> None:
+    model, texts = layers_that_differ(), batches()
+    how: Mapping[str, Any] = {"sinks": SINKS, "method": "leave-one-out"}
+    several = hw.cache_plan(model, texts, bytes=2000, window=(3, 8), **how)
+    one = hw.cache_plan(model, texts, bytes=2000, window=8, **how)
+    assert several.nbytes(23) <= one.nbytes(23) <= 2000
+    assert 0 < one.share(23) < 1
+    assert one.share(23) == pytest.approx(one.nbytes(23) / (2 * (9 * 32 + 23 * 64)))

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
+from headwise.errors import ArgumentError
 from headwise.tables import HeadTable
 from headwise.watch import Request, Watch, observe
 from oracles import padded
@@ -269,3 +270,41 @@ def test_characters_are_the_tokens_that_share_them() -> None:
         by_text.append(watch.table().per_text("doc"))
     for ours, known in zip(*(sums.parts for sums in by_text), strict=True):
         np.testing.assert_array_equal(ours, known)
+
+
+VISION = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+VISION |= {"intermediate_size": 32, "image_size": 12, "patch_size": 4}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ViTModel",
+        "ViTForImageClassification",
+        "CLIPVisionModel",
+        "SiglipVisionModel",
+        "Dinov2Model",
+    ],
+)
+@pytest.mark.parametrize("queries", [None, QUERIES])
+def test_patches_of_images_are_positions(name: str, queries: list[Any] | None) -> None:
+    torch.manual_seed(3)
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**VISION)).eval()
+    batch = {"pixel_values": torch.randn(2, 3, 12, 12)}
+    with torch.no_grad(), observe(model, REQUEST) as watch:
+        watch.spans(**STRETCHES, queries=queries)
+        model(**batch)
+    table = watch.table()
+    for layer, weights in enumerate(_eager(model, batch).attentions):
+        for span, stretches in STRETCHES.items():
+            expected = _expected(list(weights), stretches, queries)
+            found = table.mean(span)[4 * layer : 4 * layer + 4]
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+    with (
+        pytest.raises(ArgumentError, match=r"\(2, 30\) in a text of \d+ tokens"),
+        torch.no_grad(),
+        observe(model, REQUEST) as watch,
+    ):
+        watch.spans(doc=[(2, 30), (1, 2)], question=[(0, 1), (0, 1)])
+        model(**batch)

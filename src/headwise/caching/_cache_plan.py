@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headwise._progress import Progress
-from headwise.caching._choose import Choice, in_order, keep_first, within_tokens
+from headwise.caching._choose import Choice, in_order, keep_first, within_bytes
 from headwise.caching._plan import CachePlan, LayerCachePlan
 from headwise.caching._score import ScoringTexts
 from headwise.caching._scores import CacheScores
@@ -156,7 +156,7 @@ class _Planner:
         plan = self._plan(n_full)
         lost = self._reading.loss_of(plan)
         if len(self._scores) > 1:
-            other = self._several(plan.tokens(self._n_tokens))
+            other = self._several(plan.nbytes(self._n_tokens))
             other_loss = self._reading.loss_of(other)
             if other_loss < lost:
                 plan, lost = other, other_loss
@@ -190,8 +190,16 @@ class _Planner:
                 low = middle + 1
         return high
 
-    def _several(self, tokens: int) -> CachePlan:
-        return self._of(within_tokens(self._losses, self._sinks, self._n_tokens, tokens))
+    def _several(self, budget: int) -> CachePlan:
+        sizes = {
+            (layer.layer, head): {
+                window: layer.token_bytes * layer.tokens(self._n_tokens, self._sinks, [window])
+                for window in (*self._losses, None)
+            }
+            for layer in self._plan(0).layers
+            for head in range(len(layer.windows))
+        }
+        return self._of(within_bytes(self._losses, sizes, budget))
 
     def _plan(self, n_full: int) -> CachePlan:
         return self._of(keep_first(self._order, n_full, self._largest))
@@ -205,12 +213,17 @@ class _Planner:
             layers.append(
                 LayerCachePlan(layer.layer, windows, tuple(losses[head] for head in heads))
             )
-        return _for_model(CachePlan(tuple(layers), self._sinks), self._reading)
+        plan = CachePlan(tuple(layers), self._sinks)
+        return _for_model(plan, self._reading.model, self._reading.layers)
 
 
-def _for_model(plan: CachePlan, reading: ScoringTexts) -> CachePlan:
-    token_bytes = reading.layers[0].token_bytes
-    return replace(plan, token_bytes=token_bytes, model=fingerprint(reading.model))
+def _for_model(plan: CachePlan, model: nn.Module, layers: Sequence[CacheLayer]) -> CachePlan:
+    """The plan with the sizes of the model's layers, for no other weights."""
+    sized = (
+        replace(planned, token_bytes=layer.token_bytes, sliding_window=layer.sliding_window)
+        for planned, layer in zip(plan.layers, layers, strict=True)
+    )
+    return replace(plan, layers=tuple(sized), model=fingerprint(model))
 
 
 def _of_heads(
@@ -220,17 +233,12 @@ def _of_heads(
         raise ArgumentError(
             f"cache_plan: window={list(windows)} with full=. Give one window, or texts."
         )
-    layers: list[CacheLayer] = find_cache_layers(model)
+    layers = find_cache_layers(model)
     counts = [layer.n_kv_heads for layer in layers]
     plan = CachePlan.of(
         full, n_layers=len(layers), n_kv_heads=counts, sinks=sinks, window=windows[0]
     )
-    return replace(
-        plan,
-        token_bytes=layers[0].token_bytes,
-        model=fingerprint(model),
-        why="kv heads by name",
-    )
+    return replace(_for_model(plan, model, layers), why="kv heads by name")
 
 
 def _agreement(scores: CacheScores, others: Mapping[str, CacheScores]) -> dict[str, float]:

@@ -27,21 +27,21 @@ def keep_first(order: Sequence[KVHead], n_full: int, window: int) -> Choice:
     return {head: None if i < n_full else window for i, head in enumerate(order)}
 
 
-def within_tokens(losses: Mapping[int, Losses], sinks: int, n_tokens: int, budget: int) -> Choice:
-    """The windows that lose least in sum while all heads together keep at most `budget` tokens.
+def within_bytes(
+    losses: Mapping[int, Losses], sizes: Mapping[KVHead, Mapping[Window, int]], budget: int
+) -> Choice:
+    """The windows that lose least in sum while all heads together keep at most `budget` bytes.
 
-    Each head starts with the smallest window; the step that gains most for its tokens comes
+    Each head starts with the smallest window; the step that gains most for its bytes comes
     next, as long as it fits.
 
     Args:
         losses: For each window what each head loses.
-        n_tokens: The length of the texts.
+        sizes: For each head what each window takes, and what all tokens take.
     """
-    sizes: dict[Window, int] = {window: min(n_tokens, sinks + window) for window in losses}
-    sizes[None] = n_tokens
     smallest = min(losses)
     choice: Choice = dict.fromkeys(losses[smallest], smallest)
-    left = budget - len(choice) * sizes[smallest]
+    left = budget - sum(sizes[head][smallest] for head in choice)
 
     def gain(head: KVHead, window: Window) -> float:
         now = losses[choice[head] or smallest][head]
@@ -49,14 +49,15 @@ def within_tokens(losses: Mapping[int, Losses], sinks: int, n_tokens: int, budge
 
     while True:
         steps = [
-            (gain(head, window) / (size - sizes[choice[head]]), head, window)
+            (gain(head, window) / more, head, window)
             for head in choice
-            for window, size in sizes.items()
-            if choice[head] is not None and 0 < size - sizes[choice[head]] <= left
+            if choice[head] is not None
+            for window, size in sizes[head].items()
+            if 0 < (more := size - sizes[head][choice[head]]) <= left
         ]
         best = max(steps, key=lambda step: step[0], default=None)
         if best is None or best[0] <= 0:
             return choice
         _, head, window = best
-        left -= sizes[window] - sizes[choice[head]]
+        left -= sizes[head][window] - sizes[head][choice[head]]
         choice[head] = window

@@ -17,7 +17,7 @@ from headwise.models import count_cache_layers, fingerprint, head_cache
 from headwise.shapes import is_size
 from headwise.tables import Head, grid_html, plot_categories
 
-FORMAT = "headwise-cache-plan/1"
+FORMAT = "headwise-cache-plan/2"
 Window = int | None
 
 
@@ -31,6 +31,8 @@ class LayerCachePlan:
             None for all tokens.
         losses: For each kv head what it loses with its smallest window, in units of the score;
             empty if no scores decided.
+        token_bytes: The bytes of one token in one kv head, its key and its value; 0 if unknown.
+        sliding_window: The tokens that the model itself lets the layer see; None for all.
     Raises:
         ArgumentError: a window is below 1.
     """
@@ -38,6 +40,8 @@ class LayerCachePlan:
     layer: int
     windows: tuple[Window, ...]
     losses: tuple[float, ...] = ()
+    token_bytes: int = 0
+    sliding_window: int | None = None
 
     def __post_init__(self) -> None:
         for head, window in enumerate(self.windows):
@@ -52,6 +56,15 @@ class LayerCachePlan:
         """The kv heads that keep all tokens."""
         return [head for head, window in enumerate(self.windows) if window is None]
 
+    def tokens(self, n_tokens: int, sinks: int, windows: Sequence[Window] | None = None) -> int:
+        """The tokens that all kv heads of the layer keep of a text, here or with other windows."""
+        most = min(n_tokens, self.sliding_window or n_tokens)
+        limit = self.sliding_window or float("inf")
+        return sum(
+            most if window is None or window >= limit else min(n_tokens, sinks + window)
+            for window in (self.windows if windows is None else windows)
+        )
+
 
 @dataclass(frozen=True)
 class CachePlan:
@@ -60,7 +73,6 @@ class CachePlan:
     Attributes:
         layers: Every layer of the model.
         sinks: How many of the first tokens of each text heads with a window keep.
-        token_bytes: The bytes of one token in one kv head, its key and its value; 0 if unknown.
         model: The fingerprint of the model's weights; "" fits any model of these sizes.
         why: How the heads were chosen, for readers of the plan.
         measured: What was measured for the plan, by name: the loss of the full cache and of this
@@ -78,7 +90,6 @@ class CachePlan:
 
     layers: tuple[LayerCachePlan, ...]
     sinks: int = 4
-    token_bytes: int = 0
     model: str = ""
     why: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
@@ -146,18 +157,27 @@ class CachePlan:
 
     def tokens(self, n_tokens: int) -> int:
         """The number of tokens that all kv heads together keep of a text of `n_tokens`."""
-        every = [window for layer in self.layers for window in layer.windows]
-        return sum(
-            n_tokens if window is None else min(n_tokens, self.sinks + window) for window in every
-        )
+        return sum(layer.tokens(n_tokens, self.sinks) for layer in self.layers)
 
     def share(self, n_tokens: int) -> float:
-        """The share of the full cache that is kept of a text of `n_tokens`, from 0 to 1."""
-        return self.tokens(n_tokens) / (n_tokens * sum(len(x.windows) for x in self.layers))
+        """The share of the full cache that is kept of a text of `n_tokens`, from 0 to 1.
+
+        It is a share of bytes if those of every layer are known, else of tokens.
+        """
+        known = all(layer.token_bytes for layer in self.layers)
+        kept = full = 0
+        for layer in self.layers:
+            size = layer.token_bytes if known else 1
+            kept += size * layer.tokens(n_tokens, self.sinks)
+            full += size * layer.tokens(n_tokens, self.sinks, [None] * len(layer.windows))
+        return kept / full
 
     def nbytes(self, n_tokens: int) -> int:
-        """The bytes that are kept of a text of `n_tokens`, without slots reserved ahead."""
-        return self.tokens(n_tokens) * self.token_bytes
+        """The bytes that are kept of a text of `n_tokens`, without slots reserved ahead.
+
+        Layers whose `token_bytes` are unknown count nothing.
+        """
+        return sum(layer.token_bytes * layer.tokens(n_tokens, self.sinks) for layer in self.layers)
 
     def cache(self, model: nn.Module) -> AbstractContextManager[Any]:
         """A cache that a model uses while the block runs, for one batch of texts.
@@ -269,12 +289,11 @@ class CachePlan:
 def _from_json(content: Mapping[str, Any]) -> CachePlan:
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
-    numbers = content["sinks"], content["token_bytes"]
-    if not all(type(number) is int for number in numbers):
-        raise ValueError(f"{numbers} are not all whole numbers")
+    if type(content["sinks"]) is not int:
+        raise ValueError(f"{content['sinks']!r} sinks are no whole number")
     return CachePlan(
         tuple(_layer(entry) for entry in content["layers"]),
-        *numbers,
+        content["sinks"],
         str(content["model"]),
         str(content["why"]),
         {str(name): float(value) for name, value in content["measured"].items()},
@@ -285,4 +304,7 @@ def _layer(entry: Mapping[str, Any]) -> LayerCachePlan:
     windows, losses = tuple(entry["windows"]), tuple(map(float, entry["losses"]))
     if type(entry["layer"]) is not int or len(losses) not in (0, len(windows)):
         raise ValueError(f"layer {entry['layer']!r} has {len(losses)} losses of {len(windows)}")
-    return LayerCachePlan(entry["layer"], windows, losses)
+    size, sliding = entry["token_bytes"], entry["sliding_window"]
+    if type(size) is not int or size < 0 or not (sliding is None or is_size(sliding)):
+        raise ValueError(f"token_bytes={size!r} or sliding_window={sliding!r} are no sizes")
+    return LayerCachePlan(entry["layer"], windows, losses, size, sliding)

@@ -56,7 +56,7 @@ def from_additive(additive: Float[Tensor, "*shape"]) -> Mask:
         MaskError: the mask is not of floats, or has other entries: those are a bias.
         ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
     """
-    visible, bias = _parts(additive, "from_additive")
+    visible, bias = _parts(_checked(additive, "from_additive"))
     _check_not_binary(additive, "from_additive")
     if bool(bias.any()):
         raise MaskError(
@@ -165,32 +165,51 @@ def split_additive(
         ArgumentError: an entry is +inf or NaN, where values can be read.
         MaskError: it holds zeros and ones alone, and must not.
     """
-    visible, bias = _parts(additive, where)
+    four = _checked(additive, where)
     if not allow_binary:
         _check_not_binary(additive, where)
     if not can_read(additive):
+        visible, bias = _parts(four)
         return Dense(visible), bias
-    highest = additive.detach().amax().item() if additive.numel() else 0.0
+    lowest, highest = _range(four)
     if not highest < math.inf:
         raise ArgumentError(
             f"{where}: an additive mask or bias holds {highest}. "
             f"Give finite numbers, or -inf where a key is hidden."
         )
+    if lowest > _least(four.dtype):  # nothing is hidden, so that no copy is needed
+        return None, four if four.requires_grad or lowest or highest else None
+    visible, bias = _parts(four)
     hides = not bool(visible.all())
     adds = bias.requires_grad or bool(bias.any())
     return Dense(visible) if hides else None, bias if adds else None
 
 
-def _parts(additive: Tensor, where: str) -> tuple[Tensor, Tensor]:
+def _range(values: Tensor) -> tuple[float, float]:
+    """The lowest and the highest value; NaN if one is."""
+    if not values.numel():
+        return 0.0, 0.0
+    lowest, highest = values.detach().aminmax()
+    return lowest.item(), highest.item()
+
+
+def _least(dtype: torch.dtype) -> float:
+    """The least bias that is added; what is below the finite numbers of the dtype is hidden."""
+    return max(LOWEST, torch.finfo(dtype).min)
+
+
+def _checked(additive: Tensor, where: str) -> Float[Tensor, "#B #H T S"]:
     if not additive.is_floating_point():
         raise MaskError(
             f"{where}: dtype {additive.dtype}. "
             f"Give booleans (True = may attend) or floats (added to the logits)."
         )
-    four = _four(additive, where)
+    return _four(additive, where)
+
+
+def _parts(four: Tensor) -> tuple[Tensor, Tensor]:
     visible = four > torch.finfo(four.dtype).min
-    lowest = max(LOWEST, torch.finfo(four.dtype).min)
-    return visible, four.masked_fill(~visible, 0.0).clamp(min=lowest)
+    return visible, four.masked_fill(~visible, 0.0).clamp(min=_least(four.dtype))
 
 
 def _four(mask: Tensor, where: str) -> Tensor:
