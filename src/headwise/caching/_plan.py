@@ -247,7 +247,7 @@ class CachePlan:
         advice = "Give a file that CachePlan.save wrote."
         content = read_object(path, caller, advice, problem)
         return build_from(
-            lambda: _from_json(content),
+            lambda: cls(*_fields_of(content)),
             f"{caller}: {path} {problem}",
             advice,
             keep=(ArgumentError,),
@@ -266,13 +266,13 @@ class CachePlan:
         return text + (f" ({self.why})" if self.why else "")
 
 
-def _from_json(content: Mapping[str, Any]) -> CachePlan:
+def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
     numbers = content["sinks"], content["token_bytes"]
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"{numbers} are not all whole numbers")
-    return CachePlan(
+    return (
         tuple(_layer(entry) for entry in content["layers"]),
         *numbers,
         str(content["model"]),
