@@ -1,4 +1,7 @@
-"""Broken files: seeded mutations of the bytes of a file, and of the values in a JSON text."""
+"""Broken files: seeded mutations of the bytes of a file, and of the values in its JSON.
+
+The JSON is the whole text, one line of it, or the header of a safetensors file.
+"""
 
 import json
 import random
@@ -32,7 +35,8 @@ PIECES = (
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 2, 0.5, 1e308, float("nan"), float("inf"), 10**30, 10**400, "", "x",
     "L0.H0", "L99999999999999999999.H0", "\0", "\ud800", [], [[]], {}, [None], ["x"], [1, 2, 3],
-    {"x": 1}, {"": None},
+    {"x": 1}, {"": None}, "../outside", "/etc/passwd", "owner/name", "os.system", "__class__",
+    [2**40, 2**40], [-1], 2**31, 2**62,
 )  # fmt: skip
 
 
@@ -73,7 +77,9 @@ _CHANGES: tuple[Change, ...] = (
 
 
 def _in_json(content: bytes, rng: random.Random) -> bytes | None:
-    """A JSON text with one value changed, or one line of several; None for other texts."""
+    """A file with one value of its JSON changed; None for other files."""
+    if content[8:9] == b"{":
+        return _in_header(content, rng)
     try:
         return _dumped(_changed(json.loads(content), rng))
     except ValueError:
@@ -86,6 +92,27 @@ def _in_json(content: bytes, rng: random.Random) -> bytes | None:
     except ValueError:
         return None
     return b"\n".join(lines)
+
+
+def _in_header(content: bytes, rng: random.Random) -> bytes | None:
+    """A safetensors file with one value of its header changed, and the length that belongs to it.
+
+    Metadata holds texts, some of them JSON.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    try:
+        header = json.loads(content[8:end])
+    except ValueError:
+        return None
+    metadata = header.get("__metadata__") or {}
+    if metadata and rng.random() < 0.5:
+        name = rng.choice(sorted(metadata))
+        changed = _in_json(metadata[name].encode(), rng) or _in_bytes(metadata[name].encode(), rng)
+        metadata[name] = changed.decode("utf-8", "replace")
+    else:
+        header = _changed(header, rng)
+    written = _dumped(header)
+    return len(written).to_bytes(8, "little") + written + content[end:]
 
 
 def _dumped(value: Any) -> bytes:

@@ -71,7 +71,7 @@ def recover(
     inputs = read_batches(batches, model, tokenizer)
     rng = torch.Generator().manual_seed(seed)
     epoch: list[int] = []
-    losses = np.zeros(steps)
+    losses: list[float] = []
     with _training(model) as weights, in_evaluation(teacher):
         optimizer = torch.optim.AdamW(weights, lr=rate)
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -83,8 +83,8 @@ def recover(
             with torch.no_grad():
                 target = _output(teacher, batch)
             loss = _distance(_output(model, batch), target, batch.get("attention_mask"))
-            losses[step] = loss.item()
-            _check_finite(losses, step, rate)
+            losses.append(loss.item())
+            _check_finite(losses[step], step, rate)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(weights, _CLIP)
@@ -92,7 +92,7 @@ def recover(
             schedule.step()
             if on_progress is not None:
                 on_progress(step + 1, steps)
-    return losses
+    return np.array(losses)
 
 
 def recovering(
@@ -123,8 +123,10 @@ def recovering(
 
 
 def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> None:
-    if steps < 1 or not rate > 0:
-        raise ArgumentError(f"recover: {steps=}, {rate=}. Give numbers above 0.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1 or not rate > 0:
+        raise ArgumentError(
+            f"recover: {steps=}, {rate=}. Give a whole number of steps and a rate above 0."
+        )
     teacher_weights = {weight.data_ptr() for weight in teacher.parameters()}
     for name, weight in model.named_parameters():
         if weight.data_ptr() in teacher_weights:
@@ -139,10 +141,10 @@ def _check(model: nn.Module, teacher: nn.Module, steps: int, rate: float) -> Non
         )
 
 
-def _check_finite(losses: Float64[np.ndarray, " steps"], step: int, rate: float) -> None:
-    if not np.isfinite(losses[step]):
+def _check_finite(loss: float, step: int, rate: float) -> None:
+    if not np.isfinite(loss):
         raise ArgumentError(
-            f"recover: the loss of step {step} is {losses[step]}. Give a lower rate than "
+            f"recover: the loss of step {step} is {loss}. Give a lower rate than "
             f"{rate:g}, or compute in another dtype."
         )
 

@@ -82,6 +82,26 @@ def test_a_setting_below_its_bound(name, value, bound):
         TrainSettings(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"steps": 10**18},
+            r"steps is 1000000000000000000\. Give a whole number up to 1,000,000,000",
+        ),
+        ({"steps": 2.5}, r"steps is 2\.5"),
+        ({"n_heads": True}, "n_heads is True"),
+        ({"batch_size": 10**9}, "batch_size is 1000000000"),
+        ({"n_layers": 10**8, "d_model": 1, "n_heads": 1}, "n_layers is 100000000"),
+        ({"d_model": 10**8}, "d_model=100000000, .* give 240,000,004,000,000,000 weights"),
+        ({"context": 10**9}, "context=1000000000 give"),
+    ],
+)
+def test_absurd_sizes(settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        TrainSettings(**settings)
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
 def test_a_learning_rate_that_is_not_positive(rate):
     with pytest.raises(ArgumentError, match=f"learning_rate is {rate}"):

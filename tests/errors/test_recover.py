@@ -28,6 +28,8 @@ def _refused(
     ("options", "message"),
     [
         ({"steps": 0}, "steps=0"),
+        ({"steps": 2.5}, r"steps=2\.5"),
+        ({"steps": True}, "steps=True"),
         ({"rate": 0.0}, r"rate=0\.0"),
         ({"rate": float("nan")}, "rate=nan"),
         ({"batches": []}, "0 given"),

@@ -1,11 +1,12 @@
 """Die at every step of a write in turn, in children of this process, and check what is left.
 
-Run as `python killed_writer.py file|folder EXCHANGE PLACE`; prints the number of steps. A step is
-a line of the code that writes, or an event that Python's audit hooks report, such as a deletion
-inside `shutil.rmtree`.
+Run as `python killed_writer.py file|folder|files EXCHANGE PLACE`; prints the number of steps. A
+step is a line of the code that writes, or an event that Python's audit hooks report, such as a
+deletion inside `shutil.rmtree`.
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,16 @@ def write_folder(place: Path, content: dict[str, str]) -> None:
             (beside / name).write_text(text)
 
 
+def write_files(place: Path, content: dict[str, str]) -> None:
+    (place / "target").mkdir(exist_ok=True)
+    if content is OLD:
+        shutil.rmtree(place / "target")
+        (place / "target").mkdir()
+    with files.files_beside(place / "target", last="a") as beside:
+        for name, text in content.items():
+            (beside / name).write_text(text)
+
+
 def read_file(place: Path) -> Any:
     path = place / "target.json"
     return path.read_text() if path.exists() else None
@@ -37,7 +48,8 @@ def read_file(place: Path) -> Any:
 
 def read_folder(place: Path) -> Any:
     folder = place / "target"
-    return str({p.name: p.read_text() for p in sorted(folder.iterdir())}) if folder.exists() else ""
+    paths = sorted(folder.iterdir()) if folder.exists() else []
+    return str({p.name: p.read_text() for p in paths if not p.name.startswith(_scratch.PREFIX)})
 
 
 def die_at(step: int) -> None:
@@ -78,10 +90,15 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 def main(kind: str, exchange: str, place: Path) -> int:
-    write, read = {"file": (write_file, read_file), "folder": (write_folder, read_folder)}[kind]
+    write, read = {
+        "file": (write_file, read_file),
+        "folder": (write_folder, read_folder),
+        "files": (write_files, read_folder),
+    }[kind]
+    replaced = str(OLD | NEW if kind == "files" else NEW)
     if exchange == "no":
         _scratch.exchange = lambda *_: False
-    name = {"file": "target.json", "folder": "target"}[kind]
+    name = "target.json" if kind == "file" else "target"
 
     def killed(step: int) -> None:
         die_at(step)
@@ -93,14 +110,14 @@ def main(kind: str, exchange: str, place: Path) -> int:
         write(place, OLD)
         status = in_child(lambda step=step: killed(step))
         between = exchange == "no" and not (place / name).exists()
-        assert between or read(place) in (str(OLD), str(NEW)), (step, read(place))
+        assert between or read(place) in (str(OLD), replaced), (step, read(place))
         # A write to another target in the same folder cleans up and restores what was there.
         assert in_child(lambda: write_file_of_another(place)) == 0
-        assert read(place) in (str(OLD), str(NEW)), (step, "after the sweep", read(place))
+        assert read(place) in (str(OLD), replaced), (step, "after the sweep", read(place))
         leftover = {path.name for path in place.iterdir()} - {name, "another.json"}
         assert not leftover, (step, leftover)
         if status == 0:
-            assert read(place) == str(NEW)
+            assert read(place) == replaced
             return step
         assert status == 9, (step, status)
 

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import OutputError
-from headwise.files import _scratch, folder_beside, write_beside
+from headwise.files import _scratch, files_beside, folder_beside, write_beside
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 WRITER = Path(__file__).parent / "killed_writer.py"
 
 
 @pytest.mark.parametrize(
-    ("kind", "exchange"), [("file", "yes"), ("folder", "yes"), ("folder", "no")]
+    ("kind", "exchange"),
+    [("file", "yes"), ("folder", "yes"), ("folder", "no"), ("files", "yes"), ("files", "no")],
 )
 def test_a_write_killed_at_any_step_leaves_a_whole_file(
     kind: str, exchange: str, tmp_path: Path
@@ -98,6 +99,37 @@ def test_a_full_disk_is_an_output_error(write, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"target cannot be written \(No space left on device\)"):
         fail(tmp_path / "target")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["plain", "with a folder", "working folder"])
+def test_files_are_replaced_together_and_others_stay(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    for name in ("a", "b", "other"):
+        (target / name).write_text(f"old {name}")
+    if kind == "with a folder":
+        (target / "inner").mkdir()
+    if kind == "working folder":
+        monkeypatch.chdir(target)
+    before = target.stat().st_ino
+    with files_beside(target, last="a") as new:
+        for name in ("a", "b", "c"):
+            (new / name).write_text(f"new {name}")
+    files = {path.name: path.read_text() for path in target.iterdir() if path.is_file()}
+    assert files == {"a": "new a", "b": "new b", "c": "new c", "other": "old other"}
+    # A folder that others use stays the same one.
+    assert (target.stat().st_ino == before) == (kind != "plain")
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_equal_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("same")
+    before = (tmp_path / "a").stat().st_ino
+    with files_beside(tmp_path, last="a") as new:
+        (new / "a").write_text("same")
+    assert (tmp_path / "a").stat().st_ino == before
 
 
 @pytest.mark.parametrize("name", ["a\0b", "half\ud800"])

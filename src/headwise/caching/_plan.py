@@ -267,7 +267,7 @@ class CachePlan:
         advice = "Give a file that CachePlan.save wrote."
         content = read_object(path, caller, advice, problem)
         return build_from(
-            lambda: _from_json(content),
+            lambda: cls(*_fields_of(content)),
             f"{caller}: {path} {problem}",
             advice,
             keep=(ArgumentError,),
@@ -286,12 +286,12 @@ class CachePlan:
         return text + (f" ({self.why})" if self.why else "")
 
 
-def _from_json(content: Mapping[str, Any]) -> CachePlan:
+def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
     if type(content["sinks"]) is not int:
         raise ValueError(f"{content['sinks']!r} sinks are no whole number")
-    return CachePlan(
+    return (
         tuple(_layer(entry) for entry in content["layers"]),
         content["sinks"],
         str(content["model"]),

@@ -7,7 +7,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headwise.errors import HeadwiseError, OutputError
-from headwise.files._scratch import put_in_place, scratch_file, scratch_folder, sync
+from headwise.files._scratch import (
+    put_files_in_place,
+    put_in_place,
+    scratch_file,
+    scratch_folder,
+    sync,
+)
 
 
 @contextmanager
@@ -58,6 +64,32 @@ def folder_beside(target: Path, force: bool) -> Iterator[Path]:
         with scratch_folder(target) as new:
             yield new
             put_in_place(new, target)
+
+
+@contextmanager
+def files_beside(folder: Path, last: str) -> Iterator[Path]:
+    """Yield a new folder whose files replace those in `folder` when the block succeeds.
+
+    All of them are replaced together: if the process is killed, `folder` holds all the old files
+    or all the new ones. Other files stay. If a folder cannot be replaced as a whole, because it is
+    the working folder, a mount point or holds folders, the file `last` is removed first and
+    written last, so that old and new files are never read together.
+
+    Args:
+        folder: A folder that exists.
+        last: The file without which the others are not read.
+    Raises:
+        OutputError: the folder cannot be written, or the disk is full.
+    """
+    with (
+        _output_errors(folder, "Choose another place.", "save"),
+        scratch_folder(folder / last) as new,
+    ):
+        yield new
+        for path in (folder / name for name in os.listdir(new)):
+            if path.is_dir():
+                raise OutputError(f"save: {path} is a folder. Choose another place.")
+        put_files_in_place(new, folder, last)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ file or folder of such a name was left behind by a dead process.
 
 import ctypes
 import errno
+import filecmp
 import hashlib
 import os
 import platform
@@ -89,6 +90,57 @@ def put_in_place(new: Path, target: Path) -> None:
             old.rename(target)
             raise
     sync(target.parent)
+
+
+def put_files_in_place(new: Path, folder: Path, last: str) -> None:
+    """Move the files of `new` into `folder`, all at the same moment if any replaces another."""
+    names = sorted(os.listdir(new), key=lambda name: (name == last, name))
+    if all(_is_same(new / name, folder / name) for name in names):
+        return
+    sync_tree(new)
+    replaces = any((folder / name).exists() for name in names)
+    if replaces and _replace_folder(new, folder, names):
+        return
+    (folder / last).unlink(missing_ok=True)
+    for name in names:
+        (new / name).replace(folder / name)
+        sync(folder)
+
+
+def _replace_folder(new: Path, folder: Path, names: list[str]) -> bool:
+    """Replace a folder by one with the new files and its other files; False if it cannot be."""
+    target = folder.resolve()
+    working = Path.cwd()
+    if target in (working, *working.parents):  # it would be left in a deleted folder
+        return False
+    with suppress(OSError), scratch_folder(target) as whole:
+        shutil.copymode(target, whole)
+        for name in names:
+            os.link(new / name, whole / name)
+        if not _link_others(target, whole):
+            return False
+        put_in_place(whole, target)
+        # Files that another process wrote in the meantime, if `whole` is now the old folder.
+        _link_others(whole, target)
+        return True
+    return False
+
+
+def _link_others(source: Path, target: Path) -> bool:
+    """Link the files that `target` lacks; False if there is a folder among them."""
+    if not source.is_dir():
+        return True
+    others = {*os.listdir(source)} - {*os.listdir(target)}
+    paths = [source / name for name in sorted(others) if not name.startswith(PREFIX)]
+    if any(path.is_dir() and not path.is_symlink() for path in paths):
+        return False
+    for path in paths:
+        os.link(path, target / path.name, follow_symlinks=False)
+    return True
+
+
+def _is_same(first: Path, second: Path) -> bool:
+    return second.is_file() and filecmp.cmp(first, second, shallow=False)
 
 
 def sweep(folder: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise._size_limits import StoredSize, limit_model_size
 from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import build_from, read_object, write_beside
+from headwise.files import build_from, files_beside, read_object
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 
 FORMAT = "headwise/1"
@@ -33,7 +33,7 @@ def save(
     """Write a model and its tokenizer into a folder, which is created if it does not exist.
 
     The folder then holds `headwise.json` (format, architecture, sizes), `model.safetensors`
-    and `tokenizer.json`.
+    and `tokenizer.json`. If the process is killed, it holds what it held before or all of these.
 
     Args:
         tokenizer: None writes no tokenizer.
@@ -48,13 +48,13 @@ def save(
     if not cut:
         _check_sizes(model, weights)
     folder = make_folder(folder)
-    with write_beside(folder / _WEIGHTS) as path:
-        write_tensors(weights, path)
-    if tokenizer is not None:
-        with write_beside(folder / _TOKENIZER) as path:
-            path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     about = {"format": FORMAT, "architecture": "MiniGPT", "config": asdict(model.config)}
-    write_json(folder / _CONFIG, about | ({"cut": cut} if cut else {}))
+    about |= {"cut": cut} if cut else {}
+    with files_beside(folder, last=_CONFIG) as new:
+        write_tensors(weights, new / _WEIGHTS)
+        if tokenizer is not None:
+            (new / _TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+        (new / _CONFIG).write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", "utf-8")
     return folder
 
 
@@ -122,11 +122,6 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
             f"save: the folder {folder} cannot be created ({error.strerror}). Choose another place."
         ) from error
     return Path(folder)
-
-
-def write_json(path: Path, content: object) -> None:
-    with write_beside(path) as beside:
-        beside.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -19,6 +19,11 @@ from headwise.lab._evaluate import next_token_loss
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 from headwise.lab._resume import read_facts, read_run
 
+# A model of more weights does not fit into the memory of the machines that this lab is for.
+_LARGEST = 10**9
+_MOST = dict.fromkeys(("steps", "warmup", "context", "d_model", "n_heads", "mlp_ratio"), _LARGEST)
+_MOST |= {"batch_size": 10**5, "n_layers": 10**4}
+
 
 @dataclass(frozen=True)
 class TrainSettings:
@@ -35,7 +40,8 @@ class TrainSettings:
     held-out accuracy most. It still varies from seed to seed.
 
     Raises:
-        ArgumentError: a number is out of range, or the context is shorter than a line.
+        ArgumentError: a number is out of range or not whole, the context is shorter than a line,
+            or the model would have more than a billion weights.
     """
 
     seed: int = 0
@@ -58,6 +64,12 @@ class TrainSettings:
         longest = Grammar.longest + 2  # with <bos> and <eos>
         least = {"steps": 1, "batch_size": 1, "context": longest}
         least |= dict.fromkeys(("seed", "warmup", "weight_decay"), 0)
+        for name, most in _MOST.items():
+            number = getattr(self, name)
+            if type(number) is not int or number > most:
+                raise ArgumentError(
+                    f"TrainSettings: {name} is {number!r}. Give a whole number up to {most:,}."
+                )
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise ArgumentError(
@@ -66,6 +78,15 @@ class TrainSettings:
         if not self.learning_rate > 0:
             raise ArgumentError(
                 f"TrainSettings: learning_rate is {self.learning_rate}. Give a positive number."
+            )
+
+        weights = self.n_layers * (4 + 2 * self.mlp_ratio) * self.d_model**2
+        weights += self.context * self.d_model
+        if weights > _LARGEST:
+            raise ArgumentError(
+                f"TrainSettings: d_model={self.d_model}, n_layers={self.n_layers}, mlp_ratio="
+                f"{self.mlp_ratio}, context={self.context} give {weights:,} weights. Give smaller "
+                f"sizes: a Mini-GPT has at most {_LARGEST:,}."
             )
 
     def grammar(self) -> Grammar:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from tokenizers import Tokenizer
 
 from headwise.errors import ArgumentError
-from headwise.lab._checkpoint import make_folder, save, write_json
+from headwise.files import write_json
+from headwise.lab._checkpoint import make_folder, save
 from headwise.lab._evaluate import Evaluation, evaluate
 from headwise.lab._model import MiniGPT
 from headwise.lab._run import TrainingRun, TrainSettings
@@ -91,5 +92,5 @@ def train(
     judged = evaluate(model, run.tokenizer, run.grammar, lines=lines_judged, seed=settings.seed)
     trained = Trained(model, run.tokenizer, settings, judged, run.seconds)
     save(model, run.tokenizer, folder)
-    write_json(folder / _FACTS, {"settings": asdict(settings), "facts": trained.facts()})
+    write_json({"settings": asdict(settings), "facts": trained.facts()}, folder / _FACTS)
     return trained

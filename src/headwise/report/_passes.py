@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
@@ -69,10 +70,14 @@ def sizes_of(
 def watch_pieces(
     model: nn.Module, pieces: Sequence[Piece], request: Request, on_progress: Progress | None
 ) -> HeadTable:
-    """The statistics of every head over all pieces."""
-    with observe(model, request) as watch:
-        _run(model, pieces, on_progress)
-        return watch.table()
+    """The statistics of every head over all pieces. Batches are halved if memory runs out."""
+
+    def watched(size: int) -> HeadTable:
+        with observe(model, request) as watch:
+            _run(model, pieces, on_progress, size)
+            return watch.table()
+
+    return halving("study", watched, min(_BATCH_SIZE, len(pieces)))
 
 
 def sample_maps(model: nn.Module, tokenizer: Any, pairs: Sequence[Pair]) -> tuple[Sample, ...]:
@@ -97,9 +102,14 @@ def _sample(model: nn.Module, tokenizer: Any, piece: Piece) -> Sample:
 
 
 @torch.no_grad()
-def _run(model: nn.Module, pieces: Sequence[Piece], on_progress: Progress | None = None) -> None:
+def _run(
+    model: nn.Module,
+    pieces: Sequence[Piece],
+    on_progress: Progress | None = None,
+    size: int = _BATCH_SIZE,
+) -> None:
     done = 0
-    for batch in inputs_of(pieces, _BATCH_SIZE, next(model.parameters()).device):
+    for batch in inputs_of(pieces, size, next(model.parameters()).device):
         with text_alone("study", model):
             model(**batch)
         done += len(batch["input_ids"])

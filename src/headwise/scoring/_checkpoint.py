@@ -74,11 +74,6 @@ class ScoringCheckpoint:
         if time.monotonic() - self._written > _SECONDS:
             self._write()
 
-    def delete(self) -> None:
-        """Delete the file, once all scores are computed."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
     def _write(self) -> None:
         any_scores = any(not table.isnan().all() for table in self._tables.values())
         if self._path is not None and any_scores:

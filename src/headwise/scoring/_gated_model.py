@@ -104,6 +104,18 @@ class GatedModel:
         with edit_heads(self.model, self.attentions, edit):
             return self.model(**self.batches[batch])
 
+    def check_rows_are_texts(self) -> None:
+        """Refuse batches that cannot be split, because several rows are one text.
+
+        Raises:
+            UnsupportedError: they are.
+        """
+        if self._rows_per_text > 1:
+            raise UnsupportedError(
+                f"importance: out of memory, and {self._rows_per_text} rows of a batch are one "
+                f"text, so batches are not halved. Give fewer texts in a batch."
+            )
+
     @cached_property
     def _rows_per_text(self) -> int:
         """How many rows of the inputs attend as one text.

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation
+from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.errors import ArgumentError
 from headwise.models import (
@@ -22,10 +23,10 @@ from headwise.models import (
     tokenizer_of,
     without_compiler,
 )
-from headwise.scoring._batches import BatchesLike, read_batches
+from headwise.scoring._batches import BatchesLike, read_batches, split_batches
 from headwise.scoring._checkpoint import ScoringCheckpoint, digest_of
 from headwise.scoring._gated_model import GatedModel
-from headwise.scoring._loss import Loss, find_loss
+from headwise.scoring._loss import Loss, find_loss, texts_in
 from headwise.scoring._task_score import Inputs
 from headwise.scoring.methods import METHODS, RESUMABLE, Gates, Method
 from headwise.tables import Scores
@@ -60,7 +61,8 @@ def importance(
       `Gates` has the settings. Hundreds of backward passes, with intervals over seeds.
 
     The model runs in evaluation mode. Its weights, gradients and flags are unchanged when this
-    returns or raises.
+    returns or raises. If memory runs out, scoring starts again with half as many texts in a batch,
+    and a warning says so once.
 
     Args:
         model: Any model whose output projections can be found, or a `SentenceTransformer`
@@ -88,7 +90,8 @@ def importance(
             `resume` comes with another method than the ablations.
         InputError: the file to resume from is about another model, other texts or another
             method.
-        UnsupportedError: the heads of the model cannot be gated exactly.
+        UnsupportedError: the heads of the model cannot be gated exactly, or memory ran out with
+            batches whose rows are parts of texts.
     """
     outer, model = without_compiler(model), check_model("importance", model)
     method_name, score_heads = _method(method)
@@ -98,13 +101,24 @@ def importance(
     model_id = fingerprint(model)
     about = {"model": model_id, "texts": digest_of(inputs), "method": method_name}
     about |= {"loss": resolved_loss.name + _code_digest(loss), "rounds": str(rounds)}
-    with differentiable_evaluation(outer, weights=False):
-        attentions = find_attentions(model, inputs[0])
-        checkpoint = ScoringCheckpoint(None if resume is None else Path(resume), about)
-        gated = GatedModel(model, attentions, resolved_loss, inputs, checkpoint=checkpoint)
+    largest = max(map(texts_in, inputs))
+
+    def score(size: int) -> tuple[GatedModel, Float[np.ndarray, "M N"], Int64[np.ndarray, " N"]]:
+        # Unfinished scores are those of whole batches, so smaller ones are not resumed.
+        path = None if resume is None or size < largest else Path(resume)
+        checkpoint = ScoringCheckpoint(path, about)
+        parts = inputs if size == largest else split_batches(inputs, size)
+        attentions = find_attentions(model, parts[0])
+        gated = GatedModel(model, attentions, resolved_loss, parts, checkpoint=checkpoint)
+        if size < largest:
+            gated.check_rows_are_texts()
         report = on_progress or (lambda done, total: None)
-        values, round_of_heads = _in_rounds(gated, score_heads, rounds, report)
-    checkpoint.delete()
+        return gated, *_in_rounds(gated, score_heads, rounds, report)
+
+    with differentiable_evaluation(outer, weights=False):
+        gated, values, round_of_heads = halving("importance", score, largest)
+    if resume is not None:
+        Path(resume).unlink(missing_ok=True)
     return Scores(
         heads=gated.heads,
         kv_heads=gated.kv_heads,

@@ -189,11 +189,14 @@ class Plan:
         caller, problem, advice = "Plan.load", "holds no plan", "Give a file that Plan.save wrote."
         content = read_object(path, caller, advice, problem)
         return build_from(
-            lambda: _from_json(content), f"{caller}: {path} {problem}", advice, keep=(HeadError,)
+            lambda: cls(*_fields_of(content)),
+            f"{caller}: {path} {problem}",
+            advice,
+            keep=(HeadError,),
         )
 
 
-def _from_json(content: Mapping[str, Any]) -> Plan:
+def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
     layers = tuple(_layer(entry) for entry in content["layers"])
@@ -201,7 +204,7 @@ def _from_json(content: Mapping[str, Any]) -> Plan:
         str(name): (float(before), float(after))
         for name, (before, after) in content.get("costs", {}).items()
     }
-    return Plan(layers, str(content["model"]), str(content["why"]), costs)
+    return layers, str(content["model"]), str(content["why"]), costs
 
 
 def _layer(entry: Mapping[str, Any]) -> LayerPlan:

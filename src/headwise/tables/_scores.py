@@ -249,7 +249,9 @@ class Scores:
         Raises:
             InputError: the file is missing, or holds no scores of this schema.
         """
-        return read_saved("Scores", path, ("headwise_scores", SCHEMA), _from_frame)
+        return read_saved(
+            "Scores", path, ("headwise_scores", SCHEMA), lambda *saved: cls(**_fields_of(*saved))
+        )
 
     def __str__(self) -> str:
         """The number of heads, the method, the loss and the number of texts."""
@@ -266,16 +268,16 @@ class Scores:
         return grid_html(f"Scores of {self}", self.heads, {"importance": self.importance})
 
 
-def _from_frame(frame: pd.DataFrame, about: Mapping[str, Any]) -> Scores:
+def _fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
     texts = [numbers_of(frame, f"{_TEXT}{number}") for number in range(about["texts"])]
-    return Scores(
-        heads=heads_of_rows(frame),
-        kv_heads=indices_of(frame, "kv_head"),
-        per_text=np.stack(texts),
-        rounds=indices_of(frame, "round") if "round" in frame else None,
-        method=str(about["method"]),
-        loss=str(about["loss"]),
-        over=str(about.get("over", "texts")),
-        model=str(about["model"]),
-        versions=dict(about["versions"]),
-    )
+    return {
+        "heads": heads_of_rows(frame),
+        "kv_heads": indices_of(frame, "kv_head"),
+        "per_text": np.stack(texts),
+        "rounds": indices_of(frame, "round") if "round" in frame else None,
+        "method": str(about["method"]),
+        "loss": str(about["loss"]),
+        "over": str(about.get("over", "texts")),
+        "model": str(about["model"]),
+        "versions": dict(about["versions"]),
+    }

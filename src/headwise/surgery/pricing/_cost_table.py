@@ -89,7 +89,9 @@ class Costs:
         function, problem = "Costs.load", "holds no costs"
         advice = "Give a file that Costs.save wrote."
         content = read_object(path, function, advice, problem)
-        return build_from(lambda: _from_json(content), f"{function}: {path} {problem}", advice)
+        return build_from(
+            lambda: cls(*_fields_of(content)), f"{function}: {path} {problem}", advice
+        )
 
     def after(self, removed: Iterable[Head], name: str) -> float:
         """The cost of the remaining heads after some are removed.
@@ -115,7 +117,7 @@ class Costs:
         return float(own.sum() + shared.sum())
 
 
-def _from_json(content: Mapping[str, Any]) -> Costs:
+def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
     heads = tuple(Head.parse(name) for name in content["heads"])
@@ -136,7 +138,7 @@ def _from_json(content: Mapping[str, Any]) -> Costs:
     kv_heads = _column(content["kv_heads"], heads)
     if not ((kv_heads == np.floor(kv_heads)) & (abs(kv_heads) < 2.0**53)).all():
         raise ValueError(f"kv_heads are {content['kv_heads']}, not all whole numbers")
-    return Costs(heads, kv_heads.astype(np.int64), own, shared, str(content["model"]), seconds)
+    return heads, kv_heads.astype(np.int64), own, shared, str(content["model"]), seconds
 
 
 def _column(values: Any, heads: Sequence[Head]) -> Float64[np.ndarray, " N"]:
