@@ -180,7 +180,7 @@ def test_a_claimed_shard_is_left_to_its_process(model: Path, data: Path, tmp_pat
     job = hw.corpus(model, data, out=tmp_path / "run", shards=3)
     with claim(tmp_path / "run/shards/.00001.lock") as held:
         assert held
-        with pytest.raises(OutputError, match="shard 1 in .* is being computed by another"):
+        with pytest.raises(OutputError, match=r"shard 1 in .* is being computed by another"):
             job.run(shard=1)
         job.run()
         assert job.unfinished() == [1]

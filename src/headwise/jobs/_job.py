@@ -12,6 +12,7 @@ from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.jobs._measurement import Measurement, Opened, TextCounts
 from headwise.jobs._model_source import ModelSource, open_model
 from headwise.jobs._run_folder import RunFolder
+from headwise.jobs._workers import compute_all, compute_with
 from headwise.models import fingerprint, remember_fingerprint
 
 
@@ -79,8 +80,6 @@ class CorpusJob:
             OutputError: the folder cannot be written, or another process computes the shard.
             WorkerError: a worker was killed.
         """
-        from headwise.jobs._workers import compute_all, compute_with
-
         if shard is None and isinstance(workers, int) and workers >= 1:
             report = on_progress or (lambda done, total: None)
             return (

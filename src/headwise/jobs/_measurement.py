@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
@@ -80,10 +81,20 @@ def windows(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def code_of(function: Callable[..., Any]) -> str:
-    """Names a function by its place and its code, so that a changed one has another name."""
+    """Names a function by its place and its code, so that a changed one has another name.
+
+    Values that it takes from elsewhere, such as variables of an enclosing function, do not count.
+    """
     code = getattr(function, "__code__", None)
-    place = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
     if code is None:
         return f"{type(function).__module__}.{type(function).__qualname__}"
-    source = code.co_code + repr([c for c in code.co_consts if not hasattr(c, "co_code")]).encode()
-    return f"{place} {hashlib.blake2b(source, digest_size=8).hexdigest()}"
+    digest = hashlib.blake2b(_code_bytes(code), digest_size=8).hexdigest()
+    return f"{function.__module__}.{function.__qualname__} {digest}"
+
+
+def _code_bytes(code: CodeType) -> bytes:
+    """The instructions, names and constants of a function and of functions inside it."""
+    constants = b"".join(
+        _code_bytes(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts
+    )
+    return code.co_code + repr(code.co_names).encode() + constants

@@ -5,24 +5,41 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import multiprocessing
 
 from headwise._progress import Progress
 from headwise.errors import ArgumentError, HeadwiseError, WorkerError
-from headwise.jobs._job import CorpusJob
 from headwise.jobs._run_folder import ranges
 
 
-def compute_all(job: CorpusJob, on_progress: Progress) -> None:
+@runtime_checkable
+class ShardedJob(Protocol):
+    """What workers need of a job."""
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+
+    def unfinished(self) -> list[int]:
+        """The shards that have no result yet."""
+
+    def open(self, worker: int) -> Any:
+        """The model in this process."""
+
+    def compute_unclaimed(self, shard: int, opened: Any) -> bool:
+        """Compute a shard; False if another process does."""
+
+
+def compute_all(job: ShardedJob, on_progress: Progress) -> None:
     """Compute every unfinished shard in this process, with one thread."""
     with _one_thread():
         _compute_unfinished(job, 0, lambda: _report(job, on_progress))
 
 
-def compute_with(job: CorpusJob, workers: int, on_progress: Progress) -> None:
+def compute_with(job: ShardedJob, workers: int, on_progress: Progress) -> None:
     """Compute every unfinished shard in processes of their own.
 
     Raises:
@@ -88,7 +105,7 @@ def _collect(pipes: list[Any], on_shard: Callable[[], None]) -> list[HeadwiseErr
     return errors
 
 
-def _check_finished(job: CorpusJob, processes: list[Any]) -> None:
+def _check_finished(job: ShardedJob, processes: list[Any]) -> None:
     missing = job.unfinished()
     if not missing:
         return
@@ -105,7 +122,7 @@ def _end_of(code: int) -> str:
     return f"ended with code {code}"
 
 
-def _work(job: CorpusJob, number: int, sender: Connection) -> None:
+def _work(job: ShardedJob, number: int, sender: Connection) -> None:
     """What a worker does; errors of ours are sent, others show their traceback."""
     # The parent ends the workers when it is interrupted.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -116,7 +133,7 @@ def _work(job: CorpusJob, number: int, sender: Connection) -> None:
         sender.send(error)
 
 
-def _compute_unfinished(job: CorpusJob, worker: int, on_shard: Callable[[], None]) -> None:
+def _compute_unfinished(job: ShardedJob, worker: int, on_shard: Callable[[], None]) -> None:
     """Compute shards that nobody else computes, until there are none."""
     opened = None
     any_computed = True
@@ -129,7 +146,7 @@ def _compute_unfinished(job: CorpusJob, worker: int, on_shard: Callable[[], None
                 on_shard()
 
 
-def _report(job: CorpusJob, on_progress: Progress) -> None:
+def _report(job: ShardedJob, on_progress: Progress) -> None:
     on_progress(job.shards - len(job.unfinished()), job.shards)
 
 
