@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headwise.caching import save_duo_attention as save_duo_attention
     from headwise.corpora import Example as Example
     from headwise.errors import HeadwiseError as HeadwiseError
+    from headwise.jobs import corpus as corpus
     from headwise.kernels import attend as attend
     from headwise.layer import ALiBi as ALiBi
     from headwise.layer import KVCache as KVCache
@@ -105,6 +106,7 @@ _HOME = {
     "attend": "kernels",
     "cache_plan": "caching",
     "cache_scores": "caching",
+    "corpus": "jobs",
     "costs": "surgery",
     "errors": "",
     "fast_attention": "models",

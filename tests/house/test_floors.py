@@ -21,7 +21,7 @@ FLOORS = (
     ("models",),
     ("watch", "scoring"),
     ("roles", "surgery", "caching", "monitor"),
-    ("report", "recovery"),
+    ("report", "recovery", "jobs"),
     ("cli",),
     ("__init__", "__main__"),
 )

@@ -14,11 +14,13 @@ from headwise.cli._options import with_flat_options
 from headwise.cli._print import print_error
 from headwise.cli.commands import (
     cache,
+    corpus,
     count,
     explain,
     group,
     heads,
     importance,
+    merge,
     observe,
     prune,
     report,
@@ -40,6 +42,8 @@ for command in (
     prune,
     group,
     cache,
+    corpus,
+    merge,
     count,
     explain,
 ):

@@ -84,6 +84,16 @@ class Shared:
     max_tokens: MaxTokens = None
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a command opens its model, where all texts are read."""
+
+    device: Device = None
+    dtype: Dtype = None
+    attention: Attention = None
+    max_tokens: MaxTokens = None
+
+
 def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
     """Turn a command that takes dataclasses into one with an option for each of their fields."""
     hints = get_type_hints(command, include_extras=True)

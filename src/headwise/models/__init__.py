@@ -10,7 +10,7 @@ from headwise.models._head_cache import (
     head_cache,
 )
 from headwise.models._hooks import Hooks, hooked
-from headwise.models._known_fingerprint import fingerprint
+from headwise.models._known_fingerprint import fingerprint, remember_fingerprint
 from headwise.models._offsets import TokenOffsets, token_offsets, untruncated
 from headwise.models._pieces import (
     Piece,
@@ -19,6 +19,7 @@ from headwise.models._pieces import (
     check_reads_text,
     decoder_ids,
     inputs_of,
+    iter_pieces,
     reads_two_texts,
     text_alone,
 )
@@ -162,6 +163,7 @@ __all__ = [
     "is_linear",
     "is_sentence_transformer",
     "is_transposed",
+    "iter_pieces",
     "load",
     "load_tokenizer",
     "mean_heads",
@@ -174,6 +176,7 @@ __all__ = [
     "reads_two_texts",
     "reason_unsupported",
     "register_attention",
+    "remember_fingerprint",
     "replace_heads",
     "run_uncompiled",
     "save",

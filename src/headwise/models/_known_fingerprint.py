@@ -27,16 +27,33 @@ def fingerprint(model: nn.Module) -> str:
     Returns:
         16 hexadecimal digits, equal for equal models.
     """
-    weights = tuple(
-        (name, _state_of(weight)) for name, weight in model.state_dict(keep_vars=True).items()
-    )
-    if any(state is None for _, state in weights):
+    weights = _states_of(model)
+    if weights is None:
         return hash_weights(model)
     known, digest = _known.get(model, (None, ""))
     if weights != known:
         digest = hash_weights(model)
         _known[model] = weights, digest
     return digest
+
+
+def remember_fingerprint(model: nn.Module, digest: str) -> None:
+    """Take a fingerprint as that of a model's weights as they are, so that they are not hashed.
+
+    Only for weights that were hashed elsewhere, such as by another process that opened the same
+    files. Weights whose changes cannot be followed are hashed all the same.
+    """
+    weights = _states_of(model)
+    if weights is not None:
+        _known[model] = weights, digest
+
+
+def _states_of(model: nn.Module) -> Hashable:
+    """The state of every weight; None if that of one is unknown."""
+    states = tuple(
+        (name, _state_of(weight)) for name, weight in model.state_dict(keep_vars=True).items()
+    )
+    return None if any(state is None for _, state in states) else states
 
 
 def _state_of(weight: Any) -> Hashable:

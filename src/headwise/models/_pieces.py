@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -97,12 +97,30 @@ def as_pieces(
         InputError: the texts contain no tokens, or a pair of different texts is too long.
         UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
     """
+    pieces = list(iter_pieces(tokenizer, pairs, model, max_tokens))
+    if not pieces:
+        raise InputError(f"encode: {len(pairs)} texts hold no token. Give texts with words.")
+    return pieces
+
+
+def iter_pieces(
+    tokenizer: Any,
+    pairs: Iterable[tuple[str, str | None]],
+    model: nn.Module,
+    max_tokens: int | None = None,
+) -> Iterator[Piece]:
+    """The pieces of `as_pieces`, one text after the other; a text without a token has none.
+
+    Raises:
+        ArgumentError: `max_tokens` is below 2, or the first decoder token is unknown.
+        InputError: a pair of different texts is too long.
+        UnsupportedError: the tokenizer cannot cut long texts (a slow tokenizer).
+    """
     limit = limit_of(model, tokenizer, max_tokens)
-    pieces: list[Piece] = []
     for number, (text, target) in enumerate(pairs):
         sources = pieces_of(tokenizer, text, limit)
         if target is None:
-            pieces += [Piece(ids) for ids in sources if ids]
+            yield from (Piece(ids) for ids in sources if ids)
             continue
         labels = pieces_of(tokenizer, target, limit, target=True)
         if len(sources) != len(labels) or (len(sources) > 1 and text != target):
@@ -111,10 +129,7 @@ def as_pieces(
                 f"{len(sources)} pieces, its target {len(labels)}. Shorten it, or leave it out."
             )
         pairs_of_ids = zip(sources, labels, strict=True)
-        pieces += [_pair(model, *pair) for pair in pairs_of_ids if all(pair)]
-    if not pieces:
-        raise InputError(f"encode: {len(pairs)} texts hold no token. Give texts with words.")
-    return pieces
+        yield from (_pair(model, *pair) for pair in pairs_of_ids if all(pair))
 
 
 def beginning_of(

@@ -5,6 +5,7 @@ This folder imports everything heavy, so a command imports it when it runs.
 
 from headwise.caching import save_duo_attention
 from headwise.cli.tasks._cache import plan_cache
+from headwise.cli.tasks._corpus import open_job, run_job
 from headwise.cli.tasks._figures import draw_statistics
 from headwise.cli.tasks._group import group_model
 from headwise.cli.tasks._heads import find_model_heads
@@ -15,6 +16,7 @@ from headwise.cli.tasks._prune import PruneOptions, prune_model
 from headwise.cli.tasks._roles import find_model_roles
 from headwise.cli.tasks._study import RequestedStatistics, study_model
 from headwise.cli.tasks._texts import draw_texts, read_texts_or_pairs
+from headwise.jobs import merge_corpus
 from headwise.tables import save_figure
 
 __all__ = [
@@ -26,10 +28,13 @@ __all__ = [
     "find_model_heads",
     "find_model_roles",
     "group_model",
+    "merge_corpus",
+    "open_job",
     "open_model",
     "plan_cache",
     "prune_model",
     "read_texts_or_pairs",
+    "run_job",
     "save_duo_attention",
     "save_figure",
     "score_model",

@@ -18,7 +18,7 @@ def open_model(name: str, shared: Shared, text_for: str | None = None) -> tuple[
         text_for: The function for which the model must read text. Models that do not read text
             have no tokenizer, or only one for their labels.
     """
-    device = _device(shared.device or "cpu")
+    device = check_device(shared.device or "cpu")
     dtype = None if shared.dtype is None else getattr(torch, shared.dtype)
     model = load(name, device=device, dtype=dtype, attn_implementation=shared.attention)
     if text_for is not None:
@@ -31,7 +31,7 @@ def count_parameters(model: nn.Module) -> float:
     return float(sum(weight.numel() for weight in model.parameters()))
 
 
-def _device(name: str) -> torch.device:
+def check_device(name: str) -> torch.device:
     """The device, after a tensor was written to it and read back."""
     try:
         with warnings.catch_warnings():  # deprecated device names warn

@@ -1,6 +1,6 @@
 """Readers of annotated texts; errors name the file and the line."""
 
-from headwise.corpora.readers._conllu import read_conllu
+from headwise.corpora.readers._conllu import parse_sentence, read_conllu
 from headwise.corpora.readers._coreference import read_gap, read_winobias
 from headwise.corpora.readers._examples import read_examples
 from headwise.corpora.readers._lines import read_aligned, read_jsonl
@@ -9,6 +9,7 @@ from headwise.corpora.readers._plain import read_parallel, read_texts
 
 __all__ = [
     "SentencePair",
+    "parse_sentence",
     "read_aligned",
     "read_conllu",
     "read_examples",

@@ -31,7 +31,7 @@ def read_conllu(path: str | os.PathLike[str]) -> list[AnnotatedText]:
     Source:
         https://universaldependencies.org/format.html
     """
-    texts = [_sentence(lines, path) for lines in _blocks(lines_of(path, _WHO))]
+    texts = [parse_sentence(lines, path) for lines in _blocks(lines_of(path, _WHO))]
     return check_filled([text for text in texts if text is not None], path, _WHO)
 
 
@@ -63,7 +63,7 @@ class _Row:
     space_after: bool
 
 
-def _sentence(lines: Lines, path: str | os.PathLike[str]) -> AnnotatedText | None:
+def parse_sentence(lines: Lines, path: str | os.PathLike[str]) -> AnnotatedText | None:
     """Parse a sentence; None for a block with comments alone."""
     rows: list[_Row] = []
     text: str | None = None

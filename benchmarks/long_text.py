@@ -1,0 +1,84 @@
+"""Time and memory of watching one long text: two layers of four heads.
+
+    OMP_NUM_THREADS=2 python benchmarks/long_text.py --into docs/scale.md
+
+Each length runs in a process of its own, because peak memory is that of the process. The time grows
+with the square of the text, the memory with the text.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from _report import cpu_name, insert, peak_of, table
+
+import headwise as hw
+
+LENGTHS = (16384, 32768, 65536, 131072, 262144)
+HEADS, WIDTH = 4, 16
+
+
+class TwoLayers(torch.nn.Module):
+    """Two causal layers of four heads, as a Llama has them, without its other parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = HEADS * WIDTH
+        self.layers = torch.nn.ModuleList(
+            hw.MultiHeadAttention(size, HEADS, rope=hw.RoPE(WIDTH)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x, causal=True)
+        return x
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--one", type=int, help="watch one text of this length in this process")
+    parser.add_argument("--into", type=Path)
+    options = parser.parse_args()
+    if options.one:
+        print(*measure(options.one))
+        return
+    rows = []
+    for tokens in options.lengths:
+        command = [sys.executable, __file__, "--one", str(tokens)]
+        seconds, peak = map(float, subprocess.check_output(command, text=True).split())
+        rows.append((f"{tokens:,}", f"{seconds:.1f} s", f"{peak / 2**20:.0f} MiB",
+                     f"{peak / tokens:.0f}"))  # fmt: skip
+        print(*rows[-1], sep="; ", file=sys.stderr, flush=True)
+    titles = ("tokens", "time", "peak memory beyond the model", "bytes per token")
+    text = f"{cpu_name()}, {torch.get_num_threads()} threads.\n\n{table(titles, rows)}"
+    print(text)
+    if options.into:
+        insert(text, options.into, "length")
+
+
+def measure(tokens: int) -> tuple[float, int]:
+    """Seconds and peak bytes of watching one text."""
+    torch.manual_seed(0)
+    model = TwoLayers().eval()
+    watch_text(model, 512)  # what is allocated once
+    started = time.perf_counter()
+    peak = peak_of(lambda: watch_text(model, tokens))
+    return time.perf_counter() - started, peak
+
+
+@torch.no_grad()
+def watch_text(model: torch.nn.Module, tokens: int) -> None:
+    x = torch.randn(1, tokens, HEADS * WIDTH)
+    with hw.observe(model) as watch:
+        model(x)
+    rows = watch.table().count("entropy")
+    if (rows != tokens - 1).any():
+        raise SystemExit(f"{rows} rows of {tokens} tokens were counted")
+
+
+if __name__ == "__main__":
+    main()

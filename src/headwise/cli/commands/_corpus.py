@@ -1,0 +1,109 @@
+"""`headwise corpus` and `headwise merge`: a study of a corpus in shards, and its result."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from headwise._display import counted
+from headwise.cli._options import (
+    Json,
+    Model,
+    ModelOptions,
+    TableFile,
+    check_output,
+)
+from headwise.cli._print import print_json, print_note, print_table
+from headwise.errors import ArgumentError
+
+MethodName = Literal["half-gate", "gradient", "curvature", "zero-ablation"]
+
+
+Data = Annotated[
+    list[str],
+    typer.Option(
+        help="A glob of .parquet, .jsonl, .txt or .conllu files, in quotes; may be repeated. "
+        "Or datasets:NAME:SPLIT."
+    ),
+]
+RunFolder = Annotated[Path, typer.Option("--out", "-o", help="The folder of the shards.")]
+Shards = Annotated[
+    int | None,
+    typer.Option(min=1, help="The number of shards.", show_default="one for each 16 MiB"),
+]
+Shard = Annotated[int | None, typer.Option(min=0, help="Compute this shard only, from 0.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes that compute unfinished shards.")]
+Column = Annotated[str, typer.Option(help="The column or JSON key with the texts.")]
+Statistics = Annotated[
+    str | None,
+    typer.Option(
+        help="Names of statistics, separated by commas, such as entropy,special,top(first).",
+        show_default="all that are cheap",
+    ),
+]
+PerText = Annotated[
+    bool, typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals.")
+]
+Importance = Annotated[
+    MethodName | None,
+    typer.Option(help="Score heads by this method instead of computing statistics."),
+]
+
+
+def corpus(
+    model: Model,
+    data: Data,
+    out: RunFolder,
+    shards: Shards = None,
+    shard: Shard = None,
+    workers: Workers = 1,
+    column: Column = "text",
+    statistics: Statistics = None,
+    per_text: PerText = False,
+    importance: Importance = None,
+    *,
+    options: ModelOptions,
+) -> None:
+    """Compute statistics of every head on a corpus of any size, in shards.
+
+    Finished shards are skipped, so a command that was interrupted is simply run again; several
+    machines may run it on one folder. `headwise merge OUT` adds up the shards.
+    """
+    if importance is not None and (statistics is not None or per_text):
+        raise ArgumentError(
+            f"corpus: --importance {importance} with --statistics or --per-text. Give one kind."
+        )
+    from headwise.cli import tasks
+
+    names = None if statistics is None else [name.strip() for name in statistics.split(",")]
+    requested = tasks.RequestedStatistics(names, per_text)
+    requested.check()
+    settings = {"out": out, "shards": shards, "column": column}
+    job = tasks.open_job(model, data, importance or requested, options, **settings)
+    tasks.run_job(job, shard, workers)
+    missing = job.unfinished()
+    done = f"{job.shards - len(missing)} of {counted(job.shards, 'shard')} finished: {out}"
+    print_note(done if missing else f"{done}. Add them up with headwise merge {out}")
+
+
+def merge(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a corpus job.")],
+    out: TableFile = None,
+    as_json: Json = False,
+) -> None:
+    """Add up the shards of a corpus job.
+
+    Prints a row per head. With -o, writes the table; with --json, prints JSON.
+    """
+    if out is not None:
+        check_output(out, ".parquet", ".csv", ".json")
+    from headwise.cli import tasks
+
+    result = tasks.merge_corpus(run)
+    if out is not None:
+        print_note(f"{counted(len(result.heads), 'head')}: {result.save(out)}")
+    if as_json:
+        print_json(result.frame().to_dict("records"))
+    if out is None and not as_json:
+        known = result.frame().dropna(axis="columns", how="all")  # drops what does not apply
+        print_table(known.drop(columns=["stack", "layer", "head"]))

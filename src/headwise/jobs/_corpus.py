@@ -1,0 +1,132 @@
+"""`corpus`: a study of texts on several processes or machines."""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from headwise.corpora.streams import open_source
+from headwise.errors import ArgumentError, InputError
+from headwise.jobs._job import CorpusJob, merged
+from headwise.jobs._measurement import Measurement
+from headwise.jobs._model_source import ModelSource, fingerprint_in_memory
+from headwise.jobs._run_folder import SCHEMA, RunFolder
+from headwise.jobs._scoring import Importance, ImportanceRequest
+from headwise.jobs._statistics import Statistics
+from headwise.tables import HeadTable, Scores
+from headwise.watch import Request
+
+
+def corpus(
+    model: nn.Module | ModelSource | str | Path,
+    data: str | Path | Sequence[str | Path],
+    request: Request | ImportanceRequest | None = None,
+    *,
+    out: str | Path,
+    shards: int | None = None,
+    tokenizer: Any = None,
+    column: str = "text",
+    max_tokens: int | None = None,
+) -> CorpusJob:
+    """Cut the study of a corpus into shards that any process can compute.
+
+    The corpus is read text by text, so it may be larger than memory. It is cut into shards of
+    equally many bytes: Parquet files by rows, other files by their lines, paragraphs or
+    sentences. Texts of white space alone are left out. Each shard's result is written into `out`;
+    `job.merge()` adds them up.
+
+    The same call in another process, or on another machine with the same files, is the same job.
+
+    Args:
+        model: The folder or hub name of a model, which each process opens; `ModelSource` has a
+            device and a dtype too. Or a model in memory.
+        data: One glob or several, of .parquet, .jsonl, .txt or .conllu files. Or
+            `datasets:NAME:SPLIT`, a dataset that is streamed (the extra `datasets`).
+        request: The statistics to compute, or `ImportanceRequest()` for the importance of heads.
+            None is `Request()`.
+        out: The folder of the results.
+        shards: The number of shards. None is that of the job in `out`, or one for each 16 MiB.
+        tokenizer: The model's tokenizer. None is the one beside it.
+        column: The column of Parquet files and datasets, and the key of JSON lines, that holds
+            the text.
+        max_tokens: The most tokens in one text; a longer one becomes several. None is the
+            model's context.
+    Raises:
+        ArgumentError: an argument is out of range or of the wrong type, or the request needs more
+            than the texts of a shard.
+        InputError: no file matches, or `out` belongs to another job.
+        MissingPackageError: a dataset is named, and `datasets` is not installed.
+        OutputError: `out` cannot be written.
+    """
+    source = open_source(data, column)
+    measurement = measurement_of(Request() if request is None else request)
+    if isinstance(model, str | Path):
+        model = ModelSource(str(model))
+    folder = Path(out)
+    if shards is None:
+        stored = (folder / "job.json").exists()
+        shards = RunFolder(folder, None).shards if stored else source.default_shards()
+    if type(shards) is not int or shards < 1:
+        raise ArgumentError(f"corpus: shards={shards!r}. Give a whole number from 1 on.")
+    source.check_shards(shards)
+    about = about_job(measurement, source.describe(), shards, max_tokens)
+    digest = fingerprint_in_memory(model)
+    run = RunFolder(folder, about)
+    if digest:
+        run.check_model(digest)
+    return CorpusJob(model, tokenizer, source, measurement, run, max_tokens, digest)
+
+
+def merge_corpus(folder: str | Path) -> HeadTable | Scores:
+    """The result of a job from its folder alone, without the model; see `CorpusJob.merge`.
+
+    Raises:
+        InputError: the folder holds no job, or shards are missing, damaged, or of another job,
+            model or version.
+    """
+    run = RunFolder(Path(folder), None)
+    versions = run.about.get("versions")
+    if versions != _versions():
+        raise InputError(
+            f"corpus: the shards in {folder} were made with {versions}, and this is "
+            f"{_versions()}. Merge them with the versions that made them."
+        )
+    kind = dict(run.about.get("measured") or {}).get("kind")
+    if kind == "importance":
+        return merged(run, Importance(ImportanceRequest()))
+    return merged(run, Statistics(Request()))
+
+
+def measurement_of(request: Request | ImportanceRequest) -> Measurement:
+    """What a request measures.
+
+    Raises:
+        ArgumentError: it is no request, or one that needs more than the texts of a shard.
+    """
+    if isinstance(request, ImportanceRequest):
+        return Importance(request)
+    if not isinstance(request, Request):
+        raise ArgumentError(
+            f"corpus: request={request!r:.60}. Give a Request(...) or an ImportanceRequest(...)."
+        )
+    return Statistics(request)
+
+
+def about_job(
+    measurement: Measurement, data: Mapping[str, Any], shards: int, max_tokens: int | None
+) -> dict[str, Any]:
+    """The description of a job; another description is another job."""
+    return {
+        "headwise_job": SCHEMA,
+        "measured": measurement.describe(),
+        "data": data,
+        "shards": shards,
+        "max_tokens": max_tokens,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("headwise", "torch", "transformers")}

@@ -1,0 +1,100 @@
+"""What a job measures on each shard, and how the results of shards add up."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+from headwise.corpora import AnnotatedText
+
+# Texts that are read and tokenized together: so many, or so many characters. Texts of similar
+# length among them share a batch.
+_TEXTS, _CHARACTERS = 1024, 2**21
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model in memory with its tokenizer.
+
+    Attributes:
+        fingerprint: The fingerprint of its weights.
+        max_tokens: The most tokens in one text; a longer one becomes several. None is the
+            model's context.
+    """
+
+    model: nn.Module
+    tokenizer: Any
+    fingerprint: str
+    max_tokens: int | None = None
+
+
+@runtime_checkable
+class Measurement(Protocol):
+    """One kind of result: measured on the texts of a shard, saved, and added up."""
+
+    def describe(self) -> dict[str, Any]:
+        """What is measured, as JSON: equal for equal measurements."""
+
+    def measure(self, opened: Opened, texts: Iterable[str]) -> Any:
+        """The result on some texts; None if they have no token."""
+
+    def load(self, path: Path) -> Any:
+        """A result from the file that its `save` wrote."""
+
+    def merge(self, results: Iterable[Any]) -> Any:
+        """The result on the texts of all, added in their order."""
+
+
+@dataclass
+class TextCounts:
+    """How many texts of a shard were read, and how many were left out as white space."""
+
+    texts: int = 0
+    empty: int = 0
+
+    def filled(self, texts: Iterable[AnnotatedText]) -> Iterator[str]:
+        """The texts that are not white space alone."""
+        for text in texts:
+            if text.text.strip():
+                self.texts += 1
+                yield text.text
+            else:
+                self.empty += 1
+
+
+def windows(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Texts in groups that fit into memory, in order."""
+    window: list[str] = []
+    characters = 0
+    for text in texts:
+        window.append(text)
+        characters += len(text)
+        if len(window) >= _TEXTS or characters >= _CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+def code_of(function: Callable[..., Any]) -> str:
+    """Names a function by its place and its code, so that a changed one has another name.
+
+    Values that it takes from elsewhere, such as variables of an enclosing function, do not count.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"{type(function).__module__}.{type(function).__qualname__}"
+    digest = hashlib.blake2b(_code_bytes(code), digest_size=8).hexdigest()
+    return f"{function.__module__}.{function.__qualname__} {digest}"
+
+
+def _code_bytes(code: CodeType) -> bytes:
+    """The instructions, names and constants of a function and of functions inside it."""
+    constants = b"".join(
+        _code_bytes(c) if isinstance(c, CodeType) else repr(c).encode() for c in code.co_consts
+    )
+    return code.co_code + repr(code.co_names).encode() + constants

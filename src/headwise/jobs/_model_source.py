@@ -1,0 +1,91 @@
+"""The model of a job: in memory, or opened by each process, and hashed once."""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from headwise.errors import ArgumentError
+from headwise.models import check_model, fingerprint, load, load_tokenizer, tokenizer_of
+
+# The header of a safetensors file begins with its length in 8 bytes.
+_HEADER_START = 8
+
+DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that each process of a job opens for itself.
+
+    Attributes:
+        name: A folder, or a name on the Hugging Face hub.
+        device: Where it runs. With "cuda", the processes of `run(workers=n)` share the GPUs of
+            the machine in turn.
+        dtype: The dtype to compute in. None is that of the saved model.
+        attn_implementation: What computes attention, as `load` takes it.
+    """
+
+    name: str
+    device: str = "cpu"
+    dtype: DtypeName | None = None
+    attn_implementation: str | None = None
+
+    def open(self, worker: int = 0) -> nn.Module:
+        """The model, on the device of a worker.
+
+        Raises:
+            InputError: it cannot be opened.
+        """
+        device = self.device
+        if device == "cuda" and torch.cuda.device_count():
+            device = f"cuda:{worker % torch.cuda.device_count()}"
+        dtype = None if self.dtype is None else getattr(torch, self.dtype)
+        return load(
+            self.name, device=device, dtype=dtype, attn_implementation=self.attn_implementation
+        )
+
+    def weights(self) -> str:
+        """Names the weight files by their sizes, times and headers, and the dtype.
+
+        A process that finds the same files as the one that hashed them need not hash them again.
+        Empty for a model that is not a folder.
+        """
+        folder = Path(self.name)
+        digest = blake2b(f"{self.dtype}".encode(), digest_size=8)
+        for path in sorted(folder.glob("*.safetensors")):
+            stat = path.stat()
+            digest.update(f"{path.name}{stat.st_size} {stat.st_mtime_ns}".encode())
+            with path.open("rb") as file:
+                start = file.read(_HEADER_START)
+                length = min(int.from_bytes(start, "little"), stat.st_size)
+                digest.update(start + file.read(length))
+        return digest.hexdigest() if folder.is_dir() else ""
+
+
+def open_model(
+    model: nn.Module | ModelSource, tokenizer: Any, worker: int
+) -> tuple[nn.Module, Any]:
+    """The model to run, and its tokenizer.
+
+    Raises:
+        ArgumentError: a model in memory comes without a tokenizer.
+        InputError: the model or its tokenizer cannot be opened.
+    """
+    if isinstance(model, ModelSource):
+        opened = model.open(worker)
+        return opened, load_tokenizer(model.name) if tokenizer is None else tokenizer
+    found = tokenizer_of(model, tokenizer)
+    if found is None:
+        raise ArgumentError(f"corpus: {type(model).__name__} without a tokenizer. Give tokenizer=.")
+    return check_model("corpus", model), found
+
+
+def fingerprint_in_memory(model: nn.Module | ModelSource) -> str:
+    """The fingerprint of a model in memory; empty for one that is not opened yet."""
+    if isinstance(model, ModelSource):
+        return ""
+    return fingerprint(check_model("corpus", model))

@@ -1,0 +1,402 @@
+"""What a corpus job refuses, and that its folder stays as it was."""
+
+import builtins
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headwise as hw
+from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
+from headwise.corpora.streams import _records, open_source
+from headwise.errors import (
+    ArgumentError,
+    InputError,
+    MissingPackageError,
+    OutputError,
+    WorkerError,
+)
+from headwise.files import claim
+from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, merge_corpus
+from headwise.jobs import _workers as workers
+
+TEXTS = random_texts(12)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_parquet(tmp_path / "data.parquet", TEXTS)
+
+
+@pytest.fixture
+def done(model: Path, data: Path, tmp_path: Path) -> CorpusJob:
+    """A job of three shards, all finished."""
+    job = hw.corpus(model, data, out=tmp_path / "run", shards=3)
+    job.run()
+    return job
+
+
+def read(data: object, column: str = "text") -> list[str]:
+    return [text.text for text in open_source(data, column).texts(0, 1)]
+
+
+def test_a_glob_without_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no file matches '.*nothing.*\.txt'"):
+        open_source([tmp_path / "nothing*.txt"])
+
+
+@pytest.mark.parametrize("data", [[], 3.5, ["a.txt", 4]])
+def test_data_that_is_no_glob(data: Any) -> None:
+    with pytest.raises((ArgumentError, TypeError)):
+        open_source(data)
+
+
+def test_a_file_of_an_unknown_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text")
+    with pytest.raises(InputError, match=r"a\.csv ends in '\.csv'"):
+        open_source(tmp_path / "*")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "line 3: no JSON"),
+        ("[1]", r"line 3: '\[1\]' is no object with the key 'text'"),
+        ('{"text": 5}', "line 3: 'text' is '5'"),
+        ('{"text": "\\ud800"}', "line 3: no JSON .*surrogate"),
+    ],
+)
+def test_lines_that_hold_no_text(line: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "w1"}}\n\n{line}\n{{"text": "w1"}}\n')
+    with pytest.raises(InputError, match=reason):
+        read(path)
+
+
+def test_a_text_that_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"w1\nw2 \xff\n")
+    with pytest.raises(InputError, match=r"a\.txt is not UTF-8 \(byte 6 is 0xff\)"):
+        read(path)
+
+
+def test_a_line_of_conllu_that_is_none(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "a.conllu", ["# text = a\n1\ta" + "\t_" * 8, "x\ty"], "\n\n")
+    with pytest.raises(InputError, match=r"a\.conllu, line 4: 2 columns"):
+        read(path)
+
+
+def test_a_huge_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_records, "LONGEST_RECORD", 50)
+    for between in ("\n", "\n\n"):
+        path = write_texts(tmp_path / "a.txt", ["w1", "w2 " * 20, "w3"], between)
+        with pytest.raises(InputError, match=r"a\.txt has a text of more than 50 bytes at byte"):
+            read(path)
+    path = write_texts(tmp_path / "a.txt", ["w1", "", *["w2 w3 w4"] * 9])
+    with pytest.raises(InputError, match="more than 50 bytes at byte 4"):
+        read(path)
+
+
+def test_parquet_that_is_none_or_has_no_texts(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no column 'body' but id, text"):
+        read(data, "body")
+    with pytest.raises(InputError, match=r"the column 'id' of .* is int64"):
+        read(data, "id")
+    data.write_bytes(data.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"data\.parquet cannot be read as Parquet"):
+        read(data)
+
+
+@pytest.mark.parametrize("change", [lambda path: path.unlink(), lambda path: path.write_text("w")])
+def test_a_file_that_changes_after_the_job_began(
+    change: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    path = write_texts(tmp_path / "a.txt", TEXTS)
+    source = open_source(path)
+    change(path)
+    with pytest.raises(InputError, match=r"a\.txt (cannot be read|has 1 bytes, not \d+ as when)"):
+        list(source.texts(0, 1))
+
+
+def test_a_dataset_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_parquet(folder / "train-0.parquet", TEXTS)
+    name = f"datasets:{folder}"
+    with pytest.raises(InputError, match=r"has no column 'body' but id, text"):
+        open_source(name, "body")
+    with pytest.raises(InputError, match=r"example 0 of shard 0 of .* has id='0'"):
+        read(name, "id")
+    with pytest.raises(InputError, match="split 'dev', cannot be opened"):
+        open_source(f"{name}:dev")
+    with pytest.raises(ArgumentError, match=r"shards=2, and the dataset .* can be cut into 1"):
+        open_source(name).check_shards(2)
+    with pytest.raises(ArgumentError, match=r"beside 1 more"):
+        open_source([name, "a.txt"])
+    original = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name == "datasets":
+            raise ImportError("absent")
+        return original(name, *rest)
+
+    monkeypatch.setattr("headwise._packages.import_module", refuse)
+    with pytest.raises(
+        MissingPackageError, match=r"datasets is not installed.*headwise\[datasets\]"
+    ):
+        open_source(name)
+
+
+@pytest.mark.parametrize("shards", [0, -1, 1.5, True, "3"])
+def test_a_number_of_shards_that_is_none(shards: Any, data: Path, tmp_path: Path) -> None:
+    with pytest.raises((ArgumentError, TypeError)):
+        hw.corpus("model", data, out=tmp_path / "run", shards=shards)
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_shards_than_bytes(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "a.txt", ["w1"])
+    with pytest.raises(ArgumentError, match="shards=3 for 2 bytes"):
+        hw.corpus("model", path, out=tmp_path / "run", shards=3)
+
+
+@pytest.mark.parametrize(
+    "request_", [hw.Request(maps=True), hw.Request(spans=("doc",)), hw.Request(pairs=("arcs",))]
+)
+def test_requests_that_no_shard_can_answer(
+    request_: hw.Request, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=r"the request has (maps|spans|pairs)="):
+        hw.corpus("model", data, request_, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["ablation", "gates", "none"])
+def test_methods_that_need_all_texts(method: str) -> None:
+    with pytest.raises(ArgumentError, match=f"method='{method}', where a shard has no other"):
+        ImportanceRequest(method)
+
+
+def test_a_request_that_is_none(data: Path, tmp_path: Path) -> None:
+    with pytest.raises((ArgumentError, TypeError), match="entropy"):
+        hw.corpus("model", data, "entropy", out=tmp_path / "run")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("request", hw.Request(("entropy",))),
+        ("request", hw.Request(queries="all")),
+        ("request", hw.Request(relations={"mine": lambda ids: [(i, 0) for i in ids]})),
+        ("request", ImportanceRequest()),
+        ("shards", 4),
+        ("max_tokens", 9),
+        ("column", "id"),
+    ],
+)
+def test_the_folder_of_another_job(
+    name: str, value: Any, model: Path, data: Path, done: CorpusJob, tmp_path: Path
+) -> None:
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match=r"run is the folder of another job: its \w+ is .*, not"):
+        hw.corpus(model, data, **{"out": tmp_path / "run", name: value})
+    write_parquet(tmp_path / "data2.parquet", TEXTS)
+    with pytest.raises(InputError, match="another job: its data is of files 1 entries, not 2"):
+        hw.corpus(model, tmp_path / "data*.parquet", out=tmp_path / "run")
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+
+
+def test_relations_of_one_name_and_other_code_are_another_job(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    def job(relation: Any) -> CorpusJob:
+        request = hw.Request(("entropy",), relations={"mine": relation})
+        return hw.corpus(model, data, request, out=tmp_path / "run")
+
+    job(lambda ids: [(i, 0) for i in range(len(ids))])
+    with pytest.raises(InputError, match="its measured is of relations of mine"):
+        job(lambda ids: [(i, 1) for i in range(len(ids))])
+
+
+def test_a_folder_in_use_for_something_else(model: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"run holds thesis\.txt, and no job"):
+        hw.corpus(model, data, out=tmp_path / "run")
+    with pytest.raises(InputError, match=r"job\.json cannot be read"):
+        merge_corpus(tmp_path / "run")
+    with pytest.raises(OutputError, match=r"thesis\.txt cannot be written \(Not a directory\)"):
+        hw.corpus(model, data, out=tmp_path / "run" / "thesis.txt")
+    with pytest.raises(OutputError, match=r"thesis\.txt/run cannot be written"):
+        hw.corpus(model, data, out=tmp_path / "run" / "thesis.txt" / "run")
+    with (
+        pytest.raises(OutputError, match=r"claim: .*lock cannot be written"),
+        claim(tmp_path / "nowhere" / "lock"),
+    ):
+        raise AssertionError("unreachable")
+
+
+def test_missing_shards_are_named(done: CorpusJob, tmp_path: Path) -> None:
+    (tmp_path / "run/shards/00001.json").unlink()
+    with pytest.raises(InputError, match=r"1 shard of 3 in .* are missing: 1. Run them"):
+        merge_corpus(tmp_path / "run")
+    done.run()
+    done.merge()
+
+
+def overwrite(name: str, **changes: Any) -> Callable[[Path], None]:
+    def change(run: Path) -> None:
+        path = run / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda run: (run / "shards/00001.parquet").unlink(), "shard 1, is missing"),
+        (
+            lambda run: (run / "shards/00001.parquet").write_bytes(b"half"),
+            "shard 1, has changed since it was written",
+        ),
+        (lambda run: (run / "shards/00001.json").write_text("{"), r"00001\.json is not JSON"),
+        (overwrite("shards/00001.json", shard=2), "is of shard 2, not 1"),
+        (overwrite("shards/00001.json", headwise_shard=9), "is of shard 1, not 1"),
+        (overwrite("shards/00001.json", job="other"), "shard 1 in .* is of job 'other'"),
+        (overwrite("shards/00001.json", model="other"), "shard 1 in .* is of model 'other'"),
+        (
+            lambda run: (run / "shards/00001.json").write_text('{"headwise_shard": 1}'),
+            r"00001\.json is damaged",
+        ),
+        (overwrite("model.json", model=5), r"model\.json holds .*, not the fingerprint"),
+        (overwrite("job.json", versions={"torch": "1"}), "were made with {'torch': '1'}"),
+        (overwrite("job.json", headwise_job=7), "has schema 7 and 3 shards, not 1"),
+        (overwrite("job.json", shards="many"), "has schema 1 and many shards"),
+    ],
+)
+def test_damaged_shards_are_refused(
+    damage: Callable[[Path], Any], reason: str, done: CorpusJob, tmp_path: Path
+) -> None:
+    damage(tmp_path / "run")
+    with pytest.raises(InputError, match=reason):
+        merge_corpus(tmp_path / "run")
+
+
+def test_texts_without_a_token(model: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["", " ", None])
+    job = hw.corpus(model, path, out=tmp_path / "run", shards=2)
+    job.run()
+    with pytest.raises(InputError, match=r"none of 2 shards in .* has a text with a token"):
+        job.merge()
+
+
+@pytest.mark.parametrize("arguments", [{"shard": 3}, {"shard": -1}, {"workers": 0}])
+def test_shards_and_workers_that_do_not_exist(arguments: dict[str, int], done: CorpusJob) -> None:
+    with pytest.raises(ArgumentError, match=r"Give a shard from 0 to 2, or a number of workers"):
+        done.run(**arguments)
+    with pytest.raises(ArgumentError, match="shard=1, workers=2 of 3 shards"):
+        done.run(shard=1, workers=2)
+
+
+def test_a_model_in_memory_without_a_tokenizer(model: Path, data: Path, tmp_path: Path) -> None:
+    job = hw.corpus(hw.load(model), data, out=tmp_path / "run")
+    with pytest.raises(ArgumentError, match="LlamaForCausalLM without a tokenizer"):
+        job.run()
+
+
+def test_a_model_that_cannot_be_opened(data: Path, tmp_path: Path) -> None:
+    job = hw.corpus(ModelSource(str(tmp_path)), data, out=tmp_path / "run")
+    with pytest.raises(InputError, match=r"holds neither headwise.json nor config.json"):
+        job.run()
+
+
+def test_a_full_disk_leaves_the_shard_unfinished(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = hw.corpus(model, data, out=tmp_path / "run", shards=3)
+    job.run(shard=0)
+    kept = (tmp_path / "run/shards/00000.parquet").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pandas.DataFrame.to_parquet", full)
+        with pytest.raises(OutputError, match=r"00001\.parquet cannot be written \(No space left"):
+            job.run()
+    assert job.unfinished() == [1, 2]
+    assert (tmp_path / "run/shards/00000.parquet").read_bytes() == kept
+    names = sorted(path.name for path in (tmp_path / "run/shards").iterdir())
+    assert names == ["00000.json", "00000.parquet"]
+
+
+def test_a_folder_that_may_not_be_written(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = hw.corpus(model, data, out=tmp_path / "run", shards=2)
+
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)  # root may write anywhere
+    with pytest.raises(OutputError, match=r"lock cannot be written \(Permission denied\)"):
+        job.run(shard=0)
+
+
+class Unsendable(torch.nn.Linear):
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle 'Unsendable'")
+
+
+def test_a_model_that_cannot_be_sent_to_workers(data: Path, tmp_path: Path) -> None:
+    job = hw.corpus(Unsendable(2, 2), data, out=tmp_path / "run", shards=2, tokenizer=1)
+    with pytest.raises(ArgumentError, match=r"cannot be sent to workers .*'Unsendable'"):
+        job.run(workers=2)
+
+
+def test_workers_in_a_script_without_a_guard(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = hw.corpus(model, data, out=tmp_path / "run", shards=2)
+    process = workers.multiprocessing.current_process()
+    monkeypatch.setattr(process, "_inheriting", True, raising=False)
+    with pytest.raises(ArgumentError, match="workers=2 in a script that each worker runs again"):
+        job.run(workers=2)
+
+
+@pytest.mark.full
+def test_an_error_of_a_worker_is_raised_here(model: Path, tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    path.write_text(path.read_text() + "{\n")
+    job = hw.corpus(model, path, out=tmp_path / "run", shards=3)
+    with pytest.raises(InputError, match="line 13: no JSON"):
+        job.run(workers=2)
+    assert job.unfinished() == [2]
+
+
+@pytest.mark.full
+def test_a_killed_worker_is_named(model: Path, data: Path, tmp_path: Path) -> None:
+    job = hw.corpus(model, data, out=tmp_path / "run", shards=3)
+
+    def kill_workers(done: int, total: int) -> None:
+        for child in workers.multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match=r"worker 0 was killed \(SIGKILL\)"):
+        job.run(workers=2, on_progress=kill_workers)
+    assert job.unfinished()
+    job.run()
+    other = hw.corpus(model, data, out=tmp_path / "other", shards=3)
+    other.run()
+    results = [j.merge().save(tmp_path / f"{n}.parquet") for n, j in enumerate((job, other))]
+    assert results[0].read_bytes() == results[1].read_bytes()

@@ -1,0 +1,64 @@
+"""`headwise corpus` and `headwise merge`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import headwise as hw
+from command import headwise
+from corpus_files import random_texts, write_model, write_texts
+from headwise.tables import HeadTable, Scores
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_model(folder / "model")
+    write_texts(folder / "a.txt", random_texts(9))
+    return folder
+
+
+def test_shards_are_computed_one_by_one_and_merged(place: Path) -> None:
+    run, data = place / "run", ("--data", place / "*.txt")
+    done = headwise("corpus", place / "model", *data, "--out", run, "--shards", 3, "--shard", 1)
+    assert (done.code, "1 of 3 shards finished" in done.err) == (0, True)
+    early = headwise("merge", run)
+    assert (early.code, early.out) == (2, "")
+    assert "2 shards of 3" in early.err
+    assert "are missing: 0, 2" in early.err
+    done = headwise("corpus", place / "model", *data, "-o", run)
+    assert "3 of 3 shards finished" in done.err
+    merged = headwise("merge", run, "-o", place / "table.parquet", "--json")
+    assert merged.code == 0
+    table = HeadTable.load(place / "table.parquet")
+    assert [row["name"] for row in json.loads(merged.out)] == [str(head) for head in table.heads]
+    job = hw.corpus(place / "model", str(place / "*.txt"), out=place / "plain", shards=3)
+    job.run()
+    assert (job.merge().mean("entropy") == table.mean("entropy")).all()
+    assert "entropy" in headwise("merge", run).out
+
+
+def test_importance_of_a_corpus(place: Path) -> None:
+    run = place / "scores"
+    command = ("corpus", place / "model", "--data", place / "a.txt", "-o", run)
+    assert headwise(*command, "--importance", "gradient").code == 0
+    assert headwise("merge", run, "-o", place / "scores.csv").code == 0
+    assert Scores.load(place / "scores.csv").method == "gradient"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--importance", "gradient", "--per-text"), "--importance gradient with --statistics"),
+        (("--shards", "2", "--shard", "2"), "shard=2, workers=1 of 2 shards"),
+        (("--statistics", "nothing"), "no statistic 'nothing'"),
+        (("--data", "absent*.txt"), "no file matches 'absent*.txt'"),
+        (("--device", "abacus"), "'abacus' cannot be used here"),
+    ],
+)
+def test_options_that_are_refused(arguments: tuple[str, ...], reason: str, place: Path) -> None:
+    data = () if "--data" in arguments else ("--data", place / "a.txt")
+    done = headwise("corpus", place / "model", *data, "-o", place / "refused", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert reason in done.err

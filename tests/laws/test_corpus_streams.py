@@ -1,0 +1,57 @@
+"""However a corpus is cut, its shards hold every text once, in order."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from corpus_files import write_jsonl, write_parquet
+from headwise.corpora import read_conllu, read_texts
+from headwise.corpora.streams import open_source
+from small_files import TREE
+
+SHARDS = st.integers(1, 12)
+# White space of all kinds, characters of one to four bytes, and marks of other formats.
+CHARACTERS = st.sampled_from('ab \t\x0c\x85\u2028\u00a0\ufeffé日𝄞#\\"')
+LINES = st.lists(st.text(CHARACTERS, max_size=9), max_size=12)
+BREAKS = st.sampled_from(["\n", "\r\n"])
+
+
+def all_texts(data: object, shards: int) -> list[str]:
+    """The texts of all shards, one after the other."""
+    source = open_source(data)
+    return [text.text for i in range(shards) for text in source.texts(i, shards)]
+
+
+@given(lines=LINES, newline=BREAKS, shards=SHARDS, end=st.booleans())
+def test_shards_of_a_text_file_are_its_texts(
+    lines: list[str], newline: str, shards: int, end: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("corpus") / "a.txt"
+    path.write_text(newline.join(lines) + newline * end, "utf-8", newline="")
+    expected = read_texts(path) if any(line.strip("\ufeff \t") for line in lines) else None
+    if expected is None or any(text.startswith("\ufeff") for text in expected):
+        return  # a second byte order mark is text for one reader and white space for the other
+    assert all_texts(path, shards) == [text for text in expected if text.strip()]
+
+
+@given(texts=st.lists(st.text(max_size=20) | st.none(), max_size=20), shards=SHARDS, rows=SHARDS)
+def test_shards_of_parquet_and_json_are_their_texts(
+    texts: list[str | None], shards: int, rows: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = [t if t is None else t.encode("utf-8", "ignore").decode() for t in texts]
+    expected = [text or "" for text in texts]
+    assert all_texts(write_parquet(folder / "a.parquet", texts, rows), shards) == expected
+    assert all_texts(write_jsonl(folder / "a.jsonl", texts), shards) == expected
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 50])
+def test_shards_of_conllu_are_its_sentences(shards: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text(f"# a comment alone\n\n{TREE}{TREE.replace('go', 'sing')}\n\n{TREE}", "utf-8")
+    source = open_source(path)
+    sentences = [text for i in range(shards) for text in source.texts(i, shards)]
+    assert sentences == read_conllu(path)
+    assert sentences[1].text == "don't sing"
