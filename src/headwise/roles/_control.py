@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
+from headwise._packages import require
 from headwise.roles._evidence import Family
 from headwise.roles._trials import Split
 from headwise.roles.evaluation import DetailedScores
@@ -190,6 +190,7 @@ class _Power:
         bar = _above(self.baseline, least_lift(self.roles, self.baseline))
         spread = self.variation * effect * (1 - effect)
         of_null = np.square(self.null - self.baseline * self.count).sum(0) / n**2
+        stats = require("scipy.stats", "hf", "find_roles")
         critical = stats.t.isf(_LEVEL / max(1, self.tests), texts - 1)
         needed = np.maximum(bar, self.baseline + critical * np.sqrt(spread / n + of_null))
         on_held, on_selection = (
