@@ -80,8 +80,13 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def no_compiler(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment without a compiler: nothing is on the PATH, and none is named."""
-    return {"PATH": str(tmp_path_factory.mktemp("empty")), "CC": "", "CXX": ""}
+    """An environment without a compiler: the PATH has CMake alone, which pip would fetch."""
+    folder = tmp_path_factory.mktemp("path")
+    for tool in ("cmake", "make", "ninja"):
+        if found := shutil.which(tool):
+            (folder / tool).symlink_to(found)
+    # CMake looks beyond the PATH too, unless a compiler is named.
+    return {"PATH": str(folder), "CXX": str(folder / "c++")}
 
 
 def _kernel_of(wheel: Path, folder: Path, **environment: str) -> str:
