@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Float, Num
 from numpy.typing import DTypeLike
 
+from headwise._argument_names import LAYER, suggests
 from headwise.errors import ShapeError
 from headwise.reference._formula import Mask, additive, scaled_dot_product
 
@@ -27,6 +28,7 @@ class MultiHeadAttention:
         ShapeError: d_model cannot be divided evenly among the heads.
     """
 
+    @suggests(LAYER | {"head_dim": "nothing: d_head follows from d_model and n_heads"})
     def __init__(self, d_model: int, n_heads: int, seed: int = 0) -> None:
         if d_model < 1 or n_heads < 1 or d_model % n_heads:
             raise ShapeError(

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from headwise._argument_names import LOAD, suggests
 from headwise._display import counted
 from headwise._packages import require
 from headwise._size_limits import limit_model_size
@@ -33,6 +34,7 @@ _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
+@suggests(LOAD)
 def load(
     source: str | Path,
     *,
