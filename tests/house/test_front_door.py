@@ -22,12 +22,45 @@ import headwise
 heavy = [name for name in {HEAVY!r} if name in sys.modules]
 assert not heavy, heavy
 """
+# CPU seconds that a start may take, the interpreter's own left out.
+IMPORT_SECONDS, HELP_SECONDS = 0.05, 0.3
+TIMED_IMPORT = """
+import time
+start = time.process_time()
+import headwise
+print(time.process_time() - start)
+"""
+HELP = f"""
+import contextlib, io, sys, time
+start = time.process_time()
+from headwise.cli import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as shown:
+    main(["--help"])
+assert "prune" in shown.getvalue()
+heavy = [name for name in {(*HEAVY[:-2], "numpy", "rich.console")!r} if name in sys.modules]
+assert not heavy, heavy
+print(time.process_time() - start)
+"""
 FOLDERS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
 
 def test_importing_does_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("script", "most"),
+    [(TIMED_IMPORT, IMPORT_SECONDS), (HELP, HELP_SECONDS)],
+    ids=["import", "help"],
+)
+def test_starting_is_fast_and_imports_nothing_heavy(script: str, most: float) -> None:
+    seconds = []
+    for _ in range(3):  # the fastest: other programs and a cold disk slow down the rest
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        seconds.append(float(done.stdout))
+    assert min(seconds) < most
 
 
 @pytest.mark.parametrize("name", headwise.__all__)

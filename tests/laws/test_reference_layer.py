@@ -19,7 +19,7 @@ from headwise.reference import (
 def test_matrices_follow_the_recipe():
     layer = MultiHeadAttention(6, 3, seed=5)
     rng = np.random.default_rng(5)
-    for matrix in (layer.W_q, layer.W_k, layer.W_v, layer.W_o):
+    for matrix in (layer.W_Q, layer.W_K, layer.W_V, layer.W_O):
         drawn = rng.standard_normal((6, 6)).astype(np.float32) * np.float32(1 / np.sqrt(6))
         assert matrix.dtype == np.float32
         np.testing.assert_array_equal(matrix, drawn)
@@ -27,9 +27,9 @@ def test_matrices_follow_the_recipe():
 
 def test_the_seed_defaults_to_zero_and_heads_do_not_change_the_matrices():
     first, second = MultiHeadAttention(6, 3), MultiHeadAttention(6, 2, seed=0)
-    np.testing.assert_array_equal(first.W_o, second.W_o)
-    np.testing.assert_array_equal(single_head(6).W_o, second.W_o)
-    assert not np.array_equal(first.W_o, MultiHeadAttention(6, 3, seed=1).W_o)
+    np.testing.assert_array_equal(first.W_O, second.W_O)
+    np.testing.assert_array_equal(single_head(6).W_O, second.W_O)
+    assert not np.array_equal(first.W_O, MultiHeadAttention(6, 3, seed=1).W_O)
 
 
 class LayerProblem(NamedTuple):
@@ -82,11 +82,11 @@ def test_the_layer_is_project_attend_join_and_mix(problem: LayerProblem):
 
     if mask is not None and mask.ndim == 3:
         mask = mask[None]
-    q, k, v = by_head(x @ layer.W_q), by_head(keys @ layer.W_k), by_head(keys @ layer.W_v)
+    q, k, v = by_head(x @ layer.W_Q), by_head(keys @ layer.W_K), by_head(keys @ layer.W_V)
     attended = reference.attention(q, k, v, mask=mask, need_weights=True)
     out, weights = layer.forward(x, problem.mask, memory=memory, need_weights=True)
     joined = np.concatenate(list(attended.out.swapaxes(0, 1)), axis=-1).reshape(x.shape)
-    np.testing.assert_allclose(out, joined @ layer.W_o, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(out, joined @ layer.W_O, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(
         weights, attended.weights.reshape(weights.shape), rtol=1e-12, atol=1e-12
     )
@@ -106,8 +106,8 @@ def test_a_batch_is_its_texts_one_by_one():
 def test_one_head_of_full_width_is_eq_1_between_projections():
     layer = single_head(6, seed=2)
     x = np.random.default_rng(0).standard_normal((5, 6)).astype(np.float32)
-    mixed, _ = scaled_dot_product(x @ layer.W_q, x @ layer.W_k, x @ layer.W_v)
-    np.testing.assert_allclose(layer.forward(x), mixed @ layer.W_o, rtol=1e-6, atol=1e-6)
+    mixed, _ = scaled_dot_product(x @ layer.W_Q, x @ layer.W_K, x @ layer.W_V)
+    np.testing.assert_allclose(layer.forward(x), mixed @ layer.W_O, rtol=1e-6, atol=1e-6)
 
 
 def test_float32_stays_float32_whatever_the_mask():

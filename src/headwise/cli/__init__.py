@@ -3,72 +3,13 @@
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-from headwise._library import library
-from headwise.cli._arguments import CheckedCommand
-from headwise.cli._options import with_flat_options
+from headwise._packages import require
 from headwise.cli._print import print_error
-from headwise.cli.commands import (
-    cache,
-    corpus,
-    count,
-    explain,
-    group,
-    heads,
-    importance,
-    merge,
-    observe,
-    prune,
-    report,
-    roles,
-    train,
-)
 from headwise.errors import HeadwiseError
 
-__all__ = ["app", "main"]
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-for command in (
-    report,
-    train,
-    observe,
-    roles,
-    heads,
-    importance,
-    prune,
-    group,
-    cache,
-    corpus,
-    merge,
-    count,
-    explain,
-):
-    app.command(cls=CheckedCommand)(with_flat_options(command))
-
-
-def _print_version(show_version: bool) -> bool:
-    if show_version:
-        kernel = library()
-        typer.echo(f"headwise {version('headwise')} (torch {version('torch')})")
-        typer.echo(f"native kernel: {kernel.name} ({kernel.why})")
-        raise typer.Exit
-    return show_version
-
-
-@app.callback()
-def _headwise(
-    show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the versions and exit."
-        ),
-    ] = False,
-) -> None:
-    """Multi-head attention, head by head: measure, explain and remove the heads of a model."""
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -81,6 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     _silence_libraries()
     arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        typer = require("typer", "cli", "headwise")
+        require("rich", "cli", "headwise")
+    except HeadwiseError as error:
+        sys.exit(print_error(str(error)))
+    from headwise.cli._app import app
+
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments or ["--help"], "headwise", standalone_mode=False)

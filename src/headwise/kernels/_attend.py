@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from headwise._argument_names import ATTEND, suggests
 from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import BY_NAME, choose
 from headwise.kernels.rows import ROWS, weights_from_lse
@@ -48,6 +49,7 @@ class AttendOutput(NamedTuple):
         return self.choice.backend
 
 
+@suggests(ATTEND)
 def attend(
     q: Float[Tensor, "B H T D"],
     k: Float[Tensor, "B Hkv S D"],

@@ -5,17 +5,20 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
+from headwise._packages import require
 from headwise._size_limits import StoredSize, limit_model_size
 from headwise._tensors import read_tensors, write_tensors
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import build_from, files_beside, read_object
 from headwise.lab._model import MiniGPT, MiniGPTConfig
+
+if TYPE_CHECKING:
+    import tokenizers
 
 FORMAT = "headwise/1"
 Begin = Callable[[MiniGPT, Any], None]
@@ -25,7 +28,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 def save(
     model: MiniGPT,
-    tokenizer: Tokenizer | None,
+    tokenizer: "tokenizers.Tokenizer | None",
     folder: str | os.PathLike[str],
     *,
     cut: Mapping[str, Any] | None = None,
@@ -69,7 +72,7 @@ def _check_sizes(model: MiniGPT, weights: Mapping[str, Tensor]) -> None:
             )
 
 
-def load(folder: str | os.PathLike[str]) -> tuple[MiniGPT, Tokenizer]:
+def load(folder: str | os.PathLike[str]) -> tuple[MiniGPT, "tokenizers.Tokenizer"]:
     """Load what `save` wrote. The model is in evaluation mode.
 
     Only JSON and safetensors are read: nothing in the folder can run code.
@@ -102,11 +105,12 @@ def read_model(folder: str | os.PathLike[str], begin: Begin | None = None) -> Mi
     return model.eval()
 
 
-def read_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+def read_tokenizer(folder: str | os.PathLike[str]) -> "tokenizers.Tokenizer":
     """Load the tokenizer."""
+    tokenizers = require("tokenizers", "hf", "load")
     path = _existing(Path(folder), _TOKENIZER)
     try:
-        return Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise InputError(
             f"load: {path} is no tokenizer ({error}). Copy or save it again."

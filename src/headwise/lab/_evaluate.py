@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,6 +14,9 @@ from headwise._evaluation import in_evaluation
 from headwise.corpora import BOS, EOS, PAD, Grammar, Line
 from headwise.lab._data import encode_lines, number_of
 from headwise.lab._model import MiniGPT
+
+if TYPE_CHECKING:
+    import tokenizers
 
 # Only these pronouns are held out, so only clauses with them are evaluated.
 _HELD_OUT_SUBJECTS = ("he", "she", "y'all", "they")
@@ -59,7 +62,12 @@ class Evaluation:
 
 
 def evaluate(
-    model: MiniGPT, tokenizer: Tokenizer, grammar: Grammar, *, lines: int = 512, seed: int = 0
+    model: MiniGPT,
+    tokenizer: "tokenizers.Tokenizer",
+    grammar: Grammar,
+    *,
+    lines: int = 512,
+    seed: int = 0,
 ) -> Evaluation:
     """Evaluate a model on fresh lines of its grammar.
 
@@ -80,7 +88,11 @@ def evaluate(
 
 
 def _scores(
-    model: MiniGPT, tokenizer: Tokenizer, grammar: Grammar, lines: Sequence[Line], held_out: bool
+    model: MiniGPT,
+    tokenizer: "tokenizers.Tokenizer",
+    grammar: Grammar,
+    lines: Sequence[Line],
+    held_out: bool,
 ) -> EvaluationScores:
     loss, right = _predict(model, tokenizer, lines)
     forms: list[tuple[bool, bool]] = []  # (with an adverb, right)
@@ -121,7 +133,7 @@ def _shares(results: Sequence[tuple[bool, bool]]) -> tuple[float, float, float]:
 
 
 def _copying(
-    model: MiniGPT, tokenizer: Tokenizer, grammar: Grammar, lines: Sequence[Line]
+    model: MiniGPT, tokenizer: "tokenizers.Tokenizer", grammar: Grammar, lines: Sequence[Line]
 ) -> float:
     _, right = _predict(model, tokenizer, lines)
     hits: list[bool] = []
@@ -135,7 +147,7 @@ def _copying(
 
 @torch.no_grad()
 def _predict(
-    model: MiniGPT, tokenizer: Tokenizer, lines: Sequence[Line]
+    model: MiniGPT, tokenizer: "tokenizers.Tokenizer", lines: Sequence[Line]
 ) -> tuple[float, Bool[Tensor, "B T"]]:
     """The mean loss, and for every token whether the next one is predicted correctly."""
     ids = encode_lines(tokenizer, lines)

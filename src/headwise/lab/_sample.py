@@ -1,9 +1,9 @@
 """Generates text from a prompt with a Mini-GPT."""
 
 import re
+from typing import TYPE_CHECKING
 
 import torch
-from tokenizers import Tokenizer
 
 from headwise._evaluation import in_evaluation
 from headwise.corpora import EOS, UNK
@@ -11,13 +11,16 @@ from headwise.errors import ArgumentError, InputError
 from headwise.lab._data import number_of
 from headwise.lab._model import MiniGPT
 
+if TYPE_CHECKING:
+    import tokenizers
+
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @torch.no_grad()
 def sample(
     model: MiniGPT,
-    tokenizer: Tokenizer,
+    tokenizer: "tokenizers.Tokenizer",
     prompt: str,
     *,
     max_new_tokens: int = 40,
@@ -56,7 +59,7 @@ def sample(
     return tokenizer.decode(ids)
 
 
-def _read_prompt(tokenizer: Tokenizer, prompt: str, context: int) -> list[int]:
+def _read_prompt(tokenizer: "tokenizers.Tokenizer", prompt: str, context: int) -> list[int]:
     for word in prompt.split():
         # No vocabulary has words with lone surrogates, and a tokenizer cannot look them up.
         known = not _SURROGATES.search(word) and tokenizer.token_to_id(word) is not None

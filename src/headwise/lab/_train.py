@@ -3,8 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from headwise.errors import ArgumentError
 from headwise.files import write_json
@@ -12,6 +11,9 @@ from headwise.lab._checkpoint import make_folder, save
 from headwise.lab._evaluate import Evaluation, evaluate
 from headwise.lab._model import MiniGPT
 from headwise.lab._run import TrainingRun, TrainSettings
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _STATE, _FACTS = "training.safetensors", "training.json"
 
@@ -25,7 +27,7 @@ class Trained:
     """
 
     model: MiniGPT
-    tokenizer: Tokenizer
+    tokenizer: "tokenizers.Tokenizer"
     settings: TrainSettings
     evaluation: Evaluation
     seconds: float

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._argument_names import FORWARD, LAYER, suggests
 from headwise.kernels import Bias, MaskLike, TensorBias, WindowLike
 from headwise.layer._biases import PositionBias, PositionedBias
 from headwise.layer._cache import CachedKeys, KVCache
@@ -63,6 +64,7 @@ class MultiHeadAttention(ConvertibleLayer):
         gate: Qiu et al. 2025, head-wise after attention (arXiv:2505.06708).
     """
 
+    @suggests(LAYER)
     def __init__(
         self,
         d_model: int,
@@ -104,6 +106,7 @@ class MultiHeadAttention(ConvertibleLayer):
         joined = n_heads * self.v_head_dim
         self.out_proj = nn.Linear(joined, d_model, bias=outer) if out_proj else nn.Identity()
 
+    @suggests(FORWARD)
     def forward(
         self,
         query: Float[Tensor, "B T d_model"],

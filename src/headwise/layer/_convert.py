@@ -12,6 +12,7 @@ from headwise.layer._biases import PositionBias
 from headwise.layer._core import HeadAttention, HeadNorm
 from headwise.layer._layouts import check_state, translate
 from headwise.layer._positions import RoPE
+from headwise.layer._textbook import TextbookState
 
 Layer = TypeVar("Layer", bound="ConvertibleLayer")
 
@@ -69,6 +70,40 @@ class ConvertibleLayer(nn.Module):
     def _translate(self, state: Mapping[str, Any]) -> dict[str, Any]:
         keys, values = (self.n_kv_heads * width for width in (self.head_dim, self.v_head_dim))
         return translate(state, (self.n_heads * self.head_dim, keys, values))
+
+    @classmethod
+    def from_state_dict(
+        cls: type[Layer], state_dict: Mapping[str, Any], n_heads: int, **options: Any
+    ) -> Layer:
+        """Make a layer from the weights of a textbook layer, and copy them.
+
+        Names may be `W_q`, `W_Q`, `wq`, `W_query`, `q_proj`, `query`, `to_q` and their like, with
+        biases `b_q`, `q_proj.bias` or none, and a common prefix such as `attn.`. A name that ends
+        in `.weight` is an `nn.Linear` (out, in); a bare parameter is used as `x @ W` (in, out), or
+        per head as (heads, in, width). Sizes, grouped kv heads and biases follow from the tensors;
+        an absent bias beside others is zero. Causal masks among the buffers are left out.
+
+        Args:
+            state_dict: Tensors or arrays by name.
+            n_heads: The number of query heads, which shapes alone do not show.
+            options: Further arguments of the constructor, such as `rope` or `dropout`.
+        Raises:
+            ArgumentError: a name is unknown, missing or given twice, a value is no array, or an
+                option follows from the tensors.
+            ShapeError: the shapes do not fit `n_heads` or each other.
+        """
+        state = TextbookState.of(state_dict)
+        sizes = state.options(n_heads)
+        if known := sorted(sizes.keys() & options.keys()):
+            raise ArgumentError(
+                f"from_state_dict: {known[0]}={options[known[0]]} follows from the tensors: "
+                f"{sizes[known[0]]}. Leave it out."
+            )
+        weight = state.weights["q"]
+        layer = _construct(cls, weight.shape[1], n_heads, **sizes, **options)
+        layer.to(device=weight.device, dtype=weight.dtype)
+        layer.load_state_dict(state.named())
+        return layer
 
     @classmethod
     def from_torch(cls: type[Layer], module: nn.MultiheadAttention) -> Layer:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import Tokenizer
-
+from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import Span
 from headwise.errors import UnsupportedError
 
@@ -42,14 +41,15 @@ def untruncated(tokenizer: Any) -> Any:
     Raises:
         UnsupportedError: the tokenizer does not report character offsets.
     """
-    rust = isinstance(tokenizer, Tokenizer)
+    rust = is_tokenizer_of_rust(tokenizer)
     if not rust and not getattr(tokenizer, "is_fast", False):
         raise UnsupportedError(
             f"tokenize: {type(tokenizer).__name__} cannot say which characters a token stands "
             f"for (a slow tokenizer). Load its fast version (use_fast=True)."
         )
     if rust and (tokenizer.truncation or tokenizer.padding):
-        tokenizer = Tokenizer.from_str(tokenizer.to_str())  # a copy: the caller's stays as it is
+        # A copy: the caller's stays as it is.
+        tokenizer = type(tokenizer).from_str(tokenizer.to_str())
         tokenizer.no_truncation()
         tokenizer.no_padding()
     return tokenizer
@@ -59,7 +59,7 @@ def token_offsets(tokenizer: Any, texts: Sequence[str]) -> list[TokenOffsets]:
     """The tokens of each text and their characters, by a tokenizer from `untruncated`."""
     if not texts:  # some tokenizers reject an empty list
         return []
-    if isinstance(tokenizer, Tokenizer):
+    if is_tokenizer_of_rust(tokenizer):
         encodings = tokenizer.encode_batch(list(texts))
         return [TokenOffsets(enc.ids, enc.offsets, enc.special_tokens_mask) for enc in encodings]
     output = tokenizer(

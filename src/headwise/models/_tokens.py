@@ -7,10 +7,10 @@ from unicodedata import category
 
 import torch
 from jaxtyping import Int
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from headwise._display import counted
+from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import Texts, list_texts
 from headwise.errors import ArgumentError, InputError, UnsupportedError
 
@@ -93,7 +93,7 @@ def pieces_of(
     Raises:
         UnsupportedError: the tokenizer cannot cut a text that is too long (a slow tokenizer).
     """
-    if isinstance(tokenizer, Tokenizer):
+    if is_tokenizer_of_rust(tokenizer):
         ids = tokenizer.encode(text).ids
         return [ids[start : start + limit] for start in range(0, len(ids), limit)]
     argument = {"text_target" if target else "text": text}
@@ -132,7 +132,7 @@ def pad(pieces: Sequence[Sequence[int]], device: Any) -> Batch:
 
 def token_strings(tokenizer: Any, ids: Sequence[int]) -> tuple[str, ...]:
     """Each token as readable text."""
-    if isinstance(tokenizer, Tokenizer):
+    if is_tokenizer_of_rust(tokenizer):
         return tuple(tokenizer.id_to_token(token) or f"#{token}" for token in ids)
     return tuple(_readable(tokenizer, token) for token in ids)
 
@@ -159,7 +159,7 @@ def token_classes(tokenizer: Any) -> dict[str, tuple[frozenset[int], str]]:
 
 
 def _special(tokenizer: Any) -> frozenset[int]:
-    if isinstance(tokenizer, Tokenizer):
+    if is_tokenizer_of_rust(tokenizer):
         added = tokenizer.get_added_tokens_decoder()
         return frozenset(index for index, token in added.items() if token.special)
     return frozenset(tokenizer.all_special_ids)

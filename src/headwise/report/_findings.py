@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from headwise._display import counted
+from headwise._packages import require
 from headwise.tables import Head, HeadTable
 
 MAX_FINDINGS = 3
@@ -111,6 +111,7 @@ def _strongest_finding(table: HeadTable, statistic: str, n_tests: int) -> Findin
     mean, even = table.mean(statistic), table.even(statistic)
     texts = table.totals[statistic].texts
     # Bonferroni over heads × statistics: the largest of many numbers is often large by chance.
+    stats = require("scipy.stats", "report", "findings")
     quantile = stats.t.isf(_ERROR_RATE / 2 / n_tests, np.maximum(texts - 1, 1))
     margin = table.standard_error(statistic) * quantile
     with np.errstate(divide="ignore", invalid="ignore"):  # no lift where even attention gives 1

@@ -6,9 +6,9 @@ from inspect import signature
 from typing import Any, TypeAlias
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import SentencePair, Several, list_items, list_texts
 from headwise.errors import ArgumentError, InputError
 from headwise.models import (
@@ -129,7 +129,7 @@ def _batches_of_texts(
 
 
 def _mask_id(tokenizer: Any) -> int:
-    mask_id = None if isinstance(tokenizer, Tokenizer) else tokenizer.mask_token_id
+    mask_id = None if is_tokenizer_of_rust(tokenizer) else tokenizer.mask_token_id
     if mask_id is None:
         raise InputError(
             f"batches: {type(tokenizer).__name__} has no mask token. Give batches with labels."

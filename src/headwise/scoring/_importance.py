@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from headwise._argument_names import IMPORTANCE, suggests
 from headwise._evaluation import differentiable_evaluation
 from headwise._memory import halving
 from headwise._progress import Progress
@@ -33,6 +34,7 @@ from headwise.tables import Scores
 
 
 @torch.inference_mode(False)
+@suggests(IMPORTANCE)
 def importance(
     model: nn.Module,
     batches: BatchesLike,

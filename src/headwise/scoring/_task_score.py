@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.stats import spearmanr
 from torch import Tensor
 
+from headwise._packages import require
 from headwise.models import IGNORED
 
 Inputs = Mapping[str, Any]
@@ -64,7 +64,8 @@ def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's correlation; NaN where `x` or `y` is constant."""
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")
-    return float(spearmanr(x, y).statistic)
+    stats = require("scipy.stats", "hf", "importance")
+    return float(stats.spearmanr(x, y).statistic)
 
 
 def _predictions(output: Any, batch: Inputs) -> Float[Tensor, "rows 2"]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
+from headwise._argument_names import PLAN, suggests
 from headwise._display import counted
 from headwise.errors import ArgumentError
 from headwise.surgery._plan import Plan
@@ -23,6 +24,9 @@ class _Unit:
         return self.heads[0].stack, self.heads[0].layer
 
 
+@suggests(
+    PLAN, positional="only the scores have no name. Give remove=0.3 to remove 30 % of the heads."
+)
 def plan(
     scores: Scores,
     *,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._argument_names import PRUNE, suggests
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
     Attention,
@@ -34,6 +35,7 @@ from headwise.tables import HeadsLike
 
 
 @torch.inference_mode(False)
+@suggests(PRUNE)
 def prune(
     model: nn.Module,
     plan: Plan | HeadsLike,

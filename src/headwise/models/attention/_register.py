@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from headwise._packages import require
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models.attention._name import NAME
 
@@ -17,8 +18,10 @@ def register_attention() -> None:
     nothing. The name is not saved with a model.
 
     Raises:
+        MissingPackageError: transformers is not installed.
         UnsupportedError: this version of transformers cannot register implementations.
     """
+    require("transformers", "hf", "register_attention")
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -39,21 +42,21 @@ def set_attention(model: nn.Module, implementation: str) -> None:
         ArgumentError: there is no such implementation, or the model cannot use it.
         UnsupportedError: the model does not let its attention be chosen.
     """
-    from transformers import AttentionInterface, PreTrainedModel
-
+    transformers = require("transformers", "hf", "load")
     if implementation == NAME:
         register_attention()
-    known = ["eager", *AttentionInterface().valid_keys()]
+    known = ["eager", *transformers.AttentionInterface().valid_keys()]
     if implementation not in known:
         raise ArgumentError(
             f"load: attn_implementation={implementation!r} is not known. "
             f"Choose one of {', '.join(sorted({*known, NAME}))}."
         )
-    if not isinstance(model, PreTrainedModel):
+    base = transformers.PreTrainedModel
+    if not isinstance(model, base):
         _check_own(model, implementation)
         return
     for part in model.modules():
-        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation():
+        if isinstance(part, base) and not part._can_set_attn_implementation():
             raise UnsupportedError(
                 f"load: {type(part).__name__} does not call its attention through the interface of "
                 f"transformers. Leave attn_implementation out; if it calls "

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, get_args
 
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from headwise._packages import is_tokenizer_of_rust
 from headwise.errors import ArgumentError, OutputError
 from headwise.files import folder_beside
 from headwise.models._check import check_model
@@ -144,7 +144,7 @@ def _check_wrapped(
 
 
 def _write_tokenizer(tokenizer: Any, folder: Path) -> None:
-    if isinstance(tokenizer, Tokenizer):  # the one of a Mini-GPT
+    if is_tokenizer_of_rust(tokenizer):  # the one of a Mini-GPT
         tokenizer.save(str(folder / "tokenizer.json"))
     else:
         tokenizer.save_pretrained(folder)

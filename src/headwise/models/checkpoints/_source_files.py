@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from headwise._packages import require
 from headwise.errors import InputError
 
 # Files that do not depend on the heads. No other file is copied: weights in other formats are those
@@ -63,8 +64,7 @@ def source_folder(source: str | Path) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
-    import huggingface_hub as hub
-
+    hub = require("huggingface_hub", "hf", "save")
     allowed = [*_NAMES, "config.json", *(f"[0-9]*_*/*{suffix}" for suffix in _MODULE_SUFFIXES)]
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=allowed))

@@ -11,7 +11,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from headwise._argument_names import LOAD, suggests
 from headwise._display import counted
+from headwise._packages import require
 from headwise._size_limits import limit_model_size
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
@@ -32,6 +34,7 @@ _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
+@suggests(LOAD)
 def load(
     source: str | Path,
     *,
@@ -90,15 +93,14 @@ def load_tokenizer(source: str | Path) -> Any:
     ours = folder is not None and (folder / "headwise.json").is_file()
     if folder is not None and ours and read_changes(folder) is None:
         return read_tokenizer(folder)
-    from transformers import AutoTokenizer
-
+    transformers = require("transformers", "hf", "load_tokenizer")
     try:
         checked = folder
         for name in () if folder else ("tokenizer_config.json", "config.json"):
             checked = path.parent if (path := fetched(str(source), name)) else checked
         if checked is not None:
             check_tokenizer_class(checked)
-        return AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(str(source), trust_remote_code=False)
     except HeadwiseError:
         raise
     except Exception as error:  # transformers raises anything from OSError to TypeError here
@@ -139,7 +141,7 @@ def _refuse_pickles(folder: Path) -> None:
 
 def _refuse_unreachable(name: str) -> None:
     """Query the hub once, because without a connection its client retries for half a minute."""
-    import huggingface_hub as hub
+    hub = require("huggingface_hub", "hf", "load")
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     cached = isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
@@ -158,6 +160,7 @@ def _refuse_unreachable(name: str) -> None:
 
 
 def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None) -> nn.Module:
+    require("transformers", "hf", "load")
     try:
         checked = folder or fetch(str(source))
         limit = (

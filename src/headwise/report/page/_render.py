@@ -5,10 +5,8 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-import jinja2
-from markupsafe import Markup
-
 from headwise._display import counted
+from headwise._packages import require
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.report._study_data import StudyData
@@ -33,6 +31,8 @@ def write_page(study: StudyData, path: Path) -> Path:
 
 def render(study: StudyData) -> str:
     """The page as text. Whatever comes from the study is escaped."""
+    jinja2 = require("jinja2", "report", "report")
+    markup = require("markupsafe", "report", "report").Markup
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -57,9 +57,9 @@ def render(study: StudyData) -> str:
         versions=_facts(study.table.versions),
         policy=_policy(style, script),
         # Ours, or escaped already: nothing else is printed without escaping.
-        style=Markup(style),
-        script=Markup(script),
-        data=Markup(as_json(payload(study))),
+        style=markup(style),
+        script=markup(script),
+        data=markup(as_json(payload(study))),
     )
 
 

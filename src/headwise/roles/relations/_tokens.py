@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tokenizers import Tokenizer
-
+from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import AnnotatedText, Corpus, Span, list_corpus
 from headwise.errors import InputError
 from headwise.models import TokenOffsets, token_classes, token_offsets, untruncated
@@ -124,7 +123,7 @@ class _Encoder:
     """One interface to fast tokenizers of transformers and of the library tokenizers."""
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
-        tokenizer, rust = untruncated(tokenizer), isinstance(tokenizer, Tokenizer)
+        tokenizer, rust = untruncated(tokenizer), is_tokenizer_of_rust(tokenizer)
         self._tokenizer, self._limit = tokenizer, limit
         unknown = getattr(tokenizer.model if rust else tokenizer, "unk_token", None)
         id_of = tokenizer.token_to_id if rust else tokenizer.convert_tokens_to_ids

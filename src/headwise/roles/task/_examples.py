@@ -7,8 +7,8 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
+from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import Example, Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import TokenOffsets, token_offsets, untruncated
@@ -108,7 +108,7 @@ def _answer(caller: str, answer: str | Sequence[int], tokenizer: Any) -> tuple[i
         raise ArgumentError(
             f"{caller} has the answer {answer!r}, and no tokenizer. Give tokenizer=."
         )
-    if isinstance(tokenizer, Tokenizer):
+    if is_tokenizer_of_rust(tokenizer):
         return tuple(tokenizer.encode(answer, add_special_tokens=False).ids)
     return tuple(tokenizer(answer, add_special_tokens=False)["input_ids"])
 

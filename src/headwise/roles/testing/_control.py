@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
 
+from headwise._packages import require
 from headwise.roles.evaluation import DetailedScores
 from headwise.roles.relations import Role
 from headwise.roles.testing._evidence import LEVEL, Family
@@ -189,7 +189,7 @@ class _Power:
         bar = _above(self.baseline, least_lift(self.roles, self.baseline))
         spread = self.variation * effect * (1 - effect)
         of_null = np.square(self.null - self.baseline * self.count).sum(0) / n**2
-        critical = stats.t.isf(LEVEL / max(1, self.tests), texts - 1)
+from headwise._packages import require
         needed = np.maximum(bar, self.baseline + critical * np.sqrt(spread / n + of_null))
         on_held, on_selection = (
             stats.norm.cdf((effect - least) / (np.sqrt(spread / np.maximum(queries, 1)) + _TINY))

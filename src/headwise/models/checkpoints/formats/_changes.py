@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
+from headwise._packages import require
 from headwise.errors import InputError, UnsupportedError
 from headwise.files import read_object
 from headwise.models.checkpoints._original_heads import (
@@ -132,8 +133,7 @@ def describe_changes(model: nn.Module) -> dict[str, Any] | None:
     Raises:
         UnsupportedError: its class is not one of transformers.
     """
-    import transformers
-
+    transformers = require("transformers", "hf", "save")
     name = type(model).__name__
     cls = getattr(transformers, name, None)
     if not isinstance(model, transformers.PreTrainedModel) or cls is None:
@@ -180,8 +180,7 @@ def changed_class(content: Mapping[str, Any], folder: Path) -> Any:
     Raises:
         InputError: it is not a class of transformers, or the changes cannot be read.
     """
-    import transformers
-
+    transformers = require("transformers", "hf", "load")
     name = content.get("architecture")
     base: Any = getattr(transformers, name, None) if isinstance(name, str) else None
     if not isinstance(base, type) or not issubclass(base, transformers.PreTrainedModel):
