@@ -45,7 +45,9 @@ if TYPE_CHECKING:
     from headwise.models import save as save
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.recovery import recover as recover
+    from headwise.report import Comparison as Comparison
     from headwise.report import Study as Study
+    from headwise.report import compare as compare
     from headwise.report import study as study
     from headwise.roles import AlignedBatch as AlignedBatch
     from headwise.roles import Evidence as Evidence
@@ -76,6 +78,7 @@ _HOME = {
     "AlignedBatch": "roles",
     "CachePlan": "caching",
     "CacheScores": "caching",
+    "Comparison": "report",
     "Costs": "surgery",
     "Curves": "tables",
     "Head": "tables",
@@ -105,6 +108,7 @@ _HOME = {
     "attend": "kernels",
     "cache_plan": "caching",
     "cache_scores": "caching",
+    "compare": "report",
     "costs": "surgery",
     "errors": "",
     "fast_attention": "models",

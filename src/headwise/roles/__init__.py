@@ -1,9 +1,11 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
 from headwise.roles._alignment import alignment
+from headwise.roles._evidence import FEWEST_TEXTS
 from headwise.roles._find import find_roles
 from headwise.roles._nulls import Evidence
 from headwise.roles._shapes import shape_line, shapes_summary
+from headwise.roles._significance import step_down
 from headwise.roles._table import Roles
 from headwise.roles.cross_attention import (
     AlignedBatch,
@@ -27,6 +29,7 @@ from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
 
 __all__ = [
+    "FEWEST_TEXTS",
     "AlignedBatch",
     "Alignment",
     "AlignmentHeads",
@@ -51,5 +54,6 @@ __all__ = [
     "repetition",
     "shape_line",
     "shapes_summary",
+    "step_down",
     "translation",
 ]
