@@ -8,13 +8,13 @@ import pandas as pd
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError
-from headwise.report.comparison._comparison import (
+from headwise.report.comparison._comparison import Comparison
+from headwise.report.comparison._comparison_data import (
     CHANGED,
     ERROR_RATE,
     ONLY_AFTER,
     ONLY_BEFORE,
     UNCHANGED,
-    Comparison,
 )
 from headwise.report.comparison._differences import (
     Differences,
@@ -134,14 +134,13 @@ def _rows(
     columns["outcome"] = [
         _outcome(*pair) for pair in zip(columns["p_adj"], columns["texts"], strict=True)
     ]
-    for side, table, rows, only in zip(
-        ("before", "after"), tables, sides, (ONLY_AFTER, ONLY_BEFORE), strict=True
+    for side, table, rows, absent in (
+        ("before", tables[0], sides[0], ONLY_AFTER),
+        ("after", tables[1], sides[1], ONLY_BEFORE),
     ):
-        names = [None if row is None else table.heads[row] for row in rows]
-        columns[f"{side}_head"] = [str(head or "") for head in names]
-        missing = [number for number, head in enumerate(names) if head is None]
-        for number in missing:
-            columns["outcome"][number] = only
+        columns[f"{side}_head"] = ["" if row is None else str(table.heads[row]) for row in rows]
+        for number in (number for number, row in enumerate(rows) if row is None):
+            columns["outcome"][number] = absent
     return pd.DataFrame(columns)
 
 

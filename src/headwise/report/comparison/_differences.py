@@ -76,26 +76,30 @@ def differences(
         Romano & Wolf 2005, algorithm 4.2 (`headwise.roles`).
     """
     names = list(before)
-    texts = {name: np.minimum(*map(_texts_of, (before[name], after[name]))) for name in names}
-    tested = {name: texts[name] >= FEWEST_TEXTS for name in names}
-    gains = [_influence(before[name], after[name], paired)[:, tested[name]] for name in names]
-    adjusted = _two_sided(gains, draws, seed)
-    results = {}
-    for name, p_tested in zip(names, adjusted, strict=True):
-        p = np.full(len(texts[name]), np.nan)
-        p[tested[name]] = p_tested
-        low, high = before[name].difference_interval(after[name], paired=paired, seed=seed)
-        means = _mean(before[name]), _mean(after[name])
-        results[name] = Differences(*means, means[1] - means[0], low, high, texts[name], p)
-    return results
+    sides = [_beside([side[name] for name in names]) for side in (before, after)]
+    texts = np.minimum(_texts_of(sides[0]), _texts_of(sides[1]))
+    tested = texts >= FEWEST_TEXTS
+    p = np.full(len(texts), np.nan)
+    p[tested] = _two_sided(_influence(sides[0], sides[1], paired)[:, tested], draws, seed)
+    ends = sides[0].difference_interval(sides[1], paired=paired, seed=seed)
+    means = [_mean(side) for side in sides]
+    columns = (*means, means[1] - means[0], *ends, texts, p)
+    parts = [np.split(column, len(names)) for column in columns]
+    return {
+        name: Differences(*of) for name, of in zip(names, zip(*parts, strict=True), strict=True)
+    }
 
 
-def _two_sided(gains: Sequence[PerText], draws: int, seed: int) -> list[Column]:
-    both_signs = np.concatenate([sign * gain for gain in gains for sign in (1, -1)], axis=1)
-    [p] = step_down([both_signs], draws=draws, seed=seed)
-    ends = np.cumsum([gain.shape[1] for gain in gains for _ in range(2)])[:-1]
-    parts = np.split(p, ends)
-    return [np.minimum(*parts[at : at + 2]) for at in range(0, len(parts), 2)]
+def _beside(sums: Sequence[TextSums]) -> TextSums:
+    """The sums of all statistics as columns of one, which share the resamples of texts."""
+    return TextSums(
+        *(np.concatenate(parts, axis=1) for parts in zip(*(x.parts for x in sums), strict=True))
+    )
+
+
+def _two_sided(gains: PerText, draws: int, seed: int) -> Column:
+    [p] = step_down([np.concatenate([gains, -gains], axis=1)], draws=draws, seed=seed)
+    return np.minimum(*np.split(p, 2))
 
 
 def _influence(before: TextSums, after: TextSums, paired: bool) -> PerText:
