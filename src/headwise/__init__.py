@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headwise import errors as errors
     from headwise import masks as masks
     from headwise import reference as reference
+    from headwise._progress import progress as progress
     from headwise.caching import CachePlan as CachePlan
     from headwise.caching import CacheScores as CacheScores
     from headwise.caching import cache_plan as cache_plan
@@ -124,6 +125,7 @@ _HOME = {
     "masks": "",
     "observe": "watch",
     "plan": "surgery",
+    "progress": "_progress",
     "prune": "surgery",
     "prune_curves": "scoring",
     "recover": "recovery",

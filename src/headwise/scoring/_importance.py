@@ -13,7 +13,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
 from headwise.models import (
     check_model,
@@ -31,6 +31,7 @@ from headwise.scoring.methods import METHODS, RESUMABLE, Gates, Method
 from headwise.tables import Scores
 
 
+@shows_progress("Scoring heads")
 @torch.inference_mode(False)
 def importance(
     model: nn.Module,

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
     Attention,
@@ -33,6 +34,7 @@ from headwise.surgery.cutting import cut_heads, fold_into_bias
 from headwise.tables import HeadsLike
 
 
+@shows_progress("Pruning heads")
 @torch.inference_mode(False)
 def prune(
     model: nn.Module,

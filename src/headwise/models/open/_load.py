@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from headwise._display import counted
+from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
@@ -32,6 +33,7 @@ _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_][\w.-]*", re.ASCII)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
+@shows_progress("Opening the model")
 def load(
     source: str | Path,
     *,

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.corpora import Texts
 from headwise.errors import ArgumentError
 from headwise.report._study import Study
@@ -20,6 +20,7 @@ Side = nn.Module | Study | HeadTable
 BothRoles = bool | tuple[Roles, Roles]
 
 
+@shows_progress("Comparing heads")
 def compare(
     before: Side,
     after: Side,

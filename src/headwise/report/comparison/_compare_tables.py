@@ -27,7 +27,7 @@ from headwise.report.comparison._role_changes import Originals, role_changes
 from headwise.roles import FEWEST_TEXTS, Roles
 from headwise.tables import Head, HeadTable, TextSums
 
-Column = Float64[np.ndarray, " N"]
+Column = Float64[np.ndarray, " _"]
 
 
 def compare_tables(

@@ -99,7 +99,7 @@ def _beside(sums: Sequence[TextSums]) -> TextSums:
 
 def _two_sided(gains: PerText, draws: int, seed: int) -> Column:
     [p] = step_down([np.concatenate([gains, -gains], axis=1)], draws=draws, seed=seed)
-    return np.minimum(*np.split(p, 2))
+    return np.minimum(*np.split(p.astype(np.float64), 2))
 
 
 def _influence(before: TextSums, after: TextSums, paired: bool) -> PerText:
