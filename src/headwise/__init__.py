@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headwise import errors as errors
     from headwise import masks as masks
     from headwise import reference as reference
+    from headwise._progress import progress as progress
     from headwise.caching import CachePlan as CachePlan
     from headwise.caching import CacheScores as CacheScores
     from headwise.caching import cache_plan as cache_plan
@@ -46,7 +47,9 @@ if TYPE_CHECKING:
     from headwise.models import save as save
     from headwise.monitor import HeadMonitor as HeadMonitor
     from headwise.recovery import recover as recover
+    from headwise.report import Comparison as Comparison
     from headwise.report import Study as Study
+    from headwise.report import compare as compare
     from headwise.report import study as study
     from headwise.roles import AlignedBatch as AlignedBatch
     from headwise.roles import Evidence as Evidence
@@ -77,6 +80,7 @@ _HOME = {
     "AlignedBatch": "roles",
     "CachePlan": "caching",
     "CacheScores": "caching",
+    "Comparison": "report",
     "Costs": "surgery",
     "Curves": "tables",
     "Head": "tables",
@@ -107,6 +111,7 @@ _HOME = {
     "cache_plan": "caching",
     "cache_scores": "caching",
     "corpus": "jobs",
+    "compare": "report",
     "costs": "surgery",
     "errors": "",
     "fast_attention": "models",
@@ -122,6 +127,7 @@ _HOME = {
     "masks": "",
     "observe": "watch",
     "plan": "surgery",
+    "progress": "_progress",
     "prune": "surgery",
     "prune_curves": "scoring",
     "recover": "recovery",

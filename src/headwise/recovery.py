@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._interrupts import reversible
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
 from headwise.models import check_model, tokenizer_of
@@ -26,6 +26,7 @@ _WARMUP = 0.1
 _CLIP = 1.0
 
 
+@shows_progress("Recovering the smaller model")
 def recover(
     model: nn.Module,
     teacher: nn.Module,

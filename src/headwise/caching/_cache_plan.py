@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.caching._choose import Choice, in_order, keep_first, within_bytes
 from headwise.caching._plan import CachePlan, LayerCachePlan
 from headwise.caching._score import ScoringTexts
@@ -19,6 +19,7 @@ from headwise.scoring import BatchesLike, rank_correlation
 from headwise.shapes import is_size
 
 
+@shows_progress("Scoring kv heads")
 @torch.inference_mode(False)
 def cache_scores(
     model: nn.Module,
@@ -60,6 +61,7 @@ def cache_scores(
     return reading.score(method, sinks, window, on_progress)
 
 
+@shows_progress("Planning the cache")
 @torch.inference_mode(False)
 def cache_plan(
     model: nn.Module,

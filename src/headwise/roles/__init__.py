@@ -23,9 +23,10 @@ from headwise.roles.effects import (
 from headwise.roles.evaluation import check_reads_one_text
 from headwise.roles.results import Roles, shape_line, shapes_summary
 from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
-from headwise.roles.testing import Evidence
+from headwise.roles.testing import FEWEST_TEXTS, Evidence, step_down
 
 __all__ = [
+    "FEWEST_TEXTS",
     "AlignedBatch",
     "Alignment",
     "AlignmentHeads",
@@ -50,5 +51,6 @@ __all__ = [
     "repetition",
     "shape_line",
     "shapes_summary",
+    "step_down",
     "translation",
 ]

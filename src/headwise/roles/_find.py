@@ -9,7 +9,7 @@ import pandas as pd
 from torch import nn
 
 from headwise._display import counted
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
@@ -45,6 +45,7 @@ _EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakes
 _EXCERPT = 200  # characters of a text shown as an example
 
 
+@shows_progress("Finding the roles of heads")
 def find_roles(
     model: nn.Module,
     tokenizer: Any,

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
 from headwise.models import check_model, find_attentions, tokenizer_of, without_compiler
 from headwise.scoring._batches import BatchesLike, read_batches
@@ -27,6 +27,7 @@ _RANDOM_ORDERS = 5
 _STEP = 5
 
 
+@shows_progress("Drawing curves")
 def prune_curves(
     model: nn.Module,
     batches: BatchesLike,

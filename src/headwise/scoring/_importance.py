@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headwise._argument_names import IMPORTANCE, suggests
 from headwise._evaluation import differentiable_evaluation
 from headwise._memory import halving
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
 from headwise.models import (
     check_model,
@@ -33,6 +33,7 @@ from headwise.scoring.methods import METHODS, RESUMABLE, Gates, Method
 from headwise.tables import Scores
 
 
+@shows_progress("Scoring heads")
 @torch.inference_mode(False)
 @suggests(IMPORTANCE)
 def importance(

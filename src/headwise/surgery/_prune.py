@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._argument_names import PRUNE, suggests
+from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
     Attention,
@@ -34,6 +35,7 @@ from headwise.surgery.cutting import cut_heads, fold_into_bias
 from headwise.tables import HeadsLike
 
 
+@shows_progress("Pruning heads")
 @torch.inference_mode(False)
 @suggests(PRUNE)
 def prune(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from headwise.errors import ArgumentError
-from headwise.tables._bootstrap import ends_of, has_interval, resampled_ratios
+from headwise.tables._bootstrap import DRAWS, ends_of, has_interval, resampled_ratios
 
 __all__ = ["COLUMNS", "TEXT_COLUMNS", "Column", "TextSums", "Totals"]
 
@@ -42,6 +42,23 @@ class TextSums:
         # Over all columns: a product of some columns only would round differently.
         ratios = resampled_ratios(self.total, self.count, draws, seed)
         return ends_of(ratios[:, known], known, level)
+
+    def difference_interval(
+        self, other: "TextSums", *, paired: bool, seed: int = 0
+    ) -> tuple[Column, Column]:
+        """The bootstrap interval (95 %) of the other mean minus this one.
+
+        Args:
+            other: The sums of the same columns in the same texts, or in others.
+            paired: Whether the texts are the same: then both are resampled together.
+        """
+        known = has_interval(self.count) & has_interval(other.count)
+        seeds = seed, seed if paired else seed + 1
+        before, after = (
+            resampled_ratios(sums.total, sums.count, DRAWS, each)
+            for sums, each in zip((self, other), seeds, strict=True)
+        )
+        return ends_of((after - before)[:, known], known, 0.95)
 
     @property
     def parts(self) -> tuple[Float64[np.ndarray, "M N"], ...]:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
-from headwise.cli._progress_bar import progress_bar
 from headwise.cli.tasks._curves import curve_inputs, curves_of, removal_orders, write_curves
 from headwise.cli.tasks._models import count_parameters, open_model
 from headwise.cli.tasks._texts import Texts, note_split_texts, sentences_of

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from headwise._progress import progress_bar
 from headwise.cli._options import Shared
-from headwise.cli._progress_bar import progress_bar
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import draw_texts
 from headwise.roles import Evidence, Roles, find_roles

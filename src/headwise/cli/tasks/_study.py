@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
-from headwise.cli._progress_bar import progress_bar
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._roles import find_roles_of
 from headwise.cli.tasks._texts import note_split_texts, read_texts_and_targets

@@ -6,6 +6,7 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from headwise._packages import is_tokenizer_of_rust
+from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, OutputError
 from headwise.files import folder_beside
 from headwise.models._check import check_model
@@ -26,6 +27,7 @@ from headwise.models.ownership import (
 )
 
 
+@shows_progress("Saving the model")
 def save(
     model: nn.Module,
     folder: str | Path,

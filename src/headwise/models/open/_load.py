@@ -14,6 +14,7 @@ from torch import nn
 from headwise._argument_names import LOAD, suggests
 from headwise._display import counted
 from headwise._packages import require
+from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
@@ -35,6 +36,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 @suggests(LOAD)
+@shows_progress("Opening the model")
 def load(
     source: str | Path,
     *,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import nn
 
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
 from headwise.models import check_model, fingerprint
 from headwise.roles.cross_attention._known import (
@@ -25,6 +25,7 @@ from headwise.tables import Head, ratio_interval
 _CANDIDATES = 8  # heads that a set is chosen from
 
 
+@shows_progress("Finding alignment heads")
 def find_alignment_heads(
     model: nn.Module,
     batches: Several[AlignedBatch],

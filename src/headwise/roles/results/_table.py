@@ -10,7 +10,7 @@ import pandas as pd
 from torch import nn
 
 from headwise._display import counted, printable
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
@@ -169,6 +169,7 @@ class Roles:
         effects = [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
         return "\n".join([name, *explanation(rows, shapes, self.meanings), *effects])
 
+    @shows_progress("Measuring the effects of heads")
     def effects(
         self,
         model: nn.Module,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.corpora import Example, Several
 from headwise.errors import ArgumentError
 from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
@@ -20,6 +20,7 @@ from headwise.roles.testing import FEWEST_TEXTS, Evidence, judge
 _ADDRESS = ("name", "stack", "layer", "head", "in_set")  # columns that a set does not have
 
 
+@shows_progress("Finding the heads of a task")
 def find_heads(
     model: nn.Module,
     examples: Several[Example],

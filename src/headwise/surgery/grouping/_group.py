@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from headwise._progress import shows_progress
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import (
     Attention,
@@ -37,6 +38,7 @@ from headwise.surgery.grouping._symmetries import (
 Method = Literal["fit", "mean"]
 
 
+@shows_progress("Grouping heads")
 @torch.inference_mode(False)
 def group_heads(
     model: nn.Module,

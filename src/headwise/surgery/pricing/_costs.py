@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
+from headwise._progress import shows_progress
 from headwise.lab import MiniGPT
 from headwise.layer import MultiHeadAttention
 from headwise.models import (
@@ -38,6 +39,7 @@ _WITH_CACHE = (MiniGPT, MultiHeadAttention)
 _COLUMNS = ("kv_head", "own", "shared", "own work", "shared work", "cache")
 
 
+@shows_progress("Measuring the costs of heads")
 @torch.inference_mode(False)
 def costs(model: nn.Module, reference: Any = None, *, timed: bool = False) -> Costs:
     """Count what each head of a model costs, by name; with `timed`, measure time as well.

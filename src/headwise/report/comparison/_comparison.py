@@ -1,0 +1,151 @@
+"""The result of a comparison: what it draws, writes, saves and shows."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headwise.report.comparison._comparison_data import ComparisonData
+from headwise.report.comparison._role_changes import COLUMNS
+from headwise.report.comparison.page import write_comparison_page
+from headwise.tables import (
+    Head,
+    at_prompt,
+    grid_html,
+    numbers_of,
+    plot_heads,
+    read_saved,
+    texts_of,
+    write_table_file,
+)
+
+SCHEMA = 1
+_NUMBERS = ("before", "after", "difference", "size", "ci_low", "ci_high", "p_adj", "texts")
+_TEXTS = ("name", "stack", "statistic", "outcome", "before_head", "after_head")
+
+
+class Comparison(ComparisonData):
+    """The differences between two models, head by head.
+
+    Attributes:
+        rows: A row per statistic and head. `name` is the head's original address,
+            `before_head` and `after_head` its names in the two models ("" where it is not there).
+            `before` and `after` are the means, `difference` is after minus before with its
+            interval (95 %, bootstrap over texts) from `ci_low` to `ci_high`; `size` is the
+            difference in standard deviations of this statistic over the heads before. `p_adj` is
+            adjusted over all heads and statistics, `texts` the texts with a row. `outcome` is
+            `changed` (p_adj up to 0.05), `no difference shown`, `not tested: ` and what is
+            missing, `only before` or `only after`.
+        roles: A row for each role of a head, if the roles of both models are known. `change` is
+            `won`, `lost`, `kept`, `head removed`, or why the role was not tested.
+        titles: The names of the two models; "" if unknown.
+        models: The fingerprints of their weights.
+        texts: How many texts each of them read.
+        paired: Whether both read the same texts.
+        tolerance: Differences within a text that count as rounding.
+        versions: The versions of the software that made the comparison.
+    """
+
+    def plot(self, statistic: str | None = None, *, ax: Any = None) -> Any:
+        """Draw the difference of every head, a row per layer; a head of one model is a cross.
+
+        Args:
+            statistic: The name of a statistic. None is the largest significant `size` of any.
+            ax: Matplotlib axes to draw on. None makes a figure.
+        Returns:
+            The axes.
+        Raises:
+            ArgumentError: there is no such statistic, or `ax` is not axes.
+            MissingPackageError: matplotlib is not installed.
+        """
+        if statistic is None:
+            values, label = self.largest(), "largest difference (deviations of heads)"
+        else:
+            values, label = self.values("difference", statistic), f"{statistic}, after − before"
+        return plot_heads("Comparison.plot", self.heads, values, label, ax)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page: one HTML file without a script that needs no network.
+
+        Raises:
+            ArgumentError: the path does not end in .html.
+            OutputError: the file cannot be written; no partial file is left behind.
+        """
+        return write_comparison_page(self, Path(path))
+
+    def save(self, path: str | Path) -> Path:
+        """Save the comparison; the ending decides the format: .parquet, .csv or .json.
+
+        Raises:
+            ArgumentError: the ending is another.
+            OutputError: the file cannot be written; no partial file remains.
+        """
+        roles = None if self.roles is None else self.roles.astype(object)
+        about = {
+            "headwise_comparison": SCHEMA,
+            "roles": None if roles is None else roles.where(roles.notna(), None).values.tolist(),
+            "titles": list(self.titles),
+            "models": list(self.models),
+            "texts": list(self.texts),
+            "paired": self.paired,
+            "tolerance": self.tolerance,
+            "versions": dict(self.versions),
+        }
+        return write_table_file(self.frame(), about, Path(path))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Comparison":
+        """Load a comparison that `save` wrote.
+
+        Raises:
+            InputError: the file is missing, or holds no comparison of this schema.
+        """
+        schema = ("headwise_comparison", SCHEMA)
+        return read_saved("Comparison", path, schema, lambda *saved: cls(**_fields_of(*saved)))
+
+    def __str__(self) -> str:
+        return self.summary
+
+    def __repr__(self) -> str:
+        columns = ["name", "statistic", "before", "after", "difference", "ci_low", "ci_high"]
+        return at_prompt(f"Comparison: {self.summary}", self.changed()[[*columns, "p_adj"]])
+
+    def _repr_html_(self) -> str:
+        title = " → ".join(filter(None, self.titles))
+        heading = f"{title}: {self.summary}" if title else self.summary
+        return grid_html(heading, self.heads, {"largest significant difference": self.largest()})
+
+
+def _fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
+    heads = [Head.parse(name) for name in texts_of(frame, "name")]
+    columns: dict[str, Any] = {name: numbers_of(frame, name) for name in _NUMBERS}
+    columns |= {name: texts_of(frame, name) for name in _TEXTS}
+    columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
+    frame.attrs.clear()
+    roles = about["roles"]
+    pairs = {name: tuple(about[name]) for name in ("titles", "models", "texts")}
+    if any(len(pair) != 2 for pair in pairs.values()):
+        raise ValueError(f"titles, models and texts are {list(pairs.values())}, not pairs")
+    return {
+        "rows": pd.DataFrame({name: columns[name] for name in map(str, frame)}),
+        "roles": None if roles is None else _roles(roles),
+        **{name: tuple(map(str, pairs[name])) for name in ("titles", "models")},
+        "texts": tuple(map(int, pairs["texts"])),
+        "paired": bool(about["paired"]),
+        "tolerance": float(about["tolerance"]),
+        "versions": dict(about["versions"]),
+    }
+
+
+def _roles(rows: list[list[Any]]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    texts = {"name", "stack", "role", "change"}
+    columns: dict[str, Any] = {
+        name: texts_of(frame, name) if name in texts else numbers_of(frame, name)
+        for name in COLUMNS
+    }
+    indices = {name: columns[name].astype(np.int64) for name in ("layer", "head")}
+    return pd.DataFrame(columns | indices)
