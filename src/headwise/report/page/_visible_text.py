@@ -28,6 +28,15 @@ def visible_token(token: str) -> str:
     return "␣" * before + carrier + visible(body) + "␣" * after
 
 
+def digits(number: float) -> str:
+    """A number with three decimals, or more if it would be 0.000; a dash for NaN."""
+    if number != number:
+        return "–"
+    if number and abs(number) < 0.001:
+        return f"{number:.0e}" if abs(number) < 1e-4 else f"{number:.4f}"
+    return f"{number:.3f}"
+
+
 def _symbol(character: str) -> str:
     if character in _NAMED:
         return _NAMED[character]
