@@ -1,7 +1,8 @@
-"""The study of a model's heads, and the page that shows it."""
+"""The study of a model's heads, the page that shows it, and a look at one text."""
 
+from headwise.report._look import Look, look
 from headwise.report._stages import About, roles_of_lab, study, study_lab
 from headwise.report._study import Study
-from headwise.report._study_data import Sample
+from headwise.report._study_data import Sample, TopPairs
 
-__all__ = ["About", "Sample", "Study", "roles_of_lab", "study", "study_lab"]
+__all__ = ["About", "Look", "Sample", "Study", "TopPairs", "look", "roles_of_lab", "study", "study_lab"]

@@ -60,15 +60,21 @@ def watch_pieces(
 ) -> HeadTable:
     """The statistics of every head over all pieces."""
     with observe(model, request) as watch:
-        run(model, pieces, on_progress)
+        run("study", model, pieces, on_progress)
         return watch.table()
 
 
 @torch.no_grad()
-def run(model: nn.Module, pieces: Sequence[Piece], on_progress: Progress | None = None) -> None:
+def run(
+    caller: str,
+    model: nn.Module,
+    pieces: Sequence[Piece],
+    on_progress: Progress | None = None,
+) -> None:
+    """Run the model on all pieces, those of similar length together."""
     done = 0
     for batch in inputs_of(pieces, _BATCH_SIZE, next(model.parameters()).device):
-        with text_alone("study", model):
+        with text_alone(caller, model):
             model(**batch)
         done += len(batch["input_ids"])
         if on_progress is not None:

@@ -76,17 +76,26 @@ def _samples(
         pair = text.strip(), None if target is None else target.strip()
         piece = beginning_of(tokenizer, pair, model, tokens)
         if piece is not None:
-            yield _sample(model, tokenizer, piece, first)
+            yield sample_piece("study", model, tokenizer, piece, first)
 
 
 @torch.no_grad()
-def _sample(
-    model: nn.Module, tokenizer: Any, piece: Piece, first: Collection[Head] | None
+def sample_piece(
+    caller: str,
+    model: nn.Module,
+    tokenizer: Any,
+    piece: Piece,
+    first: Collection[Head] | None = None,
 ) -> Sample:
+    """The attention of every head on one piece.
+
+    Args:
+        first: The heads whose pairs are kept for a long text; None is all.
+    """
     source, target = (token_strings(tokenizer, ids) for ids in (piece.source, piece.decoder))
     is_long = max(len(source), len(target)) > EXACT_TOKENS
     with observe(model, Request(statistics=(), maps=True, received=is_long)) as watch:
-        run(model, [piece])
+        run(caller, model, [piece])
         heads = [head for site in watch.sites() for head in site.heads()]
         if not is_long:
             weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}

@@ -168,15 +168,25 @@ class Roles:
 
     def why_by_head(self, heads: Sequence[str]) -> dict[str, str]:
         """`why` of each of these heads, by name, in one pass over the rows."""
-        rows = {str(name): of for name, of in self._role_rows.groupby("name", sort=False)}
-        none, shapes = self._role_rows.iloc[:0], self.shapes()
-        return {name: "\n".join(self._explain(name, rows.get(name, none), shapes)) for name in heads}
-
-    def _explain(self, name: str, rows: pd.DataFrame, shapes: pd.DataFrame) -> list[str]:
-        """The lines about a head, from its rows and from the shapes of all heads."""
-        shapes = shapes[shapes["name"] == name]
-        effects = [f"  {printable(line)}" for line in self.ablation_effects.lines(name)]
-        return [name, *explanation(rows, shapes, self.meanings), *effects]
+        wanted = set(heads)
+        rows: dict[str, list[dict[Any, Any]]] = {name: [] for name in heads}
+        role_rows = self._role_rows[self._role_rows["name"].isin(wanted)]
+        for row in role_rows.to_dict("records"):
+            rows[row["name"]].append(row)
+        shapes = {row["name"]: [row] for row in self.shapes().to_dict("records")}
+        none = none_found_by_head(role_rows)
+        return {
+            name: "\n".join(
+                [
+                    name,
+                    *explanation(
+                        rows[name], shapes.get(name, []), none.get(name, ""), self.meanings
+                    ),
+                    *(f"  {printable(line)}" for line in self.ablation_effects.lines(name)),
+                ]
+            )
+            for name in heads
+        }
 
     def effects(
         self,

@@ -1,5 +1,6 @@
 """The overview of a study: a sentence with counts, the evidence for each, and a map of the heads."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,10 +118,10 @@ def _states(roles: Roles) -> dict[str, Cell]:
 def _role_clauses(roles: Roles, counts: Mapping[str, int]) -> list[Clause]:
     found = roles.found().drop_duplicates("name")
     clauses = []
-    for label in list(counts)[: len(counts)]:
+    for label in counts:
         rows = found[found["label"] == label].to_dict("records")
         verb = "looks" if len(rows) == 1 else "look"
-        after = f"{verb} {_PHRASES[label]}" if label in _PHRASES else f"{verb} for “{label}”"
+        after = f"{verb} {_target(label)}"
         clauses.append(
             Clause(len(rows), visible(after), visible(label), rows=[_evidence(row) for row in rows])
         )
@@ -133,6 +134,14 @@ def _role_clauses(roles: Roles, counts: Mapping[str, int]) -> list[Clause]:
     verb = "has" if total == 1 else "have"
     more = Clause(total, f"{verb} other roles", "Other roles", rows=rows)
     return [*clauses[:_NAMED], more]
+
+
+def _target(label: str) -> str:
+    """Where a head with a role looks, after "look"."""
+    offset = re.fullmatch(r"offset ([+-])(\d+)", label)
+    if offset is not None:
+        return f"{offset[2]} tokens {'ahead' if offset[1] == '+' else 'back'}"
+    return _PHRASES.get(label, f"for “{label}”")
 
 
 def _evidence(row: Mapping[Any, Any]) -> list[str]:
@@ -154,7 +163,8 @@ def _shape_clauses(roles: Roles) -> list[Clause]:
         are = "is a sink" if len(sinks) == 1 else "are sinks"
         take = "takes" if empty == 1 else "take"
         known = any(row["carries"] for row in sinks)
-        of_which = f", of which {empty} {take} next to nothing from it" if known else ""
+        which = "all of which take" if empty == len(sinks) > 1 else f"of which {empty} {take}"
+        of_which = f", {which} next to nothing from it" if known else ""
         rows = [
             [row["name"], _attention(row), digits(row["value"]), visible(row["token"])]
             for row in sinks

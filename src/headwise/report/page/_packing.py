@@ -17,7 +17,7 @@ _TOKEN_LENGTH = 60
 _BYTE = 255
 
 Payload = dict[str, Any]
-Packed = tuple[float, str]
+Packed = list[Any]  # the peak and the bytes in base64
 
 
 def pack_samples(
@@ -148,14 +148,14 @@ def _cell_rows(sample: Sample, queries: Side, keys: Side) -> list[str]:
 
 def _bytes_of(values: Float[np.ndarray, "..."]) -> Packed:
     peak, levels = _levels(values)
-    return peak, base64.b64encode(levels.tobytes()).decode("ascii")
+    return [peak, base64.b64encode(levels.tobytes()).decode("ascii")]
 
 
 def _pair_bytes(pairs: TopPairs) -> Packed:
     """All keys as 16-bit numbers, little-endian, then all weights as bytes; no key has weight 0."""
     peak, levels = _levels(np.where(pairs.keys < 0, 0, pairs.weights))
     keys = np.where(pairs.keys < 0, 0, pairs.keys).astype("<u2")
-    return peak, base64.b64encode(keys.tobytes() + levels.tobytes()).decode("ascii")
+    return [peak, base64.b64encode(keys.tobytes() + levels.tobytes()).decode("ascii")]
 
 
 def _levels(values: Float[np.ndarray, "..."]) -> tuple[float, np.ndarray]:

@@ -12,7 +12,7 @@ from headwise.tables import Curves, Head
 
 # The side of a cell and the gap beside it, by the number of heads in a layer.
 _SIDES = ((16, 30, 4), (32, 22, 3), (10**6, 14, 2))
-_LABELS = 34  # left of the cells and above them
+_LABELS = 46  # left of the cells and above them
 _PALEST = 0.25
 _DARK = 0.4  # of relative luminance: below it letters are white
 _KEPT = "#5b8db8"
@@ -155,7 +155,8 @@ def pruning(study: StudyData) -> Pruning | None:
         }
         maps = head_maps(study.table.heads, kept)
         share = f"{len(gone):,} of {counted(len(study.table.heads), 'head')}"
-        says = f"The plan removes {share}, the dashed squares. {study.plan.why}"
+        why = f" ({study.plan.why})" if study.plan.why else ""
+        says = f"The plan removes {share}, the dashed squares{why}."
     curves = None if study.curves is None else curve_picture(study.curves)
     return Pruning(maps, visible(says.strip()), curves)
 

@@ -1,12 +1,18 @@
 // Numbers as text, and positions on a color scale.
 
 const NONE = "–";
+const RAISED = { "-": "⁻", "+": "" };
+[..."⁰¹²³⁴⁵⁶⁷⁸⁹"].forEach((digit, index) => { RAISED[index] = digit; });
 
 // Three decimals, or as many as a smaller number needs to differ from zero.
 function formatNumber(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
-  if (size > 0 && size < 0.001) return withMinus(Number(value.toPrecision(1)).toString());
+  if (size > 0 && size < 0.0001) {
+    const [factor, power] = value.toExponential(0).split("e");
+    return withMinus(`${factor}·10${[...power].map((sign) => RAISED[sign]).join("")}`);
+  }
+  if (size > 0 && size < 0.001) return withMinus(value.toFixed(4));
   return withMinus(value.toFixed(size < 10 ? 3 : size < 100 ? 2 : 1));
 }
 

@@ -8,15 +8,19 @@ let shownQuery = 0;
 function drawWords() {
   const { sides } = viewOf(sampleNow(), chosen.head);
   const two = sides[0] !== sides[1];
-  wordBoxes.queries = makeWords(textOf("queries"), two ? "queries" : "both");
-  wordBoxes.keys = two ? makeWords(textOf("keys"), "keys") : wordBoxes.queries;
+  const [queries, keys] = [
+    makeWords(textOf("queries"), two ? "queries" : "both"), two ? makeWords(textOf("keys"), "keys") : [],
+  ];
+  const alone = (words) => words.filter((word) => word !== " ");
+  wordBoxes.queries = alone(queries);
+  wordBoxes.keys = two ? alone(keys) : wordBoxes.queries;
   const label = (side) => make("h3", { text: side === "source" ? "Source text" : "Target text" });
   const box = (words, name) => make("div", {
     class: "words", role: "listbox", "aria-label": name, tabindex: 0,
   }, words);
   fill("words", ...(two || sampleNow().targets.length ? [label(sides[0])] : []),
-    box(wordBoxes.queries, "Words of the text: point at one to see where it attends"));
-  if (two) byId("words").append(label(sides[1]), box(wordBoxes.keys, "Words attended to"));
+    box(queries, "Words of the text: point at one to see where it attends"));
+  if (two) byId("words").append(label(sides[1]), box(keys, "Words attended to"));
   makeWordsNavigable(byId("words").querySelector(".words"), wordBoxes.queries);
   shadedWords = [];
   drawQuery();
@@ -29,11 +33,12 @@ function makeWords(tokens, kind) {
     const joined = spaced ? !token.startsWith("␣") : token.startsWith("##");
     const bare = token.replace(/^␣/, "").replace(/^##(?=.)/, "") || token;
     const word = make("span", {
-      class: joined || index === 0 ? "word" : "word gap", role: "option", "aria-selected": "false",
+      class: "word", role: "option", "aria-selected": "false",
     }, [make("bdi", { text: bare })]);
     word.dataset.at = index;
     if (kind === "keys") word.classList.add("still");
-    return [word];
+    // A real space lets the line break there.
+    return joined || index === 0 ? [word] : [" ", word];
   });
 }
 
