@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,7 +240,7 @@ def test_pairs_that_do_not_fit_are_refused() -> None:
 
 def test_a_decoder_without_a_start_token_is_refused() -> None:
     model = _make(MODELS["T5"])
-    model.config.decoder_start_token_id = None
+    model.config.decoder_start_token_id = model.config.pad_token_id = None
     with pytest.raises(ArgumentError, match=r"T5ForCond.* does not say how its decoder begins"):
         study(model, _tokenizer(), TEXTS)
 
@@ -310,6 +311,22 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "fewer.txt").write_text("\n".join(TARGETS[:3]) + "\n", "utf-8")
     (place / "gap.txt").write_text("a\n\nb\nc\n", "utf-8")
     return place
+
+
+def test_a_t5_folder_without_a_start_token_begins_with_padding(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "t5"
+    shutil.copytree(place, folder, ignore=shutil.ignore_patterns("generation_config.json"))
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    assert config.pop("decoder_start_token_id") == config["pad_token_id"] == 0
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    tables = []
+    for name in (place, folder):
+        tables.append(tmp_path / f"{name.name}.csv")
+        done = headwise("observe", name, "--text", place / "texts.txt", "-o", tables[-1])
+        assert done.code == 0, done.err
+    assert tables[0].read_text("utf-8") == tables[1].read_text("utf-8")
+    done = headwise("report", folder, "--text", place / "texts.txt", "-o", tmp_path / "page.html")
+    assert done.code == 0, done.err
 
 
 def _data(page: Path) -> dict[str, Any]:

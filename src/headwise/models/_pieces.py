@@ -158,6 +158,9 @@ def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
     name, config = type(model).__name__, getattr(model, "config", None)
     ids = torch.tensor([list(labels)], device=next(model.parameters()).device)
     try:
+        if hasattr(model, "_shift_right") and _start_token(model) is None:
+            # T5 and its relatives begin with the padding token if nothing else is configured.
+            return [int(config.pad_token_id), *labels[:-1]]  # type: ignore[union-attr]
         for method in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
             shift: Any = getattr(model, method, None)
             if shift is not None:
@@ -168,7 +171,7 @@ def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
                 ends = [getattr(config, f"{kind}_token_id", None) for kind in _ENDS]
                 count = len(inspect.signature(shift).parameters) - 1
                 return [int(token) for token in shift(ids, *ends[:count])[0]]
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ArgumentError(
             f"decoder_ids: {name} does not say how its decoder begins ({error}). Set "
             f"model.config.decoder_start_token_id and model.config.pad_token_id."
@@ -180,6 +183,11 @@ def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
 
 
 _ENDS = ("pad", "decoder_start")
+
+
+def _start_token(model: nn.Module) -> int | None:
+    """The first decoder token in the configuration, which may lack the attribute altogether."""
+    return getattr(getattr(model, "config", None), "decoder_start_token_id", None)
 
 
 def inputs_of(

@@ -1,17 +1,21 @@
-"""The study of a model's heads, and the page that shows it."""
+"""The study of a model's heads, the page that shows it, and a look at one text."""
 
+from headwise.report._look import Look, look
 from headwise.report._stages import About, roles_of_lab, study, study_lab
 from headwise.report._study import Study
-from headwise.report._study_data import Sample
+from headwise.report._study_data import Sample, TopPairs
 from headwise.report.comparison import Comparison, compare, compare_tables
 
 __all__ = [
     "About",
     "Comparison",
+    "Look",
     "Sample",
     "Study",
+    "TopPairs",
     "compare",
     "compare_tables",
+    "look",
     "roles_of_lab",
     "study",
     "study_lab",

@@ -10,23 +10,12 @@ from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
-from headwise.models import (
-    Piece,
-    beginning_of,
-    inputs_of,
-    reads_two_texts,
-    text_alone,
-    token_strings,
-)
-from headwise.report._study_data import Sample
+from headwise.models import Piece, inputs_of, reads_two_texts, text_alone
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 
 # Texts in one batch.
 _BATCH_SIZE = 16
-# Maps are for the eye: at most this many tokens, in this many samples.
-_MAP_TOKENS = 24
-_SAMPLES = 3
 
 Pair = tuple[str, str | None]
 
@@ -74,43 +63,24 @@ def watch_pieces(
 
     def watched(size: int) -> HeadTable:
         with observe(model, request) as watch:
-            _run(model, pieces, on_progress, size)
+            run("study", model, pieces, on_progress, size)
             return watch.table()
 
     return halving("study", watched, min(_BATCH_SIZE, len(pieces)))
 
 
-def sample_maps(model: nn.Module, tokenizer: Any, pairs: Sequence[Pair]) -> tuple[Sample, ...]:
-    """Attention maps of the beginnings of a few texts, spread evenly over the corpus."""
-    stride = max(1, len(pairs) // _SAMPLES)
-    stripped = [
-        (text.strip(), None if target is None else target.strip())
-        for text, target in pairs[::stride][:_SAMPLES]
-    ]
-    pieces = [beginning_of(tokenizer, pair, model, _MAP_TOKENS) for pair in stripped]
-    return tuple(_sample(model, tokenizer, piece) for piece in pieces if piece is not None)
-
-
 @torch.no_grad()
-def _sample(model: nn.Module, tokenizer: Any, piece: Piece) -> Sample:
-    with observe(model, Request(statistics=(), maps=True)) as watch:
-        _run(model, [piece])
-        heads = [head for site in watch.sites() for head in site.heads()]
-        weights = {head: watch.weights(head)[0].float().cpu().numpy() for head in heads}
-    source, target = (token_strings(tokenizer, ids) for ids in (piece.source, piece.decoder))
-    return Sample(source, weights, target)
-
-
-@torch.no_grad()
-def _run(
+def run(
+    caller: str,
     model: nn.Module,
     pieces: Sequence[Piece],
     on_progress: Progress | None = None,
     size: int = _BATCH_SIZE,
 ) -> None:
+    """Run the model on all pieces, those of similar length together, `size` at a time."""
     done = 0
     for batch in inputs_of(pieces, size, next(model.parameters()).device):
-        with text_alone("study", model):
+        with text_alone(caller, model):
             model(**batch)
         done += len(batch["input_ids"])
         if on_progress is not None:

@@ -27,7 +27,8 @@ from headwise.models import (
     tokenizer_of,
     without_compiler,
 )
-from headwise.report._passes import pairs_for, sample_maps, sizes_of, watch_pieces
+from headwise.report._passes import pairs_for, sizes_of, watch_pieces
+from headwise.report._samples import heads_to_show_first, sample_beginnings, sample_whole
 from headwise.report._study import Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
 from headwise.tables import HeadTable
@@ -60,6 +61,8 @@ def study(
     request: Request | None = None,
     about: About | None = None,
     max_tokens: int | None = None,
+    show: Texts | None = None,
+    full: bool = False,
     on_progress: Progress | None = None,
 ) -> Study:
     """Measure every head of a model on some texts, and record attention maps of a few short ones.
@@ -79,6 +82,10 @@ def study(
             tokens and on punctuation if the tokenizer has them.
         about: Where the study comes from, as the page says it.
         max_tokens: The most tokens in one text.
+        show: Up to 48 texts whose attention the page shows. None shows the beginnings of three of
+            the studied texts. A long text has exact maps for no head, and its strongest pairs for
+            the 64 heads that differ most from even attention.
+        full: Whether to keep the strongest pairs of all heads for long texts.
         on_progress: Called after each batch with the number of finished texts and of all texts.
     Returns:
         The study: a table, samples and facts, without the model.
@@ -101,7 +108,12 @@ def study(
     pieces = as_pieces(tokenizer, pairs, model, max_tokens)
     with in_evaluation(model):
         table = watch_pieces(model, pieces, request, on_progress)
-        samples = sample_maps(model, tokenizer, pairs)
+        if show is None:
+            samples = sample_beginnings(model, tokenizer, pairs)
+        else:
+            first = None if full else heads_to_show_first(table)
+            shown = pairs_for(model, show, None)
+            samples = sample_whole(model, tokenizer, shown, first, max_tokens)
     return Study(
         title=about.title or type(model).__name__,
         model=_facts(model, table),

@@ -9,6 +9,8 @@ from headwise.errors import ArgumentError
 from headwise.report._study_data import StudyData
 from headwise.report.page import write_page
 from headwise.roles import Roles
+from headwise.surgery import Plan
+from headwise.tables import Curves, Scores
 
 
 class Study(StudyData):
@@ -23,6 +25,9 @@ class Study(StudyData):
         samples: A few short texts with every head's attention map.
         training: Facts about the training run, for a Mini-GPT.
         roles: What each head does, with its evidence; None if the study did not look for roles.
+        scores: The importance of every head, if it was added.
+        plan: Which heads a plan would remove, if it was added.
+        curves: The loss as heads are removed, if it was added.
     """
 
     def __repr__(self) -> str:
@@ -39,18 +44,49 @@ class Study(StudyData):
         Raises:
             ArgumentError: they are roles of another model.
         """
-        if roles.model != self.table.model:
-            raise ArgumentError(
-                f"Study: the roles are of the model {roles.model}, the study of "
-                f"{self.table.model}. Find the roles of the model that was studied."
-            )
+        self._check_model("roles", roles.model)
         return replace(self, roles=roles)
 
-    def report(self, path: str | os.PathLike[str]) -> Path:
+    def with_pruning(
+        self,
+        *,
+        scores: Scores | None = None,
+        plan: Plan | None = None,
+        curves: Curves | None = None,
+    ) -> "Study":
+        """The same study with importance scores, a plan and pruning curves of its model.
+
+        What is None stays as it is.
+
+        Raises:
+            ArgumentError: scores or plan are of another model.
+        """
+        for name, result in (("scores", scores), ("plan", plan)):
+            if result is not None and result.model:
+                self._check_model(name, result.model)
+        return replace(
+            self,
+            scores=scores or self.scores,
+            plan=plan or self.plan,
+            curves=curves or self.curves,
+        )
+
+    def _check_model(self, name: str, model: str) -> None:
+        if model != self.table.model:
+            raise ArgumentError(
+                f"Study: the {name} are of the model {model}, the study of {self.table.model}. "
+                f"Give {name} of the model that was studied."
+            )
+
+    def report(self, path: str | os.PathLike[str], *, full: bool = False) -> Path:
         """Write the page: one HTML file that needs no network. Nothing is computed again.
+
+        Args:
+            full: Whether to write all that the study holds. By default the page stays below
+                5 MB and says what it leaves out.
 
         Raises:
             ArgumentError: the path does not end in .html.
             OutputError: the file cannot be written; no partial file is left behind.
         """
-        return write_page(self, Path(path))
+        return write_page(self, Path(path), full=full)

@@ -26,6 +26,7 @@ from headwise.tables.file import (
 from headwise.tables.plots import (
     FIGURE_ENDINGS,
     HeadGrid,
+    category_marks,
     grid_html,
     plot_axes,
     plot_categories,
@@ -52,6 +53,7 @@ __all__ = [
     "Totals",
     "at_prompt",
     "bootstrap_means",
+    "category_marks",
     "check_ending",
     "grid_html",
     "heads_of_rows",

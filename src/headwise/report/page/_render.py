@@ -2,35 +2,102 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from headwise._display import counted
 from headwise._packages import require
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
-from headwise.report._study_data import StudyData
-from headwise.report.page._payload import applicable_statistics, as_json, payload
+from headwise.report._study_data import LookData, StudyData
+from headwise.report.page._overview import overview
+from headwise.report.page._payload import (
+    MAX_BYTES,
+    applicable_statistics,
+    as_json,
+    label_of,
+    look_payload,
+    payload,
+)
+from headwise.report.page._pictures import pruning
 from headwise.report.page._role_table import role_table
-from headwise.report.page._visible_text import visible
+from headwise.report.page._visible_text import digits, visible
 
 _FOLDER = Path(__file__).parent
 # In this order: each script uses those before it.
-_SCRIPTS = ("dom", "study", "numbers", "grid", "heatmap", "head", "sample", "table")
+_TEXT_SCRIPTS = (
+    *("core/dom", "core/study", "core/numbers", "core/grid", "text/attention", "core/heads"),
+    *("heads/tabs", "text/words", "text/lines", "text/map", "text/thumbs"),
+)
+_HEAD_SCRIPTS = ("heads/overview", "heads/heatmap", "heads/panel", "heads/table")
+_LAST_SCRIPTS = ("heads/export", "heads/links")
+_STYLES = ("page", "pictures", "words", "narrow")
+# Rows of the table that is there without a script.
+_STATIC_ROWS = 300
 
 
-def write_page(study: StudyData, path: Path) -> Path:
+def write_page(study: StudyData, path: Path, *, full: bool = False) -> Path:
     """Write the page and return its path."""
+    return write_html("report", render(study, full=full), path)
+
+
+def write_html(caller: str, page: str, path: Path) -> Path:
+    """Write a page to a file whose name ends in .html."""
     if path.suffix.lower() != ".html":
-        raise ArgumentError(f"report: {path} does not end in .html. Choose a name that does.")
-    page = render(study)
+        raise ArgumentError(f"{caller}: {path} does not end in .html. Choose a name that does.")
     with write_beside(path) as beside:
         beside.write_text(page, encoding="utf-8", newline="\n")
     return path
 
 
-def render(study: StudyData) -> str:
-    """The page as text. Whatever comes from the study is escaped."""
+def render(study: StudyData, *, full: bool = False) -> str:
+    """The page as text. Whatever comes from the study is escaped.
+
+    Args:
+        full: Whether nothing is left out to keep the page small.
+    """
+    applicable = applicable_statistics(study)
+    content = {
+        "title": visible(study.title),
+        "summary": visible(_summary(study)),
+        "overview": overview(study),
+        "findings": [visible(line) for line in study.findings()],
+        "facts": {
+            "Model": _facts(study.model),
+            "Texts": _facts(study.text),
+            "Training": _facts(study.training or {}),
+        },
+        "heads": len(study.table.heads),
+        "table": _static_table(study, applicable),
+        "roles": None if study.roles is None else role_table(study.roles),
+        "pruning": pruning(study),
+        "absent": [label_of(name) for name in study.table.statistics if name not in applicable],
+        "versions": _facts(study.table.versions),
+    }
+    scripts = (*_TEXT_SCRIPTS, *_HEAD_SCRIPTS, *_LAST_SCRIPTS)
+    page = fill_template("page.html", content, scripts)
+    data = payload(study, None if full else MAX_BYTES - len(page.encode()))
+    return page.replace(_DATA, as_json(data), 1)
+
+
+def render_look(look: LookData) -> str:
+    """The page of one text as text, with maps alone."""
+    content = {
+        "title": visible(look.title),
+        "summary": visible(look.summary()),
+        "versions": _facts(look.versions),
+    }
+    page = fill_template("look.html", content, (*_TEXT_SCRIPTS, *_LAST_SCRIPTS))
+    return page.replace(_DATA, as_json(look_payload(look, MAX_BYTES - len(page.encode()))), 1)
+
+
+# Stands for the data until the size of all else is known; no escaped text contains it.
+_DATA = "<<data>>"
+
+
+def fill_template(name: str, content: Mapping[str, Any], scripts: Sequence[str]) -> str:
+    """A template with its content, style and scripts, and a mark in place of the data."""
     jinja2 = require("jinja2", "report", "report")
     markup = require("markupsafe", "report", "report").Markup
     environment = jinja2.Environment(
@@ -40,32 +107,35 @@ def render(study: StudyData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = (_FOLDER / "page.css").read_text(encoding="utf-8")
-    script, applicable = _script(), applicable_statistics(study)
-    return environment.get_template("page.html").render(
-        title=visible(study.title),
-        summary=visible(_summary(study)),
-        findings=[visible(line) for line in study.findings()],
-        facts={
-            "Model": _facts(study.model),
-            "Texts": _facts(study.text),
-            "Training": _facts(study.training or {}),
-        },
-        heads=len(study.table.heads),
-        roles=None if study.roles is None else role_table(study.roles),
-        absent=[visible(name) for name in study.table.statistics if name not in applicable],
-        versions=_facts(study.table.versions),
+    style = "".join(_read(f"style/{part}.css") for part in _STYLES)
+    parts = "\n".join(_read(f"script/{part}.js") for part in scripts)
+    script = f'"use strict";\n(() => {{\n{parts}}})();\n'
+    return environment.get_template(name).render(
+        **content,
         policy=_policy(style, script),
         # Ours, or escaped already: nothing else is printed without escaping.
         style=markup(style),
         script=markup(script),
-        data=markup(as_json(payload(study))),
+        data=markup(_DATA),
     )
 
 
-def _script() -> str:
-    parts = [(_FOLDER / "script" / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
-    return '"use strict";\n(() => {\n' + "\n".join(parts) + "})();\n"
+def _read(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _static_table(study: StudyData, statistics: Sequence[str]) -> dict[str, Any]:
+    """The means of all heads as text, for readers without JavaScript."""
+    heads = study.table.heads[:_STATIC_ROWS]
+    columns = [study.table.mean(name) for name in statistics]
+    return {
+        "columns": [label_of(name) for name in statistics],
+        "rows": [
+            [str(head), *(digits(float(column[row])) for column in columns)]
+            for row, head in enumerate(heads)
+        ],
+        "left_out": len(study.table.heads) - len(heads),
+    }
 
 
 def _policy(style: str, script: str) -> str:

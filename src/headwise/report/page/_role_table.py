@@ -1,12 +1,12 @@
 """The roles of a study as the page shows them: those of each head, and the strongest of all."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headwise._display import counted
 from headwise.report._study_data import StudyData
-from headwise.report.page._visible_text import visible
+from headwise.report.page._visible_text import digits, visible
 from headwise.roles import Roles, shape_line, shapes_summary
 from headwise.roles.effects import WITHOUT, group_line
 
@@ -14,6 +14,9 @@ COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out qu
 OUTCOME_COLUMNS = ("Role", "Outcome", "Nearest head", "Effect", "Strongest null", "Needed")
 MAX_ROWS = 100  # of the table; each head's own panel shows all of its roles
 
+# Of so many heads the whole evidence is on the page, unless all is wanted.
+_HEADS_WITH_EVIDENCE = 300
+_LEVEL = 0.05  # of the adjusted p
 # For example, a head that attends to another text.
 _NOT_SEARCHED = "no role was looked for"
 
@@ -63,8 +66,15 @@ def role_table(roles: Roles) -> RoleTable:
     )
 
 
-def roles_of_heads(study: StudyData) -> list[Payload] | None:
-    """The roles and effects of each head; None if the study did not look for roles."""
+def roles_of_heads(
+    study: StudyData, order: Sequence[str], *, full: bool = False
+) -> list[Payload] | None:
+    """The roles and effects of each head; None if the study did not look for roles.
+
+    Args:
+        order: The names of all heads, those whose whole evidence comes first in front.
+        full: Whether every head has its whole evidence as text.
+    """
     if study.roles is None:
         return None
     roles, none = study.roles, study.roles.none_found_by_head()
@@ -72,20 +82,60 @@ def roles_of_heads(study: StudyData) -> list[Payload] | None:
     rows: dict[str, list[Payload]] = {}
     for row in roles.found().to_dict("records"):
         rows.setdefault(row["name"], []).append(_row(roles, row))
+    nearest, effects = _nearest_roles(roles), _effects_of_heads(roles)
+    why = roles.why_by_head(order if full else order[:_HEADS_WITH_EVIDENCE])
     return [
         {
             "none": _sentence(none.get(name, _NOT_SEARCHED)),
+            "tested": name in nearest,
+            "nearest": visible(nearest.get(name, "")),
             "rows": rows.get(name, []),
-            "lines": [
-                visible(line)
-                for line in (
-                    *([_capital(shapes[name])] if name in shapes else []),
-                    *roles.ablation_effects.lines(name),
-                )
+            "shape": visible(_capital(shapes.get(name, ""))),
+            "groups": [
+                visible(group_line(group))
+                for group in roles.ablation_effects.groups
+                if name in group.together.heads
             ],
+            "effects": effects.get(name, []),
+            "why": [visible(line) for line in why.get(name, "").split("\n")[1:]],
         }
         for name in map(str, study.table.heads)
     ]
+
+
+def _nearest_roles(roles: Roles) -> dict[str, str]:
+    """For each head, the role that was tested and came nearest without being found."""
+    rows = roles.frame()
+    is_role = rows["role"].isin(set(roles.outcomes()["role"]))  # and not a shape
+    missed = rows[is_role & rows["p_adj"].notna() & (rows["outcome"] == "not found")]
+    best = missed.sort_values("lift", ascending=False, kind="stable").drop_duplicates("name")
+    return {
+        row["name"]: (
+            f"{row['role']}: {interval_text(row)}, against {digits(row['baseline'])} of {row['null'] or 'no null'}"
+        )
+        for row in best.to_dict("records")
+    }
+
+
+def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
+    """What ablating each head does to each behaviour, with whether that is significant."""
+    found: dict[str, list[Payload]] = {}
+    for effect in roles.ablation_effects.alone:
+        numbers = [effect.effect, effect.low, effect.high]
+        found.setdefault(effect.heads[0], []).append(
+            {
+                "behaviour": visible(effect.behaviour),
+                "meaning": visible(roles.ablation_effects.says[effect.behaviour]),
+                "values": [float(f"{number:.4g}") for number in numbers],
+                "text": (
+                    f"{effect.effect:+.3f} [{effect.low:+.3f}, {effect.high:+.3f}], "
+                    f"{counted(effect.texts, 'text')}"
+                    + ("" if effect.p != effect.p else f", adjusted p {effect.p:.2g}")
+                ),
+                "significant": bool(effect.p < _LEVEL and (effect.low > 0 or effect.high < 0)),
+            }
+        )
+    return found
 
 
 def _shapes_sentence(roles: Roles) -> str:
@@ -101,16 +151,22 @@ def _capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
+def interval_text(row: Mapping[Any, Any]) -> str:
+    """The effect of a row with its interval."""
+    return f"{digits(row['effect'])} [{digits(row['ci_low'])}, {digits(row['ci_high'])}]"
+
+
 def _row(roles: Roles, row: Mapping[Any, Any]) -> Payload:
     """A role of a head with its evidence, as text."""
     return {
         "head": visible(row["name"]),
         "role": visible(row["label"]),
         "meaning": visible(roles.meanings[row["role"]]),
-        "effect": f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
-        "null": visible(f"{row['baseline']:.3f} of {row['null']}"),
+        "effect": interval_text(row),
+        "null": visible(f"{digits(row['baseline'])} of {row['null']}"),
         "lift": f"{row['lift']:.2f}",
         "p": f"{row['p_adj']:.2g}",
+        "half": digits(row["chosen_half"]),
         "n": f"{row['n']:,.0f} in {counted(int(row['texts']), 'text')}",
         "without": [lost for name in roles.ablation_effects.says for lost in _without(row, name)],
     }
@@ -124,9 +180,9 @@ def _outcome(row: Mapping[Any, Any]) -> Payload:
         "role": visible(row["role"]),
         "outcome": visible(outcome if row["heads"] else row["outcome"]),
         "head": visible(row["nearest"]),
-        "effect": f"{row['effect']:.3f} [{row['ci_low']:.3f}, {row['ci_high']:.3f}]",
-        "null": visible(f"{row['baseline']:.3f} of {row['null'] or 'no null'}"),
-        "needed": "–" if needed != needed else f"{needed:.3f}",
+        "effect": interval_text(row),
+        "null": visible(f"{digits(row['baseline'])} of {row['null'] or 'no null'}"),
+        "needed": "–" if needed != needed else digits(needed),
     }
 
 

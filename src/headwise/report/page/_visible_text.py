@@ -3,6 +3,9 @@
 import unicodedata
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+# Below these a number needs four decimals, and a power of ten.
+_SMALL, _TINY = 0.001, 0.0001
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _NAMED = {"\n": "↵", "\t": "⇥", "\x7f": "␡"}
 
 
@@ -26,6 +29,18 @@ def visible_token(token: str) -> str:
     # A combining mark would attach to the character before it.
     carrier = "◌" if unicodedata.combining(body[0]) else ""
     return "␣" * before + carrier + visible(body) + "␣" * after
+
+
+def digits(number: float) -> str:
+    """A number with three decimals, or more if it would be 0.000; a dash for NaN."""
+    if number != number:
+        return "–"
+    if not number or abs(number) >= _SMALL:
+        return f"{number:.3f}"
+    if abs(number) >= _TINY:
+        return f"{number:.4f}"
+    factor, power = f"{number:.0e}".split("e")
+    return f"{factor}·10{str(int(power)).translate(_RAISED)}"
 
 
 def _symbol(character: str) -> str:

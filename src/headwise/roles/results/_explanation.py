@@ -1,12 +1,12 @@
 """The evidence for one head in lines of text: its roles, its shape, and the roles just missed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from headwise._display import counted, printable
-from headwise.roles.results._rows import none_found, shortfall
+from headwise.roles.results._rows import shortfall
 from headwise.roles.results._shapes import shape_line
 from headwise.roles.testing import NULLS
 
@@ -14,22 +14,32 @@ _NEAREST = 3  # roles just below the bar, and as many that were not tested
 
 
 def explanation(
-    rows: pd.DataFrame, shapes: pd.DataFrame, meanings: Mapping[str, str]
+    rows: Sequence[Mapping[Any, Any]],
+    shapes: Sequence[Mapping[Any, Any]],
+    none_found: str,
+    meanings: Mapping[str, str],
 ) -> Iterator[str]:
-    """The lines of one head, from its rows of roles and of shapes."""
-    rows = rows.sort_values("lift", ascending=False)
-    having = rows[rows["found"]]
-    for row in having.to_dict("records"):
+    """The lines of one head, from its rows of roles and of shapes.
+
+    Args:
+        none_found: What to say if the head has no role.
+    """
+    # Rows without a lift come last.
+    rows = sorted(rows, key=lambda row: -row["lift"] if row["lift"] == row["lift"] else np.inf)
+    having = [row for row in rows if row["found"]]
+    for row in having:
         yield from _evidence(row, printable(meanings[row["role"]]))
-    if not len(having):
-        yield f"  {none_found(rows)}"
-    for row in shapes.to_dict("records"):
+    if not having:
+        yield f"  {none_found}"
+    for row in shapes:
         yield f"  {shape_line(row)}"
-    tested, known = rows["p_adj"].notna(), rows["effect"].notna()
-    missed, untested = rows[~rows["found"] & tested], rows[known & ~tested]
-    for row in missed.head(_NEAREST).to_dict("records"):
+    missed = [row for row in rows if not row["found"] and row["p_adj"] == row["p_adj"]]
+    untested = [
+        row for row in rows if row["p_adj"] != row["p_adj"] and row["effect"] == row["effect"]
+    ]
+    for row in missed[:_NEAREST]:
         yield f"  not {printable(row['role'])}: {shortfall(row)}"
-    for row in untested.head(_NEAREST).to_dict("records"):
+    for row in untested[:_NEAREST]:
         yield f"  {printable(row['role'])}: {shortfall(row)}"
 
 

@@ -1,7 +1,7 @@
 """Figures of results: heads as a grid, scores by rank, curves; matplotlib draws them."""
 
 from headwise.tables.plots._axes import FIGURE_ENDINGS, plot_axes, save_figure
-from headwise.tables.plots._categories import plot_categories
+from headwise.tables.plots._categories import category_marks, plot_categories
 from headwise.tables.plots._curve_lines import CurveLine, plot_curves
 from headwise.tables.plots._head_grid import HeadGrid, plot_heads, plot_removed
 from headwise.tables.plots._html import grid_html
@@ -12,6 +12,7 @@ __all__ = [
     "FIGURE_ENDINGS",
     "CurveLine",
     "HeadGrid",
+    "category_marks",
     "grid_html",
     "plot_axes",
     "plot_categories",

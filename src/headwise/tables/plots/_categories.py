@@ -16,6 +16,16 @@ _OTHERS = "#777777"
 _PALEST = 0.25
 
 
+def category_marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A hue (`#rrggbb`) and a letter for each category, the most frequent first.
+
+    The hues can be told apart with any colour blindness; categories after the seventh share grey,
+    and those after the twenty-sixth a dot.
+    """
+    marks = zip(chain(_HUES, repeat(_OTHERS)), chain(ascii_uppercase, repeat("·")), strict=False)
+    return dict(zip(names, marks, strict=False))
+
+
 def plot_categories(
     function: str,
     heads: Sequence[Head],
@@ -30,22 +40,19 @@ def plot_categories(
     grid = HeadGrid(heads)
     ax = grid.axes(function, ax)
     counts = Counter(category for category, _ in categories.values())
-    hues = dict(zip((name for name, _ in counts.most_common()), _HUES, strict=False))
-    alphabet = chain(ascii_uppercase, repeat("·"))
-    letters = dict(zip((name for name, _ in counts.most_common()), alphabet, strict=False))
+    marks = category_marks([name for name, _ in counts.most_common()])
     for head in heads:
         row, column = grid.place(head)
         category, strength = categories.get(head, ("", 0.0))
-        hue = hues.get(category, _OTHERS) if category else "#ffffff"
+        hue, text = marks.get(category, ("#ffffff", ""))
         alpha = _PALEST + (1 - _PALEST) * min(max(strength, 0.0), 1.0)
         square = {"markersize": 13, "markeredgecolor": "0.8", "markeredgewidth": 0.5}
         ax.plot(column, row, "s", color=hue, alpha=alpha, **square)
-        text = letters.get(category, "")
         ax.text(column, row, text, ha="center", va="center_baseline", fontsize="small")
-    for name, letter in letters.items():
+    for name, (hue, letter) in marks.items():
         text = printable(f"{letter}  {name}, {counts[name]}")
-        ax.plot([], [], "s", color=hues.get(name, _OTHERS), label=text)
-    if letters:
+        ax.plot([], [], "s", color=hue, label=text)
+    if marks:
         legend = ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)

@@ -4,7 +4,15 @@
 const PRINTED_ROWS = 48;
 
 const order = { column: null, descending: true };
-const headRows = study.heads.map(makeHeadRow);
+// Rows are made when they are first shown: a large model has thousands of heads.
+const headRows = new Map();
+const ROWS_AT_ONCE = 200;
+let shownRows = ROWS_AT_ONCE;
+
+function headRow(head) {
+  if (!headRows.has(head)) headRows.set(head, makeHeadRow(study.heads[head], head));
+  return headRows.get(head);
+}
 
 function makeHeadRow(name, head) {
   const button = make("button", { type: "button", text: name });
@@ -22,7 +30,7 @@ function tableColumns() {
 function makeTable() {
   const groups = statisticGroups().map(({ label, statistics }) =>
     make("th", { colspan: statistics.length, scope: "colgroup", text: label }));
-  const columns = tableColumns().map((statistic) => [statistic.name, statistic]);
+  const columns = tableColumns().map((statistic) => [statistic.label, statistic]);
   const titles = [["Head", null], ...columns];
   const head = make("thead", {}, [
     make("tr", { class: "group" }, [make("td"), ...groups]),
@@ -59,13 +67,22 @@ function compareHeads(a, b) {
 
 function drawRows() {
   const heads = study.heads.map((_, head) => head).sort(compareHeads);
-  byId("table").querySelector("tbody").replaceChildren(...heads.map((head) => headRows[head]));
+  const shown = heads.slice(0, shownRows);
+  byId("table").querySelector("tbody").replaceChildren(...shown.map(headRow));
+  const more = byId("table-more");
+  more.hidden = heads.length <= shownRows;
+  more.textContent = `Show all ${formatCount(heads.length)} heads`;
+  markRow();
 }
 
 function markRow() {
   headRows.forEach((row, head) => row.classList.toggle("chosen", head === chosen.head));
 }
 
+byId("table-more").addEventListener("click", () => {
+  shownRows = study.heads.length;
+  drawRows();
+});
 fill("table", makeTable());
 sortBy(byId("table").querySelector("[aria-sort]"), null);
 if (study.heads.length > PRINTED_ROWS) {

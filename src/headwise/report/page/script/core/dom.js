@@ -34,3 +34,20 @@ function setVariables(element, variables) {
   }
   return element;
 }
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function makeSvg(tag, { text, ...attributes } = {}, children = []) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  if (text !== undefined) element.textContent = text;
+  element.append(...children);
+  return element;
+}
+
+function showSection(id) {
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  byId(id).scrollIntoView({ behavior: calm ? "auto" : "smooth" });
+}

@@ -1,10 +1,18 @@
 // Numbers as text, and positions on a color scale.
 
 const NONE = "–";
+const RAISED = { "-": "⁻", "+": "" };
+[..."⁰¹²³⁴⁵⁶⁷⁸⁹"].forEach((digit, index) => { RAISED[index] = digit; });
 
+// Three decimals, or as many as a smaller number needs to differ from zero.
 function formatNumber(value) {
-  if (value === null) return NONE;
+  if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
+  if (size > 0 && size < 0.0001) {
+    const [factor, power] = value.toExponential(0).split("e");
+    return withMinus(`${factor}·10${[...power].map((sign) => RAISED[sign]).join("")}`);
+  }
+  if (size > 0 && size < 0.001) return withMinus(value.toFixed(4));
   return withMinus(value.toFixed(size < 10 ? 3 : size < 100 ? 2 : 1));
 }
 
@@ -21,7 +29,7 @@ function withMinus(text) {
 
 // A weight is stored in a byte, which is precise to two digits.
 function formatWeight(value) {
-  return value.toFixed(2);
+  return value > 0 && value < 0.01 ? value.toPrecision(1) : value.toFixed(2);
 }
 
 function formatCount(value) {
@@ -30,8 +38,7 @@ function formatCount(value) {
 
 function formatMean({ mean, error }) {
   if (mean === null || error === null) return formatNumber(mean);
-  const margin = error > 0 && error < 0.0005 ? "<0.001" : formatNumber(error);
-  return `${formatNumber(mean)} ± ${margin}`;
+  return `${formatNumber(mean)} ± ${formatNumber(error)}`;
 }
 
 // The smallest round number that is not below the value.
@@ -57,7 +64,7 @@ function placeOn({ low, high }, value) {
 
 function makeLegend(scale, { unit = "", evens = [], hatched = "" }) {
   const ramp = make("span", { class: "ramp" });
-  const known = evens.filter((even) => even !== null);
+  const known = [evens].flat().filter((even) => even !== null);
   if (known.length) ramp.append(makeTick(placeOn(scale, middleOf(known))));
   return [
     make("span", { text: formatLimit(scale.low) }),

@@ -3,16 +3,20 @@
 let headCells = [];
 
 function drawHeatmap() {
-  const statistic = study.statistics[chosen.statistic];
+  const statistic = statisticAt(chosen.statistic);
+  for (const part of document.querySelectorAll("[data-of-roles]")) part.hidden = Boolean(statistic);
+  byId("of-statistic").hidden = !statistic;
+  if (!statistic) return;
   const scale = makeScale(statistic);
   headCells = [];
-  fill("heatmap", ...[...new Set(study.stacks)].map((stack) => drawStack(stack, statistic, scale)));
+  fill("heatmap", ...stacks.map((stack) => drawStack(stack, statistic, scale)));
   const missing = statistic.mean.includes(null);
   fill("legend", ...makeLegend(scale, {
     unit: statistic.unit, evens: statistic.even, hatched: missing ? "does not apply" : "",
   }));
   byId("meaning").textContent = statistic.meaning && describe(statistic);
   markHead();
+  if (stacks.length > 1) drawTabs();
 }
 
 function describe({ meaning, unit }) {
@@ -28,7 +32,7 @@ function drawStack(stack, statistic, scale) {
     members.map((head) => [`${study.layers[head]} ${study.columns[head]}`, head]));
   const head = (row, column) => headAt.get(`${layers[row]} ${column}`);
   const { table, cells } = makeGrid({
-    label: `${statistic.name} of every head${stack && ` of ${stack}`}`,
+    label: `${statistic.label} of every head${stack && ` of ${stack}`}`,
     corner: "layer ↓\nhead →",
     rows: layers.map(String),
     columns: Array.from({ length: width }, (_, column) => String(column)),
@@ -40,7 +44,7 @@ function drawStack(stack, statistic, scale) {
   cells.forEach((line, row) => line.forEach((cell, column) => {
     if (cell) headCells[head(row, column)] = cell;
   }));
-  return stack ? make("figure", {}, [make("figcaption", { text: stack }), table]) : table;
+  return stack ? make("figure", { "data-stack": stack }, [make("figcaption", { text: stack }), table]) : table;
 }
 
 function describeCell(head, statistic, scale, width) {
@@ -55,7 +59,7 @@ function describeCell(head, statistic, scale, width) {
 
 function valueText(head, statistic) {
   const value = valueOf(statistic, head);
-  const name = `${study.heads[head]}: ${statistic.name}`;
+  const name = `${study.heads[head]}: ${statistic.label}`;
   if (value.mean === null) return `${name} does not apply`;
   const even = value.even === null ? "" : `; even attention ${formatNumber(value.even)}`;
   const unit = statistic.unit === "share" ? "" : ` ${statistic.unit}`;
@@ -67,11 +71,17 @@ function showValue(head, statistic) {
 }
 
 function markHead() {
+  const statistic = statisticAt(chosen.statistic);
+  if (!statistic) return;
   headCells.forEach((cell, head) => cell.setAttribute("aria-selected", head === chosen.head));
-  showValue(chosen.head, study.statistics[chosen.statistic]);
+  showValue(chosen.head, statistic);
 }
 
-bindSelect("statistic", statisticGroups().map(({ label, statistics }) => (
-  { label, options: statistics.map(({ index, name }) => [index, name]) })));
+bindSelect("statistic", [
+  { options: study.roles ? [[ROLES, "Strongest role"]] : [] },
+  { options: study.importance ? [[IMPORTANCE, "Importance"]] : [] },
+  ...statisticGroups().map(({ label, statistics }) => (
+    { label, options: statistics.map(({ index, label: name }) => [index, name]) })),
+]);
 drawOn(["statistic"], drawHeatmap);
 drawOn(["head"], markHead);

@@ -1,0 +1,147 @@
+"""A look at one text: the attention of every head on it, as a page or in a notebook."""
+
+import html
+import os
+import webbrowser
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise._display import counted, printable
+from headwise._evaluation import in_evaluation
+from headwise.errors import ArgumentError, InputError
+from headwise.models import (
+    beginning_of,
+    check_model,
+    check_reads_text,
+    context_of,
+    reads_two_texts,
+    text_alone,
+    tokenizer_of,
+    without_compiler,
+)
+from headwise.report._samples import sample_piece
+from headwise.report._study_data import LookData
+from headwise.report.page import render_look, write_html
+
+# Tokens of an encoder-decoder's own output.
+_OUTPUT_TOKENS = 40
+_VIEW_HEIGHT = 900  # pixels, in a notebook
+
+
+class Look(LookData):
+    """The attention of every head of a model on one text; made by `look`.
+
+    A notebook shows it as a view that can run no script of the notebook and reach no network.
+
+    Attributes:
+        title: The name of the page.
+        model: The model's class.
+        sample: The tokens and the attention of every head.
+        versions: The versions of the packages that computed it.
+    """
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page: one HTML file that needs no network.
+
+        Raises:
+            ArgumentError: the path does not end in .html.
+            OutputError: the file cannot be written; no partial file is left behind.
+        """
+        return write_html("look", render_look(self), Path(path))
+
+    def open(self, path: str | os.PathLike[str]) -> bool:
+        """Write the page and open it in a browser; false if there is none.
+
+        Raises:
+            ArgumentError: the path does not end in .html.
+            OutputError: the file cannot be written; no partial file is left behind.
+        """
+        page = self.save(path).resolve()
+        has_screen = os.name == "nt" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        try:
+            return (has_screen or os.uname().sysname == "Darwin") and webbrowser.open(page.as_uri())
+        except webbrowser.Error:
+            return False
+
+    def __repr__(self) -> str:
+        tokens = " ".join(self.sample.tokens[:12])
+        heads = counted(len(self.sample.weights or self.sample.pairs), "head")
+        return printable(f"Look of {self.model}: {heads} on {tokens!r}; .save('look.html') writes a page")
+
+    def _repr_html_(self) -> str:
+        # The frame has an origin of its own: the page cannot reach the notebook.
+        page = html.escape(render_look(self), quote=True)
+        return (
+            f'<iframe sandbox="allow-scripts" srcdoc="{page}" width="100%" '
+            f'height="{_VIEW_HEIGHT}" style="border:0" title="Attention on a text"></iframe>'
+        )
+
+
+def look(
+    model: nn.Module, tokenizer: Any, text: str, *, target: str | None = None, title: str = ""
+) -> Look:
+    """Look at the attention of every head of a model on one text.
+
+    The model is in evaluation mode while it runs. A text beyond the model's context is cut there.
+
+    Args:
+        model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
+            `attention_mask`.
+        tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
+        text: The text.
+        target: For an encoder-decoder, what its decoder reads. None takes what the model
+            itself generates, up to 40 tokens, or the text if it generates nothing.
+        title: The name of the page. None is the model's class.
+    Returns:
+        The attention: `.save("look.html")` writes a page, and a notebook shows it. A text of up
+        to 64 tokens has exact maps, a longer one the four strongest pairs of each query.
+    Raises:
+        ArgumentError: the text is no string, or there is a target for a model that reads one text.
+        InputError: the text holds no token.
+        UnsupportedError: the model cannot be watched exactly, or reads more than text.
+    """
+    original, model = without_compiler(model), check_model("look", model)
+    tokenizer = tokenizer_of(original, tokenizer, "look")
+    check_reads_text("look", model)
+    if not isinstance(text, str):
+        raise ArgumentError(f"look: text is {text!r:.60}. Give one string.")
+    two = reads_two_texts(model)
+    if target is not None and not two:
+        raise ArgumentError(
+            f"look: target={target!r:.60} is for an encoder-decoder, and {type(model).__name__} "
+            f"reads one text. Leave it out."
+        )
+    with in_evaluation(model):
+        if two and target is None:
+            target = _generated(model, tokenizer, text) or text
+        limit = context_of(model, tokenizer)
+        piece = beginning_of(tokenizer, (text, target if two else None), model, limit)
+        if piece is None:
+            raise InputError(f"look: {text!r:.60} holds no token. Give a text with words.")
+        sample = sample_piece("look", model, tokenizer, piece)
+    return Look(
+        title=title or type(model).__name__,
+        model=type(model).__name__,
+        sample=sample,
+        versions={name: version(name) for name in ("headwise", "torch")},
+    )
+
+
+@torch.no_grad()
+def _generated(model: nn.Module, tokenizer: Any, text: str) -> str:
+    """What an encoder-decoder generates for a text, greedily; "" if it cannot."""
+    generate: Any = getattr(model, "generate", None)
+    if generate is None:
+        return ""
+    inputs = tokenizer(text, return_tensors="pt", truncation=True)
+    ids = {name: inputs[name].to(next(model.parameters()).device) for name in _INPUTS}
+    with text_alone("look", model):
+        output = generate(**ids, max_new_tokens=_OUTPUT_TOKENS, do_sample=False, num_beams=1)
+    return str(tokenizer.decode(output[0], skip_special_tokens=True)).strip()
+
+
+_INPUTS = ("input_ids", "attention_mask")

@@ -1,0 +1,196 @@
+"""Pictures that need no script: maps of the heads, and curves, as shapes of an SVG."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headwise._display import counted
+from headwise.report._study_data import StudyData
+from headwise.report.page._visible_text import visible
+from headwise.tables import Curves, Head
+
+# The side of a cell and the gap beside it, by the number of heads in a layer.
+_SIDES = ((16, 30, 4), (32, 22, 3), (10**6, 14, 2))
+_LABELS = 46  # left of the cells and above them
+_PALEST = 0.25
+_DARK = 0.4  # of relative luminance: below it letters are white
+_KEPT = "#5b8db8"
+_WHITE = (255, 255, 255)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a map says about a head: color, letter, a phrase, and whether nothing was tested."""
+
+    color: str
+    letter: str
+    text: str
+    untested: bool = False
+
+
+@dataclass(frozen=True)
+class Square:
+    """A cell at its place; `ink` is "dark" or "light", for the letter."""
+
+    index: int
+    name: str
+    x: int
+    y: int
+    cell: Cell
+    ink: str
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """The heads of one stack as squares, a row for each layer."""
+
+    stack: str
+    width: int
+    height: int
+    side: int
+    squares: list[Square] = field(default_factory=list)
+    rows: list[tuple[int, str]] = field(default_factory=list)
+    columns: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve: the points of its polyline and of the band of its interval."""
+
+    name: str
+    points: str
+    band: str
+    style: int
+    values: list[str]
+
+
+@dataclass(frozen=True)
+class CurvePicture:
+    """Curves of the loss over the number of removed heads."""
+
+    lines: list[Line]
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    removed: list[str]
+    loss: str
+
+
+def head_maps(heads: Sequence[Head], cells: Mapping[str, Cell]) -> list[HeadMap]:
+    """A map for each stack; a head without a cell is blank."""
+    return [_head_map(stack, heads, cells) for stack in dict.fromkeys(h.stack for h in heads)]
+
+
+def _head_map(stack: str, heads: Sequence[Head], cells: Mapping[str, Cell]) -> HeadMap:
+    members = [(index, head) for index, head in enumerate(heads) if head.stack == stack]
+    layers = sorted({head.layer for _, head in members})
+    width = max(head.head for _, head in members) + 1
+    side, gap = next((side, gap) for most, side, gap in _SIDES if width <= most)
+    step = side + gap
+    blank = Cell("", "", "")
+    squares = []
+    for index, head in members:
+        cell = cells.get(str(head), blank)
+        x, y = _LABELS + head.head * step, _LABELS + layers.index(head.layer) * step
+        ink = "light" if cell.color and _luminance(cell.color) < _DARK else "dark"
+        squares.append(Square(index, str(head), x, y, cell, ink))
+    every = 1 if side > 14 else 4  # smaller cells have no room for each number
+    return HeadMap(
+        stack=stack,
+        width=_LABELS + width * step,
+        height=_LABELS + len(layers) * step,
+        side=side,
+        squares=squares,
+        rows=[
+            (_LABELS + row * step + side // 2, str(layer))
+            for row, layer in enumerate(layers)
+            if row % every == 0
+        ],
+        columns=[
+            (_LABELS + column * step + side // 2, str(column)) for column in range(0, width, every)
+        ],
+    )
+
+
+def tint(color: str, strength: float) -> str:
+    """The color mixed with white: paler where the strength, 0 … 1, is smaller."""
+    share = _PALEST + (1 - _PALEST) * min(max(strength, 0.0), 1.0)
+    mixed = (
+        round(white + (part - white) * share)
+        for part, white in zip(_channels(color), _WHITE, strict=True)
+    )
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
+def _channels(color: str) -> list[int]:
+    return [int(color[start : start + 2], 16) for start in (1, 3, 5)]
+
+
+def _luminance(color: str) -> float:
+    red, green, blue = ((part / 255) ** 2.2 for part in _channels(color))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """The plan as a map with holes, and the curves; each None if the study does not hold it."""
+
+    plan: list[HeadMap] | None
+    plan_says: str
+    curves: CurvePicture | None
+
+
+def pruning(study: StudyData) -> Pruning | None:
+    """The section about removing heads; None if the study holds neither plan nor curves."""
+    if study.plan is None and study.curves is None:
+        return None
+    maps, says = None, ""
+    if study.plan is not None:
+        gone = set(study.plan.removed)
+        kept = {
+            str(head): Cell("", "", "removed", untested=True)
+            if head in gone
+            else Cell(_KEPT, "", "kept")
+            for head in study.table.heads
+        }
+        maps = head_maps(study.table.heads, kept)
+        share = f"{len(gone):,} of {counted(len(study.table.heads), 'head')}"
+        why = f" ({study.plan.why})" if study.plan.why else ""
+        says = f"The plan removes {share}, the dashed squares{why}."
+    curves = None if study.curves is None else curve_picture(study.curves)
+    return Pruning(maps, visible(says.strip()), curves)
+
+
+def curve_picture(curves: Curves) -> CurvePicture:
+    """The curves on a canvas of 600 × 260, with ticks."""
+    means = {name: curves.mean(name).mean(0) for name in curves.per_text}
+    bands = {name: curves.interval(name) for name in curves.per_text}
+    highest = max(float(np.nanmax(high)) for _, high in bands.values())
+    lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
+    spread = (highest - lowest) or 1.0
+    most = int(curves.removed[-1]) or 1
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return round(60 + 520 * x / most, 1), round(230 - 210 * (y - lowest) / spread, 1)
+
+    def points(pairs: Sequence[tuple[float, float]]) -> str:
+        return " ".join(f"{x},{y}" for x, y in (place(*pair) for pair in pairs))
+
+    lines = []
+    for style, (name, mean) in enumerate(means.items()):
+        low, high = bands[name]
+        along = list(zip(curves.removed, low, strict=True))
+        back = list(zip(curves.removed[::-1], high[::-1], strict=True))
+        values = [
+            f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)
+        ]
+        line = points(list(zip(curves.removed, mean, strict=True)))
+        lines.append(Line(visible(name), line, points(along + back), min(style, 3), values))
+    ticks = np.linspace(lowest, highest, 4)
+    return CurvePicture(
+        lines=lines,
+        x_ticks=[(place(x, 0)[0], f"{x}") for x in np.unique(np.linspace(0, most, 6).astype(int))],
+        y_ticks=[(place(0, y)[1], f"{y:.3g}") for y in ticks],
+        removed=[f"{count}" for count in curves.removed],
+        loss=visible(curves.loss),
+    )

@@ -1,0 +1,88 @@
+// The data of the page, the current choices, and what is drawn for them.
+
+const study = JSON.parse(byId("data").textContent);
+// Not statistics, but the heads can be colored by them as well.
+const [ROLES, IMPORTANCE] = [-1, -2];
+const START_HEAD = study.findings[0]?.head ?? study.start ?? 0;
+// `kept` are further heads that are drawn beside the chosen one; `query` is the token whose
+// attention is shown, or null for the strongest pair of the text.
+const chosen = {
+  head: START_HEAD, statistic: study.roles ? ROLES : study.findings[0]?.statistic ?? 0, sample: 0, query: null, kept: [],
+};
+const listeners = { head: [], statistic: [], sample: [], query: [], kept: [] };
+
+function choose(name, value) {
+  chosen[name] = value;
+  // Another text has other tokens, and heads of another stack read other texts.
+  if (name === "sample" || (name === "head" && !isToken(chosen.query))) chosen.query = null;
+  for (const draw of listeners[name]) draw();
+}
+
+function isToken(query) {
+  return query !== null && study.samples.length > 0 && query < textOf("queries").length;
+}
+
+// Draw now, and again whenever one of these choices changes.
+function drawOn(choices, draw) {
+  for (const name of choices) listeners[name].push(draw);
+  draw();
+}
+
+// A select element that sets a choice, and that shows a choice made elsewhere.
+function bindSelect(name, groups) {
+  const select = byId(name);
+  select.replaceChildren(...groups.filter((group) => group.options.length).map(makeGroup));
+  select.addEventListener("change", () => choose(name, Number(select.value)));
+  drawOn([name], () => { select.value = String(chosen[name]); });
+}
+
+function makeGroup({ label, options }) {
+  const elements = options.map(([value, text]) => make("option", { value, text }));
+  return label ? make("optgroup", { label }, elements) : elements[0];
+}
+
+const stacks = [...new Set(study.stacks)];
+
+function headGroups() {
+  return stacks.map((stack) => ({
+    label: stack || "Layer and head",
+    options: study.heads.map((name, head) => [head, name])
+      .filter(([head]) => study.stacks[head] === stack),
+  }));
+}
+
+function statisticGroups() {
+  const numbered = study.statistics.map((statistic, index) => ({ ...statistic, index }));
+  const [requested, builtIn] = [true, false].map((kind) =>
+    numbered.filter((statistic) => statistic.requested === kind));
+  return [
+    { label: "Built-in statistics", statistics: builtIn },
+    { label: "Requested relations and token classes", statistics: requested },
+  ].filter(({ statistics }) => statistics.length);
+}
+
+// The values of one statistic for one head. A column that all heads share is a single number.
+function valueOf(statistic, head) {
+  const at = (column) => (Array.isArray(column) ? column[head] : column);
+  return {
+    mean: statistic.mean[head],
+    error: statistic.error[head],
+    count: at(statistic.count),
+    maximum: at(statistic.maximum),
+    even: at(statistic.even),
+  };
+}
+
+// A statistic by its index; undefined for the roles.
+function statisticAt(index) {
+  if (index !== IMPORTANCE) return study.statistics[index];
+  const { method, loss, values } = study.importance;
+  const column = (part) => values.map((value) => value && value[part]);
+  return {
+    name: "importance", label: "Importance", unit: `of the loss ${loss}`, requested: false,
+    meaning: `growth of the loss without the head, by ${method}`,
+    from_zero: values.every((value) => !value || value[0] >= 0), mean: column(0),
+    error: values.map((value) => value && value[2] !== null && (value[2] - value[1]) / 3.92),
+    count: null, maximum: null, even: null,
+  };
+}

@@ -1,0 +1,94 @@
+// The map of strongest roles, which is drawn without a script: a click or the arrow keys choose.
+
+const squares = new Map();
+
+function enhanceMap(picture) {
+  const rows = new Map();
+  for (const square of picture.querySelectorAll("[data-head]")) {
+    const head = Number(square.dataset.head);
+    squares.set(head, square);
+    square.setAttribute("role", "button");
+    square.setAttribute("aria-label", `${study.heads[head]}: ${square.dataset.text || "no role"}`);
+    square.setAttribute("tabindex", -1);
+    const row = square.getAttribute("y");
+    rows.set(row, [...(rows.get(row) ?? []), square]);
+  }
+  picture.setAttribute("role", "group");
+  makeMapNavigable(picture, [...rows.values()]);
+}
+
+function makeMapNavigable(picture, rows) {
+  const headOf = (event) => event.target.dataset?.head;
+  picture.addEventListener("click", (event) => {
+    if (headOf(event)) choose("head", Number(headOf(event)));
+  });
+  picture.addEventListener("pointerover", (event) => {
+    if (headOf(event)) describeSquare(Number(headOf(event)));
+  });
+  picture.addEventListener("pointerleave", () => describeSquare(chosen.head));
+  picture.addEventListener("focusin", (event) => {
+    for (const square of squares.values()) square.setAttribute("tabindex", -1);
+    event.target.setAttribute("tabindex", 0);
+    describeSquare(Number(headOf(event)));
+  });
+  picture.addEventListener("keydown", (event) => {
+    const row = rows.findIndex((line) => line.includes(event.target));
+    if (row < 0) return;
+    const column = rows[row].indexOf(event.target);
+    if (event.key in ARROWS) {
+      const [down, right] = ARROWS[event.key];
+      rows[row + down]?.[column + right]?.focus();
+    } else if (event.key === "Enter" || event.key === " ") {
+      choose("head", Number(headOf(event)));
+    } else {
+      return;
+    }
+    event.preventDefault();
+  });
+}
+
+function describeSquare(head) {
+  const text = squares.get(head)?.dataset.text || "no role found";
+  fill("map-of-roles-readout", make("b", { text: study.heads[head] }), `: ${text}`);
+}
+
+function markSquare() {
+  squares.forEach((square, head) => {
+    square.classList.toggle("chosen", head === chosen.head);
+    square.setAttribute("aria-pressed", head === chosen.head);
+    square.setAttribute("tabindex", head === chosen.head ? 0 : -1);
+  });
+  describeSquare(chosen.head);
+}
+
+// A count in the sentence opens its evidence and shows its heads in the map.
+function linkCounts() {
+  for (const link of document.querySelectorAll("a.count")) {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      const evidence = byId(link.hash.slice(1));
+      const opens = !evidence.open;
+      for (const other of document.querySelectorAll("details.evidence-of")) other.open = false;
+      evidence.open = opens;
+      if (opens) evidence.scrollIntoView({ block: "nearest" });
+    });
+  }
+  for (const details of document.querySelectorAll("details.evidence-of")) {
+    details.addEventListener("toggle", markEvidence);
+  }
+}
+
+function markEvidence() {
+  const names = new Set(
+    [...document.querySelectorAll("details.evidence-of[open] [data-show]")]
+      .map((button) => button.dataset.show));
+  squares.forEach((square, head) => {
+    square.classList.toggle("faint", names.size > 0 && !names.has(study.heads[head]));
+  });
+}
+
+if (byId("map-of-roles")) {
+  for (const picture of document.querySelectorAll("#map-of-roles svg")) enhanceMap(picture);
+  linkCounts();
+  drawOn(["head"], markSquare);
+}

@@ -1,0 +1,152 @@
+// The text itself: each word shaded by the weight that it gets from the token pointed at.
+
+const HUES = 6;
+const wordBoxes = { queries: [], keys: [] };
+let shadedWords = [];
+let shownQuery = 0;
+
+function drawWords() {
+  const { sides } = viewOf(sampleNow(), chosen.head);
+  const two = sides[0] !== sides[1];
+  const [queries, keys] = [
+    makeWords(textOf("queries"), two ? "queries" : "both"), two ? makeWords(textOf("keys"), "keys") : [],
+  ];
+  const alone = (words) => words.filter((word) => word !== " ");
+  wordBoxes.queries = alone(queries);
+  wordBoxes.keys = two ? alone(keys) : wordBoxes.queries;
+  const label = (side) => make("h3", { text: side === "source" ? "Source text" : "Target text" });
+  const box = (words, name) => make("div", {
+    class: "words", role: "listbox", "aria-label": name, tabindex: 0,
+  }, words);
+  fill("words", ...(two || sampleNow().targets.length ? [label(sides[0])] : []),
+    box(queries, "Words of the text: point at one to see where it attends"));
+  if (two) byId("words").append(label(sides[1]), box(keys, "Words attended to"));
+  makeWordsNavigable(byId("words").querySelector(".words"), wordBoxes.queries);
+  shadedWords = [];
+  drawQuery();
+}
+
+// Subwords stand together as the text has them; the spaces that tokens begin with become gaps.
+function makeWords(tokens, kind) {
+  const spaced = tokens.some((token) => token.startsWith("␣"));
+  return tokens.flatMap((token, index) => {
+    const joined = spaced ? !token.startsWith("␣") : token.startsWith("##");
+    const bare = token.replace(/^␣/, "").replace(/^##(?=.)/, "") || token;
+    const word = make("span", {
+      class: "word", role: "option", "aria-selected": "false",
+    }, [make("bdi", { text: bare })]);
+    word.dataset.at = index;
+    if (kind === "keys") word.classList.add("still");
+    // A real space lets the line break there.
+    return joined || index === 0 ? [word] : [" ", word];
+  });
+}
+
+function makeWordsNavigable(box, words) {
+  const at = (event) => event.target.closest?.(".word")?.dataset.at;
+  const point = (event) => { if (at(event) !== undefined) drawQuery(Number(at(event))); };
+  box.addEventListener("pointerover", point);
+  box.addEventListener("pointerleave", () => drawQuery());
+  box.addEventListener("click", (event) => {
+    if (at(event) !== undefined) choose("query", Number(at(event)));
+  });
+  box.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10 }[event.key];
+    if (step === undefined) return;
+    const next = Math.min(Math.max(queryNow() + step, 0), words.length - 1);
+    choose("query", next);
+    words[next].scrollIntoView({ block: "nearest" });
+    event.preventDefault();
+  });
+}
+
+// Only the words whose shade changes are touched, so that long texts stay smooth.
+function drawQuery(query = queryNow()) {
+  for (const word of shadedWords) word.style.removeProperty("background-image");
+  wordBoxes.queries[shownQuery]?.classList.remove("query");
+  wordBoxes.queries[shownQuery]?.setAttribute("aria-selected", "false");
+  shownQuery = query;
+  const heads = drawnHeads();
+  const weights = heads.map((head) => weightsFrom(head, query));
+  const keys = new Set(weights.flatMap((weight) => [...weight.keys()]));
+  shadedWords = [...keys].map((key) => wordBoxes.keys[key]).filter(Boolean);
+  for (const key of keys) {
+    const shares = weights.map((weight) => weight.get(key) ?? 0);
+    wordBoxes.keys[key]?.style.setProperty("background-image", makeStripes(shares));
+  }
+  if (pairsOf(chosen.head)) {
+    wordBoxes.queries[query]?.classList.add("query");
+    wordBoxes.queries[query]?.setAttribute("aria-selected", "true");
+  }
+  describeQuery(query, weights[0]);
+}
+
+// The weights that a query gives; for a head without pairs, what the keys of its layer receive.
+function weightsFrom(head, query) {
+  const pairs = pairsOf(head);
+  if (pairs) return new Map(pairs(query).filter(([, weight]) => weight >= 0.004));
+  const received = receivedIn(head) ?? [];
+  const most = Math.max(...received, 1e-9);
+  return new Map(received.map((share, key) => [key, share / most])
+    .filter(([, share]) => share >= 0.02));
+}
+
+// A stripe for each head; the square root, since most weights are small.
+function makeStripes(shares) {
+  const stops = shares.flatMap((share, index) => {
+    const depth = Math.round(Math.sqrt(Math.min(share, 1)) * 58);
+    const color = `color-mix(in srgb, var(--hue-${index % HUES}) ${depth}%, transparent)`;
+    const [from, to] = [index, index + 1].map((edge) => `${(edge / shares.length) * 100}%`);
+    return [`${color} ${from}`, `${color} ${to}`];
+  });
+  return `linear-gradient(to bottom, ${stops.join(", ")})`;
+}
+
+function describeQuery(query, weights) {
+  const [queries, keys] = [textOf("queries"), textOf("keys")];
+  const name = study.heads[chosen.head];
+  if (!pairsOf(chosen.head)) {
+    const where = `all heads of layer ${study.layers[chosen.head]}`;
+    fill("words-readout", receivedIn(chosen.head)
+      ? `The pairs of ${name} are not on this page. Shaded: what each word receives from ${where}.`
+      : `The attention of ${name} on this text is not on this page.`);
+    return;
+  }
+  const strongest = [...weights].slice(0, 4).flatMap(([key, weight], index) =>
+    [index ? ", " : "", tokenText(keys[key]), ` ${formatWeight(weight)}`]);
+  fill("words-readout", make("b", { text: name }), ": ", tokenText(queries[query]),
+    strongest.length ? " looks at " : " looks at nothing much", ...strongest);
+}
+
+function drawKept() {
+  const chips = drawnHeads().map((head, index) => {
+    const chip = make("span", { class: "chip" }, [study.heads[head]]);
+    chip.prepend(make("span", { class: `swatch hue-${index % HUES}`, "aria-hidden": "true" }));
+    if (head !== chosen.head) {
+      const remove = make("button", {
+        type: "button", text: "×", "aria-label": `Remove ${study.heads[head]}`,
+      });
+      remove.addEventListener("click", () =>
+        choose("kept", chosen.kept.filter((other) => other !== head)));
+      chip.append(remove);
+    }
+    return chip;
+  });
+  fill("kept", ...chips);
+  byId("keep").disabled = chosen.kept.includes(chosen.head) || chosen.kept.length >= HUES - 1;
+}
+
+if (study.samples.length) {
+  bindSelect("sample", study.samples.map(({ tokens }, index) => (
+    { options: [[index, `${index + 1}: ${tokens.slice(0, 30).join(" ")}`]] })));
+  byId("keep").addEventListener("click", () => choose("kept", [...chosen.kept, chosen.head]));
+  let drawnSample = null;
+  drawOn(["head", "sample"], () => {
+    const drawn = `${chosen.sample} ${viewOf(sampleNow(), chosen.head).sides}`;
+    if (drawn === drawnSample) drawQuery();
+    else drawWords();
+    drawnSample = drawn;
+  });
+  drawOn(["query", "kept"], () => drawQuery());
+  drawOn(["head", "sample", "kept"], drawKept);
+}
