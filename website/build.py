@@ -45,6 +45,7 @@ def main() -> None:
     listed = [f"reference/{name}" for name in first + [n for n in reference if n not in first]]
     settings = settings.replace('"@reference"', json.dumps(listed)[1:-1])
     (WORK / "zensical.toml").write_text(settings, "utf-8")
+    shutil.copy(HERE / "docstrings.py", WORK)
     wrong = [*not_in_navigation(pages, tomllib.loads(settings)["project"]["nav"])]
     wrong += [f"{name} is imported, but not in the reference" for name in unexplained(documents())]
     if wrong:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from headwise.models import register_attention as register_attention
     from headwise.models import save as save
     from headwise.monitor import HeadMonitor as HeadMonitor
+    from headwise.monitor import QKClip as QKClip
     from headwise.recovery import recover as recover
     from headwise.report import Study as Study
     from headwise.report import study as study
