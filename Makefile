@@ -3,7 +3,8 @@
 #   make report     train the Mini-GPT, study its heads, write report.html
 #   make test       lint, types, tests and the code in the docs: under 10 minutes
 #   make test-full  all of that, the long tests, and the native kernel under sanitizers
-#   make setup native lint format bench docs coverage clean
+#   make docs       the site, in site/: open site/index.html
+#   make setup native lint format bench gallery coverage clean
 
 # The first of these that is new enough and has venv creates the environment.
 PYTHONS = python3.13 python3.12 python3.11 python3
@@ -22,7 +23,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/he
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: rivals floors wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs coverage clean
+.PHONY: rivals floors wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
 
 setup: .venv/dev
 
@@ -120,11 +121,18 @@ rivals: .venv/dev build/rivals
 	PYTHONPATH=build/rivals $(BIN)/python benchmarks/zentorch_rival.py --into docs/rivals.md
 	PYTHONPATH=build/rivals $(BIN)/python benchmarks/torch_pruning_rival.py --pairs $(PAIRS) --into docs/rivals.md
 
-docs: .venv/dev
+# The site. Fails on code that does not run, links that lead nowhere, names without documentation.
+docs: .venv/dev build/gallery
 	$(PYTEST) tests/examples/test_docs.py
+	OMP_NUM_THREADS=1 $(BIN)/python website/build.py --out site
+
+# Pages and figures of models that are trained on the spot: a few minutes, then only after changes.
+gallery: build/gallery
+build/gallery: .venv/dev website/gallery.py website/texts.txt
+	OMP_NUM_THREADS=1 $(BIN)/python website/gallery.py --out $@
 
 clean:
-	rm -rf .venv build dist .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Stamp files record the installation and its inputs. The dev installation includes the run one.
 .venv/dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/pip

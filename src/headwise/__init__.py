@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from headwise.models import register_attention as register_attention
     from headwise.models import save as save
     from headwise.monitor import HeadMonitor as HeadMonitor
+    from headwise.monitor import QKClip as QKClip
     from headwise.recovery import recover as recover
     from headwise.report import Comparison as Comparison
     from headwise.report import Study as Study

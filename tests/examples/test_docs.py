@@ -19,7 +19,16 @@ from house.source import PACKAGE, ROOT, Source, sources
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Documents whose code takes more than a few seconds: tested by `make docs` and the long tests.
+SLOW = {
+    "learn/bert.md",
+    "learn/mini-gpt.md",
+    "research/behaviours.md",
+    "research/own-relations.md",
+    "research/roles.md",
+    "shrink/encoder.md",
+}
 WITH_EXAMPLES = [source for source in sources() if ">>>" in source.path.read_text("utf-8")]
 
 
@@ -28,7 +37,19 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def _cases() -> Iterator[Any]:
+    """The documents, the slow ones in the long tier."""
+    for document in DOCUMENTS:
+        name = str(document.relative_to(ROOT)).removeprefix("docs/")
+        yield pytest.param(document, id=name, marks=[pytest.mark.full] if name in SLOW else [])
+
+
+def test_slow_documents_exist() -> None:
+    names = {str(document.relative_to(ROOT)).removeprefix("docs/") for document in DOCUMENTS}
+    assert names >= SLOW
+
+
+@pytest.mark.parametrize("document", _cases())
 def test_the_code_of_a_document_runs(document: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for code, printed, where in _blocks(document):

@@ -1,6 +1,6 @@
 """Words: what no tracked file holds, and names and phrases replaced by standard terms.
 
-`docs/architecture.md` has the glossary: one standard term for each idea.
+`docs/glossary.md` has the glossary: one standard term for each idea.
 """
 
 import ast

@@ -110,6 +110,7 @@ class ALiBi:
     def of_distance(
         self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
     ) -> Float[Tensor, "H *shape"]:
+        """The bias of keys `ahead` tokens after their queries, one per head."""
         work = torch.promote_types(dtype, torch.float32)
         slopes = torch.tensor(self.slopes(), dtype=work, device=ahead.device)
         return -slopes.view(-1, *[1] * ahead.ndim) * ahead.abs().to(work)
@@ -164,6 +165,7 @@ class T5Bias(nn.Module):
     def of_distance(
         self, ahead: Int[Tensor, "*shape"], dtype: torch.dtype
     ) -> Float[Tensor, "H *shape"]:
+        """The bias of keys `ahead` tokens after their queries, one per head."""
         return self.buckets(self.bucket(ahead)).movedim(-1, 0).to(dtype)
 
     def bucket(self, ahead: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

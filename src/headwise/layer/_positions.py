@@ -135,6 +135,7 @@ class LinearScaling:
     magnitude: float = 1.0
 
     def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        """Divide every frequency by `factor`."""
         return frequencies / self.factor
 
 
@@ -150,6 +151,7 @@ class NTKScaling:
     magnitude: float = 1.0
 
     def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        """Divide each frequency by more the lower it is, the lowest by `factor`."""
         pair = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
         return frequencies * self.factor ** (-pair / max(1, len(frequencies) - 1))
 
@@ -180,6 +182,7 @@ class YaRN:
         return 0.1 * math.log(self.factor) + 1.0
 
     def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        """Divide low frequencies by `factor`, keep high ones, and interpolate between them."""
         first = max(0, math.floor(self._pair_of(self.fast_turns, rope)))
         last = min(rope.width - 1, math.ceil(self._pair_of(self.slow_turns, rope)))
         pair = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
@@ -215,6 +218,7 @@ class Llama3Scaling:
         _check_scaling(self, self.short > self.long > 0)
 
     def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
+        """Divide low frequencies by `factor`, keep high ones, and interpolate between them."""
         turns = self.trained_length * frequencies / (2 * math.pi)  # within trained_length
         ramp = ((turns - self.long) / (self.short - self.long)).clamp(0, 1)
         return frequencies * ramp + frequencies / self.factor * (1 - ramp)

@@ -59,6 +59,7 @@ class Evidence:
         return _SPLITS if self.splits is None else self.splits
 
     def wants(self, null: str) -> bool:
+        """Whether a null is among those to evaluate."""
         return self.nulls is None or null in self.nulls
 
     def models_like(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 
 from headwise._display import counted, printable
+from headwise._packages import require
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.report.comparison._comparison_data import ComparisonData
@@ -43,6 +42,8 @@ def write_comparison_page(comparison: ComparisonData, path: Path) -> Path:
 
 def render(comparison: ComparisonData) -> str:
     """The page as text. Whatever comes from the comparison is escaped."""
+    jinja2 = require("jinja2", "report", "report")
+    markup = require("markupsafe", "report", "report").Markup
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -64,7 +65,7 @@ def render(comparison: ComparisonData) -> str:
         left_out=[printable(name) for name in comparison.statistics if name not in shown],
         facts=_facts(comparison),
         policy=f"default-src 'none'; style-src '{_digest(style)}'; base-uri 'none'",
-        style=Markup(style),  # ours
+        style=markup(style),  # ours
     )
 
 

@@ -1,0 +1,121 @@
+"""Build the site into a folder: pages of docs/, the reference, the notebooks and the gallery.
+
+    python website/build.py [--out site] [--gallery build/gallery]
+
+It fails on a link that leads nowhere, a page that the navigation lacks, a public name without
+documentation and a notebook that does not run.
+"""
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from check import faults
+from commands import commands_page
+from names import names_pages, unexplained
+from notebooks import notebook_page
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, HERE, WORK = ROOT / "docs", ROOT / "website", ROOT / "build" / "website"
+# Files at the root that pages link to, and what they are called in the site.
+AT_ROOT = {name: name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
+LINK = re.compile(r"(\]\()((?:\.\./)+)([\w.-]+)((?:#[\w-]*)?\))")
+NOTEBOOK = re.compile(r"(\]\([\w./-]*)\.ipynb\)")  # links lead to the page that has the output
+
+
+def main() -> None:
+    """Build the site, or exit with what is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, default=ROOT / "site", help="the folder to write")
+    parser.add_argument("--gallery", type=Path, default=ROOT / "build" / "gallery")
+    options = parser.parse_args()
+    pages = WORK / "pages"
+    shutil.rmtree(WORK, ignore_errors=True)
+    gather(pages, options.gallery)
+    settings = (HERE / "zensical.toml").read_text("utf-8")
+    reference = sorted(path.name for path in (pages / "reference").glob("*.md"))
+    first = ["index.md", "commands.md"]
+    listed = [f"reference/{name}" for name in first + [n for n in reference if n not in first]]
+    settings = settings.replace('"@reference"', json.dumps(listed)[1:-1])
+    (WORK / "zensical.toml").write_text(settings, "utf-8")
+    shutil.copy(HERE / "docstrings.py", WORK)
+    wrong = [*not_in_navigation(pages, tomllib.loads(settings)["project"]["nav"])]
+    wrong += [f"{name} is imported, but not in the reference" for name in unexplained(documents())]
+    if wrong:
+        sys.exit("\n".join(wrong))
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    subprocess.run(command, cwd=WORK, check=True)
+    wrong = faults(WORK / "site")
+    if wrong:
+        sys.exit("\n".join(wrong))
+    shutil.rmtree(options.out, ignore_errors=True)
+    shutil.copytree(WORK / "site", options.out)
+    print(f"The site: {options.out / 'index.html'}")
+
+
+def documents() -> list[Path]:
+    """The documents whose code runs."""
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def gather(pages: Path, gallery: Path) -> None:
+    """Bring all pages together in one folder, with links that hold there."""
+    shutil.copytree(DOCS, pages, ignore=shutil.ignore_patterns("*.ipynb"))
+    for name, file in AT_ROOT.items():
+        shutil.copy(ROOT / name, pages / file)
+    for path in pages.rglob("*.md"):
+        depth = len(path.relative_to(pages).parts) - 1
+        from_root = path.name in AT_ROOT.values() and depth == 0
+        text = NOTEBOOK.sub(r"\1.md)", path.read_text("utf-8"))
+        path.write_text(_relinked(text, depth, from_root), "utf-8")
+    for file, text in ({"commands.md": commands_page()} | names_pages()).items():
+        (pages / "reference").mkdir(exist_ok=True)
+        (pages / "reference" / file).write_text(text, "utf-8")
+    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        scratch = WORK / "scratch" / path.stem
+        scratch.mkdir(parents=True)
+        notebook_page(path, pages / "notebooks", scratch)
+    shutil.copytree(gallery, pages / "gallery", dirs_exist_ok=True)
+    for file in ("website.css", "iframe-worker.js"):
+        shutil.copy(HERE / file, pages / file)
+
+
+def not_in_navigation(pages: Path, nav: list[Any]) -> Iterator[str]:
+    """Pages that no reader would find."""
+    listed = set(_files(nav))
+    for path in sorted(pages.rglob("*.md")):
+        if str(path.relative_to(pages)) not in listed:
+            yield f"{path.relative_to(pages)} is missing from `nav` in website/zensical.toml"
+
+
+def _files(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    for item in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from _files(item)
+
+
+def _relinked(text: str, depth: int, from_root: bool) -> str:
+    """A page whose links to files at the root of the project lead to their copies in the site."""
+    if from_root:
+        for name, file in AT_ROOT.items():
+            text = text.replace(f"]({name}", f"]({file}")
+        return text.replace("](docs/", "](").replace("](LICENSE)", "](index.md)")
+
+    def relink(link: re.Match[str]) -> str:
+        opening, ups, name, rest = link.groups()
+        at_root = ups.count("../") == depth + 1 and name in AT_ROOT
+        return f"{opening}{'../' * depth}{AT_ROOT[name]}{rest}" if at_root else link[0]
+
+    return LINK.sub(relink, text)
+
+
+if __name__ == "__main__":
+    main()

