@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from headwise._progress import progress_bar
 from headwise.cli._options import ModelOptions
-from headwise.cli._progress_bar import progress_bar
 from headwise.cli.tasks._models import check_device
 from headwise.cli.tasks._study import RequestedStatistics
 from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, corpus

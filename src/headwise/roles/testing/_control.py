@@ -189,7 +189,8 @@ class _Power:
         bar = _above(self.baseline, least_lift(self.roles, self.baseline))
         spread = self.variation * effect * (1 - effect)
         of_null = np.square(self.null - self.baseline * self.count).sum(0) / n**2
-from headwise._packages import require
+        stats = require("scipy.stats", "hf", "find_roles")
+        critical = stats.t.isf(LEVEL / max(1, self.tests), texts - 1)
         needed = np.maximum(bar, self.baseline + critical * np.sqrt(spread / n + of_null))
         on_held, on_selection = (
             stats.norm.cdf((effect - least) / (np.sqrt(spread / np.maximum(queries, 1)) + _TINY))
