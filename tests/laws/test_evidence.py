@@ -1,5 +1,6 @@
 """The error rates of the evidence on simulated data, without a model."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise.roles.relations import Role
 from headwise.roles.testing._evidence import (
     FEWEST_INSTANCES,
     FEWEST_TEXTS,
     Family,
     best_of,
     halves,
+    has_role,
     judge,
     lift,
 )
@@ -260,3 +263,40 @@ def test_the_best_heuristic_has_the_best_ratio_of_sums():
     value = np.array([[[1.0, 0.0]], [[0.0, 3.0]]])  # 2 texts, 1 role, 2 rules
     assert best_of(value, np.array([[1.0], [9.0]])).tolist() == [1]
     assert best_of(np.zeros((2, 1, 2)), np.zeros((2, 1))).tolist() == [0]  # no queries to select on
+
+
+def selected_family(rng, texts, rates, shown, role):
+    """Queries that are right at one rate per head, against a null that is right half the time."""
+    count = np.ones((texts, len(rates)), np.float32)
+    value = (rng.random(count.shape) < rates).astype(np.float32)
+    null = np.repeat((rng.random((texts, 1)) < 0.5).astype(np.float32), len(rates), 1)
+    measures = {"chosen_half": np.asarray(shown), "chosen_baseline": np.full(len(rates), 0.5)}
+    return Family(value, count, {"rule": null}, (role,), {"rule": ["rule"]}, measures)
+
+
+def test_heads_that_differ_from_the_null_in_one_text_do_not_hide_a_better_one():
+    # Without that text a resample of their gains varies so little that its t is large.
+    rng = np.random.default_rng(0)
+    role = Role("r", "", lambda text: (), "word", bar=0.1, points=0.1)
+    family = selected_family(rng, 200, np.full(301, 0.8), [0.8] + 300 * [0.5], role)
+    family.value[:, 1:] = family.nulls["rule"][:, 1:]
+    family.value[family.value[:, 1].argmax(), 1:] = 0
+    everything = replace(family, measures={"chosen_half": family.measures["chosen_half"]})
+    (whole,), (chosen,) = judge([everything], draws=500), judge([family], draws=500)
+    assert chosen.p[0] < 0.001 < 0.05 < whole.p[0]
+    assert (chosen.p[1:] == 1).all()
+    assert has_role(family, chosen).tolist() == [True] + 300 * [False]
+
+
+def test_what_the_selection_half_promises_by_chance_is_rarely_found():
+    # No head is better than the null; those that the selection half favours are tested alone.
+    role = Role("r", "", lambda text: (), "word", bar=0.1, points=0.1)
+    wrong = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        shown = rng.binomial(60, 0.5, 100) / 60
+        family = selected_family(rng, 60, np.full(100, 0.5), shown, role)
+        (verdict,) = judge([family], draws=300, seed=seed, intervals=False)
+        assert 0 < (verdict.p < 1).sum() < 60
+        wrong += (verdict.p <= 0.05).any()
+    assert wrong <= 16  # .05 is promised; more than 16 of 200 has a probability of .02

@@ -34,6 +34,7 @@ from headwise.roles.testing import (
     Family,
     Trial,
     distinct_texts,
+    is_promising,
     judge,
     plant,
     probe_trial,
@@ -64,11 +65,11 @@ def find_roles(
     speech and their order, rules that choose among candidates (the nearest, the first, the
     longest, the most repeated), the best head of the same model with permuted or with initial
     weights, the same words in another order, and for repetition the same positions without
-    repetition. It
-    needs a lift of .25 (the share of the range above the null that the head reaches; for trees
-    ten points) and p < .05, adjusted over all heads and roles together. It must clear the same
-    bar on the selection half, on which heuristics and null heads are selected. A role describes
-    what a head attends to, not what the model uses it for.
+    repetition. It needs a lift of .25 (the share of the range above the null that the head
+    reaches; for trees ten points) and p < .05, adjusted over all heads and roles together that
+    clear half of that bar on the selection half, on which heuristics and null heads are
+    selected. The head must clear the whole bar there too. A role describes what a head attends
+    to, not what the model uses it for.
 
     A relation with two ends is two roles, one in each direction. A role is tested only if the
     texts could have shown it: a planted head with the true pairs, diluted with even attention,
@@ -162,7 +163,7 @@ def _families(evaluated: Evaluated, text: Trial, seed: int) -> list[Family]:
 
 def _tested(evaluated: Evaluated, families: Sequence[Family], seed: int) -> pd.DataFrame:
     """The rows of all roles, each tested together with its planted head."""
-    tests = sum(family.value.shape[1] for family in families)
+    tests = sum(int(is_promising(family).sum()) + len(family.roles) for family in families)
     trials = zip(families, evaluated.scores, evaluated.trials[0], strict=True)
     controls = [
         plant(family, scores, trial.split, tests=tests, seed=seed)

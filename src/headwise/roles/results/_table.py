@@ -65,9 +65,10 @@ class Roles:
             interval (95 %, over texts) from `ci_low` to `ci_high`; `null` is the strongest null
             (a baseline without knowledge of the relation), `baseline` its score, `lift` the
             share of the range above it that the head reaches, `n` the queries, `texts` the texts
-            with a query, `p_adj` the p adjusted over all rows (NaN where a role was not tested;
-            below one in a few hundred it comes from a fitted tail), `chosen_half` the effect on
-            the selection half; `null.…` is the score of each null; `stability` is the share of
+            with a query, `p_adj` the p adjusted over all tested rows (NaN where a role was not
+            tested, 1 where the selection half shows less than half of what a label needs; below
+            one in a few hundred it comes from a fitted tail), `chosen_half` the effect on the
+            selection half; `null.…` is the score of each null; `stability` is the share of
             further splits of the texts under which the same procedure finds the role. `mass` is
             the attention on the relation, and `value` the same with each key weighted by the
             norm of its projected value, `‖v_j W_O‖`: a head may attend to keys that add little

@@ -9,6 +9,7 @@ from headwise.roles.testing._evidence import (
     best_of,
     halves,
     has_role,
+    is_promising,
     judge,
     lift,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "distinct_texts",
     "halves",
     "has_role",
+    "is_promising",
     "judge",
     "lift",
     "plant",

@@ -20,6 +20,7 @@ Column = Float[np.ndarray, " N"]
 
 FEWEST_TEXTS, FEWEST_INSTANCES = 30, 20
 LEVEL = 0.05  # of the adjusted p
+_PROMISING = 0.5  # of the bars, on the selection half
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Family:
             queries; NaN where it does not apply.
         roles: The roles. The columns of the first role come first, one for each head.
         null_names: For each null, its name for each role: `offset -1`, say.
-        measures: Further columns of the table: `chosen_half`, `mass` and `value`.
+        measures: Further columns of the table: `chosen_half`, `mass` and `value`; and
+            `chosen_baseline`, what the strongest null scores on the selection half.
     """
 
     value: PerText
@@ -58,7 +60,8 @@ class Verdict:
         lift: The share of the remaining range, `(effect − baseline) / (1 − baseline)`.
         n: The number of queries.
         texts: The number of texts with at least one query.
-        p: Adjusted for the whole family; NaN for too few queries or texts.
+        p: Adjusted for the whole family; NaN for too few queries or texts, and 1 where the
+            selection half shows too little for a test.
     """
 
     effect: Column
@@ -94,13 +97,18 @@ def judge(
 ) -> list[Verdict]:
     """Test all hypotheses together, so that p is adjusted over all of them.
 
+    A hypothesis is tested if it clears half of its bars on the selection half. Since that half
+    has no say in the test, the others need no adjustment: many heads score in a few texts only,
+    and their t varies so much that no p could be small with them in the family.
+
     Args:
         families: The hypotheses of one family share their texts; those of two families do not.
         draws: Bootstrap resamples of the test.
         intervals: Whether to compute the intervals; otherwise they are NaN.
     """
     nulls = [_strongest_null(family) for family in families]
-    tested = [_enough_data(family) for family in families]
+    enough = [_enough_data(family) for family in families]
+    tested = [keep & is_promising(family) for family, keep in zip(families, enough, strict=True)]
     gains = [
         (family.value - null_sums)[:, keep]
         for family, (_, _, null_sums), keep in zip(families, nulls, tested, strict=True)
@@ -111,8 +119,10 @@ def judge(
     ]
     adjusted = step_down(gains, worst, draws=draws, seed=seed)
     verdicts = []
-    for family, null, keep, p_tested in zip(families, nulls, tested, adjusted, strict=True):
-        p = np.full(len(keep), np.nan)
+    for family, null, known, keep, p_tested in zip(
+        families, nulls, enough, tested, adjusted, strict=True
+    ):
+        p = np.where(known, 1.0, np.nan)
         p[keep] = p_tested
         unknown = np.full(len(keep), np.nan)
         ends = unknown, unknown
@@ -199,11 +209,27 @@ def has_role(family: Family, verdict: Verdict) -> Bool[np.ndarray, " C"]:
     A role is found if it is significant and clears its bar of lift and of points over the
     strongest null, on the held-out half and on the selection half.
     """
-    heads = len(verdict.p) // max(1, len(family.roles))
-    bar = np.repeat([role.bar for role in family.roles], heads)
-    points = np.repeat([role.points for role in family.roles], heads)
+    bar, points = _bars(family)
     found = verdict.p < LEVEL
     for effect in (family.measures["chosen_half"], verdict.effect):
         gain = effect - verdict.baseline
         found &= (lift(effect, verdict.baseline) >= bar) & (gain >= points)
     return found
+
+
+def is_promising(family: Family) -> Bool[np.ndarray, " C"]:
+    """Which hypotheses clear half of their bars on the selection half, or have no query there."""
+    if "chosen_baseline" not in family.measures:
+        return np.ones(family.value.shape[1], dtype=bool)
+    effect, baseline = family.measures["chosen_half"], family.measures["chosen_baseline"]
+    bar, points = _bars(family)
+    lifted = lift(effect, baseline)
+    unpromising = (lifted < _PROMISING * bar) | (effect - baseline < _PROMISING * points)
+    return ~unpromising
+
+
+def _bars(family: Family) -> tuple[Column, Column]:
+    """The lift and the points over the strongest null that each hypothesis needs."""
+    heads = family.value.shape[1] // max(1, len(family.roles))
+    bars = np.array([[role.bar, role.points] for role in family.roles])
+    return np.repeat(bars[:, 0], heads), np.repeat(bars[:, 1], heads)

@@ -104,12 +104,9 @@ def make_family(
     (selection_value, value), (selection_count, count) = (
         split.halves(sums * applies) for sums in (scores.value, scores.count)
     )
-    nulls = {name: np.full(value.shape, np.nan, np.float32) for name in NULLS}
-    null_names = {name: [_NULL_NAMES.get(name, "")] * len(roles) for name in NULLS}
-    nulls["chance"] = split.halves(_chance(roles, scores) * applies)[1]
-    null_names["chance"] = [
-        f"the limit of {EVEN}" if role.kind == "breadth" else "chance" for role in roles
-    ]
+    nulls = _Nulls.of(roles, value.shape)
+    even = split.halves(_chance(roles, scores) * applies)
+    nulls.add("chance", even[1], _rate(even[0].sum(0), selection_count.sum(0)))
     names = [heuristic_names(role.grid) for role in roles]
     for null, columns in (
         ("offset", slice(len(OFFSETS))),
@@ -118,22 +115,61 @@ def make_family(
         sums = scores.heuristics[..., columns]
         if sums.size:
             best, baseline = _best_on_selection(split, sums, scores.heuristic_count)
-            nulls[null] = baseline.rates * count
-            null_names[null] = [
+            nulls.add(null, baseline.rates * count, baseline.selection_rate)
+            nulls.names[null] = [
                 "".join(role_names[columns][index : index + 1])
                 for role_names, index in zip(names, best, strict=True)
             ]
     for null, (rule_names, baseline) in _tag_baselines(trial, scores).items():
-        nulls[null] = baseline.rates * count
-        null_names[null] = rule_names
+        nulls.add(null, baseline.rates * count, baseline.selection_rate)
+        nulls.names[null] = rule_names
     for null, baseline in null_heads.items():
-        nulls[null] = baseline.rates * count
+        nulls.add(null, baseline.rates * count, baseline.selection_rate)
     if contrast is not None:
-        nulls[trial.contrast_null] = _contrast_sums(trial, contrast, count)
-    measures = {"chosen_half": _rate(_total(selection_value), _total(selection_count))}
+        nulls.add(trial.contrast_null, *_contrast_sums(trial, contrast, count))
+    held, chosen = (_where_applicable(sums, roles) for sums in (nulls.held, nulls.selection))
+    measures = {
+        "chosen_half": _rate(_total(selection_value), _total(selection_count)),
+        "chosen_baseline": _largest(list(chosen.values())),
+    }
     measures |= _mass_measures(roles, scores, split, _total(count))
-    nulls = _where_applicable(nulls, roles)
-    return Family(_flat(value), _flat(count), nulls, roles, null_names, measures)
+    return Family(_flat(value), _flat(count), held, roles, nulls.names, measures)
+
+
+@dataclass(frozen=True)
+class _Nulls:
+    """The nulls of a family: sums in each held-out text, rates on the selection half, names."""
+
+    held: dict[str, Float[np.ndarray, "held R N"]]
+    selection: dict[str, Float[np.ndarray, "1 R N"]]
+    names: dict[str, list[str]]
+
+    @classmethod
+    def of(cls, roles: Sequence[Role], shape: tuple[int, ...]) -> "_Nulls":
+        """Nulls that are unknown until they are added."""
+        names = {name: [_NULL_NAMES.get(name, "")] * len(roles) for name in NULLS}
+        names["chance"] = [
+            f"the limit of {EVEN}" if role.kind == "breadth" else "chance" for role in roles
+        ]
+        held = {name: np.full(shape, np.nan, np.float32) for name in NULLS}
+        selection = {name: np.full((1, *shape[1:]), np.nan) for name in NULLS}
+        return cls(held, selection, names)
+
+    def add(
+        self,
+        name: str,
+        held: Float[np.ndarray, "held R N"],
+        selection_rate: Float[np.ndarray, "R #N"],
+    ) -> None:
+        """Fill in a null."""
+        self.held[name] = held
+        self.selection[name][:] = selection_rate
+
+
+def _largest(rates: Sequence[Float[np.ndarray, "1 C"]]) -> Float[np.ndarray, " C"]:
+    """The largest of some rates of each hypothesis; NaN where none is known."""
+    largest = np.nan_to_num(np.concatenate(rates), nan=-np.inf).max(0)
+    return np.where(np.isfinite(largest), largest, np.nan)
 
 
 def _tag_baselines(trial: Trial, scores: DetailedScores) -> dict[str, tuple[list[str], Baseline]]:
@@ -178,17 +214,22 @@ def _best_on_selection(
 
 def _contrast_sums(
     trial: Trial, contrast: RoleScores, count: Float[np.ndarray, "held R N"]
-) -> Float[np.ndarray, "held R N"]:
-    """The contrast's rates times the queries; a text without a query has the overall rate."""
+) -> tuple[Float[np.ndarray, "held R N"], Float[np.ndarray, "R N"]]:
+    """The contrast's rates times the queries, and its rates on the selection half.
+
+    A text without a query has the overall rate.
+    """
     assert trial.contrast is not None
-    _, value = trial.split.halves(contrast.value)
-    _, queries = trial.split.halves(contrast.count)
+    (selection_value, value), (selection_queries, queries) = (
+        trial.split.halves(sums) for sums in (contrast.value, contrast.count)
+    )
     mean = _rate(value.sum(0), queries.sum(0))
     rates = np.where(queries > 0, _rate(value, queries), mean)
-    sums = np.full_like(count, np.nan)
+    sums, selection = np.full_like(count, np.nan), np.full(count.shape[1:], np.nan)
     columns = [trial.evaluator.roles.index(role) for role in trial.contrast.roles]
     sums[:, columns] = np.nan_to_num(rates) * count[:, columns]
-    return sums
+    selection[columns] = _rate(selection_value.sum(0), selection_queries.sum(0))
+    return sums, selection
 
 
 def _mass_measures(
