@@ -2,12 +2,14 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headwise.errors import HeadwiseError, OutputError
 from headwise.files._scratch import (
+    PREFIX,
     put_files_in_place,
     put_in_place,
     scratch_folder,
@@ -97,7 +99,12 @@ def _output_errors(target: Path, advice: str, function: str = "write") -> Iterat
     try:
         _check_name(target)
         yield
-    except HeadwiseError:
+    except HeadwiseError as error:
+        # The block knows only the temporary path.
+        temporary = re.escape(str(target.parent / PREFIX)) + r"[^/\\]*[/\\]new"
+        message = re.sub(temporary, lambda _: str(target), str(error))
+        if message != str(error):
+            raise type(error)(message) from error
         raise
     except OSError as error:
         reason = error.strerror or error

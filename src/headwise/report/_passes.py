@@ -13,6 +13,7 @@ from headwise.errors import ArgumentError
 from headwise.models import (
     Piece,
     beginning_of,
+    device_of,
     inputs_of,
     reads_two_texts,
     text_alone,
@@ -109,7 +110,7 @@ def _run(
     size: int = _BATCH_SIZE,
 ) -> None:
     done = 0
-    for batch in inputs_of(pieces, size, next(model.parameters()).device):
+    for batch in inputs_of(pieces, size, device_of(model)):
         with text_alone("study", model):
             model(**batch)
         done += len(batch["input_ids"])

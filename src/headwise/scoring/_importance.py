@@ -18,6 +18,7 @@ from headwise._progress import Progress
 from headwise.errors import ArgumentError
 from headwise.models import (
     check_model,
+    device_of,
     find_attentions,
     fingerprint,
     tokenizer_of,
@@ -165,7 +166,7 @@ def _in_rounds(
     heads = len(gated.heads)
     if not 1 <= rounds <= heads:
         raise ArgumentError(f"importance: rounds={rounds} for {heads} heads. Give 1 to {heads}.")
-    device = next(gated.model.parameters()).device
+    device = device_of(gated.model)
     round_of_heads = np.full(heads, rounds - 1)  # a head that is never removed is in the last
     values: Float[np.ndarray, "M N"] = np.zeros((0, heads))
     for current in range(rounds):
