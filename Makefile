@@ -23,7 +23,7 @@ NATIVE = CMakeLists.txt $(wildcard src/headwise/kernels/native/source/*.* src/he
 KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/test_observe.py \
     tests/models/test_answered.py tests/models/test_sites.py
 
-.PHONY: rivals floors wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
+.PHONY: rivals soak floors wheel setup native report test test-full test-without-native test-sanitized lint types format bench docs gallery coverage clean
 
 setup: .venv/dev
 
@@ -108,6 +108,17 @@ bench: .venv/dev
 	$(BIN)/python benchmarks/layer.py --into docs/speed.md
 	$(BIN)/python benchmarks/role_reading.py --into docs/roles-speed.md
 	$(BIN)/python benchmarks/short_calls.py --into docs/short-calls.md
+
+# By hand, an hour or two: kills, broken files by the million, and long watches. CI runs a sample.
+SOAK = PYTHONPATH=tests:tests/models:benchmarks OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
+    HF_HUB_OFFLINE=1 $(BIN)/python tests/soak
+soak: .venv/dev
+	@mkdir -p build/soak
+	$(SOAK)/kills.py 240 build/soak/kills.json
+	$(SOAK)/fuzz.py 1080000 build/soak/fuzz.json
+	$(SOAK)/steady.py training 20 build/soak/training.json
+	$(SOAK)/steady.py decoding 20 build/soak/decoding.json
+	$(SOAK)/page.py build/soak docs/nothing-lost.md
 
 # Other libraries, in a folder of their own: no command of the project imports them.
 RIVALS = zentorch==2.13.0.2 torch-pruning==1.6.1 deprecated==1.3.1 wrapt==2.0.1

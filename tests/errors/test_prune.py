@@ -163,6 +163,11 @@ def test_files_that_are_no_plan(tmp_path: Path) -> None:
             Plan.load(path)
     layer = '{"stack": "", "layer": 0, "n_heads": 3, "remove": ["1"]}'
     path.write_text(f'{{"format": "headwise-plan/1", "layers": [{layer}], "model": "", "why": ""}}')
+    many = layer.replace("3", "2147483648").replace('"1"', "1")  # a grid of them takes gigabytes
+    path.write_text(f'{{"format": "headwise-plan/1", "layers": [{many}], "model": "", "why": ""}}')
+    with pytest.raises(InputError, match="2147483648 heads in a layer; at most 65536 are read"):
+        Plan.load(path)
+    path.write_text(f'{{"format": "headwise-plan/1", "layers": [{layer}], "model": "", "why": ""}}')
     with pytest.raises(InputError, match="not all whole numbers"):
         Plan.load(path)
 

@@ -140,3 +140,17 @@ def test_a_file_name_that_is_too_long(name: str, tmp_path: Path) -> None:
     ):
         raise AssertionError("unreachable")
     assert not any(tmp_path.iterdir())
+
+
+def test_what_a_writer_leaves_beside_its_file_is_swept(tmp_path: Path) -> None:
+    """A killed writer of safetensors leaves a temporary file of its own."""
+    target = tmp_path / "one.safetensors"
+    child = os.fork()
+    if child == 0:
+        with write_beside(target) as file:
+            (file.parent / ".tmp-of-the-writer").write_text("half")
+            os._exit(9)
+    os.waitpid(child, 0)
+    with write_beside(target) as file:
+        file.write_text("one")
+    assert [path.name for path in tmp_path.iterdir()] == ["one.safetensors"]

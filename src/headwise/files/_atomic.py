@@ -2,15 +2,16 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headwise.errors import HeadwiseError, OutputError
 from headwise.files._scratch import (
+    PREFIX,
     put_files_in_place,
     put_in_place,
-    scratch_file,
     scratch_folder,
     sync,
 )
@@ -18,12 +19,12 @@ from headwise.files._scratch import (
 
 @contextmanager
 def write_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary file beside `path` that replaces `path` when the block succeeds.
+    """Yield the path of a new file beside `path`, which replaces `path` when the block succeeds.
 
-    If the block raises, the temporary file is deleted and `path` stays as it was. If the process
-    is killed, `path` is the old file or the complete new one, and the next write into the same
-    folder deletes the temporary file. The temporary name keeps the ending, because writers choose
-    their format by it.
+    The block writes the file. If it raises, the file is deleted and `path` stays as it was. If the
+    process is killed, `path` is the old file or the complete new one, and the next write into the
+    same folder deletes the temporary file. The temporary name keeps the ending, because writers
+    choose their format by it.
 
     Raises:
         OutputError: the folder does not exist or cannot be written, the disk is full, or `path`
@@ -33,10 +34,10 @@ def write_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     with _output_errors(target, "Choose a folder that exists and that you may write to."):
         if target.is_dir():
             raise OutputError(f"write: {target} is a folder. Name a file in it.")
-        with scratch_file(target.parent, target.suffix) as beside:
+        # In a folder of its own, because some writers make temporary files beside theirs.
+        with scratch_folder(target) as folder:
+            beside = folder / f"content{target.suffix}"
             yield beside
-            # mkstemp makes files private; the result gets the permissions of any new file.
-            beside.chmod(0o666 & ~_umask())
             sync(beside)
             beside.replace(target)
             sync(target.parent)
@@ -98,7 +99,12 @@ def _output_errors(target: Path, advice: str, function: str = "write") -> Iterat
     try:
         _check_name(target)
         yield
-    except HeadwiseError:
+    except HeadwiseError as error:
+        # The block knows only the temporary path.
+        temporary = re.escape(str(target.parent / PREFIX)) + r"[^/\\]*[/\\]new"
+        message = re.sub(temporary, lambda _: str(target), str(error))
+        if message != str(error):
+            raise type(error)(message) from error
         raise
     except OSError as error:
         reason = error.strerror or error
@@ -116,9 +122,3 @@ def _check_name(path: Path) -> None:
             os.lstat(path)
     except ValueError as error:
         raise OSError(errno.EINVAL, str(error)) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

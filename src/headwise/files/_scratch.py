@@ -28,27 +28,6 @@ _CANNOT = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 
 
 @contextmanager
-def scratch_file(folder: Path, suffix: str) -> Iterator[Path]:
-    """A new empty file in `folder`, locked inside the block and deleted after it.
-
-    Files left in the same folder by a dead process are swept first.
-    """
-    sweep(folder)
-    while True:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=PREFIX, suffix=suffix)
-        try:
-            # A sweep may have taken the file between its creation and the lock.
-            if _lock(handle, wait=True) and not os.fstat(handle).st_nlink:
-                continue
-            yield Path(name)
-            return
-        finally:
-            # Before the lock is released, so that no sweep deletes a file of a living process.
-            Path(name).unlink(missing_ok=True)
-            os.close(handle)
-
-
-@contextmanager
 def scratch_folder(target: Path) -> Iterator[Path]:
     """A new empty folder beside `target`, locked inside the block and deleted after it.
 

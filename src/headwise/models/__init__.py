@@ -2,6 +2,7 @@
 
 from headwise.models._check import check_model, is_sentence_transformer, model_inputs
 from headwise.models._compiled import is_compiled, run_uncompiled, without_compiler
+from headwise.models._device import device_of
 from headwise.models._fast_attention import fast_attention
 from headwise.models._head_cache import (
     CacheLayer,
@@ -142,6 +143,7 @@ __all__ = [
     "count_cache_layers",
     "count_heads",
     "decoder_ids",
+    "device_of",
     "differs_from_itself",
     "edit_heads",
     "encode",

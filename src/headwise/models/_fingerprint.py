@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
+from headwise.models._sharded import whole_tensor
 
 # Settings that quantised modules keep among their weights.
 _SETTINGS = (int, float, str, torch.dtype, type(None))
@@ -17,7 +18,8 @@ def fingerprint(model: nn.Module) -> str:
     """Hash the name, shape, dtype and values of every weight, whatever its device.
 
     Quantised weights are hashed as they are stored; weights that accelerate has offloaded are
-    read from where it keeps them.
+    read from where it keeps them; sharded ones are gathered one after the other, so that every
+    process must call this, and gets the fingerprint of the whole model.
 
     Returns:
         16 hexadecimal digits, equal for equal models.
@@ -32,7 +34,7 @@ def fingerprint(model: nn.Module) -> str:
                 digest.update(f"{part_name}{part}".encode())
                 continue
             digest.update(f"{part_name}{tuple(part.shape)}{part.dtype}".encode())
-            flat: Tensor = part.detach().cpu().contiguous().flatten()
+            flat: Tensor = whole_tensor(part.detach()).cpu().contiguous().flatten()
             digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -10,7 +10,7 @@ from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
-from headwise.models import Piece, inputs_of, reads_two_texts, text_alone
+from headwise.models import Piece, device_of, inputs_of, reads_two_texts, text_alone
 from headwise.tables import HeadTable
 from headwise.watch import Request, observe
 
@@ -79,7 +79,7 @@ def run(
 ) -> None:
     """Run the model on all pieces, those of similar length together, `size` at a time."""
     done = 0
-    for batch in inputs_of(pieces, size, next(model.parameters()).device):
+    for batch in inputs_of(pieces, size, device_of(model)):
         with text_alone(caller, model):
             model(**batch)
         done += len(batch["input_ids"])

@@ -16,6 +16,7 @@ from headwise.models import (
     as_pieces,
     batches,
     check_reads_text,
+    device_of,
     encode,
     inputs_of,
     model_inputs,
@@ -61,7 +62,7 @@ def read_batches(
         frame = hasattr(texts_or_batches, "columns")
         texts = list_texts("batches", texts_or_batches if frame else items, "batches")
         return _batches_of_texts(texts, model, tokenizer, max_tokens)
-    device = next(model.parameters()).device
+    device = device_of(model)
     return [_on_device(batch, device) for batch in items]
 
 
@@ -96,7 +97,7 @@ def paired(
         raise ArgumentError(f"paired: {len(pairs)} pairs. Give at least 2.")
     sentences = [pair.one for pair in pairs] + [pair.two for pair in pairs]
     pieces = [encode(tokenizer, [sentence], model, max_tokens)[0] for sentence in sentences]
-    device = next(model.parameters()).device
+    device = device_of(model)
     inputs: list[Inputs] = [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
     # `batches` sorts by length, so the sentences stand in this order.
     order = sorted(range(len(pieces)), key=lambda sentence: len(pieces[sentence]))
@@ -113,7 +114,7 @@ def _batches_of_texts(
             f"batches: {len(texts)} texts without a tokenizer. Give tokenizer=, or batches."
         )
     check_reads_text("batches", model)
-    device = next(model.parameters()).device
+    device = device_of(model)
     if reads_two_texts(model):
         pairs = as_pieces(tokenizer, [(text, text) for text in texts], model, max_tokens)
         labels = "labels" in signature(model.forward).parameters

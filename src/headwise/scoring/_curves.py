@@ -12,7 +12,7 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
-from headwise.models import check_model, find_attentions, tokenizer_of, without_compiler
+from headwise.models import check_model, device_of, find_attentions, tokenizer_of, without_compiler
 from headwise.scoring._batches import BatchesLike, read_batches
 from headwise.scoring._gated_model import GatedModel
 from headwise.scoring._loss import Loss, find_loss
@@ -184,7 +184,7 @@ def _outputs(gated: GatedModel, removed: Sequence[Head], cut: Cut | None) -> Ite
         with in_evaluation(small), torch.no_grad():
             yield from (small(**batch) for batch in gated.batches)
         return
-    gates = torch.ones(len(gated.heads), device=next(gated.model.parameters()).device)
+    gates = torch.ones(len(gated.heads), device=device_of(gated.model))
     gates[[gated.heads.index(head) for head in removed]] = 0
     for batch in range(len(gated.batches)):
         yield gated.output(batch, gates, gated.reference is not None)

@@ -1,6 +1,6 @@
 """`importance`: scores every head by one of the methods."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from importlib.metadata import version
 from math import ceil
@@ -19,6 +19,7 @@ from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError
 from headwise.models import (
     check_model,
+    device_of,
     find_attentions,
     fingerprint,
     tokenizer_of,
@@ -107,21 +108,17 @@ def importance(
     largest = max(map(texts_in, inputs))
 
     def score(size: int) -> tuple[GatedModel, Float[np.ndarray, "M N"], Int64[np.ndarray, " N"]]:
+        parts = inputs if size == largest else split_batches(inputs, size)
         # Unfinished scores are those of whole batches, so smaller ones are not resumed.
         path = None if resume is None or size < largest else Path(resume)
-        checkpoint = ScoringCheckpoint(path, about)
-        parts = inputs if size == largest else split_batches(inputs, size)
-        attentions = find_attentions(model, parts[0])
-        gated = GatedModel(model, attentions, resolved_loss, parts, checkpoint=checkpoint)
+        gated = _gated(model, resolved_loss, parts, ScoringCheckpoint(path, about))
         if size < largest:
             gated.check_rows_are_texts()
-        report = on_progress or (lambda done, total: None)
-        return gated, *_in_rounds(gated, score_heads, rounds, report)
+        return gated, *_in_rounds(gated, score_heads, rounds, on_progress or _no_progress)
 
     with differentiable_evaluation(outer, weights=False):
         gated, values, round_of_heads = halving("importance", score, largest)
-    if resume is not None:
-        Path(resume).unlink(missing_ok=True)
+    _delete(resume)
     return Scores(
         heads=gated.heads,
         kv_heads=gated.kv_heads,
@@ -133,6 +130,23 @@ def importance(
         model=model_id,
         versions={package: version(package) for package in ("headwise", "torch")},
     )
+
+
+def _gated(
+    model: nn.Module, loss: Loss, batches: Sequence[Inputs], checkpoint: ScoringCheckpoint
+) -> GatedModel:
+    attentions = find_attentions(model, batches[0])
+    return GatedModel(model, attentions, loss, batches, checkpoint=checkpoint)
+
+
+def _delete(resume: str | Path | None) -> None:
+    """Delete unfinished scores, once all are computed."""
+    if resume is not None:
+        Path(resume).unlink(missing_ok=True)
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
 
 
 def _check_resumable(resume: str | Path | None, method_name: str) -> None:
@@ -168,7 +182,7 @@ def _in_rounds(
     heads = len(gated.heads)
     if not 1 <= rounds <= heads:
         raise ArgumentError(f"importance: rounds={rounds} for {heads} heads. Give 1 to {heads}.")
-    device = next(gated.model.parameters()).device
+    device = device_of(gated.model)
     round_of_heads = np.full(heads, rounds - 1)  # a head that is never removed is in the last
     values: Float[np.ndarray, "M N"] = np.zeros((0, heads))
     for current in range(rounds):

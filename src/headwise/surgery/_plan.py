@@ -13,6 +13,8 @@ from headwise.files import build_from, read_object, write_json
 from headwise.tables import Head, HeadsLike, grid_html, plot_removed, resolve_heads
 
 FORMAT = "headwise-plan/1"
+# More heads than a layer of any model has.
+_MOST_HEADS = 2**16
 
 
 def amount(x: float) -> str:
@@ -212,4 +214,6 @@ def _layer(entry: Mapping[str, Any]) -> LayerPlan:
     numbers = [entry["layer"], entry["n_heads"], *remove]
     if not all(type(number) is int for number in numbers):
         raise ValueError(f"{numbers} are not all whole numbers")
+    if entry["n_heads"] > _MOST_HEADS:  # a grid of heads is drawn, so they take memory
+        raise ValueError(f"{entry['n_heads']} heads in a layer; at most {_MOST_HEADS} are read")
     return LayerPlan(str(entry["stack"]), entry["layer"], entry["n_heads"], remove)

@@ -71,10 +71,7 @@ class Watch:
         covered = [self._recorder.coverage.of(site) for site in sites for _ in site.heads()]
         return HeadTable(
             heads=heads,
-            kv_heads=np.array(
-                [h // (s.n_heads // s.n_kv_heads) for s in sites for h in range(s.n_heads)],
-                dtype=np.int64,
-            ),
+            kv_heads=np.array([kv for site in sites for kv in site.kv_heads()], dtype=np.int64),
             totals={
                 name: Totals.beside([totals[site][name] for site in sites])
                 for name in self._request.names

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from headwise.models._sharded import first_head_of
 from headwise.models.capture._active_modules import ActiveModules, ModuleCall
 from headwise.models.capture._call import AttentionCall
 from headwise.models.capture._stacks import Stacks, is_attention
@@ -28,6 +29,8 @@ class Site:
         statistics: What computes its statistics.
         coverage: Which of a text's queries its latest pass captured: all of them, some (the rest of
             a block-sparse attention is not read, say), or all within windows.
+        first_head: The number of the first head that this process computes, above 0 under tensor
+            parallelism.
     """
 
     name: str
@@ -40,9 +43,16 @@ class Site:
     kernel: str = ""
     statistics: str = ""
     coverage: str = ""
+    first_head: int = 0
 
     def heads(self) -> tuple[Head, ...]:
-        return tuple(Head(self.stack, self.layer, head) for head in range(self.n_heads))
+        numbers = range(self.first_head, self.first_head + self.n_heads)
+        return tuple(Head(self.stack, self.layer, head) for head in numbers)
+
+    def kv_heads(self) -> list[int]:
+        """The key/value head that each head reads."""
+        share = self.n_heads // self.n_kv_heads
+        return [head.head // share for head in self.heads()]
 
 
 class Sites:
@@ -135,7 +145,8 @@ class Sites:
         layer = sum(site.stack == stack for site in self._sites.values())
         heads, kv_heads = call.q.shape[1], call.k.shape[1]
         how = (call.watched, call.kernel, call.statistics_kernel)
-        return Site(name, stack, layer, heads, kv_heads, cross, *how)
+        first_head = first_head_of(call.module, heads)
+        return Site(name, stack, layer, heads, kv_heads, cross, *how, first_head=first_head)
 
 
 def _shares_memory(queries: Tensor | None, later: Tensor) -> bool:

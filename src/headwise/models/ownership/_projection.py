@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from headwise.models._sharded import is_sharded
 from headwise.models.capture import Site
 
 # Its usual names: beside the other projections or, in BERT and its relatives, one module above.
@@ -81,6 +82,8 @@ def is_linear(module: nn.Module) -> bool:
     """Whether a module only multiplies by its weight and adds its bias."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
+        return False
+    if is_sharded(weight):  # this process has a part of it
         return False
     if is_transposed(module):
         return True

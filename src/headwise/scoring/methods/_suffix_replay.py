@@ -44,7 +44,10 @@ class SuffixReplay:
         with ExitStack() as stack:
             for block in self._blocks_before.get(attention, ()):
                 output = self._outputs[block]
+                # Accelerate keeps a function of its own there.
+                before = {name: x for name, x in block.__dict__.items() if name == "forward"}
                 block.__dict__["forward"] = lambda *_, output=output, **__: _copied(output)
+                stack.callback(block.__dict__.update, before)
                 stack.callback(block.__dict__.pop, "forward")
             yield
 
