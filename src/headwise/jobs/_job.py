@@ -1,6 +1,5 @@
 """A corpus job: shards computed anywhere, in any order, merged into one result."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,15 +149,11 @@ class CorpusJob:
 def merged(folder: RunFolder, measurement: Measurement) -> Any:
     """The sum of all shards; see `CorpusJob.merge`."""
 
-    def results() -> Iterable[Any]:
-        for _, path in folder.records():
-            if path is not None:
-                yield measurement.load(path)
-
-    texts = sum(1 for _, path in folder.records() if path is not None)
-    if not texts:
+    # All shards are checked before the first is added.
+    paths = [path for _, path in folder.records() if path is not None]
+    if not paths:
         raise InputError(
             f"corpus: none of {folder.shards} shards in {folder.path} has a text with a token. "
             f"Give texts with words."
         )
-    return measurement.merge(results())
+    return measurement.merge(measurement.load(path) for path in paths)

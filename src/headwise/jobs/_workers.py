@@ -1,7 +1,9 @@
 """Processes that compute the unfinished shards of a job on one machine."""
 
+import gc
 import pickle
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
@@ -13,6 +15,8 @@ from torch import multiprocessing
 from headwise._progress import Progress
 from headwise.errors import ArgumentError, HeadwiseError, WorkerError
 from headwise.jobs._run_folder import ranges
+
+_SECONDS_OF_GARBAGE = 10.0
 
 
 @runtime_checkable
@@ -136,7 +140,7 @@ def _work(job: ShardedJob, number: int, sender: Connection) -> None:
 def _compute_unfinished(job: ShardedJob, worker: int, on_shard: Callable[[], None]) -> None:
     """Compute shards that nobody else computes, until there are none."""
     opened = None
-    any_computed = True
+    any_computed, collected = True, time.monotonic()
     while any_computed:
         any_computed = False
         for shard in job.unfinished():
@@ -144,6 +148,10 @@ def _compute_unfinished(job: ShardedJob, worker: int, on_shard: Callable[[], Non
             if job.compute_unclaimed(shard, opened):
                 any_computed = True
                 on_shard()
+            # Each watch leaves cycles, which Python collects late in a large process.
+            if time.monotonic() - collected > _SECONDS_OF_GARBAGE:
+                gc.collect()
+                collected = time.monotonic()
 
 
 def _report(job: ShardedJob, on_progress: Progress) -> None:

@@ -76,7 +76,7 @@ class WatchHeads(PipelineStep):  # type: ignore[misc]
             raise ArgumentError(
                 f"WatchHeads: rank {rank} gets no documents. Put a reader before it."
             )
-        documents = _Documents(data, self._documents_name, self._keep)
+        documents = _RankDocuments(data, self._documents_name, self._keep)
         about = about_job(self._measurement, documents.describe(), world_size, self._max_tokens)
         folder = RunFolder(self._out, about)
         job = CorpusJob(
@@ -94,7 +94,7 @@ class WatchHeads(PipelineStep):  # type: ignore[misc]
         yield from data if self._keep else ()
 
 
-class _Documents:
+class _RankDocuments:
     """The documents of one rank as the texts of its shard."""
 
     def __init__(self, data: Iterable[Any], name: str, keep: bool) -> None:

@@ -179,7 +179,8 @@ class HeadTable:
                 f"HeadTable: means over {self.queries!r} and {other.queries!r} queries do not add. "
                 f"Add tables of the same request."
             )
-        order = [other.heads.index(head) for head in self.heads]
+        rows = {head: row for row, head in enumerate(other.heads)}
+        order = [rows[head] for head in self.heads]
         totals = {
             name: sums + other.totals[name].select(lambda column: column[order])
             for name, sums in self.totals.items()

@@ -1,0 +1,96 @@
+"""Memory of reading a corpus does not grow with its size; of watching a text, with its length."""
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import headwise as hw
+from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
+from headwise.corpora.streams import open_source
+
+WRITERS = {
+    "a.jsonl": write_jsonl,
+    "a.txt": write_texts,
+    "b.txt": lambda path, texts: write_texts(path, texts, "\n\n"),
+    "a.parquet": lambda path, texts: write_parquet(path, texts, 500),
+}
+
+
+def peak(work: Callable[[], object]) -> int:
+    """The most bytes that Python had allocated at once while this worked."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def read_all(path: Path, shards: int) -> int:
+    source = open_source(path)
+    return sum(1 for shard in range(shards) for _ in source.texts(shard, shards))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_reading_takes_the_memory_of_few_texts(name: str, tmp_path: Path) -> None:
+    texts = random_texts(200) * 30  # half a megabyte
+    path = WRITERS[name](tmp_path / name, texts)
+    assert read_all(path, 3) == len(texts)
+    assert peak(lambda: read_all(path, 3)) < 250_000 < path.stat().st_size or name == "a.parquet"
+
+
+@pytest.mark.full
+def test_a_job_over_a_large_file_has_flat_memory(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    path = write_jsonl(tmp_path / "a.jsonl", random_texts(300) * 60)
+    job = hw.corpus(model, path, out=tmp_path / "run", shards=12)
+    memory: list[int] = []
+    job.run(on_progress=lambda *_: memory.append(psutil.Process().memory_info().rss))
+    job.merge()
+    assert max(memory[2:]) - memory[2] < 2**23, memory  # 8 MiB over 1.5 MB of text
+
+
+def watched_peak(model: torch.nn.Module, tokens: int) -> int:
+    """The bytes of tensors that are alive at the end of a pass, beyond those before it."""
+    process = psutil.Process()
+    before = process.memory_info().rss
+    highest = before
+
+    def note(*_: object) -> None:
+        nonlocal highest
+        highest = max(highest, process.memory_info().rss)
+
+    with torch.no_grad(), hw.observe(model) as watch:
+        hook = model.register_forward_hook(note)
+        model(torch.randn(1, tokens, 16), causal=True)
+        hook.remove()
+    assert (watch.table().count("entropy") == tokens - 1).all()
+    return highest - before
+
+
+@pytest.mark.full
+def test_memory_of_a_long_text_is_linear() -> None:
+    """A map of 32k tokens would take 4 GiB for each head."""
+    layer = hw.MultiHeadAttention(16, 4, rope=hw.RoPE(4)).eval()
+    watched_peak(layer, 512)
+    assert watched_peak(layer, 32768) < 2**28
+
+
+@pytest.mark.full
+def test_the_study_of_a_book(tmp_path: Path) -> None:
+    """500 kB in one paragraph: split by the context, and its page written."""
+    model_folder = write_model(tmp_path / "model")
+    texts = [" ".join(random_texts(9000, longest=35))]
+    assert len(texts[0]) > 500_000
+    process = psutil.Process()
+    before = process.memory_info().rss
+    study = hw.study(hw.load(model_folder), hw.load_tokenizer(model_folder), texts)
+    path = study.report(tmp_path / "book.html")
+    assert study.text["texts"] == 1
+    assert int(study.text["pieces of texts"]) > 3000
+    assert process.memory_info().rss - before < 2**29
+    assert path.stat().st_size < 5_000_000
