@@ -14,6 +14,7 @@ from headwise.cli._options import with_flat_options
 from headwise.cli._print import print_error
 from headwise.cli.commands import (
     cache,
+    compare,
     count,
     explain,
     group,
@@ -40,6 +41,7 @@ for command in (
     prune,
     group,
     cache,
+    compare,
     count,
     explain,
 ):

@@ -24,6 +24,7 @@ from headwise.tables import (
     HeadLike,
     HeadsLike,
     at_prompt,
+    categories_html,
     plot_categories,
     read_saved,
     resolve_heads,
@@ -268,10 +269,7 @@ class Roles:
             ArgumentError: `ax` is not axes.
             MissingPackageError: matplotlib is not installed.
         """
-        strongest = self.found().drop_duplicates("name")
-        cells = zip(strongest["name"], strongest["role"], strongest["lift"], strict=True)
-        roles = {Head.parse(name): (role, float(lift)) for name, role, lift in cells}
-        return plot_categories("Roles.plot", self._heads(), roles, ax)
+        return plot_categories("Roles.plot", self._heads(), self._strongest_by_head(), ax)
 
     def save(self, path: str | Path) -> Path:
         """Save the table; the file's ending decides the format: .parquet, .csv or .json.
@@ -317,5 +315,10 @@ class Roles:
         return at_prompt(f"Roles: {self}", shown)
 
     def _repr_html_(self) -> str:
-        found = self.found()[list(_COLUMNS)]
-        return found.to_html(index=False, float_format="{:.3f}".format, escape=True)
+        return categories_html(f"Roles: {self}", self._heads(), self._strongest_by_head())
+
+    def _strongest_by_head(self) -> dict[Head, tuple[str, float]]:
+        """The strongest role of each head that has one, with its lift."""
+        strongest = self.found().drop_duplicates("name")
+        cells = zip(strongest["name"], strongest["role"], strongest["lift"], strict=True)
+        return {Head.parse(name): (role, float(lift)) for name, role, lift in cells}

@@ -26,6 +26,7 @@ from headwise.tables.file import (
 from headwise.tables.plots import (
     FIGURE_ENDINGS,
     HeadGrid,
+    categories_html,
     grid_html,
     plot_axes,
     plot_categories,
@@ -52,6 +53,7 @@ __all__ = [
     "Totals",
     "at_prompt",
     "bootstrap_means",
+    "categories_html",
     "check_ending",
     "grid_html",
     "heads_of_rows",

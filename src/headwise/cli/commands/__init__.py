@@ -1,6 +1,7 @@
 """The commands, a file each. What a command needs to do its work is imported when it runs."""
 
 from headwise.cli.commands._cache import cache
+from headwise.cli.commands._compare import compare
 from headwise.cli.commands._count import count
 from headwise.cli.commands._explain import explain
 from headwise.cli.commands._group import group
@@ -14,6 +15,7 @@ from headwise.cli.commands._train import train
 
 __all__ = [
     "cache",
+    "compare",
     "count",
     "explain",
     "group",
