@@ -30,6 +30,6 @@ def squares_html(
     several = "" if batch == (1, 1) else f"; the first of {batch[0]} texts and {batch[1]} heads"
     return (
         f'<figure style="margin:0;font:12px sans-serif"><svg width="{_SQUARE * n}" '
-        f'height="{_SQUARE * R}" role="img" aria-label="which keys each query may attend to">{squares}</svg><figcaption>'
-        f"{T} queries (rows), {S} keys{part}{several}</figcaption></figure>"
+        f'height="{_SQUARE * R}" role="img" aria-label="which keys a query sees">{squares}</svg>'
+        f"<figcaption>{T} queries (rows), {S} keys{part}{several}</figcaption></figure>"
     )
