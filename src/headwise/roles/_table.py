@@ -75,7 +75,8 @@ class Roles:
             to its output. Both are from 0 to 1, and NaN for a role without a relation or a head
             without an output projection. A role that a head cannot have is NaN. After
             `effects`, `without.…` is the growth of a behaviour's loss without the head, for the
-            roles that the behaviour may depend on.
+            roles that the behaviour may depend on. In a pruned or grouped model `original` is
+            the head's name in the original model ("" for none), if it is known.
         meanings: A description of each role.
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,

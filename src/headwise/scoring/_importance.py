@@ -19,6 +19,7 @@ from headwise.models import (
     check_model,
     find_attentions,
     fingerprint,
+    originals_of,
     tokenizer_of,
     without_compiler,
 )
@@ -116,6 +117,7 @@ def importance(
         over="seeds" if isinstance(score_heads, Gates) else "texts",
         model=model_id,
         versions={package: version(package) for package in ("headwise", "torch")},
+        original=originals_of(model, gated.heads),
     )
 
 

@@ -79,7 +79,7 @@ def categories_html(
 
 
 def curves_html(
-    title: str, x: Sequence[float], curves: Mapping[str, Float64[np.ndarray, " K"]]
+    title: str, x: Sequence[int], curves: Mapping[str, Float64[np.ndarray, " K"]]
 ) -> str:
     """A small picture of curves over `x`, and a legend with the value at the end of each."""
     finite = np.concatenate([values[np.isfinite(values)] for values in curves.values()])
