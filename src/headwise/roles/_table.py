@@ -32,18 +32,8 @@ from headwise.tables import (
 )
 
 _COLUMNS = (
-    "name",
-    "label",
-    "found",
-    "outcome",
-    "effect",
-    "null",
-    "baseline",
-    "lift",
-    "p_adj",
-    "n",
-    "texts",
-)
+    "name", "label", "found", "outcome", "effect", "null", "baseline", "lift", "p_adj", "n", "texts",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +65,7 @@ class Roles:
             to its output. Both are from 0 to 1, and NaN for a role without a relation or a head
             without an output projection. A role that a head cannot have is NaN. After
             `effects`, `without.…` is the growth of a behaviour's loss without the head, for the
-            roles that the behaviour may depend on. In a pruned or grouped model `original` is
-            the head's name in the original model ("" for none), if it is known.
+            roles that the behaviour may depend on. `original` is a head's name before pruning.
         meanings: A description of each role.
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,
@@ -320,6 +309,7 @@ class Roles:
 
     def _strongest_by_head(self) -> dict[Head, tuple[str, float]]:
         """The strongest role of each head that has one, with its lift."""
-        strongest = self.found().drop_duplicates("name")
-        cells = zip(strongest["name"], strongest["role"], strongest["lift"], strict=True)
-        return {Head.parse(name): (role, float(lift)) for name, role, lift in cells}
+        rows = self.found().drop_duplicates("name")
+        return {
+            Head.parse(row["name"]): (row["role"], row["lift"]) for row in rows.to_dict("records")
+        }

@@ -12,27 +12,34 @@ from headwise.errors import ArgumentError
 _COLUMNS = ["name", "statistic", "before", "after", "difference", "ci_low", "ci_high", "p_adj"]
 
 
+Before = Annotated[
+    str,
+    typer.Argument(
+        metavar="BEFORE",
+        help="A folder or a name on the Hugging Face hub; or a table of observe --per-text.",
+    ),
+]
+After = Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="For models: a UTF-8 file with one text per paragraph or line."),
+]
+PageOrTable = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The file to write: .html, .parquet, .csv or .json."),
+]
+FindRoles = Annotated[
+    bool, typer.Option("--roles", help="Find the roles of both models, too; takes longer.")
+]
+
+
 def compare(
-    before: Annotated[
-        str,
-        typer.Argument(
-            metavar="BEFORE",
-            help="A folder or a name on the Hugging Face hub; or a table of observe --per-text.",
-        ),
-    ],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")],
+    before: Before,
+    after: After,
     shared: Shared,
-    text: Annotated[
-        Path | None,
-        typer.Option(help="For models: a UTF-8 file with one text per paragraph or line."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The file to write: .html, .parquet, .csv or .json."),
-    ] = None,
-    roles: Annotated[
-        bool, typer.Option("--roles", help="Find the roles of both models, too; takes longer.")
-    ] = False,
+    text: Text = None,
+    out: PageOrTable = None,
+    roles: FindRoles = False,
     figure: Figure = None,
     as_json: Json = False,
 ) -> None:
