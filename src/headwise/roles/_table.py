@@ -32,7 +32,8 @@ from headwise.tables import (
 )
 
 _COLUMNS = (
-    "name", "label", "found", "outcome", "effect", "null", "baseline", "lift", "p_adj", "n", "texts",
+    "name", "label", "found", "outcome", "effect", "null", "baseline", "lift", "p_adj", "n",
+    "texts",
 )  # fmt: skip
 
 
