@@ -198,14 +198,15 @@ def planted(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def run(options: argparse.Namespace) -> None:
-    rows = []
+    """Measure, keeping every row as soon as it is there."""
+    rows: list[Row] = []
+    folder = Path(options.keep)
+    folder.mkdir(exist_ok=True)
     for row in {"halves": halves, "planted": planted}[options.command](options):
         print(row, flush=True)
         rows.append(row)
-    folder = Path(options.keep)
-    folder.mkdir(exist_ok=True)
-    name = f"{options.command}-{rows[0]['model']}.json"
-    (folder / name).write_text(json.dumps(rows, indent=1), "utf-8")
+        name = f"{options.command}-{row['model']}.json"
+        (folder / name).write_text(json.dumps(rows, indent=1), "utf-8")
 
 
 def publish(options: argparse.Namespace) -> None:

@@ -10,10 +10,24 @@ import transformers
 import zoo
 from torch import nn
 
-from headwise import HeadTable, MultiHeadAttention, group_heads, load, observe, prune, save
+from headwise import (
+    Evidence,
+    HeadTable,
+    MultiHeadAttention,
+    Roles,
+    Scores,
+    find_roles,
+    group_heads,
+    importance,
+    load,
+    observe,
+    prune,
+    save,
+)
 from headwise.errors import InputError
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models.checkpoints import _save
+from planted import TOKENIZER, lines
 
 IDS = torch.tensor([[9, 7, 12, 11, 8, 14, 10], [10, 9, 13, 12, 9, 8, 17]])
 GONE = {0: [0, 1], 1: [2, 3]}
@@ -139,6 +153,28 @@ def test_tables_keep_the_original_heads_in_files(ending: str, tmp_path: Path) ->
     loaded = HeadTable.load(table.save(tmp_path / f"table.{ending}"))
     assert loaded.original == table.original
     assert (loaded + table).frame()["original"].tolist() == LEFT
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "parquet"])
+def test_scores_keep_the_original_heads_in_files(ending: str, tmp_path: Path) -> None:
+    small = prune(zoo.make("Llama"), GONE)
+    scores = importance(small, [{"input_ids": IDS}])
+    assert scores.frame()["original"].tolist() == LEFT
+    loaded = Scores.load(scores.save(tmp_path / f"scores.{ending}"))
+    assert loaded.original == scores.original
+    assert importance(zoo.make("Llama"), [{"input_ids": IDS}]).original == ()
+
+
+def test_roles_keep_the_original_heads_in_files(tmp_path: Path) -> None:
+    size = len(TOKENIZER.get_vocab())
+    model = MiniGPT(MiniGPTConfig(size, n_layers=2, n_heads=4, d_model=16, context=48))
+    small = prune(model, GONE)
+    roles = find_roles(small, TOKENIZER, lines(8), evidence=Evidence(()))
+    found = roles.frame().drop_duplicates("name")
+    assert found["original"].tolist() == LEFT
+    for ending in ("csv", "json", "parquet"):
+        loaded = Roles.load(roles.save(tmp_path / f"roles.{ending}"))
+        assert loaded.frame()["original"].tolist() == roles.frame()["original"].tolist()
 
 
 @pytest.mark.usefixtures("_trusted")

@@ -8,6 +8,7 @@ from headwise.cli._arguments import CheckedCommand
 from headwise.cli._options import with_flat_options
 from headwise.cli.commands import (
     cache,
+    compare,
     corpus,
     count,
     explain,
@@ -32,6 +33,7 @@ for command in (
     importance,
     prune,
     group,
+    compare,
     cache,
     corpus,
     merge,

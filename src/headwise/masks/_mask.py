@@ -7,7 +7,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from headwise.errors import MaskError
+from headwise.masks._html import MOST, squares_html
 from headwise.masks.tiles import Tile
+
+_SHOWN_KEYS = 12  # of a rule for any lengths, in a notebook
 
 
 class Mask:
@@ -21,6 +24,20 @@ class Mask:
     def batch(self) -> tuple[int, int]:
         """Number of texts and of heads that the rule is for; 1 broadcasts."""
         return 1, 1
+
+    @property
+    def lengths_fixed(self) -> tuple[int | None, int | None]:
+        """The only numbers of queries and keys that the rule is for; None if any will do."""
+        return None, None
+
+    def _repr_html_(self) -> str:
+        """The rule as squares, on as many queries as keys unless it is for other lengths."""
+        T, S = self.lengths_fixed
+        S = S or T or _SHOWN_KEYS
+        T = T or S
+        queries, keys = (range(max(0, size - MOST), size) for size in (T, S))
+        tile = Tile(T, S, queries, keys, torch.device("cpu"))
+        return squares_html(self.tile(tile), (T, S), self.batch)
 
     def extent(self, rows: range, T: int, S: int) -> range:
         """The range of keys that these queries may see, computed without a tensor."""
@@ -90,6 +107,10 @@ class _And(Mask):
         return self.right.texts() if ids is None else ids
 
     @property
+    def lengths_fixed(self) -> tuple[int | None, int | None]:
+        return _fixed_by(self.left, self.right)
+
+    @property
     def batch(self) -> tuple[int, int]:
         return _broader(self.left, self.right)
 
@@ -115,6 +136,10 @@ class _Or(Mask):
         return self.left.tile(tile) | self.right.tile(tile)
 
     @property
+    def lengths_fixed(self) -> tuple[int | None, int | None]:
+        return _fixed_by(self.left, self.right)
+
+    @property
     def batch(self) -> tuple[int, int]:
         return _broader(self.left, self.right)
 
@@ -131,6 +156,10 @@ class _Not(Mask):
         return ~self.inner.tile(tile)
 
     @property
+    def lengths_fixed(self) -> tuple[int | None, int | None]:
+        return self.inner.lengths_fixed
+
+    @property
     def batch(self) -> tuple[int, int]:
         return self.inner.batch
 
@@ -138,6 +167,11 @@ class _Not(Mask):
 def _broader(left: Mask, right: Mask) -> tuple[int, int]:
     (texts, heads), (more_texts, more_heads) = left.batch, right.batch
     return max(texts, more_texts), max(heads, more_heads)
+
+
+def _fixed_by(left: Mask, right: Mask) -> tuple[int | None, int | None]:
+    (T, S), (other_T, other_S) = left.lengths_fixed, right.lengths_fixed
+    return T or other_T, S or other_S
 
 
 def _overlap(left: range, right: range) -> range:

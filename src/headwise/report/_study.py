@@ -2,7 +2,9 @@
 
 import os
 from dataclasses import replace
+from html import escape
 from pathlib import Path
+from typing import Any
 
 from headwise._display import counted, printable
 from headwise.errors import ArgumentError
@@ -37,6 +39,15 @@ class Study(StudyData):
             *self.findings(),
         ]
         return "\n  ".join(map(printable, lines))
+
+    def _repr_html_(self) -> str:
+        """The findings, and a small map of the roles or of the statistics of all heads."""
+        table: Any = self.table if self.roles is None else self.roles
+        lines = "".join(f"<li>{escape(printable(line))}</li>" for line in self.findings())
+        return (
+            f"<div><p><b>{escape(printable(self.title))}</b></p><ul>{lines}</ul>"
+            f"{table._repr_html_()}</div>"
+        )
 
     def with_roles(self, roles: Roles) -> "Study":
         """The same study with the roles of its heads, as `find_roles` returns them.

@@ -12,7 +12,14 @@ from headwise._display import counted
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Corpus
 from headwise.errors import ArgumentError, InputError
-from headwise.models import check_model, context_of, fingerprint, tokenizer_of, without_compiler
+from headwise.models import (
+    check_model,
+    context_of,
+    fingerprint,
+    originals_of,
+    tokenizer_of,
+    without_compiler,
+)
 from headwise.roles.effects import BEHAVIOUR_LABELS, Effects, Score, copying_scores, labels_of_rows
 from headwise.roles.relations import (
     PROBED,
@@ -115,6 +122,10 @@ def find_roles(
     if probe is not None and evaluated.scores[0].causal:
         rows = _with_copying(rows, _copying(model, probe, evidence.seed))
     rows["label"] = labels_of_rows(rows, Effects())
+    original = originals_of(model, heads)
+    if original:
+        names = {str(head): str(was or "") for head, was in zip(heads, original, strict=True)}
+        rows["original"] = rows["name"].map(names)
     held_out = _held_out(distinct_texts(texts), text)
     return Roles(
         rows=rows,

@@ -22,6 +22,7 @@ from headwise.models import (
     device_of,
     find_attentions,
     fingerprint,
+    originals_of,
     tokenizer_of,
     without_compiler,
 )
@@ -129,6 +130,7 @@ def importance(
         over="seeds" if isinstance(score_heads, Gates) else "texts",
         model=model_id,
         versions={package: version(package) for package in ("headwise", "torch")},
+        original=originals_of(model, gated.heads),
     )
 
 

@@ -1,14 +1,13 @@
 """The columns of a saved HeadTable."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from headwise.tables._heads import Head
 from headwise.tables._totals import COLUMNS, TEXT_COLUMNS, TextSums, Totals
-from headwise.tables.file import heads_of_rows, indices_of, numbers_of
+from headwise.tables.file import heads_of_rows, indices_of, numbers_of, originals_of_rows
 
 SCHEMA = 1
 
@@ -32,10 +31,5 @@ def fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
         "queries": str(about.get("queries", "eligible")),
         "model": str(about["model"]),
         "versions": dict(about["versions"]),
-        "original": _originals(frame["original"]) if about.get("original", False) else (),
+        "original": originals_of_rows(frame) if about.get("original", False) else (),
     }
-
-
-def _originals(names: Iterable[Any]) -> tuple[Head | None, ...]:
-    # An empty cell of a CSV is read as NaN.
-    return tuple(Head.parse(x) if isinstance(x, str) and x else None for x in names)

@@ -23,6 +23,7 @@ from headwise.tables.file import (
     heads_of_rows,
     indices_of,
     numbers_of,
+    originals_of_rows,
     read_saved,
     write_table_file,
 )
@@ -69,6 +70,8 @@ class Scores:
         over: What a row of `per_text` is, and so what intervals resample: "texts" or "seeds".
         model: The fingerprint of the model's weights.
         versions: The versions of the software that made the scores.
+        original: In a pruned or grouped model, each head's address in the original model, None
+            for a head of zeros. Empty if it is not known.
     Raises:
         ShapeError: a column does not have one row per head, or there is no text.
 
@@ -93,6 +96,7 @@ class Scores:
     over: str = "texts"
     model: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    original: tuple[Head | None, ...] = ()
 
     def __post_init__(self) -> None:
         heads, texts = len(self.heads), len(self.per_text)
@@ -177,7 +181,8 @@ class Scores:
     def frame(self) -> pd.DataFrame:
         """A tidy frame: name, stack, layer, head, importance with its 95 % interval, method, loss.
 
-        Scores of several rounds have a column `round` too.
+        Scores of several rounds have a column `round` too, those of a pruned or grouped model a
+        column `original` with each head's name in the original model, if it is known.
         """
         low, high = self.interval()
         columns: dict[str, object] = {
@@ -193,6 +198,8 @@ class Scores:
         }
         if self.rounds is not None:
             columns["round"] = self.rounds
+        if self.original:
+            columns["original"] = [str(head or "") for head in self.original]
         return pd.DataFrame(columns)
 
     def plot(self, *, kind: str = "map", ax: Any = None) -> Any:
@@ -280,4 +287,5 @@ def _fields_of(frame: pd.DataFrame, about: Mapping[str, Any]) -> dict[str, Any]:
         "over": str(about.get("over", "texts")),
         "model": str(about["model"]),
         "versions": dict(about["versions"]),
+        "original": originals_of_rows(frame) if "original" in frame else (),
     }

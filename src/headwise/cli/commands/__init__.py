@@ -1,6 +1,7 @@
 """The commands, a file each. What a command needs to do its work is imported when it runs."""
 
 from headwise.cli.commands._cache import cache
+from headwise.cli.commands._compare import compare
 from headwise.cli.commands._corpus import corpus, merge
 from headwise.cli.commands._count import count
 from headwise.cli.commands._explain import explain
@@ -15,6 +16,7 @@ from headwise.cli.commands._train import train
 
 __all__ = [
     "cache",
+    "compare",
     "corpus",
     "count",
     "explain",

@@ -5,8 +5,9 @@ This folder imports everything heavy, so a command imports it when it runs.
 
 from headwise.caching import save_duo_attention
 from headwise.cli.tasks._cache import plan_cache
+from headwise.cli.tasks._compare import compare_files, compare_models
 from headwise.cli.tasks._corpus import open_job, run_job
-from headwise.cli.tasks._figures import draw_statistics
+from headwise.cli.tasks._figures import draw_differences, draw_statistics
 from headwise.cli.tasks._group import group_model
 from headwise.cli.tasks._heads import find_model_heads
 from headwise.cli.tasks._importance import score_model
@@ -23,6 +24,9 @@ __all__ = [
     "SETTINGS",
     "PruneOptions",
     "RequestedStatistics",
+    "compare_files",
+    "compare_models",
+    "draw_differences",
     "draw_statistics",
     "draw_texts",
     "find_model_heads",

@@ -17,7 +17,7 @@ from headwise.report.comparison._comparison_data import (
     UNCHANGED,
 )
 from headwise.report.comparison._differences import (
-    Differences,
+    HeadDifferences,
     differences,
     same_texts,
     without_rounding,
@@ -108,7 +108,7 @@ def _common_sums(
 
 
 def _rows(
-    name: str, result: Differences, matched: MatchedHeads, tables: tuple[HeadTable, HeadTable]
+    name: str, result: HeadDifferences, matched: MatchedHeads, tables: tuple[HeadTable, HeadTable]
 ) -> pd.DataFrame:
     """A row for each head: what `Comparison.rows` holds of one statistic."""
     common, heads = matched.common, matched.heads

@@ -14,7 +14,7 @@ PerText = Float64[np.ndarray, "M N"]
 
 
 @dataclass(frozen=True)
-class Differences:
+class HeadDifferences:
     """The differences of one statistic, for `N` heads.
 
     Attributes:
@@ -60,7 +60,7 @@ def differences(
     paired: bool,
     draws: int = 4000,
     seed: int = 0,
-) -> dict[str, Differences]:
+) -> dict[str, HeadDifferences]:
     """Test every head and statistic as one family.
 
     The statistic is Student's t of the influence of each text on the difference of the means,
@@ -86,7 +86,7 @@ def differences(
     columns = (*means, means[1] - means[0], *ends, texts, p)
     parts = [np.split(column, len(names)) for column in columns]
     return {
-        name: Differences(*of) for name, of in zip(names, zip(*parts, strict=True), strict=True)
+        name: HeadDifferences(*of) for name, of in zip(names, zip(*parts, strict=True), strict=True)
     }
 
 

@@ -50,7 +50,8 @@ def _typed_rows(frame: pd.DataFrame) -> pd.DataFrame:
     numbers = [*_NUMBERS, *_MEASURES, *nulls, *further, *effects]
     heads = [Head.parse(name) for name in texts_of(frame, "name")]
     columns: dict[str, Any] = {name: numbers_of(frame, name) for name in numbers}
-    columns |= {name: texts_of(frame, name) for name in _TEXTS}
+    texts = [name for name in (*_TEXTS, "original") if name in _TEXTS or name in frame]
+    columns |= {name: texts_of(frame, name) for name in texts}
     columns |= {"layer": [head.layer for head in heads], "head": [head.head for head in heads]}
     columns |= {"found": numbers_of(frame, "found") == 1}
     return pd.DataFrame({name: columns.get(name, frame[name]) for name in map(str, frame)})

@@ -24,6 +24,7 @@ from headwise.tables import (
     HeadLike,
     HeadsLike,
     at_prompt,
+    categories_html,
     plot_categories,
     read_saved,
     resolve_heads,
@@ -31,18 +32,9 @@ from headwise.tables import (
 )
 
 _COLUMNS = (
-    "name",
-    "label",
-    "found",
-    "outcome",
-    "effect",
-    "null",
-    "baseline",
-    "lift",
-    "p_adj",
-    "n",
+    "name", "label", "found", "outcome", "effect", "null", "baseline", "lift", "p_adj", "n",
     "texts",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +67,7 @@ class Roles:
             to its output. Both are from 0 to 1, and NaN for a role without a relation or a head
             without an output projection. A role that a head cannot have is NaN. After
             `effects`, `without.…` is the growth of a behaviour's loss without the head, for the
-            roles that the behaviour may depend on.
+            roles that the behaviour may depend on. `original` is a head's name before pruning.
         meanings: A description of each role.
         notes: How the numbers were obtained: texts, split, what was left out.
         texts: For each role of a head, the texts that show it most and least: text, score,
@@ -288,10 +280,7 @@ class Roles:
             ArgumentError: `ax` is not axes.
             MissingPackageError: matplotlib is not installed.
         """
-        strongest = self.found().drop_duplicates("name")
-        cells = zip(strongest["name"], strongest["role"], strongest["lift"], strict=True)
-        roles = {Head.parse(name): (role, float(lift)) for name, role, lift in cells}
-        return plot_categories("Roles.plot", self._heads(), roles, ax)
+        return plot_categories("Roles.plot", self._heads(), self._strongest_by_head(), ax)
 
     def save(self, path: str | Path) -> Path:
         """Save the table; the file's ending decides the format: .parquet, .csv or .json.
@@ -337,5 +326,11 @@ class Roles:
         return at_prompt(f"Roles: {self}", shown)
 
     def _repr_html_(self) -> str:
-        found = self.found()[list(_COLUMNS)]
-        return found.to_html(index=False, float_format="{:.3f}".format, escape=True)
+        return categories_html(f"Roles: {self}", self._heads(), self._strongest_by_head())
+
+    def _strongest_by_head(self) -> dict[Head, tuple[str, float]]:
+        """The strongest role of each head that has one, with its lift."""
+        rows = self.found().drop_duplicates("name")
+        return {
+            Head.parse(row["name"]): (row["role"], row["lift"]) for row in rows.to_dict("records")
+        }

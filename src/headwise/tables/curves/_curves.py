@@ -11,7 +11,7 @@ from jaxtyping import Float64, Int64
 from headwise.errors import ArgumentError, ShapeError
 from headwise.tables._bootstrap import bootstrap_means, tails_of
 from headwise.tables._columns import at_prompt
-from headwise.tables.plots import CurveLine, plot_curves
+from headwise.tables.plots import CurveLine, curves_html, plot_curves
 
 __all__ = ["Curves", "Elbow"]
 
@@ -185,7 +185,9 @@ class Curves:
         return plot_curves("Curves.plot", lines, labels, ax, bar=bar)
 
     def _repr_html_(self) -> str:
-        return self.frame().to_html(index=False, float_format="{:.4g}".format, escape=True)
+        title = f"Mean loss ({self.loss}) as heads are removed, of {self.n_heads}"
+        means = {name: self.mean(name).mean(0) for name in self.per_text}
+        return curves_html(title, self.removed.tolist(), means)
 
     def _lines(self, allowed: float | None, first: "Curves") -> Iterator[CurveLine]:
         for name, orders in self.per_text.items():

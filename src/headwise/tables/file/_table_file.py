@@ -118,6 +118,15 @@ def heads_of_rows(frame: pd.DataFrame) -> tuple[Head, ...]:
     return heads
 
 
+def originals_of_rows(frame: pd.DataFrame) -> tuple[Head | None, ...]:
+    """The column `original`: each head's address in the original model, None where it has none.
+
+    Raises:
+        ValueError: a cell is no name of a head.
+    """
+    return tuple(Head.parse(name) if name else None for name in texts_of(frame, "original"))
+
+
 def numbers_of(frame: pd.DataFrame, name: str) -> Float64[np.ndarray, " N"]:
     """A column of numbers; missing cells become NaN.
 

@@ -4,7 +4,7 @@ from headwise.tables.plots._axes import FIGURE_ENDINGS, plot_axes, save_figure
 from headwise.tables.plots._categories import category_marks, plot_categories
 from headwise.tables.plots._curve_lines import CurveLine, plot_curves
 from headwise.tables.plots._head_grid import HeadGrid, plot_heads, plot_removed
-from headwise.tables.plots._html import grid_html
+from headwise.tables.plots._html import categories_html, curves_html, grid_html
 from headwise.tables.plots._ranking import plot_ranking
 from headwise.tables.plots._weights import plot_weights
 
@@ -13,6 +13,8 @@ __all__ = [
     "CurveLine",
     "HeadGrid",
     "category_marks",
+    "categories_html",
+    "curves_html",
     "grid_html",
     "plot_axes",
     "plot_categories",

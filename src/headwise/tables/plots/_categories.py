@@ -11,9 +11,9 @@ from headwise.tables._heads import Head
 from headwise.tables.plots._head_grid import HeadGrid
 
 # Okabe and Ito 2008: distinguishable with any colour blindness. Rarer categories share grey.
-_HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
-_OTHERS = "#777777"
-_PALEST = 0.25
+HUES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442")
+OTHERS = "#777777"
+PALEST = 0.25
 
 
 def category_marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -22,8 +22,17 @@ def category_marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     The hues can be told apart with any colour blindness; categories after the seventh share grey,
     and those after the twenty-sixth a dot.
     """
-    marks = zip(chain(_HUES, repeat(_OTHERS)), chain(ascii_uppercase, repeat("·")), strict=False)
+    marks = zip(chain(HUES, repeat(OTHERS)), chain(ascii_uppercase, repeat("·")), strict=False)
     return dict(zip(names, marks, strict=False))
+
+
+def category_styles(
+    categories: Mapping[Head, tuple[str, float]],
+) -> dict[str, tuple[int, str, str]]:
+    """The number of heads, the letter and the hue of each category, the most frequent first."""
+    counts = Counter(category for category, _ in categories.values()).most_common()
+    marks = category_marks([name for name, _ in counts])
+    return {name: (count, marks[name][1], marks[name][0]) for name, count in counts}
 
 
 def plot_categories(
@@ -39,20 +48,19 @@ def plot_categories(
     """
     grid = HeadGrid(heads)
     ax = grid.axes(function, ax)
-    counts = Counter(category for category, _ in categories.values())
-    marks = category_marks([name for name, _ in counts.most_common()])
+    styles = category_styles(categories)
     for head in heads:
         row, column = grid.place(head)
         category, strength = categories.get(head, ("", 0.0))
-        hue, text = marks.get(category, ("#ffffff", ""))
-        alpha = _PALEST + (1 - _PALEST) * min(max(strength, 0.0), 1.0)
+        _, letter, hue = styles.get(category, (0, "", "#ffffff"))
+        alpha = PALEST + (1 - PALEST) * min(max(strength, 0.0), 1.0)
         square = {"markersize": 13, "markeredgecolor": "0.8", "markeredgewidth": 0.5}
         ax.plot(column, row, "s", color=hue, alpha=alpha, **square)
-        ax.text(column, row, text, ha="center", va="center_baseline", fontsize="small")
-    for name, (hue, letter) in marks.items():
-        text = printable(f"{letter}  {name}, {counts[name]}")
+        ax.text(column, row, letter, ha="center", va="center_baseline", fontsize="small")
+    for name, (count, letter, hue) in styles.items():
+        text = printable(f"{letter}  {name}, {count}")
         ax.plot([], [], "s", color=hue, label=text)
-    if marks:
+    if styles:
         legend = ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)

@@ -1,19 +1,22 @@
-"""Heads as a coloured grid in HTML, for notebooks: no script, no style but its own."""
+"""Heads as coloured grids in HTML, for notebooks: no script, no style but its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import chain, repeat
 
 import numpy as np
 from jaxtyping import Float64
 
 from headwise._display import printable
 from headwise.tables._heads import Head
+from headwise.tables.plots._categories import HUES, OTHERS, PALEST, category_styles
 from headwise.tables.plots._head_grid import HeadGrid
 
 # Viridis at equal steps, dark to light: colour-blind safe, and readable in print.
 _COLOURS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30",
             "#fde725")  # fmt: skip
 _CELL = 10  # pixels
+_CURVES = (300, 160)  # pixels
 # Cells of all grids together; further grids are left out, and named.
 _MOST_CELLS = 8000
 
@@ -34,6 +37,73 @@ def grid_html(
     return (
         f'<div style="font:12px sans-serif"><p>{_text(title)}</p>'
         f'<div style="display:flex;flex-wrap:wrap;gap:16px">{grids}</div>{note}</div>'
+    )
+
+
+def categories_html(
+    title: str, heads: Sequence[Head], categories: Mapping[Head, tuple[str, float]]
+) -> str:
+    """A small grid with the category of each head as a hue and a letter, and a legend.
+
+    Args:
+        categories: The category and the strength, 0 to 1, of the heads that have one. Weaker
+            ones are paler.
+    """
+    grid, styles = HeadGrid(heads), category_styles(categories)
+    side = _CELL + 4
+    squares = []
+    for head in heads:
+        row, column = grid.place(head)
+        category, strength = categories.get(head, ("", 0.0))
+        _, letter, hue = styles.get(category, (0, "", "#ffffff"))
+        opacity = PALEST + (1 - PALEST) * min(max(strength, 0.0), 1.0) if category else 1.0
+        x, y = side * column, side * row
+        squares.append(
+            f'<rect x="{x}" y="{y}" width="{side - 1}" height="{side - 1}" fill="{hue}" '
+            f'fill-opacity="{opacity:.2f}" stroke="#cccccc" stroke-width="0.5"><title>'
+            f"{_text(str(head))}: {_text(category) or 'none'}</title></rect>"
+            f'<text x="{x + side / 2 - 0.5}" y="{y + side - 4}" text-anchor="middle" '
+            f'font-size="9">{letter}</text>'
+        )
+    legend = "".join(
+        f"<li><b>{letter}</b> {_text(name)}, {count}</li>"
+        for name, (count, letter, _) in styles.items()
+    )
+    return (
+        f'<div style="font:12px sans-serif"><p>{_text(title)}</p>'
+        f'<div style="display:flex;flex-wrap:wrap;gap:16px"><svg width="{side * grid.width}" '
+        f'height="{side * len(grid.layers)}" role="img" aria-label="the category of every head, a '
+        f'row per layer" style="background:#ffffff;color:#000000">{"".join(squares)}</svg>'
+        f'<ul style="list-style:none;padding:0;margin:0">{legend}</ul></div></div>'
+    )
+
+
+def curves_html(
+    title: str, x: Sequence[int], curves: Mapping[str, Float64[np.ndarray, " K"]]
+) -> str:
+    """A small picture of curves over `x`, and a legend with the value at the end of each."""
+    finite = np.concatenate([values[np.isfinite(values)] for values in curves.values()])
+    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+    width, height = _CURVES
+    lines, legend = [], []
+    for (name, values), hue in zip(curves.items(), chain(HUES, repeat(OTHERS)), strict=False):
+        points = " ".join(
+            f"{width * at / max(x[-1], 1):.1f},"
+            f"{height * (1 - (value - low) / ((high - low) or 1.0)):.1f}"
+            for at, value in zip(x, values.tolist(), strict=True)
+            if np.isfinite(value)
+        )
+        lines.append(f'<polyline points="{points}" fill="none" stroke="{hue}" stroke-width="2"/>')
+        legend.append(
+            f'<li><span style="color:{hue}">—</span> {_text(name)}: {values[-1]:.3g}</li>'
+        )
+    return (
+        f'<div style="font:12px sans-serif"><p>{_text(title)}</p>'
+        f'<div style="display:flex;flex-wrap:wrap;gap:16px"><svg width="{width}" '
+        f'height="{height}" role="img" aria-label="{_text(title)}" '
+        f'style="background:#ffffff">{"".join(lines)}</svg>'
+        f'<ul style="list-style:none;padding:0;margin:0">{"".join(legend)}</ul></div>'
+        f"<p>{x[0]:g} to {x[-1]:g} along, {low:.3g} to {high:.3g} up</p></div>"
     )
 
 

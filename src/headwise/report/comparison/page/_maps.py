@@ -75,7 +75,7 @@ def head_map(
 
 def number(value: float, signed: bool = False) -> str:
     """Three significant digits, with a true minus sign."""
-    return f"{value:{'+' if signed and value else ''}.3g}".replace("-", "\N{MINUS SIGN}")
+    return f"{value + 0.0:{'+' if signed and value else ''}.3g}".replace("-", "\N{MINUS SIGN}")
 
 
 def _step(value: float, limits: tuple[float, float]) -> str:

@@ -20,7 +20,7 @@ from headwise.tables import STATISTICS
 
 _FOLDER = Path(__file__).parent
 _STUDY_PAGE = _FOLDER.parents[1] / "page"
-_MOST_ROWS = 40
+_MOST_ROWS = 20
 # Squares of all maps together; further statistics are left out, and named.
 _MOST_SQUARES = 30_000
 _COLOURS = re.compile(r"@media[^{]*dark[^{]*\{\s*:root\s*\{[^}]*\}\s*\}|:root\s*\{[^}]*\}")

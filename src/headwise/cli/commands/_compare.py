@@ -1,0 +1,91 @@
+"""`headwise compare`: what differs between two models, head by head."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwise.cli._options import Figure, Json, Shared, check_figure, check_output
+from headwise.cli._print import print_json, print_note, print_result, print_table
+from headwise.errors import ArgumentError
+
+_COLUMNS = ["name", "statistic", "before", "after", "difference", "ci_low", "ci_high", "p_adj"]
+
+
+Before = Annotated[
+    str,
+    typer.Argument(
+        metavar="BEFORE",
+        help="A folder or a name on the Hugging Face hub; or a table of observe --per-text.",
+    ),
+]
+After = Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")]
+Text = Annotated[
+    Path | None,
+    typer.Option(help="For models: a UTF-8 file with one text per paragraph or line."),
+]
+PageOrTable = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The file to write: .html, .parquet, .csv or .json."),
+]
+FindRoles = Annotated[
+    bool, typer.Option("--roles", help="Find the roles of both models, too; takes longer.")
+]
+
+
+def compare(
+    before: Before,
+    after: After,
+    shared: Shared,
+    text: Text = None,
+    out: PageOrTable = None,
+    roles: FindRoles = False,
+    figure: Figure = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two models head by head, on the same texts.
+
+    Prints what differs, the largest difference first. With -o, writes a page or the whole table;
+    with --json, prints all rows as JSON. Heads of pruned models are matched by their original
+    numbers.
+    """
+    if out is not None:
+        check_output(out, ".html", ".parquet", ".csv", ".json")
+    check_figure(figure)
+    if text is None:
+        _check_files([before, after], shared, roles)
+    from headwise.cli import tasks
+
+    if text is None:
+        comparison = tasks.compare_files(Path(before), Path(after))
+    else:
+        comparison = tasks.compare_models(before, after, text, shared, roles=roles)
+    if figure is not None:
+        print_note(f"A map of each difference: {tasks.draw_differences(comparison, figure)}")
+    if as_json:
+        print_note(comparison.summary)
+        print_json(comparison.frame().to_dict("records"))
+    else:
+        print_result(comparison.summary)
+    if out is not None:
+        write = comparison.report if out.suffix == ".html" else comparison.save
+        print_note(f"The comparison is {write(out).resolve()}")
+    elif not as_json:
+        print_table(comparison.changed()[_COLUMNS])
+
+
+def _check_files(names: list[str], shared: Shared, roles: bool) -> None:
+    """Refuse models without texts, and options that would be ignored for tables."""
+    for name in names:
+        if not Path(name).is_file():
+            raise ArgumentError(
+                f"compare: {name} is no file of a table, and models need something to read. Add "
+                f"--text FILE."
+            )
+    given = [option for option, value in vars(shared).items() if value is not None]
+    unused = (["roles"] if roles else []) + given
+    if unused:
+        raise ArgumentError(
+            f"compare: --{unused[0].replace('_', '-')} is for models, and {names[0]} is a table. "
+            f"Leave it out."
+        )

@@ -1,0 +1,77 @@
+"""`headwise compare` on small untrained models and their tables."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import headwise as hw
+from command import headwise
+from headwise.lab import MiniGPT, MiniGPTConfig, save
+from planted import TOKENIZER, lines
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare")
+    torch.manual_seed(0)
+    size = len(TOKENIZER.get_vocab())
+    model = MiniGPT(MiniGPTConfig(size, n_layers=2, n_heads=2, d_model=16, context=48))
+    save(model, TOKENIZER, folder / "before")
+    with torch.no_grad():
+        model.blocks[1].attention.q_proj.weight[:8] *= 3
+    save(model, TOKENIZER, folder / "after")
+    (folder / "texts.txt").write_text("\n".join(lines(32)), "utf-8")
+    for name in ("before", "after"):
+        done = headwise(
+            "observe", folder / name, "--text", folder / "texts.txt", "--per-text",
+            "-o", folder / f"{name}.parquet",
+        )  # fmt: skip
+        assert done.code == 0, done.err
+    return folder
+
+
+def test_two_models_are_compared(place: Path) -> None:
+    models = place / "before", place / "after"
+    page, figure = place / "compare.html", place / "compare.svg"
+    done = headwise(
+        "compare", *models, "--text", place / "texts.txt", "-o", page, "--figure", figure
+    )
+    assert done.code == 0, done.err
+    assert done.out.startswith("1 of 4 heads differs on 32 texts.")
+    assert "of L1.H0" in done.out
+    assert f"{place / 'before'}" in page.read_text("utf-8")
+    assert "after − before" in figure.read_text("utf-8")
+    saved = place / "compare.csv"
+    assert headwise("compare", *models, "--text", place / "texts.txt", "-o", saved).code == 0
+    assert hw.Comparison.load(saved).summary == done.out.strip()
+
+
+def test_two_tables_are_compared(place: Path) -> None:
+    tables = place / "before.parquet", place / "after.parquet"
+    done = headwise("compare", *tables, "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)
+    assert {row["name"] for row in rows if row["outcome"] == "changed"} == {"L1.H0"}
+    assert "1 of 4 heads differs" in done.err
+    printed = headwise("compare", *tables)
+    assert "L1.H0" in printed.out.splitlines()[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("before", "after"), "before is no file of a table"),
+        (("before.parquet", "after.parquet", "--roles"), "--roles is for models"),
+        (("before.parquet", "after.parquet", "--max-tokens", "9"), "--max-tokens is for models"),
+        (("before.parquet", "after.parquet", "-o", "out.txt"), "out.txt does not end in .html"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(place)
+    done = headwise("compare", *arguments)
+    assert done.code == 2
+    assert message in done.err
