@@ -34,6 +34,7 @@ BATCH, STEPS = 16, 20
 SHARES = {"encoder": (0.15, 0.3), "decoder": (0.25, 0.5)}
 RATES = {"encoder": 3e-5, "decoder": 3e-4}
 TITLES = ["model", "heads removed", "parameters", "quality", "drift", "time of a pass"]
+Version = tuple[str, int, nn.Module]
 Quality = Callable[[nn.Module], list[str]]
 
 
@@ -106,7 +107,7 @@ def versions(
 
 
 def rows(
-    title: str, found: Iterator[tuple[str, int, nn.Module]], quality: Quality, options: Any
+    title: str, found: Iterator[Version], quality: Quality, options: Any
 ) -> Iterator[list[str]]:
     """A line for each version of a model, with its time next to that of the full one."""
     lines = [(name, count, small.eval()) for name, count, small in found]
