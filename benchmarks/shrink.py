@@ -138,8 +138,8 @@ def main() -> None:
     options = parser.parse_args()
     cells = [*of_encoder(options), *of_decoder(options)]
     about = (
-        f"Medians of {options.passes} passes over 2 texts of {options.tokens} tokens, float32, cpu, "
-        f"{torch.get_num_threads()} threads, {options.clock} clock, torch {torch.__version__}."
+        f"Medians of {options.passes} passes over 2 texts of {options.tokens} tokens, float32, "
+        f"cpu, {torch.get_num_threads()} threads, {options.clock} clock, torch {torch.__version__}."
     )
     text = f"{about}\n\n{table(TITLES, cells, 1)}"
     print(text)
