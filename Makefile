@@ -139,7 +139,7 @@ docs: .venv/dev build/gallery
 
 # Pages and figures of models that are trained on the spot: a few minutes, then only after changes.
 gallery: build/gallery
-build/gallery: .venv/dev website/gallery.py website/texts.txt
+build/gallery: .venv/dev website/gallery.py website/gallery.md website/texts.txt
 	OMP_NUM_THREADS=1 $(BIN)/python website/gallery.py --out $@
 
 clean:

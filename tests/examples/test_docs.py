@@ -49,7 +49,7 @@ def test_slow_documents_exist() -> None:
     assert names >= SLOW
 
 
-@pytest.mark.parametrize("document", _cases())
+@pytest.mark.parametrize("document", list(_cases()))
 def test_the_code_of_a_document_runs(document: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for code, printed, where in _blocks(document):

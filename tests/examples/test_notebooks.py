@@ -22,7 +22,9 @@ def test_a_notebook_is_light(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.cells[0].cell_type == "markdown"
-    assert not [cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")]
+    assert not [
+        cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")
+    ]
 
 
 @pytest.mark.full

@@ -12,7 +12,14 @@ import headwise
 from house.source import ROOT
 
 SCRIPTS = ("build", "check", "commands", "names", "notebooks")
-GENERATED = ("gallery/", "notebooks/", "reference/", "changelog.md", "contributing.md", "security.md")
+GENERATED = (
+    "gallery/",
+    "notebooks/",
+    "reference/",
+    "changelog.md",
+    "contributing.md",
+    "security.md",
+)
 
 
 @pytest.fixture
