@@ -19,6 +19,7 @@ from headwise.cli.commands import (
     group,
     heads,
     importance,
+    look,
     observe,
     prune,
     report,
@@ -32,6 +33,7 @@ __all__ = ["app", "main"]
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 for command in (
     report,
+    look,
     train,
     observe,
     roles,

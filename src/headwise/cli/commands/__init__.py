@@ -6,6 +6,7 @@ from headwise.cli.commands._explain import explain
 from headwise.cli.commands._group import group
 from headwise.cli.commands._heads import heads
 from headwise.cli.commands._importance import importance
+from headwise.cli.commands._look import look
 from headwise.cli.commands._observe import observe
 from headwise.cli.commands._prune import prune
 from headwise.cli.commands._report import report
@@ -19,6 +20,7 @@ __all__ = [
     "group",
     "heads",
     "importance",
+    "look",
     "observe",
     "prune",
     "report",

@@ -168,29 +168,27 @@ def curve_picture(curves: Curves) -> CurvePicture:
     highest = max(float(np.nanmax(high)) for _, high in bands.values())
     lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
     spread = (highest - lowest) or 1.0
-    most = int(curves.removed[-1]) or 1
+    removed = curves.removed.tolist()
+    most = removed[-1] or 1
 
     def place(x: float, y: float) -> tuple[float, float]:
         return round(60 + 520 * x / most, 1), round(230 - 210 * (y - lowest) / spread, 1)
 
-    def points(pairs: Sequence[tuple[float, float]]) -> str:
-        return " ".join(f"{x},{y}" for x, y in (place(*pair) for pair in pairs))
+    def points(x: Sequence[float], y: Sequence[float]) -> str:
+        return " ".join("{},{}".format(*place(*pair)) for pair in zip(x, y, strict=True))
 
     lines = []
     for style, (name, mean) in enumerate(means.items()):
         low, high = bands[name]
-        along = list(zip(curves.removed, low, strict=True))
-        back = list(zip(curves.removed[::-1], high[::-1], strict=True))
-        values = [
-            f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)
-        ]
-        line = points(list(zip(curves.removed, mean, strict=True)))
-        lines.append(Line(visible(name), line, points(along + back), min(style, 3), values))
+        values = [f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)]
+        line = points(removed, mean.tolist())
+        band = points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
+        lines.append(Line(visible(name), line, band, min(style, 3), values))
     ticks = np.linspace(lowest, highest, 4)
     return CurvePicture(
         lines=lines,
         x_ticks=[(place(x, 0)[0], f"{x}") for x in np.unique(np.linspace(0, most, 6).astype(int))],
         y_ticks=[(place(0, y)[1], f"{y:.3g}") for y in ticks],
-        removed=[f"{count}" for count in curves.removed],
+        removed=[f"{count}" for count in removed],
         loss=visible(curves.loss),
     )
