@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Open the page of a study or a look; at the end, check that it raised no error and fetched nothing."""
+    """Open a page; at the end, check that it raised no error and fetched nothing."""
     wrong: list[str] = []
     requested: list[str] = []
     contexts = []

@@ -251,9 +251,7 @@ def test_no_rule_of_accessibility_is_broken(open_page: Open, scheme: str) -> Non
 
 def _violations(page: Page) -> list[Any]:
     page.evaluate(AXE.read_text("utf-8"))
-    found = page.evaluate(
-        "(rules) => axe.run({ runOnly: { type: 'tag', values: rules } })", RULES
-    )
+    found = page.evaluate("(rules) => axe.run({ runOnly: { type: 'tag', values: rules } })", RULES)
     return [
         (rule["id"], rule["nodes"][0]["html"][:200], rule["nodes"][0]["failureSummary"][:300])
         for rule in found["violations"]
@@ -286,7 +284,9 @@ def test_print_shows_everything_in_portrait(open_page: Open) -> None:
         expect(page.locator(name)).to_be_visible()
     expect(page.locator(".tool").first).not_to_be_visible()
     pdf = page.pdf(format="A4")
-    boxes = {tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)}
+    boxes = {
+        tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    }
     assert all(width < height for width, height in boxes)
     assert boxes
 
@@ -316,7 +316,7 @@ def test_hostile_texts_run_nothing(open_page: Open) -> None:
     words = page.locator("#words .word")
     expect(words).to_have_count(len(HOSTILE))
     for index in range(len(HOSTILE)):
-        words.nth(index).click(position={"x": 2, "y": 5})
+        words.nth(index).dispatch_event("click")
     assert page.evaluate("window.ran") is None
     assert page.locator("img").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -327,7 +327,7 @@ def test_a_look_starts_on_map_and_text(open_page: Open) -> None:
     page = open_page(Look("A look", "MiniGPT", study.samples[0], {"headwise": "0"}))
     expect(page.locator("#map td.cell").first).to_be_visible()
     expect(page.locator("#words .word")).to_have_count(len(study.samples[0].tokens))
-    page.locator("#thumbs td").nth(4).click()
+    page.locator("#thumbs tbody td").nth(4).click()
     expect(page.locator("#text-head option:checked")).to_have_text("L1.H1")
     assert _violations(page) == []
 

@@ -118,9 +118,7 @@ def test_the_view_in_a_notebook_is_sandboxed_and_escaped() -> None:
         ({"text": TEXT, "target": "c"}, ArgumentError, "BertModel reads one text"),
     ],
 )
-def test_bad_input_is_refused(
-    arguments: dict[str, Any], error: type[Exception], said: str
-) -> None:
+def test_bad_input_is_refused(arguments: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         hw.look(_made(_encoder), _tokenizer(), **arguments)
 

@@ -5,4 +5,14 @@ from headwise.report._stages import About, roles_of_lab, study, study_lab
 from headwise.report._study import Study
 from headwise.report._study_data import Sample, TopPairs
 
-__all__ = ["About", "Look", "Sample", "Study", "TopPairs", "look", "roles_of_lab", "study", "study_lab"]
+__all__ = [
+    "About",
+    "Look",
+    "Sample",
+    "Study",
+    "TopPairs",
+    "look",
+    "roles_of_lab",
+    "study",
+    "study_lab",
+]

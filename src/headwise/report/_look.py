@@ -70,7 +70,9 @@ class Look(LookData):
     def __repr__(self) -> str:
         tokens = " ".join(self.sample.tokens[:12])
         heads = counted(len(self.sample.weights or self.sample.pairs), "head")
-        return printable(f"Look of {self.model}: {heads} on {tokens!r}; .save('look.html') writes a page")
+        return printable(
+            f"Look of {self.model}: {heads} on {tokens!r}; .save('look.html') writes a page"
+        )
 
     def _repr_html_(self) -> str:
         # The frame has an origin of its own: the page cannot reach the notebook.

@@ -1,4 +1,4 @@
-"""The overview of a study: a sentence with counts, the evidence for each, and a map of the heads."""
+"""The overview of a study: a sentence with counts, the evidence for each, a map of the heads."""
 
 import re
 from collections import Counter
@@ -119,11 +119,13 @@ def _role_clauses(roles: Roles, counts: Mapping[str, int]) -> list[Clause]:
     found = roles.found().drop_duplicates("name")
     clauses = []
     for label in counts:
-        rows = found[found["label"] == label].to_dict("records")
-        verb = "looks" if len(rows) == 1 else "look"
+        having = found[found["label"] == label].to_dict("records")
+        verb = "looks" if len(having) == 1 else "look"
         after = f"{verb} {_target(label)}"
         clauses.append(
-            Clause(len(rows), visible(after), visible(label), rows=[_evidence(row) for row in rows])
+            Clause(
+                len(having), visible(after), visible(label), rows=[_evidence(row) for row in having]
+            )
         )
     clauses.sort(key=lambda clause: -clause.count)
     rest = clauses[_NAMED:]
@@ -155,7 +157,7 @@ def _evidence(row: Mapping[Any, Any]) -> list[str]:
 
 def _shape_clauses(roles: Roles) -> list[Clause]:
     shapes = roles.shapes()
-    columns = ("Head", "Attention on the sink", "Weighted by value", "Sink")
+    columns: tuple[str, ...] = ("Head", "Attention on the sink", "Weighted by value", "Sink")
     sinks = shapes[shapes["shape"].str.contains("sink")].to_dict("records")
     clauses = []
     if sinks:
@@ -187,9 +189,7 @@ def _shape_clauses(roles: Roles) -> list[Clause]:
 
 
 def _attention(row: Mapping[Any, Any]) -> str:
-    return (
-        f"{digits(row['attention'])} [{digits(row['ci_low'])}, {digits(row['ci_high'])}]"
-    )
+    return f"{digits(row['attention'])} [{digits(row['ci_low'])}, {digits(row['ci_high'])}]"
 
 
 def _removal_clause(curves: Curves | None) -> list[Clause]:
@@ -214,9 +214,7 @@ def _removal_clause(curves: Curves | None) -> list[Clause]:
     return [Clause(int(curves.removed[last]), after, title, "", columns, rows, of_heads=False)]
 
 
-def _nothing_clauses(
-    roles: Roles, with_role: set[str], states: Mapping[str, Cell]
-) -> list[Clause]:
+def _nothing_clauses(roles: Roles, with_role: set[str], states: Mapping[str, Cell]) -> list[Clause]:
     without = [name for name, cell in states.items() if name not in with_role and not cell.letter]
     groups = (
         (False, "nothing found that these texts could show", "Nothing found"),

@@ -168,8 +168,8 @@ def curve_picture(curves: Curves) -> CurvePicture:
     highest = max(float(np.nanmax(high)) for _, high in bands.values())
     lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
     spread = (highest - lowest) or 1.0
-    removed = curves.removed.tolist()
-    most = removed[-1] or 1
+    removed = [float(count) for count in curves.removed]
+    most = removed[-1] or 1.0
 
     def place(x: float, y: float) -> tuple[float, float]:
         return round(60 + 520 * x / most, 1), round(230 - 210 * (y - lowest) / spread, 1)
@@ -184,11 +184,15 @@ def curve_picture(curves: Curves) -> CurvePicture:
         line = points(removed, mean.tolist())
         band = points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
         lines.append(Line(visible(name), line, band, min(style, 3), values))
-    ticks = np.linspace(lowest, highest, 4)
+    ticks = np.linspace(lowest, highest, 4).tolist()
     return CurvePicture(
         lines=lines,
-        x_ticks=[(place(x, 0)[0], f"{x}") for x in np.unique(np.linspace(0, most, 6).astype(int))],
-        y_ticks=[(place(0, y)[1], f"{y:.3g}") for y in ticks],
-        removed=[f"{count}" for count in removed],
+        x_ticks=[(place(x, lowest)[0], f"{x:.0f}") for x in _whole_ticks(most)],
+        y_ticks=[(place(0.0, y)[1], f"{y:.3g}") for y in ticks],
+        removed=[f"{count:.0f}" for count in removed],
         loss=visible(curves.loss),
     )
+
+
+def _whole_ticks(most: float) -> list[float]:
+    return [float(tick) for tick in np.unique(np.linspace(0, most, 6).astype(int))]
