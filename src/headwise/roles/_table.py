@@ -14,7 +14,7 @@ from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles._explanation import explanation
+from headwise.roles._explanation import explanations
 from headwise.roles._rows import none_found, none_found_by_head, outcomes_by_role
 from headwise.roles._saved_rows import SCHEMA, fields_of
 from headwise.roles._shapes import is_shape, shape_rows, shapes_summary
@@ -168,25 +168,9 @@ class Roles:
 
     def why_by_head(self, heads: Sequence[str]) -> dict[str, str]:
         """`why` of each of these heads, by name, in one pass over the rows."""
-        wanted = set(heads)
-        rows: dict[str, list[dict[Any, Any]]] = {name: [] for name in heads}
-        role_rows = self._role_rows[self._role_rows["name"].isin(wanted)]
-        for row in role_rows.to_dict("records"):
-            rows[row["name"]].append(row)
-        shapes = {row["name"]: [row] for row in self.shapes().to_dict("records")}
-        none = none_found_by_head(role_rows)
-        return {
-            name: "\n".join(
-                [
-                    name,
-                    *explanation(
-                        rows[name], shapes.get(name, []), none.get(name, ""), self.meanings
-                    ),
-                    *(f"  {printable(line)}" for line in self.ablation_effects.lines(name)),
-                ]
-            )
-            for name in heads
-        }
+        rows = self._role_rows[self._role_rows["name"].isin(set(heads))]
+        lines = {name: list(self.ablation_effects.lines(name)) for name in heads}
+        return explanations(rows, self.shapes(), lines, self.meanings)
 
     def effects(
         self,

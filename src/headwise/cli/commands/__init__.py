@@ -6,7 +6,7 @@ from headwise.cli.commands._explain import explain
 from headwise.cli.commands._group import group
 from headwise.cli.commands._heads import heads
 from headwise.cli.commands._importance import importance
-from headwise.cli.commands._look import look
+from headwise.cli.commands._single_text import look
 from headwise.cli.commands._observe import observe
 from headwise.cli.commands._prune import prune
 from headwise.cli.commands._report import report

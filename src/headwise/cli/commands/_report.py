@@ -20,6 +20,16 @@ _FindRoles = Annotated[
         show_default="unless MODEL is an encoder-decoder",
     ),
 ]
+_Show = Annotated[
+    Path | None,
+    typer.Option(
+        help="Up to 48 texts whose attention the page shows: a file like that of --text.",
+        show_default="the beginnings of three texts",
+    ),
+]
+_Full = Annotated[
+    bool, typer.Option("--full", help="Leave nothing out to keep the page below 5 MB.")
+]
 
 
 def report(
@@ -43,16 +53,8 @@ def report(
     ] = None,
     roles: _FindRoles = None,
     target: Target = None,
-    show: Annotated[
-        Path | None,
-        typer.Option(
-            help="Up to 48 texts whose attention the page shows: a file like that of --text.",
-            show_default="the beginnings of three texts",
-        ),
-    ] = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Leave nothing out to keep the page below 5 MB.")
-    ] = False,
+    show: _Show = None,
+    full: _Full = False,
     *,
     shared: Shared,
 ) -> None:

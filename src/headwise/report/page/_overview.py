@@ -8,7 +8,7 @@ from typing import Any
 
 from headwise._display import counted
 from headwise.report._study_data import StudyData
-from headwise.report.page._pictures import Cell, HeadMap, head_maps, tint
+from headwise.report.page._pictures import HeadCell, HeadMap, head_maps, tint
 from headwise.report.page._role_table import interval_text
 from headwise.report.page._visible_text import digits, visible
 from headwise.roles import Roles
@@ -80,7 +80,7 @@ def overview(study: StudyData) -> Overview | None:
     marks = category_marks([name for name, _ in counts.most_common()])
     states = _states(roles)
     cells = {
-        row["name"]: Cell(
+        row["name"]: HeadCell(
             tint(marks[row["label"]][0], row["lift"]),
             marks[row["label"]][1],
             visible(f"{row['label']}, lift {row['lift']:.2f}"),
@@ -100,18 +100,20 @@ def overview(study: StudyData) -> Overview | None:
     )
 
 
-def _states(roles: Roles) -> dict[str, Cell]:
+def _states(roles: Roles) -> dict[str, HeadCell]:
     """The cells of heads without a role: sinks, diffuse heads, and heads that were not tested."""
     rows = roles.frame()
     tested = set(rows.loc[rows["p_adj"].notna(), "name"])
     cells = {
-        name: Cell("", "", "no role found" if name in tested else "not tested", name not in tested)
+        name: HeadCell(
+            "", "", "no role found" if name in tested else "not tested", name not in tested
+        )
         for name in dict.fromkeys(rows["name"])
     }
     for row in roles.shapes().to_dict("records"):
         letter = "○" if "sink" in row["shape"] else "≈"
         text = row["shape"] + (f", {row['carries']} by value" if row["carries"] else "")
-        cells[row["name"]] = Cell("", letter, text)
+        cells[row["name"]] = HeadCell("", letter, text)
     return cells
 
 
@@ -214,7 +216,9 @@ def _removal_clause(curves: Curves | None) -> list[Clause]:
     return [Clause(int(curves.removed[last]), after, title, "", columns, rows, of_heads=False)]
 
 
-def _nothing_clauses(roles: Roles, with_role: set[str], states: Mapping[str, Cell]) -> list[Clause]:
+def _nothing_clauses(
+    roles: Roles, with_role: set[str], states: Mapping[str, HeadCell]
+) -> list[Clause]:
     without = [name for name, cell in states.items() if name not in with_role and not cell.letter]
     groups = (
         (False, "nothing found that these texts could show", "Nothing found"),

@@ -20,7 +20,7 @@ _WHITE = (255, 255, 255)
 
 
 @dataclass(frozen=True)
-class Cell:
+class HeadCell:
     """What a map says about a head: color, letter, a phrase, and whether nothing was tested."""
 
     color: str
@@ -37,7 +37,7 @@ class Square:
     name: str
     x: int
     y: int
-    cell: Cell
+    cell: HeadCell
     ink: str
 
 
@@ -55,7 +55,7 @@ class HeadMap:
 
 
 @dataclass(frozen=True)
-class Line:
+class DrawnCurve:
     """A curve: the points of its polyline and of the band of its interval."""
 
     name: str
@@ -69,25 +69,25 @@ class Line:
 class CurvePicture:
     """Curves of the loss over the number of removed heads."""
 
-    lines: list[Line]
+    lines: list[DrawnCurve]
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     removed: list[str]
     loss: str
 
 
-def head_maps(heads: Sequence[Head], cells: Mapping[str, Cell]) -> list[HeadMap]:
+def head_maps(heads: Sequence[Head], cells: Mapping[str, HeadCell]) -> list[HeadMap]:
     """A map for each stack; a head without a cell is blank."""
     return [_head_map(stack, heads, cells) for stack in dict.fromkeys(h.stack for h in heads)]
 
 
-def _head_map(stack: str, heads: Sequence[Head], cells: Mapping[str, Cell]) -> HeadMap:
+def _head_map(stack: str, heads: Sequence[Head], cells: Mapping[str, HeadCell]) -> HeadMap:
     members = [(index, head) for index, head in enumerate(heads) if head.stack == stack]
     layers = sorted({head.layer for _, head in members})
     width = max(head.head for _, head in members) + 1
     side, gap = next((side, gap) for most, side, gap in _SIDES if width <= most)
     step = side + gap
-    blank = Cell("", "", "")
+    blank = HeadCell("", "", "")
     squares = []
     for index, head in members:
         cell = cells.get(str(head), blank)
@@ -148,9 +148,9 @@ def pruning(study: StudyData) -> Pruning | None:
     if study.plan is not None:
         gone = set(study.plan.removed)
         kept = {
-            str(head): Cell("", "", "removed", untested=True)
+            str(head): HeadCell("", "", "removed", untested=True)
             if head in gone
-            else Cell(_KEPT, "", "kept")
+            else HeadCell(_KEPT, "", "kept")
             for head in study.table.heads
         }
         maps = head_maps(study.table.heads, kept)
@@ -183,7 +183,7 @@ def curve_picture(curves: Curves) -> CurvePicture:
         values = [f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)]
         line = points(removed, mean.tolist())
         band = points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
-        lines.append(Line(visible(name), line, band, min(style, 3), values))
+        lines.append(DrawnCurve(visible(name), line, band, min(style, 3), values))
     ticks = np.linspace(lowest, highest, 4).tolist()
     return CurvePicture(
         lines=lines,
