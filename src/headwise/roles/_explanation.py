@@ -25,6 +25,7 @@ def explanations(
         effects: For each head, what ablating it does, in lines.
     """
     of_head: dict[str, list[dict[Any, Any]]] = {name: [] for name in effects}
+    rows = rows[rows["name"].isin(set(effects))]
     for row in rows.to_dict("records"):
         of_head[row["name"]].append(row)
     shape = {row["name"]: [row] for row in shapes.to_dict("records")}

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from headwise._display import counted, printable
+from headwise._display import counted
 from headwise._progress import Progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
@@ -149,9 +149,8 @@ class Roles:
             HeadError: there is no such head.
         """
         rows = self._role_rows
-        if head is None:
-            return none_found(rows)
-        return none_found(rows[rows["name"] == str(self._head(head))])
+        of_head = rows if head is None else rows[rows["name"] == str(self._head(head))]
+        return none_found(of_head)
 
     def none_found_by_head(self) -> dict[str, str]:
         """`none_found` of each head, by its name."""
@@ -163,14 +162,12 @@ class Roles:
         Raises:
             HeadError: there is no such head.
         """
-        name = str(self._head(head))
-        return self.why_by_head([name])[name]
+        return next(iter(self.why_by_head([str(self._head(head))]).values()))
 
     def why_by_head(self, heads: Sequence[str]) -> dict[str, str]:
         """`why` of each of these heads, by name, in one pass over the rows."""
-        rows = self._role_rows[self._role_rows["name"].isin(set(heads))]
         lines = {name: list(self.ablation_effects.lines(name)) for name in heads}
-        return explanations(rows, self.shapes(), lines, self.meanings)
+        return explanations(self._role_rows, self.shapes(), lines, self.meanings)
 
     def effects(
         self,

@@ -6,11 +6,11 @@ from headwise.cli.commands._explain import explain
 from headwise.cli.commands._group import group
 from headwise.cli.commands._heads import heads
 from headwise.cli.commands._importance import importance
-from headwise.cli.commands._single_text import look
 from headwise.cli.commands._observe import observe
 from headwise.cli.commands._prune import prune
 from headwise.cli.commands._report import report
 from headwise.cli.commands._roles import roles
+from headwise.cli.commands._single_text import look
 from headwise.cli.commands._train import train
 
 __all__ = [
