@@ -14,7 +14,7 @@ from headwise.tables import Curves, Head
 _SIDES = ((16, 30, 4), (32, 22, 3), (10**6, 14, 2))
 _LABELS = 46  # left of the cells and above them
 _PALEST = 0.25
-_DARK = 0.4  # of relative luminance: below it letters are white
+_DARK = 0.18  # of relative luminance: below it white contrasts more than black
 _KEPT = "#5b8db8"
 _WHITE = (255, 255, 255)
 
