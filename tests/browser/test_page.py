@@ -189,7 +189,7 @@ def test_maps_of_two_texts_have_the_tokens_of_both(open_page: Open) -> None:
         expect(page.locator("#map-readout")).to_contain_text(
             f"Rows: {sides[queries]}; columns: {sides[keys]}."
         )
-    page.get_by_text("Strongest pairs").click()
+    page.get_by_text("Strongest pairs", exact=True).click()
     expect(page.locator("#pairs tbody tr").first).to_contain_text("one → un")
 
 
@@ -203,7 +203,7 @@ def test_another_sample_has_its_own_map_and_pairs(open_page: Open) -> None:
     size = len(sample.tokens)
     assert page.locator("#map td.cell").count() == size * (size + 1) // 2
     assert page.locator("#map td.hatched").count() == 1
-    page.get_by_text("Strongest pairs").click()
+    page.get_by_text("Strongest pairs", exact=True).click()
     page.locator("#map tbody tr").nth(3).locator("td").nth(1).hover()
     expect(page.locator("#map-readout")).to_contain_text(
         f"{sample.tokens[3]} → {sample.tokens[1]}: {weights[3, 1]:.2f}"
