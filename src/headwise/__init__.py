@@ -5,7 +5,7 @@ Build attention (`attend`, `MultiHeadAttention` with `RoPE`, `ALiBi`, `T5Bias` a
 (`observe`, `Request`, `HeadTable`) or trains (`HeadMonitor`), find the role of each head
 (`find_roles`) and its importance (`importance`, `ablate`, `prune_curves`), make the model smaller
 (`plan`, `costs`, `prune`, `group_heads`, `recover`, `save`), and see the results on one page
-(`study`). `load` opens a model, `load_tokenizer` its tokenizer.
+(`study`), or one sentence on a map (`look`). `load` opens a model, `load_tokenizer` its tokenizer.
 
 Importing this package imports nothing else: each name is imported on first use.
 """
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from headwise.report import Comparison as Comparison
     from headwise.report import Study as Study
     from headwise.report import compare as compare
+    from headwise.report import look as look
     from headwise.report import study as study
     from headwise.roles import AlignedBatch as AlignedBatch
     from headwise.roles import Evidence as Evidence
@@ -122,6 +123,7 @@ _HOME = {
     "group_heads": "surgery",
     "importance": "scoring",
     "load": "models",
+    "look": "report",
     "load_heads": "roles",
     "load_duo_attention": "caching",
     "load_tokenizer": "models",

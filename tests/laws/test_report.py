@@ -366,7 +366,8 @@ LIMIT = 5_000_000
 @pytest.mark.parametrize(
     ("layers", "heads", "causal"),
     [
-        (32, 32, True),
+        (24, 16, True),
+        pytest.param(32, 32, True, marks=pytest.mark.full),
         pytest.param(32, 32, False, marks=pytest.mark.full),
         pytest.param(48, 64, True, marks=pytest.mark.full),
     ],
@@ -438,7 +439,7 @@ def test_pairs_decode_to_half_a_step(tokens: int, keys: int) -> None:
 
 def test_many_texts_to_show_share_the_page() -> None:
     words = " ".join(["word"] * 60)
-    study = make_study(12, 16, sentences=[words] * 36)
+    study = make_study(6, 12, sentences=[words] * 36)
     data = json.loads(Page(render(study)).inside["script"][0])
     assert len(render(study).encode()) < LIMIT
     assert len(data["samples"]) == 36

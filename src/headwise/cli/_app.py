@@ -15,6 +15,7 @@ from headwise.cli.commands import (
     group,
     heads,
     importance,
+    look,
     merge,
     observe,
     prune,
@@ -26,6 +27,7 @@ from headwise.cli.commands import (
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 for command in (
     report,
+    look,
     train,
     observe,
     roles,

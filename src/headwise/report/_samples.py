@@ -1,4 +1,4 @@
-"""The attention of every head on a few texts: exact maps, or the strongest pairs of longer texts."""
+"""The attention of every head on a few texts: exact maps, or the strongest pairs if long."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +25,9 @@ _HEADS_WITH_PAIRS = 64
 _KEYS = 4
 
 
-def sample_beginnings(model: nn.Module, tokenizer: Any, pairs: Sequence[Pair]) -> tuple[Sample, ...]:
+def sample_beginnings(
+    model: nn.Module, tokenizer: Any, pairs: Sequence[Pair]
+) -> tuple[Sample, ...]:
     """Exact maps of the beginnings of a few texts, spread evenly over the corpus."""
     stride = max(1, len(pairs) // _SAMPLES)
     chosen = pairs[::stride][:_SAMPLES]
@@ -112,9 +114,7 @@ def _top_pairs(watch: Watch, head: Head, k: int) -> TopPairs:
     return TopPairs(keys[0].int().cpu().numpy(), weights[0].float().cpu().numpy())
 
 
-def _received_by_layer(
-    watch: Watch, heads: Sequence[Head]
-) -> dict[tuple[str, int], np.ndarray]:
+def _received_by_layer(watch: Watch, heads: Sequence[Head]) -> dict[tuple[str, int], np.ndarray]:
     """What each key receives, as a mean over the heads of a layer: the sums to 1 over the keys."""
     sums: dict[tuple[str, int], np.ndarray] = {}
     for head in heads:
@@ -122,6 +122,5 @@ def _received_by_layer(
         place = head.stack, head.layer
         sums[place] = sums[place] + received if place in sums else received
     return {
-        place: (total / max(total.sum(), 1e-30)).astype(np.float32)
-        for place, total in sums.items()
+        place: (total / max(total.sum(), 1e-30)).astype(np.float32) for place, total in sums.items()
     }

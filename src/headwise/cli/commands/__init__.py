@@ -12,6 +12,7 @@ from headwise.cli.commands._observe import observe
 from headwise.cli.commands._prune import prune
 from headwise.cli.commands._report import report
 from headwise.cli.commands._roles import roles
+from headwise.cli.commands._single_text import look
 from headwise.cli.commands._train import train
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "group",
     "heads",
     "importance",
+    "look",
     "merge",
     "observe",
     "prune",

@@ -20,6 +20,16 @@ _FindRoles = Annotated[
         show_default="unless MODEL is an encoder-decoder",
     ),
 ]
+_Show = Annotated[
+    Path | None,
+    typer.Option(
+        help="Up to 48 texts whose attention the page shows: a file like that of --text.",
+        show_default="the beginnings of three texts",
+    ),
+]
+_Full = Annotated[
+    bool, typer.Option("--full", help="Leave nothing out to keep the page below 5 MB.")
+]
 
 
 def report(
@@ -43,6 +53,8 @@ def report(
     ] = None,
     roles: _FindRoles = None,
     target: Target = None,
+    show: _Show = None,
+    full: _Full = False,
     *,
     shared: Shared,
 ) -> None:
@@ -50,7 +62,7 @@ def report(
 
     Without MODEL, trains and studies a small model of a generated grammar: the Mini-GPT.
     """
-    _check(model, {"text": text, "target": target}, lab_folder, shared)
+    _check(model, {"text": text, "target": target, "show": show}, lab_folder, shared)
     if model is None and roles is False:
         raise ArgumentError(
             "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
@@ -59,11 +71,12 @@ def report(
     from headwise.cli import tasks
 
     if model is not None and text is not None:
-        study = tasks.study_model(model, text, shared, target=target, roles=roles)
+        shown = tasks.Shown(show, full)
+        study = tasks.study_model(model, text, shared, target=target, roles=roles, show=shown)
     else:
         settings = {} if shared.seed is None else {"seed": shared.seed}
         study = tasks.study_mini_gpt(lab_folder or _LAB_FOLDER, settings)
-    page = study.report(out)
+    page = study.report(out, full=full)
     for line in study.findings():
         print_result(line)
     print_result(f"The page is {page.resolve()}")

@@ -15,7 +15,7 @@ from headwise.cli.tasks._mini_gpt import SETTINGS, study_mini_gpt, train_mini_gp
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._prune import PruneOptions, prune_model
 from headwise.cli.tasks._roles import find_model_roles
-from headwise.cli.tasks._study import RequestedStatistics, study_model
+from headwise.cli.tasks._study import RequestedStatistics, Shown, look_at_text, study_model
 from headwise.cli.tasks._texts import draw_texts, read_texts_or_pairs
 from headwise.jobs import merge_corpus
 from headwise.tables import save_figure
@@ -24,6 +24,7 @@ __all__ = [
     "SETTINGS",
     "PruneOptions",
     "RequestedStatistics",
+    "Shown",
     "compare_files",
     "compare_models",
     "draw_differences",
@@ -32,6 +33,7 @@ __all__ = [
     "find_model_heads",
     "find_model_roles",
     "group_model",
+    "look_at_text",
     "merge_corpus",
     "open_job",
     "open_model",

@@ -10,8 +10,9 @@ from headwise.cli._print import print_note
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._roles import find_roles_of
 from headwise.cli.tasks._texts import note_split_texts, read_texts_and_targets
+from headwise.corpora import read_texts
 from headwise.models import TOKEN_CLASSES, reads_two_texts, token_classes
-from headwise.report import About, Study, study
+from headwise.report import About, Look, Study, look, study
 from headwise.roles import Evidence, check_reads_one_text
 from headwise.watch import DEFAULT, Request
 
@@ -37,6 +38,19 @@ class RequestedStatistics:
         return Request.of(names, self.per_text, classes)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What a page shows beside the statistics.
+
+    Attributes:
+        file: A file of texts to show; None shows a few of the studied texts.
+        full: Whether nothing is left out to keep the page small.
+    """
+
+    file: Path | None = None
+    full: bool = False
+
+
 def study_model(
     name: str,
     text: Path,
@@ -45,16 +59,20 @@ def study_model(
     *,
     target: Path | None = None,
     roles: bool | None = False,
+    show: Shown | None = None,
 ) -> Study:
     """Study a model on the texts of a file, with the roles of its heads if requested.
 
     Args:
         target: A second file with an encoder-decoder's target for each line of the first; None
             takes each text as its own target.
+        show: The texts whose attention the page shows.
         roles: Whether to find roles; None finds them unless the model reads two texts.
     """
     # The texts first: reading them is fast, opening a model is not.
     texts, targets = read_texts_and_targets(text, target, shared)
+    show = show or Shown()
+    shown = None if show.file is None else read_texts(show.file)
     model, tokenizer = open_model(name, shared, text_for="study")
     if reads_two_texts(model):
         if roles is None:
@@ -76,6 +94,8 @@ def study_model(
             request=(statistics or RequestedStatistics()).request(tokenizer),
             about=About(title=_title(name), source=text.name),
             max_tokens=shared.max_tokens,
+            show=shown,
+            full=show.full,
             on_progress=on_progress,
         )
     if not roles:
@@ -90,3 +110,9 @@ def _title(model: str) -> str:
     """A hub name as it is; for a folder its last two names, as many are called `hf` or `model`."""
     folder = Path(model)
     return str(Path(*folder.resolve().parts[-2:])) if folder.is_dir() else model
+
+
+def look_at_text(name: str, text: str, target: str | None, shared: Shared) -> Look:
+    """Open a model and look at one text."""
+    model, tokenizer = open_model(name, shared, text_for="look")
+    return look(model, tokenizer, text, target=target, title=_title(name))

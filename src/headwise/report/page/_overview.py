@@ -1,4 +1,4 @@
-"""The overview of a study: a sentence with counts, the evidence for each, and a map of the heads."""
+"""The overview of a study: a sentence with counts, the evidence for each, a map of the heads."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import Any
 
 from headwise._display import counted
 from headwise.report._study_data import StudyData
-from headwise.report.page._pictures import Cell, HeadMap, head_maps, tint
+from headwise.report.page._pictures import HeadCell, HeadMap, head_maps, tint
 from headwise.report.page._role_table import interval_text
 from headwise.report.page._visible_text import digits, visible
 from headwise.roles import Roles
@@ -80,7 +80,7 @@ def overview(study: StudyData) -> Overview | None:
     marks = category_marks([name for name, _ in counts.most_common()])
     states = _states(roles)
     cells = {
-        row["name"]: Cell(
+        row["name"]: HeadCell(
             tint(marks[row["label"]][0], row["lift"]),
             marks[row["label"]][1],
             visible(f"{row['label']}, lift {row['lift']:.2f}"),
@@ -100,18 +100,20 @@ def overview(study: StudyData) -> Overview | None:
     )
 
 
-def _states(roles: Roles) -> dict[str, Cell]:
+def _states(roles: Roles) -> dict[str, HeadCell]:
     """The cells of heads without a role: sinks, diffuse heads, and heads that were not tested."""
     rows = roles.frame()
     tested = set(rows.loc[rows["p_adj"].notna(), "name"])
     cells = {
-        name: Cell("", "", "no role found" if name in tested else "not tested", name not in tested)
+        name: HeadCell(
+            "", "", "no role found" if name in tested else "not tested", name not in tested
+        )
         for name in dict.fromkeys(rows["name"])
     }
     for row in roles.shapes().to_dict("records"):
         letter = "○" if "sink" in row["shape"] else "≈"
         text = row["shape"] + (f", {row['carries']} by value" if row["carries"] else "")
-        cells[row["name"]] = Cell("", letter, text)
+        cells[row["name"]] = HeadCell("", letter, text)
     return cells
 
 
@@ -119,11 +121,13 @@ def _role_clauses(roles: Roles, counts: Mapping[str, int]) -> list[Clause]:
     found = roles.found().drop_duplicates("name")
     clauses = []
     for label in counts:
-        rows = found[found["label"] == label].to_dict("records")
-        verb = "looks" if len(rows) == 1 else "look"
+        having = found[found["label"] == label].to_dict("records")
+        verb = "looks" if len(having) == 1 else "look"
         after = f"{verb} {_target(label)}"
         clauses.append(
-            Clause(len(rows), visible(after), visible(label), rows=[_evidence(row) for row in rows])
+            Clause(
+                len(having), visible(after), visible(label), rows=[_evidence(row) for row in having]
+            )
         )
     clauses.sort(key=lambda clause: -clause.count)
     rest = clauses[_NAMED:]
@@ -155,7 +159,7 @@ def _evidence(row: Mapping[Any, Any]) -> list[str]:
 
 def _shape_clauses(roles: Roles) -> list[Clause]:
     shapes = roles.shapes()
-    columns = ("Head", "Attention on the sink", "Weighted by value", "Sink")
+    columns: tuple[str, ...] = ("Head", "Attention on the sink", "Weighted by value", "Sink")
     sinks = shapes[shapes["shape"].str.contains("sink")].to_dict("records")
     clauses = []
     if sinks:
@@ -187,9 +191,7 @@ def _shape_clauses(roles: Roles) -> list[Clause]:
 
 
 def _attention(row: Mapping[Any, Any]) -> str:
-    return (
-        f"{digits(row['attention'])} [{digits(row['ci_low'])}, {digits(row['ci_high'])}]"
-    )
+    return f"{digits(row['attention'])} [{digits(row['ci_low'])}, {digits(row['ci_high'])}]"
 
 
 def _removal_clause(curves: Curves | None) -> list[Clause]:
@@ -215,7 +217,7 @@ def _removal_clause(curves: Curves | None) -> list[Clause]:
 
 
 def _nothing_clauses(
-    roles: Roles, with_role: set[str], states: Mapping[str, Cell]
+    roles: Roles, with_role: set[str], states: Mapping[str, HeadCell]
 ) -> list[Clause]:
     without = [name for name, cell in states.items() if name not in with_role and not cell.letter]
     groups = (

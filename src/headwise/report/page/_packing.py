@@ -1,4 +1,4 @@
-"""Attention on texts, packed into bytes: exact maps of short texts, strongest pairs of long ones."""
+"""Attention on texts as bytes: exact maps of short texts, the strongest pairs of long ones."""
 
 import base64
 import json

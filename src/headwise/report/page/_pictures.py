@@ -14,13 +14,13 @@ from headwise.tables import Curves, Head
 _SIDES = ((16, 30, 4), (32, 22, 3), (10**6, 14, 2))
 _LABELS = 46  # left of the cells and above them
 _PALEST = 0.25
-_DARK = 0.4  # of relative luminance: below it letters are white
+_DARK = 0.18  # of relative luminance: below it white contrasts more than black
 _KEPT = "#5b8db8"
 _WHITE = (255, 255, 255)
 
 
 @dataclass(frozen=True)
-class Cell:
+class HeadCell:
     """What a map says about a head: color, letter, a phrase, and whether nothing was tested."""
 
     color: str
@@ -37,7 +37,7 @@ class Square:
     name: str
     x: int
     y: int
-    cell: Cell
+    cell: HeadCell
     ink: str
 
 
@@ -55,7 +55,7 @@ class HeadMap:
 
 
 @dataclass(frozen=True)
-class Line:
+class DrawnCurve:
     """A curve: the points of its polyline and of the band of its interval."""
 
     name: str
@@ -69,25 +69,25 @@ class Line:
 class CurvePicture:
     """Curves of the loss over the number of removed heads."""
 
-    lines: list[Line]
+    lines: list[DrawnCurve]
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
     removed: list[str]
     loss: str
 
 
-def head_maps(heads: Sequence[Head], cells: Mapping[str, Cell]) -> list[HeadMap]:
+def head_maps(heads: Sequence[Head], cells: Mapping[str, HeadCell]) -> list[HeadMap]:
     """A map for each stack; a head without a cell is blank."""
     return [_head_map(stack, heads, cells) for stack in dict.fromkeys(h.stack for h in heads)]
 
 
-def _head_map(stack: str, heads: Sequence[Head], cells: Mapping[str, Cell]) -> HeadMap:
+def _head_map(stack: str, heads: Sequence[Head], cells: Mapping[str, HeadCell]) -> HeadMap:
     members = [(index, head) for index, head in enumerate(heads) if head.stack == stack]
     layers = sorted({head.layer for _, head in members})
     width = max(head.head for _, head in members) + 1
     side, gap = next((side, gap) for most, side, gap in _SIDES if width <= most)
     step = side + gap
-    blank = Cell("", "", "")
+    blank = HeadCell("", "", "")
     squares = []
     for index, head in members:
         cell = cells.get(str(head), blank)
@@ -148,9 +148,9 @@ def pruning(study: StudyData) -> Pruning | None:
     if study.plan is not None:
         gone = set(study.plan.removed)
         kept = {
-            str(head): Cell("", "", "removed", untested=True)
+            str(head): HeadCell("", "", "removed", untested=True)
             if head in gone
-            else Cell(_KEPT, "", "kept")
+            else HeadCell(_KEPT, "", "kept")
             for head in study.table.heads
         }
         maps = head_maps(study.table.heads, kept)
@@ -168,29 +168,31 @@ def curve_picture(curves: Curves) -> CurvePicture:
     highest = max(float(np.nanmax(high)) for _, high in bands.values())
     lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
     spread = (highest - lowest) or 1.0
-    most = int(curves.removed[-1]) or 1
+    removed = [float(count) for count in curves.removed]
+    most = removed[-1] or 1.0
 
     def place(x: float, y: float) -> tuple[float, float]:
         return round(60 + 520 * x / most, 1), round(230 - 210 * (y - lowest) / spread, 1)
 
-    def points(pairs: Sequence[tuple[float, float]]) -> str:
-        return " ".join(f"{x},{y}" for x, y in (place(*pair) for pair in pairs))
+    def points(x: Sequence[float], y: Sequence[float]) -> str:
+        return " ".join("{},{}".format(*place(*pair)) for pair in zip(x, y, strict=True))
 
     lines = []
     for style, (name, mean) in enumerate(means.items()):
         low, high = bands[name]
-        along = list(zip(curves.removed, low, strict=True))
-        back = list(zip(curves.removed[::-1], high[::-1], strict=True))
-        values = [
-            f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)
-        ]
-        line = points(list(zip(curves.removed, mean, strict=True)))
-        lines.append(Line(visible(name), line, points(along + back), min(style, 3), values))
-    ticks = np.linspace(lowest, highest, 4)
+        values = [f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)]
+        line = points(removed, mean.tolist())
+        band = points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
+        lines.append(DrawnCurve(visible(name), line, band, min(style, 3), values))
+    ticks = np.linspace(lowest, highest, 4).tolist()
     return CurvePicture(
         lines=lines,
-        x_ticks=[(place(x, 0)[0], f"{x}") for x in np.unique(np.linspace(0, most, 6).astype(int))],
-        y_ticks=[(place(0, y)[1], f"{y:.3g}") for y in ticks],
-        removed=[f"{count}" for count in curves.removed],
+        x_ticks=[(place(x, lowest)[0], f"{x:.0f}") for x in _whole_ticks(most)],
+        y_ticks=[(place(0.0, y)[1], f"{y:.3g}") for y in ticks],
+        removed=[f"{count:.0f}" for count in removed],
         loss=visible(curves.loss),
     )
+
+
+def _whole_ticks(most: float) -> list[float]:
+    return [float(tick) for tick in np.unique(np.linspace(0, most, 6).astype(int))]

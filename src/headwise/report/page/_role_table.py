@@ -111,7 +111,8 @@ def _nearest_roles(roles: Roles) -> dict[str, str]:
     best = missed.sort_values("lift", ascending=False, kind="stable").drop_duplicates("name")
     return {
         row["name"]: (
-            f"{row['role']}: {interval_text(row)}, against {digits(row['baseline'])} of {row['null'] or 'no null'}"
+            f"{row['role']}: {interval_text(row)}, against {digits(row['baseline'])} "
+            f"of {row['null'] or 'no null'}"
         )
         for row in best.to_dict("records")
     }

@@ -4,16 +4,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from headwise._display import counted, printable
-from headwise.roles.results._rows import shortfall
+from headwise.roles.results._rows import none_found_by_head, shortfall
 from headwise.roles.results._shapes import shape_line
 from headwise.roles.testing import NULLS
 
 _NEAREST = 3  # roles just below the bar, and as many that were not tested
 
 
-def explanation(
+def explanations(
+    rows: pd.DataFrame,
+    shapes: pd.DataFrame,
+    effects: Mapping[str, Sequence[str]],
+    meanings: Mapping[str, str],
+) -> dict[str, str]:
+    """The evidence for each head in `effects`, by name.
+
+    Args:
+        effects: For each head, what ablating it does, in lines.
+    """
+    of_head: dict[str, list[dict[Any, Any]]] = {name: [] for name in effects}
+    rows = rows[rows["name"].isin(set(effects))]
+    for row in rows.to_dict("records"):
+        of_head[row["name"]].append(row)
+    shape = {row["name"]: [row] for row in shapes.to_dict("records")}
+    none = none_found_by_head(rows)
+    texts = {}
+    for name, lines in effects.items():
+        shown = _explanation(of_head[name], shape.get(name, []), none.get(name, ""), meanings)
+        texts[name] = "\n".join([name, *shown, *(f"  {printable(line)}" for line in lines)])
+    return texts
+
+
+def _explanation(
     rows: Sequence[Mapping[Any, Any]],
     shapes: Sequence[Mapping[Any, Any]],
     none_found: str,

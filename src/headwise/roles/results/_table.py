@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 from torch import nn
 
-from headwise._display import counted, printable
+from headwise._display import counted
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
 from headwise.roles.effects import Behaviour, Effects, ablate_each, labels_of_rows
-from headwise.roles.results._explanation import explanation
+from headwise.roles.results._explanation import explanations
 from headwise.roles.results._rows import none_found, none_found_by_head, outcomes_by_role
 from headwise.roles.results._saved_rows import SCHEMA, fields_of
 from headwise.roles.results._shapes import is_shape, shape_rows, shapes_summary
@@ -142,9 +142,8 @@ class Roles:
             HeadError: there is no such head.
         """
         rows = self._role_rows
-        if head is None:
-            return none_found(rows)
-        return none_found(rows[rows["name"] == str(self._head(head))])
+        of_head = rows if head is None else rows[rows["name"] == str(self._head(head))]
+        return none_found(of_head)
 
     def none_found_by_head(self) -> dict[str, str]:
         """`none_found` of each head, by its name."""
@@ -156,30 +155,12 @@ class Roles:
         Raises:
             HeadError: there is no such head.
         """
-        name = str(self._head(head))
-        return self.why_by_head([name])[name]
+        return next(iter(self.why_by_head([str(self._head(head))]).values()))
 
     def why_by_head(self, heads: Sequence[str]) -> dict[str, str]:
         """`why` of each of these heads, by name, in one pass over the rows."""
-        wanted = set(heads)
-        rows: dict[str, list[dict[Any, Any]]] = {name: [] for name in heads}
-        role_rows = self._role_rows[self._role_rows["name"].isin(wanted)]
-        for row in role_rows.to_dict("records"):
-            rows[row["name"]].append(row)
-        shapes = {row["name"]: [row] for row in self.shapes().to_dict("records")}
-        none = none_found_by_head(role_rows)
-        return {
-            name: "\n".join(
-                [
-                    name,
-                    *explanation(
-                        rows[name], shapes.get(name, []), none.get(name, ""), self.meanings
-                    ),
-                    *(f"  {printable(line)}" for line in self.ablation_effects.lines(name)),
-                ]
-            )
-            for name in heads
-        }
+        lines = {name: list(self.ablation_effects.lines(name)) for name in heads}
+        return explanations(self._role_rows, self.shapes(), lines, self.meanings)
 
     @shows_progress("Measuring the effects of heads")
     def effects(

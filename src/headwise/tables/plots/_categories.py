@@ -19,7 +19,7 @@ PALEST = 0.25
 def category_marks(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """A hue (`#rrggbb`) and a letter for each category, the most frequent first.
 
-    The hues can be told apart with any colour blindness; categories after the seventh share grey,
+    The hues are distinguishable with any colour blindness; categories after the seventh share grey,
     and those after the twenty-sixth a dot.
     """
     marks = zip(chain(HUES, repeat(OTHERS)), chain(ascii_uppercase, repeat("·")), strict=False)

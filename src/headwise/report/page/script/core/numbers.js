@@ -83,6 +83,13 @@ function makeTick(place) {
   return setVariables(make("span", { class: "tick" }), { position: place });
 }
 
+// A share as a bar, with a mark at the share of even attention.
+function makeBar(share, even) {
+  const bar = setVariables(make("span", { class: "bar", "aria-hidden": "true" }), { v: share });
+  if (even !== null) bar.append(makeTick(even));
+  return bar;
+}
+
 function middleOf(values) {
   return (Math.min(...values) + Math.max(...values)) / 2;
 }

@@ -31,13 +31,6 @@ function drawStatistic(statistic) {
   ]);
 }
 
-// A share as a bar, with a mark at the share of even attention.
-function makeBar(share, even) {
-  const bar = setVariables(make("span", { class: "bar", "aria-hidden": "true" }), { v: share });
-  if (even !== null) bar.append(makeTick(even));
-  return bar;
-}
-
 function drawRoles() {
   if (!study.roles) return;
   const head = study.roles[chosen.head];

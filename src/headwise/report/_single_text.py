@@ -70,7 +70,9 @@ class Look(LookData):
     def __repr__(self) -> str:
         tokens = " ".join(self.sample.tokens[:12])
         heads = counted(len(self.sample.weights or self.sample.pairs), "head")
-        return printable(f"Look of {self.model}: {heads} on {tokens!r}; .save('look.html') writes a page")
+        return printable(
+            f"Look of {self.model}: {heads} on {tokens!r}; .save('look.html') writes a page"
+        )
 
     def _repr_html_(self) -> str:
         # The frame has an origin of its own: the page cannot reach the notebook.
@@ -82,7 +84,7 @@ class Look(LookData):
 
 
 def look(
-    model: nn.Module, tokenizer: Any, text: str, *, target: str | None = None, title: str = ""
+    model: nn.Module, tokenizer: Any, text: Any, *, target: str | None = None, title: str = ""
 ) -> Look:
     """Look at the attention of every head of a model on one text.
 
@@ -92,7 +94,7 @@ def look(
         model: A Mini-GPT, a Hugging Face model, or any model that takes `input_ids` and
             `attention_mask`.
         tokenizer: Its tokenizer. None uses that of a `SentenceTransformer`.
-        text: The text.
+        text: The text, a string.
         target: For an encoder-decoder, what its decoder reads. None takes what the model
             itself generates, up to 40 tokens, or the text if it generates nothing.
         title: The name of the page. None is the model's class.

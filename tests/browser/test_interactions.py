@@ -1,0 +1,354 @@
+"""What a reader can do on the page: words, lines, thumbnails, links, copies, print, no script."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import axe_core_python
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from headwise.report import Look, Sample, Study, TopPairs
+from headwise.surgery import Plan
+from headwise.tables import Curves, Scores
+from studies import make_roles, make_sample, make_study
+
+pytestmark = pytest.mark.browser
+
+AXE = Path(axe_core_python.__file__).parent / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+HOSTILE = (
+    '</script><img src=x onerror="window.ran = true"><script>window.ran = true</script>',
+    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\x00\x1b[31m\u202e",
+    "a" * 10_000,
+    "\u0301",
+    "",
+)
+Open = Callable[..., Page]
+
+
+def full_study(layers: int = 2, heads: int = 4) -> Study:
+    """A study with roles, scores, a plan and curves."""
+    study = make_study(layers, heads)
+    rng = np.random.default_rng(0)
+    known = study.table.heads
+    scores = Scores(
+        known, np.arange(len(known)), rng.random((9, len(known))), method="half-gate", loss="lm"
+    )
+    removed = np.array([0, 2, 4])
+    losses = {
+        "half-gate": np.array([[[1.0, 1.0], [1.001, 1.003], [1.5, 1.7]]]),
+        "random": rng.random((3, 3, 2)) + 1,
+    }
+    plan = Plan.of(["L0.H1", "L1.H2"], known, why="for a test")
+    curves = Curves(removed, len(known), losses, "lm")
+    roles = make_roles(study, with_role=(0, 3))
+    return study.with_roles(roles).with_pruning(scores=scores, plan=plan, curves=curves)
+
+
+def long_study(tokens: int) -> Study:
+    """A study whose text is long: only the first head has pairs, two keys per query."""
+    study = make_study(2, 2, sentences=())
+    queries = np.arange(tokens)
+    pairs = TopPairs(
+        np.stack([np.maximum(queries - 1, 0), queries // 2], 1).astype(np.int32),
+        np.stack([np.full(tokens, 0.6), np.full(tokens, 0.3)], 1).astype(np.float32),
+    )
+    received = {("", layer): np.full(tokens, 1 / tokens, np.float32) for layer in (0, 1)}
+    words = tuple(f" w{n}" for n in range(tokens))
+    sample = Sample(words, {}, (), {study.table.heads[0]: pairs}, received)
+    return replace(study, samples=(sample,))
+
+
+def shaded(page: Page) -> list[int]:
+    """The positions of the shaded words."""
+    return page.evaluate(
+        "[...document.querySelectorAll('#words .word')].filter((word) =>"
+        " word.style.backgroundImage).map((word) => Number(word.dataset.at))"
+    )
+
+
+def test_the_overview_counts_heads_and_shows_their_intervals(open_page: Open) -> None:
+    page = open_page(full_study())
+    sentence = page.locator(".sentence")
+    expect(sentence).to_contain_text("Of 8 heads, 2 look at the previous token")
+    expect(sentence).to_contain_text("2 could be removed together for under 1 % more")
+    expect(sentence).to_contain_text("for 6 nothing found that these texts could show")
+    evidence = page.locator("#evidence-1")
+    expect(evidence).not_to_be_visible()
+    sentence.get_by_role("link", name="2").first.click()
+    expect(evidence).to_contain_text("0.875 [0.812, 0.938]")
+    assert page.locator("#map-of-roles .faint").count() == 6
+    evidence.get_by_role("button", name="L0.H3").click()
+    expect(page.locator("#head-title")).to_have_text("L0.H3")
+
+
+def test_the_map_of_roles_is_used_by_pointer_and_keyboard(open_page: Open) -> None:
+    page = open_page(full_study())
+    page.locator("#map-of-roles [data-head='5']").click()
+    expect(page.locator("#head-title")).to_have_text("L1.H1")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    expect(page.locator("#head-title")).to_have_text("L0.H2")
+    expect(page.locator("#map-of-roles-readout")).to_have_text("L0.H2: no role found")
+    expect(page.locator("#of-statistic")).not_to_be_visible()
+    page.select_option("#statistic", label="Importance")
+    expect(page.locator("#map-of-roles")).not_to_be_visible()
+    expect(page.locator("#heatmap td.cell")).to_have_count(8)
+    expect(page.locator("#head-importance")).to_contain_text("of the loss lm, by half-gate")
+
+
+def test_pointing_at_a_word_shades_what_it_attends_to(open_page: Open) -> None:
+    study = make_study(2, 3)
+    page = open_page(study)
+    page.select_option("#head", label="L0.H1")
+    weights = study.samples[0].weights[study.table.heads[1]]
+    words = page.locator("#words .word")
+    for query in (3, 6):
+        words.nth(query).hover()
+        expect(page.locator("#words .word.query")).to_have_text(study.samples[0].tokens[query])
+        levels = np.rint(weights / weights[1:].max() * 255) / 255 * weights[1:].max()
+        assert shaded(page) == [k for k in range(len(weights)) if levels[query, k] >= 0.004]
+    words.nth(4).click()
+    page.mouse.move(0, 0)
+    expect(page.locator("#words-readout")).to_contain_text(f"{study.samples[0].tokens[4]} looks at")
+    page.keyboard.press("Tab")
+    page.locator("#words .words").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#words .word.query")).to_have_text(study.samples[0].tokens[5])
+    strong = page.locator("#lines text.query")
+    expect(strong).to_have_text(study.samples[0].tokens[5])
+
+
+def test_several_heads_are_drawn_together(open_page: Open) -> None:
+    page = open_page(make_study(2, 3))
+    page.select_option("#text-head", label="L0.H1")
+    page.get_by_role("button", name="Keep beside others").click()
+    page.select_option("#text-head", label="L1.H2")
+    expect(page.locator("#kept .chip")).to_have_count(2)
+    assert page.locator("#lines .hue-0").count() > 0
+    assert page.locator("#lines .hue-1").count() > 0
+    page.get_by_role("button", name="Remove L0.H1").click()
+    expect(page.locator("#lines .hue-1")).to_have_count(0)
+
+
+def test_thumbnails_choose_a_head(open_page: Open) -> None:
+    page = open_page(make_study(2, 3))
+    page.locator("#thumbs").scroll_into_view_if_needed()
+    expect(page.locator("#thumbs canvas")).to_have_count(6)
+    drawn = page.evaluate(
+        "[...document.querySelectorAll('#thumbs canvas')].every((canvas) => canvas.getContext("
+        "'2d').getImageData(0, 0, canvas.width, canvas.height).data.some((byte) => byte))"
+    )
+    assert drawn
+    page.locator("#thumbs tbody tr").nth(1).locator("td").nth(1).click()
+    expect(page.locator("#head-title")).to_have_text("L1.H1")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    expect(page.locator("#head-title")).to_have_text("L0.H1")
+
+
+def test_long_texts_have_lines_around_the_word_and_no_map(open_page: Open) -> None:
+    page = open_page(long_study(8000))
+    expect(page.locator("#words .word")).to_have_count(8000)
+    expect(page.locator("#map-part")).not_to_be_visible()
+    page.locator("#words .word").nth(5000).click()
+    assert shaded(page) == [2500, 4999]
+    expect(page.locator("#lines-readout")).to_contain_text("of 8,000")
+    expect(page.locator("#sample-note")).to_contain_text("attention of 1 of 4 heads")
+    times = page.evaluate(
+        """() => {
+      const box = document.querySelector("#words .words");
+      const words = box.querySelectorAll(".word");
+      const start = performance.now();
+      for (let step = 0; step < 50; step++) {
+        words[4000 + step].dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+      }
+      return (performance.now() - start) / 50;
+    }"""
+    )
+    assert times < 16 * 10  # a frame, on a machine ten times as busy as it should be
+    page.select_option("#head", label="L0.H1")
+    expect(page.locator("#words-readout")).to_contain_text("receives from all heads of layer 0")
+
+
+def test_tabs_switch_between_stacks(open_page: Open) -> None:
+    study = make_study(1, 2, stacks=("encoder", "decoder", "decoder.cross"), sentences=())
+    source, target = ("un", "deux", "trois"), ("one", "two")
+    sample = Sample(source, {}, target)
+    size = {"source": 3, "target": 2}
+    weights = {
+        head: np.full([size[side] for side in sample.sides(head)], 0.25, np.float32)
+        for head in study.table.heads
+    }
+    page = open_page(replace(study, samples=(replace(sample, weights=weights),)))
+    tabs = page.locator("#sample-section [data-tabs] button")
+    assert tabs.all_inner_texts() == ["Encoder", "Decoder", "Cross-attention"]
+    tabs.nth(2).click()
+    expect(page.locator("#head-title")).to_have_text("decoder.cross.L0.H0")
+    assert page.locator("#words h3").all_inner_texts() == ["Target text", "Source text"]
+    expect(page.locator("#thumbs figure:visible")).to_have_count(1)
+    expect(page.locator("#heatmap figure:visible")).to_have_count(1)
+    page.locator("#words .word").first.hover()
+    assert page.locator("#words .still[style]").count() == 3
+
+
+def test_links_lead_to_a_head_and_a_statistic(open_page: Open) -> None:
+    page = open_page(full_study())
+    page.evaluate("location.hash = '#L1.H2/entropy'")
+    expect(page.locator("#head-title")).to_have_text("L1.H2")
+    expect(page.locator("#heatmap-readout")).to_contain_text("L1.H2: Entropy")
+    page.select_option("#head", label="L0.H1")
+    assert page.evaluate("location.hash") == "#L0.H1/entropy"
+    page.reload()
+    expect(page.locator("#head-title")).to_have_text("L0.H1")
+    for hostile in ("#%", "#L9.H9/none", "#<script>"):
+        page.evaluate("(hash) => { location.hash = hash; }", hostile)
+    expect(page.locator("#head-title")).to_have_text("L0.H1")
+
+
+def test_tables_are_copied_and_pictures_saved(open_page: Open) -> None:
+    study = full_study()
+    page = open_page(study, accept_downloads=True)
+    page.evaluate(
+        "Object.defineProperty(navigator, 'clipboard', { value: {"
+        " writeText: async (text) => { window.copied = text; } } })"
+    )
+    page.locator("[data-copy=table]").click()
+    expect(page.locator("[data-copy=table]")).to_have_text("Copied")
+    lines = page.evaluate("window.copied").split("\n")
+    assert len(lines) == 1 + len(study.table.heads)
+    assert lines[0].startswith("Head,Entropy,Largest weight")
+    mean = study.table.mean("entropy")
+    assert [float(line.split(",")[1]) for line in lines[1:]] == pytest.approx(mean, abs=6e-4)
+    for name in ("overview-pictures", "lines", "map", "curves", "plan-map"):
+        with page.expect_download() as download:
+            page.locator(f"[data-save={name}]").click()
+        assert download.value.suggested_filename == f"{name}.svg"
+        text = Path(download.value.path()).read_text("utf-8")
+        assert text.startswith("<svg")
+        assert "xmlns=" in text
+        assert "class=" not in text
+        assert re.search(r"<(rect|path)", text)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_rule_of_accessibility_is_broken(open_page: Open, scheme: str) -> None:
+    page = open_page(full_study(), color_scheme=scheme, viewport={"width": 1000, "height": 900})
+    for details in page.locator("details:not(.evidence-of)").all():
+        details.evaluate("(element) => { element.open = true; }")
+    page.locator(".count").first.click()
+    assert _violations(page) == []
+    page.select_option("#statistic", label="Entropy")
+    assert _violations(page) == []
+
+
+def _violations(page: Page) -> list[Any]:
+    page.evaluate(AXE.read_text("utf-8"))
+    found = page.evaluate("(rules) => axe.run({ runOnly: { type: 'tag', values: rules } })", RULES)
+    return [
+        (rule["id"], rule["nodes"][0]["html"][:200], rule["nodes"][0]["failureSummary"][:300])
+        for rule in found["violations"]
+    ]
+
+
+@pytest.mark.parametrize("width", [390, 820, 1400])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_width_overflows(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page(
+        full_study(3, 12), viewport={"width": width, "height": 900}, color_scheme=scheme
+    )
+    page.locator(".count").first.click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    table = page.locator("#roles-table")
+    assert table.evaluate("(element) => element.scrollWidth - element.clientWidth") <= 0
+
+
+def test_the_map_is_on_the_first_screen_of_a_phone(open_page: Open) -> None:
+    page = open_page(full_study(3, 12), viewport={"width": 390, "height": 844})
+    box = page.locator("#map-of-roles svg").bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 844
+
+
+def test_print_shows_everything_in_portrait(open_page: Open) -> None:
+    page = open_page(full_study(3, 12))
+    page.emulate_media(media="print")
+    for name in ("#map-of-roles", "#lines", "#map", "#numbers", "#roles-table", "#table"):
+        expect(page.locator(name)).to_be_visible()
+    expect(page.locator(".tool").first).not_to_be_visible()
+    pdf = page.pdf(format="A4")
+    boxes = {
+        tuple(map(float, box)) for box in re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    }
+    assert all(width < height for width, height in boxes)
+    assert boxes
+
+
+def test_without_a_script_the_page_is_a_document(browser: Browser, tmp_path: Path) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    study = full_study()
+    page.goto(study.report(tmp_path / "page.html").as_uri())
+    expect(page.locator("#map-of-roles svg")).to_be_visible()
+    expect(page.locator(".curves")).to_be_visible()
+    expect(page.locator("#roles-table tbody tr")).to_have_count(2)
+    expect(page.locator("#table tbody tr")).to_have_count(8)
+    expect(page.locator("#plan-map .untested")).to_have_count(2)
+    expect(page.locator(".sentence")).to_contain_text("Of 8 heads")
+    expect(page.locator(".tool:visible")).to_have_count(0 + page.locator("#keep").count())
+    context.close()
+
+
+def test_hostile_texts_run_nothing(open_page: Open) -> None:
+    plain = make_study(1, 2)
+    sample = make_sample(HOSTILE, plain.table.heads, np.zeros(2, int))
+    page = open_page(
+        replace(plain, samples=(sample,)).with_roles(make_roles(plain, text=HOSTILE[0])),
+        viewport={"width": 390, "height": 844},
+    )
+    words = page.locator("#words .word")
+    expect(words).to_have_count(len(HOSTILE))
+    for index in range(len(HOSTILE)):
+        words.nth(index).dispatch_event("click")
+    assert page.evaluate("window.ran") is None
+    assert page.locator("img").count() == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_look_starts_on_map_and_text(open_page: Open) -> None:
+    study = make_study(2, 3)
+    page = open_page(Look("A look", "MiniGPT", study.samples[0], {"headwise": "0"}))
+    expect(page.locator("#map td.cell").first).to_be_visible()
+    expect(page.locator("#words .word")).to_have_count(len(study.samples[0].tokens))
+    page.locator("#thumbs tbody td").nth(4).click()
+    expect(page.locator("#text-head option:checked")).to_have_text("L1.H1")
+    assert _violations(page) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "heads", "tokens"),
+    [(24, 16, 4096), pytest.param(48, 64, 8000, marks=pytest.mark.full)],
+)
+def test_large_pages_open_within_a_second(
+    browser: Browser, tmp_path: Path, layers: int, heads: int, tokens: int
+) -> None:
+    study = make_study(layers, heads, sentences=())
+    long = long_study(tokens).samples[0]
+    study = replace(study, samples=(long,)).with_roles(make_roles(study, with_role=range(60)))
+    context = browser.new_context()
+    page = context.new_page()
+    session = context.new_cdp_session(page)
+    # The clock of the page's own thread, which other programs do not slow down.
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(study.report(tmp_path / "large.html").as_uri(), wait_until="load")
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    spent = {metric["name"]: metric["value"] for metric in metrics}
+    context.close()
+    assert 0 < spent["TaskDuration"] < 1.0
