@@ -24,6 +24,7 @@ from headwise.roles.effects import (
     translation,
 )
 from headwise.roles.evaluation import check_reads_one_text
+from headwise.roles.relations import Pairs, TokenText
 from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
 
 __all__ = [
@@ -37,8 +38,10 @@ __all__ = [
     "Effects",
     "Evidence",
     "Group",
+    "Pairs",
     "Roles",
     "TaskHeads",
+    "TokenText",
     "agreement",
     "align",
     "alignment",

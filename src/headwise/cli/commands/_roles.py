@@ -32,6 +32,16 @@ Nulls = Annotated[
 ]
 
 
+Relations = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--relation",
+        metavar="FILE.py:NAME",
+        help="A relation of your own: a function in a Python file of yours, which is run. It maps "
+        "a TokenText to pairs of tokens (query, key). Repeatable.",
+    ),
+]
+
 _OUTCOME = ["role", "outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
 
 
@@ -53,7 +63,9 @@ class CorpusFiles:
         Path | None,
         typer.Option(help="Coreference: a GAP table (.tsv), or WinoBias with brackets."),
     ] = None
-    spans: Annotated[Path | None, typer.Option(help="JSON lines with annotated spans.")] = None
+    spans: Annotated[
+        Path | None, typer.Option(help="JSON lines with annotated spans and pairs of them.")
+    ] = None
     aligned: Annotated[
         tuple[Path, Path, Path] | None,
         typer.Option(
@@ -84,6 +96,7 @@ def roles(
     files: CorpusFiles,
     shared: Shared,
     out: TableFile = None,
+    relation: Relations = None,
     nulls: Nulls = None,
     figure: Figure = None,
     as_json: Json = False,
@@ -104,7 +117,7 @@ def roles(
     check_figure(figure)
     from headwise.cli import tasks
 
-    result = tasks.find_model_roles(model, files.read(), shared, names_of(nulls))
+    result = tasks.find_model_roles(model, files.read(), shared, names_of(nulls), relation or ())
     for line in result.notes:
         print_note(line)
     if out is not None:
