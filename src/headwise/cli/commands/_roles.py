@@ -9,6 +9,7 @@ import typer
 
 from headwise.cli._options import (
     Figure,
+    Force,
     Json,
     Model,
     Shared,
@@ -56,7 +57,8 @@ class CorpusFiles:
     """The files with texts, by their format."""
 
     text: Annotated[
-        Path | None, typer.Option(help="Plain UTF-8, one text per paragraph or line.")
+        Path | None,
+        typer.Option(help="Plain UTF-8, one text per paragraph or line, or - for standard input."),
     ] = None
     conllu: Annotated[Path | None, typer.Option(help="CoNLL-U, with dependency trees.")] = None
     coref: Annotated[
@@ -77,12 +79,13 @@ class CorpusFiles:
     def read(self) -> list["str | AnnotatedText"]:
         """The texts of all files."""
         from headwise import corpora
+        from headwise.cli import tasks
 
         read_coref = corpora.read_winobias
         if self.coref is not None and self.coref.suffix == ".tsv":
             read_coref = corpora.read_gap
         parts: list[Sequence[str | AnnotatedText]] = [
-            [] if self.text is None else corpora.read_texts(self.text),
+            [] if self.text is None else tasks.read_text_file(self.text),
             [] if self.conllu is None else corpora.read_conllu(self.conllu),
             [] if self.coref is None else read_coref(self.coref),
             [] if self.spans is None else corpora.read_jsonl(self.spans),
@@ -98,6 +101,7 @@ def roles(
     out: TableFile = None,
     relation: Relations = None,
     nulls: Nulls = None,
+    force: Force = False,
     figure: Figure = None,
     as_json: Json = False,
 ) -> None:
@@ -113,8 +117,8 @@ def roles(
             "of them."
         )
     if out is not None:
-        check_output(out, ".parquet", ".csv", ".json")
-    check_figure(figure)
+        check_output(out, ".parquet", ".csv", ".json", force=force)
+    check_figure(figure, force)
     from headwise.cli import tasks
 
     result = tasks.find_model_roles(model, files.read(), shared, names_of(nulls), relation or ())

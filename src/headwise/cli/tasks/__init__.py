@@ -14,7 +14,7 @@ from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._prune import PruneOptions, prune_model
 from headwise.cli.tasks._roles import find_model_roles
 from headwise.cli.tasks._study import RequestedStatistics, study_model
-from headwise.cli.tasks._texts import draw_texts, read_texts_or_pairs
+from headwise.cli.tasks._texts import draw_texts, read_text_file, read_texts_or_pairs
 from headwise.tables import save_figure
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "open_model",
     "plan_cache",
     "prune_model",
+    "read_text_file",
     "read_texts_or_pairs",
     "save_duo_attention",
     "save_figure",
