@@ -97,7 +97,9 @@ def prune_model(
     return {
         "removed": [str(head) for head in planned.removed],
         "why": planned.why,
-        "quality": {} if measured is None else measured.compare(full, small, planned.removed),
+        "quality": {}
+        if measured is None
+        else measured.compare(full, small, planned.removed, scores.heads),
         "costs": all_costs,
         "elbows": [] if curves is None else write_curves(curves, out),
         "recovery": distances,

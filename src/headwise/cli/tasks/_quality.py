@@ -47,12 +47,14 @@ class QualityInputs:
         return cls(read_batches(sentences, model, tokenizer, shared.max_tokens), loss or None)
 
     def compare(
-        self, full: nn.Module, small: nn.Module, removed: Sequence[Head]
+        self, full: nn.Module, small: nn.Module, removed: Sequence[Head], heads: Sequence[Head]
     ) -> dict[str, tuple[float, float]]:
         """The mean loss of the full and of the smaller model, by its unit, and the task's score."""
+        # The heads that stay come last: a curve leaves out the last head of each layer.
+        order = [*removed, *(head for head in heads if head not in removed)]
         curves = prune_curves(
-            full, self.batches, {"removed": [list(removed)]}, loss=self.loss,
-            points=[len(removed)], cut=lambda heads: small if heads else full,
+            full, self.batches, {"removed": [order]}, loss=self.loss,
+            points=[len(removed)], cut=lambda cut: small if cut else full,
         )  # fmt: skip
         losses = curves.per_text["removed"][0].mean(-1)
         quality = {UNITS.get(curves.loss, curves.loss): losses}
