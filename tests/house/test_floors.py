@@ -11,7 +11,7 @@ import pytest
 from house.source import PACKAGE, Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_count_names", "_display", "_interrupts", "_progress"),
+    ("errors", "shapes", "_count_names", "_argument_names", "_display", "_interrupts", "_progress"),
     ("_library", "_packages", "_torch_private"),
     ("files", "_tensors", "_size_limits", "_evaluation"),
     ("reference", "masks", "tables", "corpora"),
