@@ -57,8 +57,7 @@ def observe(
     check_figure(figure, force)
     from headwise.cli import tasks
 
-    names = None if statistics is None else [name.strip() for name in statistics.split(",")]
-    requested = tasks.RequestedStatistics(names, per_text)
+    requested = tasks.RequestedStatistics(_names_in(statistics), per_text)
     requested.check()
     table = tasks.study_model(model, text, shared, requested, target=target).table
     if out is not None:
@@ -70,3 +69,7 @@ def observe(
     if out is None and not as_json:
         known = table.frame().dropna(axis="columns", how="all")  # drops what does not apply
         print_table(known.drop(columns=["stack", "layer", "head"]))
+
+
+def _names_in(statistics: str | None) -> list[str] | None:
+    return None if statistics is None else [name.strip() for name in statistics.split(",")]

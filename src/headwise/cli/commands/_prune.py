@@ -132,11 +132,11 @@ def prune(
     _print_quality(result, trained=recovery.recover > 0)
     _print_costs(result)
     if curve:
-        print_result(
-            f"Intervals are 95 % over resampled texts. The curves are in {out}: curves.svg, "
-            f"curves.csv"
-        )
+        print_result(f"{_CURVES} {out}: curves.svg, curves.csv")
     print_result(f"The smaller model is in {out}")
+
+
+_CURVES = "Intervals are 95 % over resampled texts. The curves are in"
 
 
 def _share_of(remove: str) -> float | None:

@@ -56,7 +56,7 @@ def prune_model(
     """Note which heads are removed and what that saves, cut them, and write the smaller model.
 
     Returns:
-        JSON content: the removed heads, the costs before and after by name, the elbow of each
+        JSON content: the removed heads, the quality and the costs before and after by name, the elbow of each
         curve, and the distance from the full model at each step of the recovery.
     """
     scores = Scores.load(options.by)
@@ -70,9 +70,7 @@ def prune_model(
     measured = QualityInputs.of(texts, scores.loss, full, tokenizer, shared) if texts else None
     if options.remove is None and measured is not None:
         options = replace(options, remove=measured.removable_share(full, scores))
-    planned = plan(scores, remove=options.remove, uniform=options.uniform, costs=full_costs)
-    for line in str(planned).splitlines():
-        print_note(line)
+    planned = _planned(scores, options, full_costs)
     _check_format(options.format, full, planned, folds=bool(texts))
     all_costs: dict[str, tuple[float, ...]] = {
         f"{cost} of heads": change for cost, change in planned.costs.items()
@@ -90,6 +88,7 @@ def prune_model(
     curves = None if inputs is None else curves_of(full, orders, inputs, options.recovery)
     save(small, out, format=options.format, tokenizer=tokenizer, source=name, force=force)
     print_note("Loaded in a fresh process, the saved model gives the same outputs")
+    quality = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
     if options.figure is not None:
         print_note(f"A map of the plan: {save_figure(planned.plot(), options.figure)}")
     if options.format == "padded":
@@ -97,13 +96,19 @@ def prune_model(
     return {
         "removed": [str(head) for head in planned.removed],
         "why": planned.why,
-        "quality": {}
-        if measured is None
-        else measured.compare(full, small, planned.removed, scores.heads),
+        "quality": quality,
         "costs": all_costs,
         "elbows": [] if curves is None else write_curves(curves, out),
         "recovery": distances,
     }
+
+
+def _planned(scores: Scores, options: PruneOptions, full_costs: Costs) -> Plan:
+    """The plan, which is printed as notes."""
+    planned = plan(scores, remove=options.remove, uniform=options.uniform, costs=full_costs)
+    for line in str(planned).splitlines():
+        print_note(line)
+    return planned
 
 
 def _costs_of(name: str, full: nn.Module, scores: Scores, options: PruneOptions) -> Costs:
