@@ -56,8 +56,8 @@ def prune_model(
     """Note which heads are removed and what that saves, cut them, and write the smaller model.
 
     Returns:
-        JSON content: the removed heads, the quality and the costs before and after by name, the elbow of each
-        curve, and the distance from the full model at each step of the recovery.
+        JSON content: the removed heads, the quality and the costs before and after by name, the
+        elbow of each curve, and the distance from the full model at each step of the recovery.
     """
     scores = Scores.load(options.by)
     orders = removal_orders(scores, [Scores.load(path) for path in options.beside])
