@@ -3,7 +3,7 @@
 EXAMPLES = {
     "report": "headwise report gpt2 --text texts.txt --out report.html",
     "train": 'headwise train --out mini-gpt --prompt "I always work ="',
-    "observe": "headwise observe gpt2 --text texts.txt --statistics entropy,first --out table.csv",
+    "observe": "headwise observe gpt2 --text texts.txt --out table.csv",
     "roles": "headwise roles gpt2 --spans annotated.jsonl --out roles.parquet",
     "heads": "headwise heads gpt2 --examples examples.jsonl --out heads.json",
     "importance": "headwise importance gpt2 --text texts.txt --out scores.parquet",
