@@ -28,7 +28,7 @@ KERNELS = tests/laws/test_attend.py tests/laws/test_statistics.py tests/laws/tes
 setup: .venv/dev
 
 report: .venv/run
-	$(BIN)/headwise report --out report.html
+	$(BIN)/headwise report --force --out report.html
 
 test: lint types
 	$(PYTEST) -m "not full"

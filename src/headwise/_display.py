@@ -1,9 +1,18 @@
-"""Numbers with their nouns, and text that is safe to print."""
+"""Numbers with their nouns, the nearest of some names, and text that is safe to print."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun in the right form: `1 text`, `1,200 texts`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The nearest of some names as a question with a space before it; empty if none is near."""
+    close = get_close_matches(name, list(names), 1)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def printable(text: str) -> str:

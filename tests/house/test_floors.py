@@ -11,8 +11,8 @@ import pytest
 from house.source import PACKAGE, Source, sources
 
 FLOORS = (
-    ("errors", "shapes", "_count_names", "_display", "_interrupts", "_memory", "_progress"),
-    ("_library", "_packages", "_torch_private"),
+    ("errors", "shapes", "_count_names", "_display", "_interrupts", "_memory"),
+    ("_argument_names", "_library", "_packages", "_progress", "_torch_private"),
     ("files", "_tensors", "_size_limits", "_evaluation"),
     ("reference", "masks", "tables", "corpora"),
     ("kernels", "example"),

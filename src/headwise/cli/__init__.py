@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except HeadwiseError as error:
         code = print_error(str(error))
     except typer.TyperException as error:  # a usage error
-        code = print_error(f"{error.format_message().rstrip('.')}. Try headwise --help.")
+        message = error.format_message().rstrip(".").replace("?.", "?")
+        end = "" if message.endswith("?") else "."
+        code = print_error(f"{message}{end} Try headwise --help.")
     except OSError as error:  # such as a full disk
         code = print_error(f"{error.filename or 'headwise'}: {error.strerror or error}.")
     except (MemoryError, RuntimeError) as error:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from headwise.cli._arguments import CheckedCommand
+from headwise.cli._examples import EXAMPLES
 from headwise.cli._options import with_flat_options
 from headwise.cli.commands import (
     cache,
@@ -42,7 +43,8 @@ for command in (
     count,
     explain,
 ):
-    app.command(cls=CheckedCommand)(with_flat_options(command))
+    example = f"Example: {EXAMPLES[command.__name__]}"
+    app.command(cls=CheckedCommand, epilog=example)(with_flat_options(command))
 
 
 def _print_version(show_version: bool) -> bool:

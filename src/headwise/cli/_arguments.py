@@ -1,11 +1,16 @@
 """Values that no command can use, whatever the option; refused when the command line is read."""
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import typer
 from typer.core import TyperCommand
+
+from headwise._display import did_you_mean
+
+_QUOTED = re.compile(r"'([^']+)'")
 
 
 class CheckedCommand(TyperCommand):
@@ -35,6 +40,9 @@ class CheckedCommand(TyperCommand):
             values = next((values for param, values in strings if param is error.param), [])
             if values and repr(values[-1]) not in error.message:
                 error.message = f"{values[-1]!r}. {error.message}"
+            if values and " is not one of " in error.message:
+                choices = _QUOTED.findall(error.message.partition(" is not one of ")[2])
+                error.message += f".{did_you_mean(values[-1], choices)}"
             raise
         for param in params:
             value = ctx.params.get(param.name)

@@ -62,7 +62,7 @@ MaxTokens = Annotated[
     typer.Option(
         min=2,
         help="Split longer texts into pieces of at most this many tokens.",
-        show_default="the model's context",
+        show_default="the model's context, 2048 where it has no limit or a longer one",
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
@@ -127,7 +127,7 @@ class _EnoughError(Exception):
     pass
 
 
-def check_output(path: Path, *endings: str, force: bool = True) -> None:
+def check_output(path: Path, *endings: str, force: bool) -> None:
     """Refuse a path that could not be written at the end of the work.
 
     Args:
@@ -143,17 +143,17 @@ def check_output(path: Path, *endings: str, force: bool = True) -> None:
         raise _EnoughError  # removes the temporary file and keeps an existing output
 
 
-def check_figure(path: Path | None) -> None:
+def check_figure(path: Path | None, force: bool) -> None:
     """Refuse a figure that could not be drawn or written at the end of the work.
 
     Raises:
-        ArgumentError: the path has another ending.
+        ArgumentError: the path has another ending, or exists and must not be overwritten.
         OutputError: nothing can be written there.
         MissingPackageError: matplotlib is not installed.
     """
     if path is not None:
         require("matplotlib", "plot", "--figure")
-        check_output(path, ".svg", ".png", ".pdf")
+        check_output(path, ".svg", ".png", ".pdf", force=force)
 
 
 def check_absent(path: Path, force: bool) -> None:

@@ -14,7 +14,7 @@ from headwise.corpora._listing import (
     list_texts,
 )
 from headwise.corpora._relations import BOS, EOS, PAD, RELATIONS, SPECIALS, UNK, relations
-from headwise.corpora._text import AnnotatedText, Arc, Mention, Span
+from headwise.corpora._text import AnnotatedText, Arc, Mention, Pair, Span
 from headwise.corpora.readers import (
     SentencePair,
     read_aligned,
@@ -43,6 +43,7 @@ __all__ = [
     "Grammar",
     "Line",
     "Mention",
+    "Pair",
     "SentencePair",
     "Several",
     "Span",

@@ -32,11 +32,20 @@ class Mention:
 
 
 @dataclass(frozen=True)
+class Pair:
+    """A relation of your own, by name: attention from the word `query` to the word `key`."""
+
+    query: int
+    key: int
+    relation: str
+
+
+@dataclass(frozen=True)
 class AnnotatedText:
     """A text with its annotations; those that are unknown are empty.
 
     Words are spans of characters, so that they fit any tokenizer. The words of a contraction
-    (`du` is `de` and `le`) share one span.
+    (`du` is `de` and `le`) share one span. For relations of your own they may be any spans.
 
     Attributes:
         text: The text itself.
@@ -45,6 +54,7 @@ class AnnotatedText:
         arcs: The dependencies between words; the root of a tree has none.
         mentions: The mentions of entities. Mentions of one entity corefer.
         links: Pairs of words that translate each other: (word, its source).
+        pairs: Relations of your own between words.
         translation: The character at which the translation begins; 0 if that is unknown.
     Raises:
         ArgumentError: a span or word index lies outside the text, words are out of order, a word
@@ -63,6 +73,7 @@ class AnnotatedText:
     mentions: tuple[Mention, ...] = ()
     links: tuple[tuple[int, int], ...] = ()
     translation: int = 0
+    pairs: tuple[Pair, ...] = ()
 
     def __post_init__(self) -> None:
         _check_spans("word", self.words, len(self.text))
@@ -75,6 +86,7 @@ class AnnotatedText:
         ends = [(arc.dependent, arc.head) for arc in self.arcs]
         _check_words("arc", ends, len(self.words))
         _check_words("link", self.links, len(self.words))
+        _check_words("pair", [(pair.query, pair.key) for pair in self.pairs], len(self.words))
         _check_tree(self.arcs, len(self.words))
         spans = [(mention.start, mention.end) for mention in self.mentions]
         _check_spans("mention", spans, len(self.text))

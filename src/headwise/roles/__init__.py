@@ -21,6 +21,7 @@ from headwise.roles.effects import (
     translation,
 )
 from headwise.roles.evaluation import check_reads_one_text
+from headwise.roles.relations import Pairs, TokenText
 from headwise.roles.results import Roles, shape_line, shapes_summary
 from headwise.roles.task import AnswerEffect, TaskHeads, find_heads, load_heads
 from headwise.roles.testing import FEWEST_TEXTS, Evidence, step_down
@@ -37,8 +38,10 @@ __all__ = [
     "Effects",
     "Evidence",
     "Group",
+    "Pairs",
     "Roles",
     "TaskHeads",
+    "TokenText",
     "agreement",
     "align",
     "alignment",

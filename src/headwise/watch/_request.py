@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from headwise._display import did_you_mean
 from headwise.errors import ArgumentError
 from headwise.tables import STATISTICS
 
@@ -104,7 +105,8 @@ class Request:
         unknown = [name for name in self.statistics if name not in STATISTICS]
         if unknown:
             raise ArgumentError(
-                f"Request: no statistic {unknown[0]!r}. Choose from {', '.join(STATISTICS)}."
+                f"Request: no statistic {unknown[0]!r}.{did_you_mean(unknown[0], STATISTICS)} "
+                f"Choose from {', '.join(STATISTICS)}."
             )
         _check_spans(self)
         named = [*self.statistics, *self.classes, *self.relations, *self.pairs, *self.spans]
@@ -117,7 +119,8 @@ class Request:
                 if name not in masses or names.count(name) > 1:
                     raise ArgumentError(
                         f"Request: {measure} of {name!r} is requested twice, or no mass has "
-                        f"that name. Choose from {', '.join(masses)}, each once."
+                        f"that name.{did_you_mean(name, masses)} "
+                        f"Choose from {', '.join(masses)}, each once."
                     )
 
     @classmethod

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headwise._display import did_you_mean
 from headwise.cli._options import DtypeName, Json
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError, InputError, ShapeError
@@ -112,7 +113,8 @@ def _model_sizes(model: str | None, options: Mapping[str, Any]) -> "ModelSizes":
         return PRESETS[model]
     if not Path(model).exists():
         raise InputError(
-            f"count: {model} is neither a file or folder nor a known model. "
+            f"count: {model} is neither a file or folder nor a known model."
+            f"{did_you_mean(model, PRESETS)} "
             f"The known models are {', '.join(PRESETS)}."
         )
     return read_config(model)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Json, Model, Shared, check_output
+from headwise.cli._options import Force, Json, Model, Shared, check_output
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.cli.commands._roles import Nulls, names_of
 from headwise.errors import ArgumentError
@@ -41,6 +41,7 @@ def heads(
     qrhead: QRHead = None,
     most: Most = None,
     nulls: Nulls = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Find the heads that pick the right stretch of a text.
@@ -53,7 +54,7 @@ def heads(
     exports = [("vllm-hook", ".json", vllm_hook), ("qrhead", ".yaml", qrhead)]
     for _, ending, path in (("", ".json", out), *exports):
         if path is not None:
-            check_output(path, ending)
+            check_output(path, ending, force=force)
     from headwise.cli import tasks
 
     found = tasks.find_model_heads(model, examples, shared, names_of(nulls), most)

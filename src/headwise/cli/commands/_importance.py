@@ -26,7 +26,9 @@ LossName = Literal["lm", "masked-lm", "label", "embedding"]
 
 Text = Annotated[
     Path | None,
-    typer.Option(help="The texts: a UTF-8 file with one text per paragraph or line."),
+    typer.Option(
+        help="The texts: a UTF-8 file with one text per paragraph or line, or - for standard input."
+    ),
 ]
 Method = Annotated[MethodName, typer.Option(help="How importance is measured.")]
 Loss = Annotated[
@@ -76,7 +78,7 @@ def importance(
         raise ArgumentError("importance: give either --text or --pairs, what the model reads.")
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json", force=force)
-    check_figure(figure)
+    check_figure(figure, force)
     from headwise.cli import tasks
 
     settings = {"method": method, "loss": loss, "rounds": rounds}

@@ -8,6 +8,7 @@ import typer
 from headwise._display import counted
 from headwise.cli._options import (
     Figure,
+    Force,
     Json,
     Model,
     Shared,
@@ -22,7 +23,11 @@ from headwise.cli._print import print_json, print_note, print_table
 def observe(
     model: Model,
     text: Annotated[
-        Path, typer.Option(help="The texts: a UTF-8 file with one text per paragraph or line.")
+        Path,
+        typer.Option(
+            help="The texts: a UTF-8 file with one text per paragraph or line, or - for "
+            "standard input."
+        ),
     ],
     out: TableFile = None,
     statistics: Annotated[
@@ -37,6 +42,7 @@ def observe(
         bool,
         typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals."),
     ] = False,
+    force: Force = False,
     figure: Figure = None,
     as_json: Json = False,
     *,
@@ -47,12 +53,11 @@ def observe(
     Prints a row per head. With -o, writes the table; with --json, prints JSON.
     """
     if out is not None:
-        check_output(out, ".parquet", ".csv", ".json")
-    check_figure(figure)
+        check_output(out, ".parquet", ".csv", ".json", force=force)
+    check_figure(figure, force)
     from headwise.cli import tasks
 
-    names = None if statistics is None else [name.strip() for name in statistics.split(",")]
-    requested = tasks.RequestedStatistics(names, per_text)
+    requested = tasks.RequestedStatistics(_names_in(statistics), per_text)
     requested.check()
     table = tasks.study_model(model, text, shared, requested, target=target).table
     if out is not None:
@@ -64,3 +69,7 @@ def observe(
     if out is None and not as_json:
         known = table.frame().dropna(axis="columns", how="all")  # drops what does not apply
         print_table(known.drop(columns=["stack", "layer", "head"]))
+
+
+def _names_in(statistics: str | None) -> list[str] | None:
+    return None if statistics is None else [name.strip() for name in statistics.split(",")]

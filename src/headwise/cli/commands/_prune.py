@@ -24,7 +24,12 @@ from headwise.errors import ArgumentError
 
 By = Annotated[Path, typer.Option(help="The scores of MODEL, written by headwise importance.")]
 Remove = Annotated[
-    float, typer.Option(min=0, max=1, help="The share of heads to remove, such as 0.3.")
+    str,
+    typer.Option(
+        metavar="SHARE|auto",
+        help="The share of heads to remove, such as 0.3; auto: as many as the loss on the texts "
+        "allows when it may grow by 1 %.",
+    ),
 ]
 Text = Annotated[
     Path | None,
@@ -106,36 +111,52 @@ def prune(
 ) -> None:
     """Remove the least important heads from a model."""
     check_absent(out, force)
-    check_figure(figure)
+    check_figure(figure, force)
     recovery.check()
-    _check_texts(text, pairs, curve=curve, recovers=recovery.recover > 0)
+    share = _share_of(remove)
+    needs = {"--remove auto": share is None, "--curve": curve, "--recover": recovery.recover > 0}
+    _check_texts(text, pairs, needs)
     _check_curve(curve, beside)
     from headwise.cli import tasks
 
     rate = {"rate": recovery.rate} if recovery.rate else {}
     training = rate | {"steps": recovery.recover, "seed": shared.seed or 0}
     options = tasks.PruneOptions(
-        by, beside or [], remove, uniform, timed, curve, training, format, figure
+        by, beside or [], share, uniform, timed, curve, training, format, figure
     )
     texts = tasks.read_texts_or_pairs(text, pairs, shared)
     result = tasks.prune_model(model, options, texts, shared, out, force)
     if as_json:
         print_json(result)
         return
+    _print_quality(result, trained=recovery.recover > 0)
     _print_costs(result)
     if curve:
-        print_result(
-            f"Intervals are 95 % over resampled texts. The curves are in {out}: curves.svg, "
-            f"curves.csv"
-        )
+        print_result(f"{_CURVES} {out}: curves.svg, curves.csv")
     print_result(f"The smaller model is in {out}")
 
 
-def _check_texts(text: Path | None, pairs: Path | None, *, curve: bool, recovers: bool) -> None:
+_CURVES = "Intervals are 95 % over resampled texts. The curves are in"
+
+
+def _share_of(remove: str) -> float | None:
+    """The share of heads to remove; None for `auto`."""
+    if remove == "auto":
+        return None
+    try:
+        share = float(remove)
+    except ValueError:
+        share = float("nan")
+    if not 0 <= share <= 1:
+        raise ArgumentError(f"prune: --remove {remove}. Give a share from 0 to 1, or auto.")
+    return share
+
+
+def _check_texts(text: Path | None, pairs: Path | None, needs: Mapping[str, bool]) -> None:
     if text is not None and pairs is not None:
         raise ArgumentError("prune: --text and --pairs. Give one of them.")
-    if (curve or recovers) and text is None and pairs is None:
-        option = "--curve" if curve else "--recover"
+    option = next((option for option, needed in needs.items() if needed), None)
+    if option is not None and text is None and pairs is None:
         raise ArgumentError(f"prune: {option} without a text. Add --text FILE or --pairs FILE.")
 
 
@@ -144,6 +165,13 @@ def _check_curve(curve: bool, beside: list[Path] | None) -> None:
         require("matplotlib", "plot", "prune --curve")
     elif beside:
         raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
+
+
+def _print_quality(result: Mapping[str, Any], *, trained: bool) -> None:
+    """Print the quality before and after, on which texts, with its unit."""
+    where = "the given texts" + (", on which the smaller model was trained" if trained else "")
+    for unit, (before, after) in result["quality"].items():
+        print_result(f"{unit}: {before:.4g} before, {after:.4g} after (on {where})")
 
 
 def _print_costs(result: Mapping[str, Any]) -> None:

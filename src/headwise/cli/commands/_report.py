@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Shared, Target, check_output
+from headwise.cli._options import Force, Shared, Target, check_output
 from headwise.cli._print import print_result
 from headwise.errors import ArgumentError
 
@@ -39,7 +39,10 @@ def report(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="The texts for MODEL: a UTF-8 file with one text per paragraph or line."),
+        typer.Option(
+            help="The texts for MODEL: a UTF-8 file with one text per paragraph or line, or - for "
+            "standard input."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "report.html"
@@ -55,6 +58,7 @@ def report(
     target: Target = None,
     show: _Show = None,
     full: _Full = False,
+    force: Force = False,
     *,
     shared: Shared,
 ) -> None:
@@ -67,7 +71,7 @@ def report(
         raise ArgumentError(
             "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
         )
-    check_output(out, ".html")
+    check_output(out, ".html", force=force)
     from headwise.cli import tasks
 
     if model is not None and text is not None:

@@ -9,6 +9,7 @@ import typer
 
 from headwise.cli._options import (
     Figure,
+    Force,
     Json,
     Model,
     Shared,
@@ -32,6 +33,16 @@ Nulls = Annotated[
 ]
 
 
+Relations = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--relation",
+        metavar="FILE.py:NAME",
+        help="A relation of your own: a function in a Python file of yours, which is run. It maps "
+        "a TokenText to pairs of tokens (query, key). Repeatable.",
+    ),
+]
+
 _OUTCOME = ["role", "outcome", "heads", "nearest", "effect", "baseline", "null", "smallest"]
 
 
@@ -46,14 +57,17 @@ class CorpusFiles:
     """The files with texts, by their format."""
 
     text: Annotated[
-        Path | None, typer.Option(help="Plain UTF-8, one text per paragraph or line.")
+        Path | None,
+        typer.Option(help="Plain UTF-8, one text per paragraph or line, or - for standard input."),
     ] = None
     conllu: Annotated[Path | None, typer.Option(help="CoNLL-U, with dependency trees.")] = None
     coref: Annotated[
         Path | None,
         typer.Option(help="Coreference: a GAP table (.tsv), or WinoBias with brackets."),
     ] = None
-    spans: Annotated[Path | None, typer.Option(help="JSON lines with annotated spans.")] = None
+    spans: Annotated[
+        Path | None, typer.Option(help="JSON lines with annotated spans and pairs of them.")
+    ] = None
     aligned: Annotated[
         tuple[Path, Path, Path] | None,
         typer.Option(
@@ -65,12 +79,13 @@ class CorpusFiles:
     def read(self) -> list["str | AnnotatedText"]:
         """The texts of all files."""
         from headwise import corpora
+        from headwise.cli import tasks
 
         read_coref = corpora.read_winobias
         if self.coref is not None and self.coref.suffix == ".tsv":
             read_coref = corpora.read_gap
         parts: list[Sequence[str | AnnotatedText]] = [
-            [] if self.text is None else corpora.read_texts(self.text),
+            [] if self.text is None else tasks.read_text_file(self.text),
             [] if self.conllu is None else corpora.read_conllu(self.conllu),
             [] if self.coref is None else read_coref(self.coref),
             [] if self.spans is None else corpora.read_jsonl(self.spans),
@@ -84,7 +99,9 @@ def roles(
     files: CorpusFiles,
     shared: Shared,
     out: TableFile = None,
+    relation: Relations = None,
     nulls: Nulls = None,
+    force: Force = False,
     figure: Figure = None,
     as_json: Json = False,
 ) -> None:
@@ -100,11 +117,11 @@ def roles(
             "of them."
         )
     if out is not None:
-        check_output(out, ".parquet", ".csv", ".json")
-    check_figure(figure)
+        check_output(out, ".parquet", ".csv", ".json", force=force)
+    check_figure(figure, force)
     from headwise.cli import tasks
 
-    result = tasks.find_model_roles(model, files.read(), shared, names_of(nulls))
+    result = tasks.find_model_roles(model, files.read(), shared, names_of(nulls), relation or ())
     for line in result.notes:
         print_note(line)
     if out is not None:

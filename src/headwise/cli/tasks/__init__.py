@@ -16,7 +16,7 @@ from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._prune import PruneOptions, prune_model
 from headwise.cli.tasks._roles import find_model_roles
 from headwise.cli.tasks._study import RequestedStatistics, Shown, look_at_text, study_model
-from headwise.cli.tasks._texts import draw_texts, read_texts_or_pairs
+from headwise.cli.tasks._texts import draw_texts, read_text_file, read_texts_or_pairs
 from headwise.jobs import merge_corpus
 from headwise.tables import save_figure
 
@@ -39,6 +39,7 @@ __all__ = [
     "open_model",
     "plan_cache",
     "prune_model",
+    "read_text_file",
     "read_texts_or_pairs",
     "run_job",
     "save_duo_attention",

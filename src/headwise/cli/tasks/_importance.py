@@ -7,8 +7,8 @@ from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
 from headwise.cli.tasks._models import open_model
-from headwise.cli.tasks._texts import draw_texts, note_split_texts, sentences_of
-from headwise.corpora import read_pairs, read_texts
+from headwise.cli.tasks._texts import draw_texts, note_split_texts, read_text_file, sentences_of
+from headwise.corpora import read_pairs
 from headwise.scoring import RESUMABLE, importance
 from headwise.tables import Scores
 
@@ -23,7 +23,7 @@ def score_model(
             it.
         settings: Further arguments of `importance`.
     """
-    texts = draw_texts(sentences_of(read_pairs(path)) if pairs else read_texts(path), shared)
+    texts = draw_texts(sentences_of(read_pairs(path)) if pairs else read_text_file(path), shared)
     model, tokenizer = open_model(name, shared)
     note_split_texts(texts, model, tokenizer, shared)
     partial = None

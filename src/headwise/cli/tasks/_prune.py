@@ -1,7 +1,7 @@
 """A model without some heads: planned, cut, recovered, measured and saved."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from headwise.cli._options import Shared
 from headwise.cli._print import print_note
 from headwise.cli.tasks._curves import curve_inputs, curves_of, removal_orders, write_curves
 from headwise.cli.tasks._models import count_parameters, open_model
+from headwise.cli.tasks._quality import QualityInputs
 from headwise.cli.tasks._texts import Texts, note_split_texts, sentences_of
 from headwise.errors import ArgumentError
 from headwise.models import Format, as_format, batches, encode, example_input, save, source_files
 from headwise.recovery import recover
 from headwise.scoring import read_batches
-from headwise.surgery import Plan, costs, plan, prune, time_passes
+from headwise.surgery import Costs, Plan, costs, plan, prune, time_passes
 from headwise.tables import Scores, save_figure
 
 _BATCH_SIZE = 16
@@ -32,6 +33,7 @@ class PruneOptions:
 
     Attributes:
         by: The file with the scores that decide which heads are removed.
+        remove: The share of heads to remove; None is the elbow on the given texts.
         beside: Files with scores by other methods, whose curves are drawn too.
         recovery: The arguments of `recover`, which is called if there are steps.
         figure: A file for the map of removed heads.
@@ -39,7 +41,7 @@ class PruneOptions:
 
     by: Path
     beside: Sequence[Path]
-    remove: float
+    remove: float | None
     uniform: bool
     timed: bool
     curve: bool
@@ -54,16 +56,21 @@ def prune_model(
     """Note which heads are removed and what that saves, cut them, and write the smaller model.
 
     Returns:
-        JSON content: the removed heads, the costs before and after by name, the elbow of each
-        curve, and the distance from the full model at each step of the recovery.
+        JSON content: the removed heads, the quality and the costs before and after by name, the
+        elbow of each curve, and the distance from the full model at each step of the recovery.
     """
     scores = Scores.load(options.by)
     orders = removal_orders(scores, [Scores.load(path) for path in options.beside])
     # An impossible plan is refused before the model is opened.
-    plan(scores, remove=options.remove, uniform=options.uniform)
+    if options.remove is not None:
+        plan(scores, remove=options.remove, uniform=options.uniform)
     full, tokenizer = open_model(name, shared)
     source_files(name)
-    planned = _plan(name, full, scores, options)
+    full_costs = _costs_of(name, full, scores, options)
+    measured = QualityInputs.of(texts, scores.loss, full, tokenizer, shared) if texts else None
+    if options.remove is None and measured is not None:
+        options = replace(options, remove=measured.removable_share(full, scores))
+    planned = _planned(scores, options, full_costs)
     _check_format(options.format, full, planned, folds=bool(texts))
     all_costs: dict[str, tuple[float, ...]] = {
         f"{cost} of heads": change for cost, change in planned.costs.items()
@@ -81,6 +88,7 @@ def prune_model(
     curves = None if inputs is None else curves_of(full, orders, inputs, options.recovery)
     save(small, out, format=options.format, tokenizer=tokenizer, source=name, force=force)
     print_note("Loaded in a fresh process, the saved model gives the same outputs")
+    quality = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
     if options.figure is not None:
         print_note(f"A map of the plan: {save_figure(planned.plot(), options.figure)}")
     if options.format == "padded":
@@ -88,24 +96,34 @@ def prune_model(
     return {
         "removed": [str(head) for head in planned.removed],
         "why": planned.why,
+        "quality": quality,
         "costs": all_costs,
         "elbows": [] if curves is None else write_curves(curves, out),
         "recovery": distances,
     }
 
 
-def _plan(name: str, full: nn.Module, scores: Scores, options: PruneOptions) -> Plan:
-    """The plan for a model, with its costs; it is printed as notes."""
+def _planned(scores: Scores, options: PruneOptions, full_costs: Costs) -> Plan:
+    """The plan, which is printed as notes."""
+    planned = plan(scores, remove=options.remove, uniform=options.uniform, costs=full_costs)
+    for line in str(planned).splitlines():
+        print_note(line)
+    return planned
+
+
+def _costs_of(name: str, full: nn.Module, scores: Scores, options: PruneOptions) -> Costs:
+    """The costs of a model.
+
+    Raises:
+        ArgumentError: the scores are of another model.
+    """
     full_costs = costs(full)
     if scores.model != full_costs.model:
         raise ArgumentError(
             f"prune: the scores in {options.by} are of the model {scores.model}, and {name} is "
             f"{full_costs.model}. Score the heads of this model: headwise importance."
         )
-    planned = plan(scores, remove=options.remove, uniform=options.uniform, costs=full_costs)
-    for line in str(planned).splitlines():
-        print_note(line)
-    return planned
+    return full_costs
 
 
 def _check_format(format: Format, model: nn.Module, planned: Plan, *, folds: bool) -> None:

@@ -1,6 +1,6 @@
 """The roles of a model's heads on texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -8,6 +8,7 @@ from torch import nn
 from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli.tasks._models import open_model
+from headwise.cli.tasks._relations import Relation, load_relations
 from headwise.cli.tasks._texts import draw_texts
 from headwise.roles import Evidence, Roles, find_roles
 
@@ -20,16 +21,19 @@ def find_model_roles(
     texts: list["str | AnnotatedText"],
     shared: Shared,
     nulls: tuple[str, ...] | None,
+    relations: Sequence[str] = (),
 ) -> Roles:
     """Open a model and find the roles of its heads.
 
     Args:
         nulls: The nulls to test against; None is every null that the model allows.
+        relations: Functions of the user's own, as FILE.py:NAME.
     """
     evidence = Evidence(nulls, seed=shared.seed or 0)
+    own = load_relations(relations, name)
     drawn = draw_texts(texts, shared)
     model, tokenizer = open_model(name, shared)
-    return find_roles_of(name, model, tokenizer, drawn, evidence, shared.max_tokens)
+    return find_roles_of(name, model, tokenizer, drawn, evidence, shared.max_tokens, own)
 
 
 def find_roles_of(
@@ -39,6 +43,7 @@ def find_roles_of(
     texts: Sequence["str | AnnotatedText"],
     evidence: Evidence,
     max_tokens: int | None,
+    relations: Mapping[str, Relation] | None = None,
 ) -> Roles:
     """Find the roles of the heads of an open model, behind a progress bar."""
     with progress_bar(f"Finding the roles of the heads of {name}") as on_progress:
@@ -46,6 +51,7 @@ def find_roles_of(
             model,
             tokenizer,
             texts,
+            relations=relations,
             evidence=evidence,
             max_tokens=max_tokens,
             on_progress=on_progress,

@@ -9,7 +9,7 @@ from headwise.cli._options import Shared
 from headwise.cli._print import print_note
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._roles import find_roles_of
-from headwise.cli.tasks._texts import note_split_texts, read_texts_and_targets
+from headwise.cli.tasks._texts import STANDARD_INPUT, note_split_texts, read_texts_and_targets
 from headwise.corpora import read_texts
 from headwise.models import TOKEN_CLASSES, reads_two_texts, token_classes
 from headwise.report import About, Look, Study, look, study
@@ -92,7 +92,9 @@ def study_model(
             texts,
             targets=targets,
             request=(statistics or RequestedStatistics()).request(tokenizer),
-            about=About(title=_title(name), source=text.name),
+            about=About(
+                title=_title(name), source="standard input" if text == STANDARD_INPUT else text.name
+            ),
             max_tokens=shared.max_tokens,
             show=shown,
             full=show.full,

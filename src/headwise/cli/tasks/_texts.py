@@ -1,8 +1,10 @@
 """Texts and sentence pairs from files, drawn as the options of a command ask for it."""
 
 import random
+import sys
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -12,6 +14,7 @@ from headwise.cli._print import print_note
 from headwise.corpora import SentencePair, read_pairs, read_parallel, read_texts
 from headwise.models import encode
 
+STANDARD_INPUT = Path("-")
 Text = TypeVar("Text")
 Texts = list[str] | list[SentencePair]
 
@@ -25,9 +28,18 @@ def draw_texts(texts: list[Text], shared: Shared) -> list[Text]:
     return [texts[index] for index in sorted(drawn)]
 
 
+def read_text_file(path: Path) -> list[str]:
+    """The texts of a file, or of standard input for `-`."""
+    return read_texts(_opened(path))
+
+
+def _opened(path: Path) -> Path | BufferedIOBase:
+    return cast(BufferedIOBase, sys.stdin.buffer) if path == STANDARD_INPUT else path
+
+
 def read_drawn_texts(path: Path, shared: Shared) -> list[str]:
     """The texts of a file, or --max-texts of them."""
-    return draw_texts(read_texts(path), shared)
+    return draw_texts(read_text_file(path), shared)
 
 
 def read_texts_and_targets(
@@ -36,7 +48,7 @@ def read_texts_and_targets(
     """The texts of a file and, line by line, their targets in another file, if there is one."""
     if target is None:
         return read_drawn_texts(text, shared), None
-    pairs = draw_texts(read_parallel(text, target), shared)
+    pairs = draw_texts(read_parallel(_opened(text), _opened(target)), shared)
     return [text for text, _ in pairs], [target for _, target in pairs]
 
 

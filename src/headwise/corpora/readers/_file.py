@@ -5,33 +5,77 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from headwise.corpora._text import AnnotatedText
 from headwise.errors import ArgumentError, InputError
 
 
-def text_of(path: str | os.PathLike[str], who: str) -> str:
+@runtime_checkable
+class OpenFile(Protocol):
+    """A file that is open for reading bytes."""
+
+    def read(self) -> bytes:
+        """All of its bytes that are left."""
+
+
+Source = str | os.PathLike[str] | OpenFile
+"""A file by its path, or one that is open, such as standard input."""
+
+
+def name_of(source: Source) -> str:
+    """The name of a source in errors."""
+    return str(getattr(source, "name", source))
+
+
+def text_of(source: Source, who: str) -> str:
     """The text of a UTF-8 file, without a byte order mark.
 
     Raises:
         InputError: the file cannot be read, or is not UTF-8.
     """
     try:
-        data = Path(path).read_bytes()
+        data = Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source.read()
     except OSError as error:
         raise InputError(
-            f"{who}: {path} cannot be read ({error.strerror}). Name a text file."
+            f"{who}: {name_of(source)} cannot be read ({error.strerror}). Name a text file."
         ) from error
+    if kind := _kind_of(data):
+        raise InputError(f"{who}: {name_of(source)} is {kind}, not text. Name a UTF-8 text file.")
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{who}: {path} is not UTF-8 (byte {error.start} is 0x{data[error.start]:02x}). "
-            f"Convert it, for example with iconv."
+            f"{who}: {name_of(source)} is not UTF-8 (byte {error.start} is "
+            f"0x{data[error.start]:02x}). Convert it, for example with iconv."
         ) from error
 
 
-def lines_of(path: str | os.PathLike[str], who: str) -> list[str]:
+# The first bytes of files that are given in place of a text file.
+_KINDS = {
+    b"PAR1": "a Parquet file",
+    b"PK\x03\x04": "a ZIP archive (such as .docx, .xlsx or .npz)",
+    b"%PDF": "a PDF",
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by Zstandard",
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
+
+
+def _kind_of(data: bytes) -> str:
+    """What a file is that is no UTF-8 text, by its first bytes; empty if they do not say."""
+    for start, kind in _KINDS.items():
+        if data.startswith(start):
+            return kind
+    # A safetensors file: the length of a JSON header, then the header.
+    is_tensors = data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < len(data)
+    return "a safetensors file" if is_tensors else ""
+
+
+def lines_of(path: Source, who: str) -> list[str]:
     """The lines of a UTF-8 file, without line breaks."""
     # str.splitlines() would also split at form feeds and the like.
     return re.split(r"\r\n|\r|\n", text_of(path, who))

@@ -4,7 +4,7 @@ import os
 import re
 from typing import Any
 
-from headwise.corpora._text import AnnotatedText, Arc, Mention, Span
+from headwise.corpora._text import AnnotatedText, Arc, Mention, Pair, Span
 from headwise.corpora.readers._file import Fault, check_filled, fault_at, lines_of, located_by
 from headwise.files import parse_json
 
@@ -18,7 +18,8 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[AnnotatedText]:
 
     The keys are the attributes of `AnnotatedText`: `{"text": "Ann sang", "words": [[0, 3], [4, 8]],
     "tags": ["PROPN", "VERB"], "arcs": [[0, 1, "nsubj"]], "mentions": [[0, 3, 0]],
-    "links": []}`; all but the text may be left out. A mention may end with `true`: a pronoun.
+    "pairs": [[1, 0, "singer"]], "links": []}`; all but the text may be left out. A mention may end
+    with `true`: a pronoun. A pair is a relation of your own, from the first word to the second.
 
     Raises:
         InputError: the file cannot be read, a line is no such object, or annotations do not fit
@@ -38,6 +39,7 @@ _ITEMS: dict[str, tuple[tuple[type, ...], Any]] = {
     "words": ((int, int), lambda *span: span),
     "arcs": ((int, int, str), Arc),
     "mentions": ((int, int, int, bool), Mention),
+    "pairs": ((int, int, str), Pair),
     "links": ((int, int), lambda *pair: pair),
 }
 

@@ -1,19 +1,18 @@
 """Plain text files: texts without annotations, and parallel texts."""
 
-import os
 import re
 
-from headwise.corpora.readers._file import lines_of, text_of
+from headwise.corpora.readers._file import Source, lines_of, name_of, text_of
 from headwise.errors import InputError
 
 _PARALLEL = "read_parallel"
 
 
-def read_texts(path: str | os.PathLike[str]) -> list[str]:
+def read_texts(path: Source) -> list[str]:
     """Read the texts of a UTF-8 file: its paragraphs, or its lines if it has no blank line.
 
-    A paragraph keeps its line breaks. A byte order mark and blank lines at either end of the
-    file are dropped.
+    The file may also be open, such as `sys.stdin.buffer`. A paragraph keeps its line breaks. A
+    byte order mark and blank lines at either end of the file are dropped.
 
     Raises:
         InputError: the file cannot be read, is not UTF-8, or holds only white space.
@@ -24,14 +23,13 @@ def read_texts(path: str | os.PathLike[str]) -> list[str]:
     body = "\n".join(lines).strip("\n")
     if not body:
         raise InputError(
-            f"read_texts: {path} holds no text ({os.path.getsize(path)} bytes). Name a text file."
+            f"read_texts: {name_of(path)} holds no text ({len(text.encode())} bytes). "
+            f"Name a text file."
         )
     return re.split(r"\n{2,}" if "\n\n" in body else r"\n", body)
 
 
-def read_parallel(
-    source: str | os.PathLike[str], target: str | os.PathLike[str]
-) -> list[tuple[str, str]]:
+def read_parallel(source: Source, target: Source) -> list[tuple[str, str]]:
     """Read texts and their targets from two UTF-8 files, line by line.
 
     Pairs of empty lines are left out.
@@ -44,17 +42,17 @@ def read_parallel(
     counts = [len(lines) - (lines[-1] == "") for lines in sides]
     if counts[0] != counts[1]:
         raise InputError(
-            f"{_PARALLEL}: {source} has {counts[0]} lines, and {target} has {counts[1]}. Give as "
-            f"many targets as texts, one in each line."
+            f"{_PARALLEL}: {name_of(source)} has {counts[0]} lines, and {name_of(target)} has "
+            f"{counts[1]}. Give as many targets as texts, one in each line."
         )
     for number, pair in enumerate(zip(*sides, strict=False), 1):
         if bool(pair[0]) != bool(pair[1]):
             path = target if pair[0] else source
             raise InputError(
-                f"{_PARALLEL}: {path}, line {number}: the line is empty, and that of the other "
-                f"file is not. Fill it, or remove both lines."
+                f"{_PARALLEL}: {name_of(path)}, line {number}: the line is empty, and "
+                f"that of the other file is not. Fill it, or remove both lines."
             )
     pairs = [(text, target_text) for text, target_text in zip(*sides, strict=False) if text]
     if not pairs:
-        raise InputError(f"{_PARALLEL}: {source} holds no text. Name a text file.")
+        raise InputError(f"{_PARALLEL}: {name_of(source)} holds no text. Name a text file.")
     return pairs

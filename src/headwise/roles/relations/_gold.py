@@ -24,6 +24,11 @@ def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
     if _SUBJECT in names:
         roles += _agreement_roles()
     roles += [role for role in _mention_roles() if any(map(role.pairs, texts))]
+    own = {pair.relation for text in texts for pair in text.text.pairs}
+    roles += [
+        Role(name, f"a span → its {name}, as annotated", partial(_annotated, name), "word")
+        for name in sorted(own)
+    ]
     if any(text.text.links for text in texts):
         roles += [
             Role("translation → source", "a word → the word that it translates", _links, "word"),
@@ -37,6 +42,10 @@ def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
             ),
         ]
     return roles
+
+
+def _annotated(name: str, text: TokenText) -> Pairs:
+    return [(pair.query, pair.key) for pair in text.text.pairs if pair.relation == name]
 
 
 def _dependency_roles(name: str) -> tuple[Role, Role]:

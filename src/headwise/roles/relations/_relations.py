@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from operator import index
+from reprlib import repr as shortened
+from typing import Any, Literal
 
 from headwise.errors import ArgumentError
 from headwise.roles.relations._tokens import TokenText
@@ -207,7 +209,7 @@ def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
         "mention": [text.tokens_in((mention.start, mention.end)) for mention in text.text.mentions],
     }
     sizes = {grid: len(members) for grid, members in units.items()} | {"token": len(text.ids)}
-    pairs = {role.name: sorted(set(role.pairs(text))) for role in roles}
+    pairs = {role.name: _pairs_of(role, text) for role in roles}
     candidates = {
         role.name: sorted({*role.candidates(text), *pairs[role.name]})
         for role in roles
@@ -223,3 +225,19 @@ def as_item(text: TokenText, roles: Sequence[Role]) -> Item:
     whole = text.text
     mentions = [whole.text[mention.start : mention.end] for mention in whole.mentions]
     return Item(text.ids, units, pairs, whole.tags, candidates, mentions, whole.text)
+
+
+def _pairs_of(role: Role, text: TokenText) -> list[tuple[int, int]]:
+    """The distinct pairs of a role in a text, in order.
+
+    Raises:
+        ArgumentError: the role returns something other than pairs of whole numbers.
+    """
+    result: Any = role.pairs(text)
+    try:
+        return sorted({(index(query), index(key)) for query, key in result})
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"find_roles: {role.name!r} returns {shortened(result)} for the text "
+            f"{shortened(text.text.text)}. Return pairs of positions: (query, key)."
+        ) from error

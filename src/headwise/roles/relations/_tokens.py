@@ -35,6 +35,11 @@ class TokenText:
     punctuation: tuple[bool, ...]
 
     @cached_property
+    def tokens(self) -> tuple[str, ...]:
+        """The characters of each token, without white space; empty for tokens without any."""
+        return tuple(self.text.text[start:end].strip() for start, end in self.spans)
+
+    @cached_property
     def words(self) -> list[list[int]]:
         """The tokens of each word; none for a word of another piece.
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from headwise._display import did_you_mean
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.roles.relations import Item, Role
 
@@ -46,7 +47,10 @@ class Evidence:
     def __post_init__(self) -> None:
         unknown = [name for name in self.nulls or () if name not in READ]
         if unknown:
-            raise ArgumentError(f"Evidence: no null {unknown[0]!r}. Choose from {', '.join(READ)}.")
+            raise ArgumentError(
+                f"Evidence: no null {unknown[0]!r}.{did_you_mean(unknown[0], READ)} "
+                f"Choose from {', '.join(READ)}."
+            )
         if self.models < 1:
             raise ArgumentError(f"Evidence: models={self.models}. Give 1 or more, or nulls=().")
         if self.splits is not None and self.splits < 1:

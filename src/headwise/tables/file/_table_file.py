@@ -190,11 +190,16 @@ def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     return pd.DataFrame(rows), about
 
 
+# From pandas 3.1 on, numbers are read exactly by default, and the option is deprecated.
+_READS_EXACTLY = tuple(int(part) for part in pd.__version__.split(".")[:2]) >= (3, 1)
+_EXACT: dict[str, Any] = {} if _READS_EXACTLY else {"float_precision": "round_trip"}
+
+
 def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     first, _, body = path.read_bytes().decode("utf-8-sig").partition("\n")
     about = _described(parse_json(first.removeprefix(_COMMENT)))
     # With low_memory pandas reads in chunks and may give one column several types.
-    frame = pd.read_csv(io.StringIO(body), low_memory=False)
+    frame = pd.read_csv(io.StringIO(body), low_memory=False, **_EXACT)
     lists = about.pop(_LISTS, [])
     if not isinstance(lists, list) or not all(isinstance(name, str) for name in lists):
         raise ValueError(f"its lists are {str(lists)[:40]}, not names of columns")

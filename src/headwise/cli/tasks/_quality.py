@@ -1,0 +1,90 @@
+"""The quality of a model and of its smaller version on the given texts, and how much to remove."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from headwise.cli._options import Shared
+from headwise.cli._print import print_note
+from headwise.cli._progress_bar import progress_bar
+from headwise.cli.tasks._texts import Texts, sentences_of
+from headwise.corpora import SentencePair
+from headwise.errors import ArgumentError
+from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
+from headwise.tables import Head, Scores
+
+# What a loss counts, by its name.
+UNITS = {
+    "lm": "nats per predicted token",
+    "masked-lm": "nats per masked token",
+    "label": "loss of the labels",
+    "embedding": "1 − cosine to the embedding of the full model",
+}
+# `--remove auto` allows the loss to grow by this share of the full model's, or of 1 if the loss
+# compares with the full model.
+AUTO_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class QualityInputs:
+    """The given texts as batches, and the loss that quality is measured by."""
+
+    batches: list[Inputs]
+    loss: Loss | str | None
+
+    @classmethod
+    def of(
+        cls, texts: Texts, loss: str, model: nn.Module, tokenizer: Any, shared: Shared
+    ) -> "QualityInputs":
+        """The texts or pairs under the loss of the scores."""
+        pairs = [pair for pair in texts if isinstance(pair, SentencePair)]
+        if pairs and loss == "embedding":
+            return cls(*paired(pairs, model, tokenizer, shared.max_tokens))
+        sentences = sentences_of(texts)
+        return cls(read_batches(sentences, model, tokenizer, shared.max_tokens), loss or None)
+
+    def compare(
+        self, full: nn.Module, small: nn.Module, removed: Sequence[Head], heads: Sequence[Head]
+    ) -> dict[str, tuple[float, float]]:
+        """The mean loss of the full and of the smaller model, by its unit, and the task's score."""
+        # The heads that stay come last: a curve leaves out the last head of each layer.
+        order = [*removed, *(head for head in heads if head not in removed)]
+        curves = prune_curves(
+            full, self.batches, {"removed": [order]}, loss=self.loss,
+            points=[len(removed)], cut=lambda cut: small if cut else full,
+        )  # fmt: skip
+        losses = curves.per_text["removed"][0].mean(-1)
+        quality = {UNITS.get(curves.loss, curves.loss): losses}
+        if curves.scores:
+            quality[curves.score] = curves.scores["removed"][0]
+        return {name: (float(x[0]), float(x[-1])) for name, x in quality.items()}
+
+    def removable_share(self, full: nn.Module, scores: Scores) -> float:
+        """The share of heads at the elbow of the scores' order; a note states the bar.
+
+        Raises:
+            ArgumentError: not even one head can be removed under the bar.
+        """
+        order = scores.order()
+        with progress_bar("Finding how many heads can be removed") as on_progress:
+            curves = prune_curves(
+                full, self.batches, {"order": [order]}, reference=self.batches, loss=self.loss,
+                on_progress=on_progress,
+            )  # fmt: skip
+        allowed = curves.allowance(AUTO_SHARE)
+        elbow = curves.elbow("order", allowed)
+        bar = f"{allowed:.4g} {UNITS.get(curves.loss, curves.loss)}"
+        if elbow.heads == 0:
+            raise ArgumentError(
+                f"prune: --remove auto: the first head already raises the loss by more than {bar}. "
+                f"Give a share, such as --remove 0.1, or score the heads on more texts."
+            )
+        of_what = "" if curves.compares else f" ({AUTO_SHARE:.0%} of the full model's)"
+        print_note(
+            f"auto: {elbow} of {len(scores.heads)} heads can be removed before the loss grows by "
+            f"{bar}{of_what}"
+        )
+        return float(np.nextafter(elbow.heads / len(scores.heads), 1))

@@ -1,0 +1,62 @@
+"""Relations of the user's own, from Python files that the user names."""
+
+from collections.abc import Callable, Sequence
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+from headwise.errors import ArgumentError, InputError
+from headwise.roles import Pairs, TokenText
+
+Relation = Callable[[TokenText], Pairs]
+
+
+def load_relations(sources: Sequence[str], model: str) -> dict[str, Relation]:
+    """The functions that `FILE.py:NAME` name, by name. Each file is run once.
+
+    Only files that the user names are run, and none in the folder of the model.
+
+    Raises:
+        ArgumentError: a source is not FILE.py:NAME, lies in the model's folder, or two have one
+            name.
+        InputError: the file cannot be read or fails, or has no such function.
+    """
+    relations: dict[str, Relation] = {}
+    for source in sources:
+        file, _, name = source.rpartition(":")
+        if not file.endswith(".py") or not name.isidentifier():
+            raise ArgumentError(
+                f"--relation: {source!r} is not FILE.py:NAME. Name a Python file and a function "
+                f"in it."
+            )
+        if name in relations:
+            raise ArgumentError(f"--relation: two functions are called {name}. Rename one.")
+        path = Path(file).resolve()
+        if Path(model).is_dir() and path.is_relative_to(Path(model).resolve()):
+            raise ArgumentError(
+                f"--relation: {file} lies in the folder of the model, whose code is never run. "
+                f"Give a file of your own."
+            )
+        relations[name] = _function(path, name)
+    return relations
+
+
+def _function(path: Path, name: str) -> Relation:
+    if not path.is_file():
+        raise InputError(f"--relation: {path} is no file. Give FILE.py:NAME.")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None  # it ends in .py
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the file raises
+        raise InputError(
+            f"--relation: {path} fails ({type(error).__name__}: {error}). Correct it."
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = [key for key, value in vars(module).items() if callable(value)]
+        raise InputError(
+            f"--relation: {path} has no function {name}. It has {', '.join(functions) or 'none'}."
+        )
+    return function

@@ -1,0 +1,116 @@
+"""What all commands do alike: examples in their help, standard input, overwriting, wrong files."""
+
+import io
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+
+from command import headwise
+from folders import write_llama
+from headwise.cli._app import app
+from headwise.cli._examples import EXAMPLES
+
+WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
+TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
+COMMANDS = {command.callback.__name__: command for command in app.registered_commands}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("files")
+    (place / "some.txt").write_text(TEXT, "utf-8")
+    write_llama(
+        place / "model", WORDS, hidden_size=12, num_attention_heads=6, num_key_value_heads=3
+    )
+    return place
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_an_example_that_the_command_can_read(name: str) -> None:
+    done = headwise(name, "--help")
+    assert " ".join(done.out.split()).endswith(f"Example: {EXAMPLES[name]}")
+    program, command, *arguments = shlex.split(EXAMPLES[name])
+    assert (program, command) == ("headwise", name)
+    group = typer.main.get_command(app)
+    with group.make_context("headwise", [command], resilient_parsing=True) as context:
+        parsed = group.commands[name].make_context(name, arguments, parent=context)
+    assert parsed.params.get("out", True)
+
+
+def test_texts_come_from_standard_input(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = []
+    for source in (place / "some.txt", "-"):
+        stdin = io.TextIOWrapper(io.BytesIO(TEXT.encode()), "utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
+        done = headwise("observe", place / "model", "--text", source, "--json")
+        assert done.code == 0, done.err
+        outputs.append(done.out)
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("command", ["observe", "importance", "roles", "report"])
+def test_existing_output_is_kept_without_force(command: str, place: Path, tmp_path: Path) -> None:
+    out = tmp_path / ("page.html" if command == "report" else "table.csv")
+    out.write_text("mine", "utf-8")
+    done = headwise(command, place / "model", "--text", place / "some.txt", "--out", out)
+    assert done.code == 2
+    assert f"output: {out} is there already. Add --force to overwrite it." in done.err
+    assert out.read_text("utf-8") == "mine"
+
+
+def test_existing_heads_and_figures_are_kept_without_force(place: Path, tmp_path: Path) -> None:
+    for name in ("heads.json", "map.svg"):
+        (tmp_path / name).write_text("mine", "utf-8")
+    text = ("--text", place / "some.txt", "--figure", tmp_path / "map.svg")
+    examples = ("--examples", place / "some.txt", "--out", tmp_path / "heads.json")
+    for command, options in (("observe", text), ("heads", examples)):
+        done = headwise(command, place / "model", *options)
+        assert "is there already. Add --force" in done.err
+    assert headwise("observe", place / "model", *text, "--force", "--json").code == 0
+
+
+def _wrong_files(folder: Path) -> dict[str, str]:
+    contents = {
+        "a Parquet file": b"PAR1....", "a PDF": b"%PDF-1.7", "a ZIP archive": b"PK\x03\x04...",
+        "compressed by gzip": b"\x1f\x8b\x08", "a picture": b"\x89PNG\r\n",
+        "text in UTF-16": "work".encode("utf-16"),
+    }  # fmt: skip
+    for kind, content in contents.items():
+        (folder / kind).write_bytes(content)
+    save_file({"x": torch.zeros(3)}, folder / "a safetensors file")
+    return dict.fromkeys([*contents, "a safetensors file"], "not text")
+
+
+def test_a_file_of_the_wrong_kind_is_named_for_what_it_is(place: Path, tmp_path: Path) -> None:
+    for kind in _wrong_files(tmp_path):
+        done = headwise("observe", place / "model", "--text", tmp_path / kind)
+        assert done.code == 2
+        assert f"is {kind}" in done.err
+        assert "not text. Name a UTF-8 text file." in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (("obsrve", "m"), "Did you mean 'observe'? Try"),
+        (("observe", "m", "--txt", "a"), "--text"),
+        (("importance", "m", "--text", "a", "--method", "half-gat"), "Did you mean half-gate?"),
+        (("importance", "m", "--text", "a", "--loss", "labels"), "Did you mean label?"),
+        (("cache", "m", "--method", "outputs"), "Did you mean output?"),
+        (("observe", "m", "--text", "a", "--statistics", "entrpy"), "Did you mean entropy?"),
+        (("observe", "m", "--text", "a", "--statistics", "top(frist)"), "Did you mean first?"),
+        (("roles", "m", "--text", "SOME", "--nulls", "permutd"), "Did you mean permuted?"),
+        (("count", "bert-bas"), "Did you mean bert-base?"),
+    ],
+)
+def test_a_wrong_name_suggests_the_nearest(
+    arguments: tuple[str, ...], suggestion: str, place: Path
+) -> None:
+    done = headwise(*(str(place / "some.txt") if x == "SOME" else x for x in arguments))
+    assert done.code == 2
+    assert suggestion in done.err, done.err

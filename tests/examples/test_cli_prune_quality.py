@@ -1,0 +1,100 @@
+"""`headwise prune`: quality before and after on the given texts, and `--remove auto`."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import headwise as hw
+from command import headwise
+from folders import write_llama
+
+WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
+TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a text, and the scores of its heads."""
+    place = tmp_path_factory.mktemp("quality")
+    (place / "some.txt").write_text(TEXT, "utf-8")
+    write_llama(
+        place / "model", WORDS, hidden_size=12, num_attention_heads=6, num_key_value_heads=6
+    )
+    text = ("--text", place / "some.txt")
+    assert headwise("importance", place / "model", *text, "-o", place / "scores.csv").code == 0
+    return place
+
+
+def _prune(place: Path, out: Path, *more: object) -> tuple[int, str, str]:
+    by = ("--by", place / "scores.csv", "-o", out)
+    done = headwise("prune", place / "model", *by, *more)
+    return done.code, done.out, done.err
+
+
+def _loss(model: torch.nn.Module, tokenizer: object) -> float:
+    """The mean over the texts of their loss per predicted token, as Transformers computes it."""
+    ids = [tokenizer(line, return_tensors="pt")["input_ids"] for line in TEXT.splitlines()]
+    with torch.no_grad():
+        return sum(float(model(input_ids=x, labels=x).loss) for x in ids) / len(ids)
+
+
+def test_quality_is_that_of_both_models_on_the_texts(place: Path, tmp_path: Path) -> None:
+    text = ("--text", place / "some.txt")
+    code, out, err = _prune(place, tmp_path / "small", "--remove", 0.5, *text, "--json")
+    assert code == 0, err
+    before, after = json.loads(out)["quality"]["nats per predicted token"]
+    tokenizer = hw.load_tokenizer(place / "model")
+    assert before == pytest.approx(_loss(hw.load(place / "model"), tokenizer), rel=1e-4)
+    assert after == pytest.approx(_loss(hw.load(tmp_path / "small"), tokenizer), rel=1e-4)
+
+
+def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
+    place: Path, tmp_path: Path
+) -> None:
+    text = ("--text", place / "some.txt")
+    code, out, err = _prune(place, tmp_path / "small", "--remove", "auto", *text)
+    assert code == 0, err
+    said = re.search(
+        r"auto: (?:≥ )?(\d+).* of (\d+) heads can be removed before the loss grows", err
+    )
+    assert said
+    assert re.search(r"by [\d.]+ nats per predicted token \(1% of the full model's\)", err)
+    model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
+    scores = hw.Scores.load(place / "scores.csv")
+    curves = hw.prune_curves(
+        model, TEXT.splitlines(), {"order": [scores.order()]}, reference=TEXT.splitlines(),
+        loss="lm", tokenizer=tokenizer,
+    )  # fmt: skip
+    assert int(said[1]) == curves.removable("order", curves.allowance(0.01))
+    removed = len(scores.heads) - sum(
+        1 for line in hw.costs(hw.load(tmp_path / "small")).heads for _ in [line]
+    )
+    assert removed == int(said[1])
+    assert re.search(r"^nats per predicted token: \S+ before, \S+ after \(on the given", out, re.M)
+
+
+@pytest.mark.parametrize("share", ["1.5", "-0.1", "many", "nan"])
+def test_a_share_that_is_none_is_named(share: str, place: Path, tmp_path: Path) -> None:
+    code, _, err = _prune(place, tmp_path / "small", f"--remove={share}")
+    assert code == 2
+    assert f"--remove {share}. Give a share from 0 to 1, or auto." in err
+
+
+def test_auto_needs_a_text(place: Path, tmp_path: Path) -> None:
+    code, _, err = _prune(place, tmp_path / "small", "--remove", "auto")
+    assert code == 2
+    assert "prune: --remove auto without a text. Add --text FILE" in err
+
+
+def test_auto_refuses_where_no_head_can_go(place: Path, tmp_path: Path, monkeypatch) -> None:
+    from headwise.cli.tasks import _quality
+
+    monkeypatch.setattr(_quality, "AUTO_SHARE", 1e-12)
+    text = ("--text", place / "some.txt")
+    code, _, err = _prune(place, tmp_path / "small", "--remove", "auto", *text)
+    assert code == 2
+    assert "--remove auto: the first head already raises the loss by more than" in err
+    assert not (tmp_path / "small").exists()
