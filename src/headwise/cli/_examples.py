@@ -2,6 +2,7 @@
 
 EXAMPLES = {
     "report": "headwise report gpt2 --text texts.txt --out report.html",
+    "look": 'headwise look gpt2 "The animal was tired."',
     "train": 'headwise train --out mini-gpt --prompt "I always work ="',
     "observe": "headwise observe gpt2 --text texts.txt --out table.csv",
     "roles": "headwise roles gpt2 --spans annotated.jsonl --out roles.parquet",
@@ -10,6 +11,9 @@ EXAMPLES = {
     "prune": "headwise prune gpt2 --by scores.parquet --remove 0.3 --text texts.txt --out smaller",
     "group": "headwise group gpt2 --kv-heads 4 --text texts.txt --out grouped",
     "cache": "headwise cache gpt2 --keep 0.5 --window 256 --out plan.json",
+    "compare": "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.html",
+    "corpus": "headwise corpus gpt2 --data 'data/*.parquet' --out run --workers 2",
+    "merge": "headwise merge run --out table.parquet",
     "count": "headwise count --d-model 768 --heads 12 --layers 12 --tokens 1024",
     "explain": "headwise explain",
 }

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from headwise._evaluation import in_evaluation
-from headwise._progress import Progress
+from headwise._progress import Progress, shows_progress
 from headwise.corpora import (
     EOS,
     RELATIONS,
@@ -52,6 +52,7 @@ class About:
     training: Mapping[str, str | int | float] | None = None
 
 
+@shows_progress("Studying heads")
 def study(
     model: nn.Module,
     tokenizer: Any,
@@ -126,6 +127,7 @@ def study(
     )
 
 
+@shows_progress("Studying heads")
 def study_lab(trained: Trained, *, lines: int = 256, on_progress: Progress | None = None) -> Study:
     """Study a Mini-GPT on fresh lines of its grammar, with the mass on every gold relation.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli._options import Figure, Json, Shared, check_figure, check_output
+from headwise.cli._options import Figure, Force, Json, Shared, check_figure, check_output
 from headwise.cli._print import print_json, print_note, print_result, print_table
 from headwise.errors import ArgumentError
 
@@ -40,6 +40,7 @@ def compare(
     text: Text = None,
     out: PageOrTable = None,
     roles: FindRoles = False,
+    force: Force = False,
     figure: Figure = None,
     as_json: Json = False,
 ) -> None:
@@ -50,8 +51,8 @@ def compare(
     numbers.
     """
     if out is not None:
-        check_output(out, ".html", ".parquet", ".csv", ".json")
-    check_figure(figure)
+        check_output(out, ".html", ".parquet", ".csv", ".json", force=force)
+    check_figure(figure, force)
     if text is None:
         _check_files([before, after], shared, roles)
     from headwise.cli import tasks

@@ -7,6 +7,7 @@ import typer
 
 from headwise._display import counted
 from headwise.cli._options import (
+    Force,
     Json,
     Model,
     ModelOptions,
@@ -89,6 +90,7 @@ def corpus(
 def merge(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a corpus job.")],
     out: TableFile = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Add up the shards of a corpus job.
@@ -96,7 +98,7 @@ def merge(
     Prints a row per head. With -o, writes the table; with --json, prints JSON.
     """
     if out is not None:
-        check_output(out, ".parquet", ".csv", ".json")
+        check_output(out, ".parquet", ".csv", ".json", force=force)
     from headwise.cli import tasks
 
     result = tasks.merge_corpus(run)
