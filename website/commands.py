@@ -3,7 +3,7 @@
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from headwise.cli import app
+from headwise.cli._app import app
 
 COLUMNS = 96
 HEAD = """# Commands

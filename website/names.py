@@ -50,10 +50,17 @@ TOPICS = {
             "roles.Behaviour",
             "roles.BehaviourBatch",
             "roles.Effects",
+            "roles.TokenText",
+            "roles.relations.tokenize",
         ),
     ),
     "texts.md": Topic("Texts and annotations", ("corpora",), ("corpora",)),
-    "report.md": Topic("Studies and pages", ("report",)),
+    "report.md": Topic("Studies, pages and comparisons", ("report", "_progress")),
+    "jobs.md": Topic(
+        "Corpora on many machines",
+        ("jobs",),
+        ("jobs.ImportanceRequest", "jobs.ModelSource", "jobs.datatrove.WatchHeads"),
+    ),
     "counts.md": Topic("Parameters, work and cache bytes", (), ("counts",)),
     "errors.md": Topic("Errors", ("errors",)),
 }

@@ -130,16 +130,23 @@ def _show(steps: _Steps, finished: threading.Event) -> None:
     if _in_notebook():
         _show_in_notebook(steps, finished)
         return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if console.is_terminal and not console.is_dumb_terminal:
+    console = _terminal()
+    if console is not None:
         _show_in_terminal(steps, finished, console)
         return
     wait = SECONDS_BETWEEN_LINES - SECONDS_BEFORE_BAR
     while not finished.wait(wait):
         print(steps.line(), file=sys.stderr, flush=True)
         wait = SECONDS_BETWEEN_LINES
+
+
+def _terminal() -> Any:
+    """The terminal that a bar can be drawn on; None where there is none, or rich is missing."""
+    try:
+        console = import_module("rich.console").Console(stderr=True)
+    except ModuleNotFoundError:
+        return None
+    return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
 def _show_in_terminal(steps: _Steps, finished: threading.Event, console: Any) -> None:

@@ -103,8 +103,7 @@ def importance(
     _check_resumable(resume, method_name)
     inputs = read_batches(batches, model, tokenizer_of(outer, tokenizer), max_tokens)
     resolved_loss = find_loss(loss, outer, inputs[0])
-    model_id = fingerprint(model)
-    about = {"model": model_id, "texts": digest_of(inputs), "method": method_name}
+    about = {"model": fingerprint(model), "texts": digest_of(inputs), "method": method_name}
     about |= {"loss": resolved_loss.name + _code_digest(loss), "rounds": str(rounds)}
     largest = max(map(texts_in, inputs))
 
@@ -128,7 +127,7 @@ def importance(
         method=method_name,
         loss=resolved_loss.name,
         over="seeds" if isinstance(score_heads, Gates) else "texts",
-        model=model_id,
+        model=about["model"],
         versions={package: version(package) for package in ("headwise", "torch")},
         original=originals_of(model, gated.heads),
     )

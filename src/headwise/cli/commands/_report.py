@@ -67,10 +67,7 @@ def report(
     Without MODEL, trains and studies a small model of a generated grammar: the Mini-GPT.
     """
     _check(model, {"text": text, "target": target, "show": show}, lab_folder, shared)
-    if model is None and roles is False:
-        raise ArgumentError(
-            "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
-        )
+    _check_roles(model, roles)
     check_output(out, ".html", force=force)
     from headwise.cli import tasks
 
@@ -80,10 +77,16 @@ def report(
     else:
         settings = {} if shared.seed is None else {"seed": shared.seed}
         study = tasks.study_mini_gpt(lab_folder or _LAB_FOLDER, settings)
-    page = study.report(out, full=full)
     for line in study.findings():
         print_result(line)
-    print_result(f"The page is {page.resolve()}")
+    print_result(f"The page is {study.report(out, full=full).resolve()}")
+
+
+def _check_roles(model: str | None, roles: bool | None) -> None:
+    if model is None and roles is False:
+        raise ArgumentError(
+            "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
+        )
 
 
 def _check(

@@ -92,9 +92,7 @@ def study_model(
             texts,
             targets=targets,
             request=(statistics or RequestedStatistics()).request(tokenizer),
-            about=About(
-                title=_title(name), source="standard input" if text == STANDARD_INPUT else text.name
-            ),
+            about=About(title=_title(name), source=_source(text)),
             max_tokens=shared.max_tokens,
             show=shown,
             full=show.full,
@@ -106,6 +104,10 @@ def study_model(
     return result.with_roles(
         find_roles_of(name, model, tokenizer, texts, evidence, shared.max_tokens)
     )
+
+
+def _source(text: Path) -> str:
+    return "standard input" if text == STANDARD_INPUT else text.name
 
 
 def _title(model: str) -> str:

@@ -15,7 +15,7 @@ _TICKS = 12
 
 
 @dataclass(frozen=True)
-class Square:
+class DifferenceSquare:
     """A head on a map: its place, its class of colour, and its description."""
 
     x: int
@@ -25,12 +25,12 @@ class Square:
 
 
 @dataclass(frozen=True)
-class HeadMap:
+class DifferenceMap:
     """A map as the page draws it: its title, squares and labels, in units of the picture."""
 
     title: str
     caption: str
-    squares: Sequence[Square]
+    squares: Sequence[DifferenceSquare]
     rows: Sequence[tuple[int, str]]
     columns: Sequence[tuple[int, str]]
     width: int
@@ -44,7 +44,7 @@ def head_map(
     *,
     limits: tuple[float, float],
     signed: bool = False,
-) -> HeadMap:
+) -> DifferenceMap:
     """The map of a value of each head; a head without a value is hollow.
 
     Args:
@@ -57,12 +57,14 @@ def head_map(
         row, column = grid.place(head)
         style = _signed_step(value, limits[1]) if signed else _step(value, limits)
         shown = number(value, signed) if np.isfinite(value) else "not there"
-        squares.append(Square(MARGIN + CELL * column, CELL * row, style, f"{head}: {shown}"))
+        squares.append(
+            DifferenceSquare(MARGIN + CELL * column, CELL * row, style, f"{head}: {shown}")
+        )
     n_rows = len(grid.layers)
     rows = range(0, n_rows, -(-n_rows // (2 * _TICKS)))
     columns = range(0, grid.width, -(-grid.width // _TICKS))
     low, high = (number(limit, signed) for limit in limits)
-    return HeadMap(
+    return DifferenceMap(
         title,
         f"{low} to {high}",
         squares,

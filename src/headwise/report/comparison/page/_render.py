@@ -15,7 +15,7 @@ from headwise._packages import require
 from headwise.errors import ArgumentError
 from headwise.files import write_beside
 from headwise.report.comparison._comparison_data import ComparisonData
-from headwise.report.comparison.page._maps import HeadMap, head_map, number
+from headwise.report.comparison.page._maps import DifferenceMap, head_map, number
 from headwise.tables import STATISTICS
 
 _FOLDER = Path(__file__).parent
@@ -84,7 +84,7 @@ def _titles(comparison: ComparisonData) -> Iterator[tuple[str, str]]:
     return zip(comparison.titles, ("before", "after"), strict=True)
 
 
-def _overview(comparison: ComparisonData) -> HeadMap:
+def _overview(comparison: ComparisonData) -> DifferenceMap:
     sizes = comparison.largest()
     finite = sizes[np.isfinite(sizes)]
     limits = 0.0, float(finite.max()) if len(finite) else 0.0
