@@ -83,7 +83,7 @@ def test_the_overview_counts_heads_and_shows_their_intervals(open_page: Open) ->
     expect(evidence).not_to_be_visible()
     sentence.get_by_role("link", name="2").first.click()
     expect(evidence).to_contain_text("0.875 [0.812, 0.938]")
-    assert page.locator("#map-of-roles .faint").count() == 6
+    expect(page.locator("#map-of-roles .faint")).to_have_count(6)
     evidence.get_by_role("button", name="L0.H3").click()
     expect(page.locator("#head-title")).to_have_text("L0.H3")
 

@@ -147,7 +147,7 @@ def test_a_dataset_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monke
 
     def refuse(name: str, *rest: Any) -> Any:
         if name == "datasets":
-            raise ImportError("absent")
+            raise ModuleNotFoundError("absent", name="datasets")
         return original(name, *rest)
 
     monkeypatch.setattr("headwise._packages.import_module", refuse)

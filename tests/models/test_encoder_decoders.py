@@ -189,11 +189,10 @@ def test_every_kind_of_map_has_its_own_tokens() -> None:
         np.testing.assert_allclose(weights.sum(1), 1, atol=1e-5)
     (shown,) = payload(result)["samples"]
     assert all(data is not None for data in shown["maps"])
-    views = {
-        head.stack: shown["views"][view]
-        for head, view in zip(result.table.heads, shown["view"], strict=True)
-    }
-    assert {stack: (entry["queries"], entry["keys"]) for stack, entry in views.items()} == {
+    views = {stack: shown["views"][view] for stack, view in shown["view"].items()}
+    texts = {"source": shown["tokens"], "target": shown["targets"]}
+    sides = {stack: tuple(texts[side] for side in entry["sides"]) for stack, entry in views.items()}
+    assert sides == {
         "encoder": (source, source),
         "decoder": (target, target),
         "decoder.cross": (target, source),

@@ -2,7 +2,7 @@
 
 EXAMPLES = {
     "report": "headwise report gpt2 --text texts.txt --out report.html",
-    "look": 'headwise look gpt2 "The animal was tired."',
+    "look": 'headwise look gpt2 "The animal was tired." --out look.html',
     "train": 'headwise train --out mini-gpt --prompt "I always work ="',
     "observe": "headwise observe gpt2 --text texts.txt --out table.csv",
     "roles": "headwise roles gpt2 --spans annotated.jsonl --out roles.parquet",

@@ -158,9 +158,10 @@ def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
     name, config = type(model).__name__, getattr(model, "config", None)
     ids = torch.tensor([list(labels)], device=next(model.parameters()).device)
     try:
-        if hasattr(model, "_shift_right") and _start_token(model) is None:
+        padding = getattr(config, "pad_token_id", None)
+        if hasattr(model, "_shift_right") and _start_token(model) is None and padding is not None:
             # T5 and its relatives begin with the padding token if nothing else is configured.
-            return [int(config.pad_token_id), *labels[:-1]]  # type: ignore[union-attr]
+            return [int(padding), *labels[:-1]]
         for method in ("prepare_decoder_input_ids_from_labels", "_shift_right"):
             shift: Any = getattr(model, method, None)
             if shift is not None:

@@ -65,7 +65,7 @@ def corpus(
     *,
     options: ModelOptions,
 ) -> None:
-    """Compute statistics of every head on a corpus of any size, in shards.
+    """Study the heads on a corpus of any size, in shards.
 
     Finished shards are skipped, so a command that was interrupted is simply run again; several
     machines may run it on one folder. `headwise merge OUT` adds up the shards.

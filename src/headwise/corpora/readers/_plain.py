@@ -22,10 +22,7 @@ def read_texts(path: Source) -> list[str]:
     lines = [line.rstrip() for line in re.split(r"\r\n|\r|\n", text)]
     body = "\n".join(lines).strip("\n")
     if not body:
-        raise InputError(
-            f"read_texts: {name_of(path)} holds no text ({len(text.encode())} bytes). "
-            f"Name a text file."
-        )
+        raise InputError(f"read_texts: {name_of(path)} holds no text. Name a text file.")
     return re.split(r"\n{2,}" if "\n\n" in body else r"\n", body)
 
 
