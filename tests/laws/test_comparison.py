@@ -284,6 +284,7 @@ def test_every_colour_of_the_page_is_defined() -> None:
     assert "prefers-color-scheme: dark" in style
 
 
+@pytest.mark.full
 def test_the_page_of_a_large_model_stays_small() -> None:
     names = [f"statistic {number}" for number in range(13)]
     table = make_table(texts=31, layers=48, heads=64, statistics=names)

@@ -82,6 +82,7 @@ def test_any_number_of_workers_gives_the_same_bytes(
     check_workers(model, data, tmp_path, (1, 2, 5))
 
 
+@pytest.mark.full
 def test_two_workers_give_the_bytes_of_one(model: Path, data: Path, tmp_path: Path) -> None:
     check_workers(model, data, tmp_path, (1, 2))
 

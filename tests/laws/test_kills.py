@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 TESTS = Path(__file__).parents[1]
 
 
+@pytest.mark.full
 def test_ten_kills_lose_nothing(tmp_path: Path) -> None:
     results = tmp_path / "kills.json"
     command = [sys.executable, str(TESTS / "soak" / "kills.py"), "10", str(results)]

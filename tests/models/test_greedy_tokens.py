@@ -111,6 +111,7 @@ print(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.full
 def test_a_model_in_a_forked_process_says_the_same() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run(
