@@ -64,7 +64,7 @@ def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
     """The output projection of a site, found by its name; None if there is none.
 
     Also None if the module computes more than a linear map of its weight, as under an adapter or
-    when packed by quantisation.
+    when packed by quantisation, or if this process has a part of the weight only.
     """
     above = site.name.rpartition(".")[0]
     candidates = [(site.name, name) for name in _NAMES]
@@ -73,7 +73,8 @@ def output_projection(model: nn.Module, site: Site) -> OutputProjection | None:
         name = ".".join(part for part in parts if part)
         module = _submodule(model, name)
         if module is not None:
-            fits = is_linear(module) and _inputs(module) % site.n_heads == 0
+            is_whole = not is_sharded(getattr(module, "weight", None))
+            fits = is_whole and is_linear(module) and _inputs(module) % site.n_heads == 0
             return OutputProjection(name, module, site.n_heads) if fits else None
     return None
 
@@ -82,8 +83,6 @@ def is_linear(module: nn.Module) -> bool:
     """Whether a module only multiplies by its weight and adds its bias."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
-        return False
-    if is_sharded(weight):  # this process has a part of it
         return False
     if is_transposed(module):
         return True
