@@ -1,15 +1,17 @@
 """Runs a script in several processes at once, as the ranks of one group."""
 
+import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 
 def run_ranks(script: Path, store: Path, world: int = 2) -> None:
-    """Call the script with its rank, the number of ranks and a path that they share."""
+    """Call the script's `main` with its rank, the number of ranks and a path that they share."""
     processes = [
         subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(world), str(store)],
+            [sys.executable, __file__, str(script), str(rank), str(world), str(store)],
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -17,3 +19,10 @@ def run_ranks(script: Path, store: Path, world: int = 2) -> None:
     ]
     errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * world, "\n".join(errors)
+
+
+if __name__ == "__main__":
+    path, number, count, shared = sys.argv[1:]
+    runpy.run_path(path)["main"](int(number), int(count), shared)
+    # Threads of gloo that outlive their group can abort a process that exits (pytorch#190489).
+    os._exit(0)

@@ -1,6 +1,5 @@
 """One of several processes that train with QK-clip: run by `test_qk_clip`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,3 @@ def result(way: str, rank: int, world: int, alone: dist.ProcessGroup) -> dict[st
         for name, weight in inner.state_dict().items()
     }
     return {"clips": clips, "weights": weights}
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

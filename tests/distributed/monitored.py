@@ -1,7 +1,6 @@
 """One of two processes that train on halves of a batch; run by `test_monitor`."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -49,7 +48,3 @@ def main(rank: int, world: int, store: str) -> None:
     }
     Path(f"{store}.{rank}.json").write_text(json.dumps(said))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -4,7 +4,6 @@ A folder with a Llama is beside the store. Texts are split unevenly: rank r read
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,3 @@ def main(rank: int, world: int, store: str) -> None:
         save_layer(folder / "layer", world)
     torch.save(results, Path(f"{store}.{rank}.pt"))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

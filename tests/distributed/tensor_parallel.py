@@ -1,7 +1,5 @@
 """One of several processes that share the heads of a layer: run by `test_tensor_parallel`."""
 
-import sys
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -42,7 +40,3 @@ def main(rank: int, world: int, store: str) -> None:
         pieces = [shared(part, cache=cache, causal=True) for part in x.split([4, 1, 2], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), alone)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,7 +1,5 @@
 """One of two processes that train a model while it is watched; run by `test_watch_ddp`."""
 
-import sys
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -72,7 +70,3 @@ def main(rank: int, world: int, store: str) -> None:
             np.testing.assert_array_equal(table.count(name), known.count(name))
             np.testing.assert_allclose(table.mean(name), known.mean(name), rtol=1e-4, atol=1e-5)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

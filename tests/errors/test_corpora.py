@@ -31,7 +31,7 @@ def test_a_folder(tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b" \n\t\r\n\n", b"\xef\xbb\xbf\n"])
 def test_white_space_alone(tmp_path, data):
-    with pytest.raises(InputError, match="holds no text"):
+    with pytest.raises(InputError, match=rf"holds no text \({len(data)} bytes\)"):
         read_texts(write(tmp_path, data))
 
 

@@ -65,6 +65,16 @@ MaxTokens = Annotated[
         show_default="the model's context, 2048 where it has no limit or a longer one",
     ),
 ]
+Statistics = Annotated[
+    str | None,
+    typer.Option(
+        help="Names of statistics, separated by commas, such as entropy,special,top(first).",
+        show_default="all that are cheap",
+    ),
+]
+PerText = Annotated[
+    bool, typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals.")
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 Figure = Annotated[
     Path | None, typer.Option("--figure", help="Draw the result into a file: .svg, .png or .pdf.")
@@ -125,6 +135,11 @@ def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
 
 class _EnoughError(Exception):
     pass
+
+
+def names_in(statistics: str | None) -> list[str] | None:
+    """The names that `--statistics` lists; None for the default."""
+    return None if statistics is None else [name.strip() for name in statistics.split(",")]
 
 
 def check_output(path: Path, *endings: str, force: bool) -> None:

@@ -43,6 +43,11 @@ def print_table(frame: "pd.DataFrame") -> None:
         print_result(line)
 
 
+def print_heads(frame: "pd.DataFrame") -> None:
+    """Print a table with a row per head by name, without the columns that do not apply."""
+    print_table(frame.dropna(axis="columns", how="all").drop(columns=["stack", "layer", "head"]))
+
+
 def printable(text: str, encoding: str | None) -> str:
     """Escape characters that control the terminal or that its encoding lacks."""
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,12 +1,12 @@
 """Claims: a process that works on something keeps others from doing the same work."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headwise.errors import OutputError
+from headwise.files._scratch import lock
 
 
 @contextmanager
@@ -45,23 +45,8 @@ def _open_locked(path: str | os.PathLike[str], wait: bool) -> tuple[int, bool]:
                 f"claim: {path} cannot be written ({reason}). Choose a folder that exists and "
                 f"that you may write to."
             ) from error
-        held = _lock(handle, wait)
+        held = lock(handle, wait) is not False
         # Another process may have deleted the file between its opening and the lock.
         if not held or os.fstat(handle).st_nlink:
             return handle, held
         os.close(handle)
-
-
-def _lock(handle: int, wait: bool) -> bool:
-    """Lock an open file; False if another process holds the lock."""
-    if sys.platform == "win32":
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:  # this file system has no locks
-        return True
-    return True

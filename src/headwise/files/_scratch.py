@@ -38,7 +38,7 @@ def scratch_folder(target: Path) -> Iterator[Path]:
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=PREFIX))
         handle = _open_folder(scratch)
         try:
-            if handle is not None and _lock(handle, wait=True) and not scratch.exists():
+            if handle is not None and lock(handle, wait=True) and not scratch.exists():
                 continue
             (scratch / _NAME).write_bytes(os.fsencode(target.name))
             (scratch / _NEW).mkdir()
@@ -137,7 +137,7 @@ def sweep(folder: Path) -> None:
 def _sweep_one(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        if not _lock(handle, wait=False):
+        if not lock(handle, wait=False):
             return
         if not path.is_dir():
             path.unlink()
@@ -200,14 +200,16 @@ def _open_folder(path: Path) -> int | None:
     return None if sys.platform == "win32" else os.open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def _lock(handle: int, wait: bool) -> bool:
-    """Lock an open file; False if another process holds the lock or locks are unsupported."""
+def lock(handle: int, wait: bool) -> bool | None:
+    """Lock an open file; False if another process holds the lock, None if there are no locks."""
     if sys.platform == "win32":
-        return False
+        return None
     import fcntl
 
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:  # this file system has no locks
+        return None
     return True

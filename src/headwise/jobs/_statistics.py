@@ -16,6 +16,7 @@ from headwise.jobs._measurement import Opened, code_of, windows
 from headwise.models import (
     Piece,
     check_reads_text,
+    device_of,
     inputs_of,
     iter_pieces,
     reads_two_texts,
@@ -90,7 +91,7 @@ class Statistics:
 def _batches(opened: Opened, texts: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     model = opened.model
     own_target = reads_two_texts(model)
-    device = next(model.parameters()).device
+    device = device_of(model)
     for window in windows(texts):
         pairs = [(text, text if own_target else None) for text in window]
         pieces = [*iter_pieces(opened.tokenizer, pairs, model, opened.max_tokens)]

@@ -18,14 +18,16 @@ from headwise.models import (
     check_model,
     check_reads_text,
     context_of,
+    device_of,
     reads_two_texts,
     text_alone,
     tokenizer_of,
     without_compiler,
 )
+from headwise.report._html import write_html
 from headwise.report._samples import sample_piece
 from headwise.report._study_data import LookData
-from headwise.report.page import render_look, write_html
+from headwise.report.page import render_look
 
 # Tokens of an encoder-decoder's own output.
 _OUTPUT_TOKENS = 40
@@ -140,7 +142,7 @@ def _generated(model: nn.Module, tokenizer: Any, text: str) -> str:
     if generate is None:
         return ""
     inputs = tokenizer(text, return_tensors="pt", truncation=True)
-    ids = {name: inputs[name].to(next(model.parameters()).device) for name in _INPUTS}
+    ids = {name: inputs[name].to(device_of(model)) for name in _INPUTS}
     with text_alone("look", model):
         output = generate(**ids, max_new_tokens=_OUTPUT_TOKENS, do_sample=False, num_beams=1)
     return str(tokenizer.decode(output[0], skip_special_tokens=True)).strip()

@@ -11,10 +11,13 @@ from headwise.cli._options import (
     Json,
     Model,
     ModelOptions,
+    PerText,
+    Statistics,
     TableFile,
     check_output,
+    names_in,
 )
-from headwise.cli._print import print_json, print_note, print_table
+from headwise.cli._print import print_heads, print_json, print_note
 from headwise.errors import ArgumentError
 
 MethodName = Literal["half-gate", "gradient", "curvature", "zero-ablation"]
@@ -35,16 +38,6 @@ Shards = Annotated[
 Shard = Annotated[int | None, typer.Option(min=0, help="Compute this shard only, from 0.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes that compute unfinished shards.")]
 Column = Annotated[str, typer.Option(help="The column or JSON key with the texts.")]
-Statistics = Annotated[
-    str | None,
-    typer.Option(
-        help="Names of statistics, separated by commas, such as entropy,special,top(first).",
-        show_default="all that are cheap",
-    ),
-]
-PerText = Annotated[
-    bool, typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals.")
-]
 Importance = Annotated[
     MethodName | None,
     typer.Option(help="Score heads by this method instead of computing statistics."),
@@ -76,8 +69,7 @@ def corpus(
         )
     from headwise.cli import tasks
 
-    names = None if statistics is None else [name.strip() for name in statistics.split(",")]
-    requested = tasks.RequestedStatistics(names, per_text)
+    requested = tasks.RequestedStatistics(names_in(statistics), per_text)
     requested.check()
     settings = {"out": out, "shards": shards, "column": column}
     job = tasks.open_job(model, data, importance or requested, options, **settings)
@@ -107,5 +99,4 @@ def merge(
     if as_json:
         print_json(result.frame().to_dict("records"))
     if out is None and not as_json:
-        known = result.frame().dropna(axis="columns", how="all")  # drops what does not apply
-        print_table(known.drop(columns=["stack", "layer", "head"]))
+        print_heads(result.frame())

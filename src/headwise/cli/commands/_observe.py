@@ -11,13 +11,16 @@ from headwise.cli._options import (
     Force,
     Json,
     Model,
+    PerText,
     Shared,
+    Statistics,
     TableFile,
     Target,
     check_figure,
     check_output,
+    names_in,
 )
-from headwise.cli._print import print_json, print_note, print_table
+from headwise.cli._print import print_heads, print_json, print_note
 
 
 def observe(
@@ -30,18 +33,9 @@ def observe(
         ),
     ],
     out: TableFile = None,
-    statistics: Annotated[
-        str | None,
-        typer.Option(
-            help="Names of statistics, separated by commas, such as entropy,special,top(first).",
-            show_default="all that are cheap",
-        ),
-    ] = None,
+    statistics: Statistics = None,
     target: Target = None,
-    per_text: Annotated[
-        bool,
-        typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals."),
-    ] = False,
+    per_text: PerText = False,
     force: Force = False,
     figure: Figure = None,
     as_json: Json = False,
@@ -57,7 +51,7 @@ def observe(
     check_figure(figure, force)
     from headwise.cli import tasks
 
-    requested = tasks.RequestedStatistics(_names_in(statistics), per_text)
+    requested = tasks.RequestedStatistics(names_in(statistics), per_text)
     requested.check()
     table = tasks.study_model(model, text, shared, requested, target=target).table
     if out is not None:
@@ -67,9 +61,4 @@ def observe(
     if as_json:
         print_json(table.frame().to_dict("records"))
     if out is None and not as_json:
-        known = table.frame().dropna(axis="columns", how="all")  # drops what does not apply
-        print_table(known.drop(columns=["stack", "layer", "head"]))
-
-
-def _names_in(statistics: str | None) -> list[str] | None:
-    return None if statistics is None else [name.strip() for name in statistics.split(",")]
+        print_heads(table.frame())

@@ -34,12 +34,29 @@ def text_of(source: Source, who: str) -> str:
     Raises:
         InputError: the file cannot be read, or is not UTF-8.
     """
+    return decode(bytes_of(source, who), source, who)
+
+
+def bytes_of(source: Source, who: str) -> bytes:
+    """The bytes of a file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
     try:
-        data = Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source.read()
+        return Path(source).read_bytes() if isinstance(source, str | os.PathLike) else source.read()
     except OSError as error:
         raise InputError(
             f"{who}: {name_of(source)} cannot be read ({error.strerror}). Name a text file."
         ) from error
+
+
+def decode(data: bytes, source: Source, who: str) -> str:
+    """The text of these bytes of a source, without a byte order mark.
+
+    Raises:
+        InputError: they are not UTF-8.
+    """
     if kind := _kind_of(data):
         raise InputError(f"{who}: {name_of(source)} is {kind}, not text. Name a UTF-8 text file.")
     try:

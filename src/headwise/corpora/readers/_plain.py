@@ -2,7 +2,7 @@
 
 import re
 
-from headwise.corpora.readers._file import Source, lines_of, name_of, text_of
+from headwise.corpora.readers._file import Source, bytes_of, decode, lines_of, name_of
 from headwise.errors import InputError
 
 _PARALLEL = "read_parallel"
@@ -17,12 +17,15 @@ def read_texts(path: Source) -> list[str]:
     Raises:
         InputError: the file cannot be read, is not UTF-8, or holds only white space.
     """
-    text = text_of(path, "read_texts")
+    data = bytes_of(path, "read_texts")
+    text = decode(data, path, "read_texts")
     # str.splitlines() would also split at form feeds and the like.
     lines = [line.rstrip() for line in re.split(r"\r\n|\r|\n", text)]
     body = "\n".join(lines).strip("\n")
     if not body:
-        raise InputError(f"read_texts: {name_of(path)} holds no text. Name a text file.")
+        raise InputError(
+            f"read_texts: {name_of(path)} holds no text ({len(data)} bytes). Name a text file."
+        )
     return re.split(r"\n{2,}" if "\n\n" in body else r"\n", body)
 
 

@@ -1,15 +1,11 @@
 """The page of a study: one HTML file with its style, its script and its numbers inside."""
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from headwise._display import counted
-from headwise._packages import require
-from headwise.errors import ArgumentError
-from headwise.files import write_beside
+from headwise.report._html import fill_template, write_html
 from headwise.report._study_data import LookData, StudyData
 from headwise.report.page._overview import overview
 from headwise.report.page._payload import (
@@ -32,7 +28,7 @@ _TEXT_SCRIPTS = (
 )
 _HEAD_SCRIPTS = ("heads/overview", "heads/heatmap", "heads/panel", "heads/table")
 _LAST_SCRIPTS = ("heads/export", "heads/links")
-_STYLES = ("page", "pictures", "words", "narrow")
+_STYLES = ("colors", "page", "pictures", "words", "narrow")
 # Rows of the table that is there without a script.
 _STATIC_ROWS = 300
 
@@ -40,15 +36,6 @@ _STATIC_ROWS = 300
 def write_page(study: StudyData, path: Path, *, full: bool = False) -> Path:
     """Write the page and return its path."""
     return write_html("report", render(study, full=full), path)
-
-
-def write_html(caller: str, page: str, path: Path) -> Path:
-    """Write a page to a file whose name ends in .html."""
-    if path.suffix.lower() != ".html":
-        raise ArgumentError(f"{caller}: {path} does not end in .html. Choose a name that does.")
-    with write_beside(path) as beside:
-        beside.write_text(page, encoding="utf-8", newline="\n")
-    return path
 
 
 def render(study: StudyData, *, full: bool = False) -> str:
@@ -76,7 +63,7 @@ def render(study: StudyData, *, full: bool = False) -> str:
         "versions": _facts(study.table.versions),
     }
     scripts = (*_TEXT_SCRIPTS, *_HEAD_SCRIPTS, *_LAST_SCRIPTS)
-    page = fill_template("page.html", content, scripts)
+    page = _fill("page.html", content, scripts)
     data = payload(study, None if full else MAX_BYTES - len(page.encode()))
     return page.replace(_DATA, as_json(data), 1)
 
@@ -88,36 +75,21 @@ def render_look(look: LookData) -> str:
         "summary": visible(look.summary()),
         "versions": _facts(look.versions),
     }
-    page = fill_template("look.html", content, (*_TEXT_SCRIPTS, *_LAST_SCRIPTS))
+    page = _fill("look.html", content, (*_TEXT_SCRIPTS, *_LAST_SCRIPTS))
     return page.replace(_DATA, as_json(look_payload(look, MAX_BYTES - len(page.encode()))), 1)
 
 
-# Stands for the data until the size of all else is known; no escaped text contains it.
+# Stands for the data in the templates, until the size of all else is known; no escaped text
+# contains it.
 _DATA = "<<data>>"
 
 
-def fill_template(name: str, content: Mapping[str, Any], scripts: Sequence[str]) -> str:
+def _fill(name: str, content: Mapping[str, Any], scripts: Sequence[str]) -> str:
     """A template with its content, style and scripts, and a mark in place of the data."""
-    jinja2 = require("jinja2", "report", "report")
-    markup = require("markupsafe", "report", "report").Markup
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     style = "".join(_read(f"style/{part}.css") for part in _STYLES)
     parts = "\n".join(_read(f"script/{part}.js") for part in scripts)
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
-    return environment.get_template(name).render(
-        **content,
-        policy=_policy(style, script),
-        # Ours, or escaped already: nothing else is printed without escaping.
-        style=markup(style),
-        script=markup(script),
-        data=markup(_DATA),
-    )
+    return fill_template(_FOLDER / name, content, style=style, script=script)
 
 
 def _read(name: str) -> str:
@@ -136,18 +108,6 @@ def _static_table(study: StudyData, statistics: Sequence[str]) -> dict[str, Any]
         ],
         "left_out": len(study.table.heads) - len(heads),
     }
-
-
-def _policy(style: str, script: str) -> str:
-    """A content security policy that allows this style and this script, and no network."""
-    return (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
-        f"base-uri 'none'; form-action 'none'"
-    )
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _summary(study: StudyData) -> str:

@@ -1,8 +1,5 @@
 """The page of a comparison as text: its numbers, its style and a policy that allows no more."""
 
-import base64
-import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,19 +8,16 @@ import numpy as np
 import pandas as pd
 
 from headwise._display import counted, printable
-from headwise._packages import require
-from headwise.errors import ArgumentError
-from headwise.files import write_beside
+from headwise.report._html import fill_template, write_html
 from headwise.report.comparison._comparison_data import ComparisonData
 from headwise.report.comparison.page._maps import DifferenceMap, head_map, number
 from headwise.tables import STATISTICS
 
 _FOLDER = Path(__file__).parent
-_STUDY_PAGE = _FOLDER.parents[1] / "page"
+_COLORS = _FOLDER.parents[1] / "page" / "style" / "colors.css"
 _MOST_ROWS = 20
 # Squares of all maps together; further statistics are left out, and named.
 _MOST_SQUARES = 30_000
-_COLOURS = re.compile(r"@media[^{]*dark[^{]*\{\s*:root\s*\{[^}]*\}\s*\}|:root\s*\{[^}]*\}")
 
 
 def write_comparison_page(comparison: ComparisonData, path: Path) -> Path:
@@ -32,52 +26,31 @@ def write_comparison_page(comparison: ComparisonData, path: Path) -> Path:
     Raises:
         ArgumentError: the path does not end in .html.
     """
-    if path.suffix.lower() != ".html":
-        raise ArgumentError(f"report: {path} does not end in .html. Choose a name that does.")
-    page = render(comparison)
-    with write_beside(path) as beside:
-        beside.write_text(page, encoding="utf-8", newline="\n")
-    return path
+    return write_html("report", render(comparison), path)
 
 
 def render(comparison: ComparisonData) -> str:
     """The page as text. Whatever comes from the comparison is escaped."""
-    jinja2 = require("jinja2", "report", "report")
-    markup = require("markupsafe", "report", "report").Markup
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = number
-    style, changed = page_style(), comparison.changed()
-    shown = _shown_statistics(comparison)
-    return environment.get_template("comparison.html").render(
-        titles=[printable(title) or side for title, side in _titles(comparison)],
-        sentences=comparison.sentences(),
-        overview=_overview(comparison),
-        changed=[_texts(row) for row in changed[:_MOST_ROWS].to_dict("records")],
-        more=len(changed) - _MOST_ROWS,
-        roles=None if comparison.roles is None else _roles(comparison.roles),
-        statistics=[_statistic(comparison, name) for name in shown],
-        left_out=[printable(name) for name in comparison.statistics if name not in shown],
-        facts=_facts(comparison),
-        policy=f"default-src 'none'; style-src '{_digest(style)}'; base-uri 'none'",
-        style=markup(style),  # ours
-    )
+    changed, shown = comparison.changed(), _shown_statistics(comparison)
+    content = {
+        "titles": [printable(title) or side for title, side in _titles(comparison)],
+        "sentences": comparison.sentences(),
+        "overview": _overview(comparison),
+        "changed": [_texts(row) for row in changed[:_MOST_ROWS].to_dict("records")],
+        "more": len(changed) - _MOST_ROWS,
+        "roles": None if comparison.roles is None else _roles(comparison.roles),
+        "statistics": [_statistic(comparison, name) for name in shown],
+        "left_out": [printable(name) for name in comparison.statistics if name not in shown],
+        "facts": _facts(comparison),
+    }
+    template = _FOLDER / "comparison.html"
+    return fill_template(template, content, style=page_style(), filters={"number": number})
 
 
 def page_style() -> str:
     """The colours and fonts of the study's page, and the style of this one."""
-    sheets = [path.read_text(encoding="utf-8") for path in sorted(_STUDY_PAGE.rglob("*.css"))]
-    colours = [match[0] for sheet in sheets for match in _COLOURS.finditer(sheet)]
-    return "\n".join([*colours, (_FOLDER / "comparison.css").read_text(encoding="utf-8")])
-
-
-def _digest(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    sheets = (_COLORS, _FOLDER / "comparison.css")
+    return "\n".join(sheet.read_text(encoding="utf-8") for sheet in sheets)
 
 
 def _titles(comparison: ComparisonData) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-// The select elements that choose a head.
+// The places of heads in a grid, and the select elements that choose a head.
 
 for (const select of document.querySelectorAll("select[data-choose='head']")) {
   select.replaceChildren(...headGroups().filter(({ options }) => options.length).map(makeGroup));
@@ -11,4 +11,16 @@ function drawName() {
   for (const name of document.querySelectorAll("[data-name]")) {
     name.textContent = study.heads[chosen.head];
   }
+}
+
+// The layers of a stack, its number of columns, and the head at a place.
+function layoutOf(stack) {
+  const members = study.heads.map((_, head) => head).filter((head) => study.stacks[head] === stack);
+  const layers = [...new Set(members.map((head) => study.layers[head]))].sort((a, b) => a - b);
+  const width = Math.max(...members.map((head) => study.columns[head])) + 1;
+  const headAt = new Map(
+    members.map((head) => [`${study.layers[head]} ${study.columns[head]}`, head]));
+  return {
+    layers, width, head: (row, column) => headAt.get(`${layers[row]} ${column}`),
+  };
 }

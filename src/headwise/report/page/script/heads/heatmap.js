@@ -25,12 +25,7 @@ function describe({ meaning, unit }) {
 }
 
 function drawStack(stack, statistic, scale) {
-  const members = study.heads.map((_, head) => head).filter((head) => study.stacks[head] === stack);
-  const layers = [...new Set(members.map((head) => study.layers[head]))].sort((a, b) => a - b);
-  const width = Math.max(...members.map((head) => study.columns[head])) + 1;
-  const headAt = new Map(
-    members.map((head) => [`${study.layers[head]} ${study.columns[head]}`, head]));
-  const head = (row, column) => headAt.get(`${layers[row]} ${column}`);
+  const { layers, width, head } = layoutOf(stack);
   const { table, cells } = makeGrid({
     label: `${statistic.label} of every head${stack && ` of ${stack}`}`,
     corner: "layer ↓\nhead →",
