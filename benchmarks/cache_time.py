@@ -54,9 +54,10 @@ def _token_times(
     stock = DynamicCache(config=model.config)
     model.set_attn_implementation("sdpa")
     model(input_ids=ids, past_key_values=stock, logits_to_keep=1)
-    with half.cache(model) as small, every.cache(model) as whole:
+    with half.cache(model) as small, every.cache(model) as whole, every.cache(model) as short:
         for cache in (small, whole):
             model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+        model(input_ids=ids[:, :16], past_key_values=short, logits_to_keep=1)
         nbytes = {"half": small.nbytes, "all full": whole.nbytes}
 
         def step(cache: Any, implementation: str) -> Callable[[], Any]:
@@ -70,6 +71,7 @@ def _token_times(
         works = {
             "half": step(small, "headwise"),
             "all full": step(whole, "headwise"),
+            "all full, 16 tokens": step(short, "headwise"),
             "stock": step(stock, "sdpa"),
         }
         taken = interleaved(works, rounds, clock="cpu")
@@ -79,6 +81,7 @@ def _token_times(
         "milliseconds": {name: taken.median(name) for name in works},
         "half / stock": str(taken.ratio("half", "stock")),
         "half / all full": str(taken.ratio("half", "all full")),
+        "16 tokens / all full": str(taken.ratio("all full, 16 tokens", "all full")),
     }
 
 
