@@ -352,30 +352,23 @@ struct QueryTile {
     }
 
     void mask_by_mask(const Block &block) const {
-        for (int vec = 0; vec < vectors; vec++) {
-            for (int r = 0; r < block.counts[vec]; r += 4) {  // four bytes of each query at once
-                int count = std::min(4, block.counts[vec] - r);
-                int32_t four[W] = {};
-                for (int i = 0; i < W && vec * W + i < n; i++) {
-                    const uint8_t *row =
-                        of_lane(vec * W + i, problem.mask, problem.mask_stride) + block.start + r;
-                    if (count == 4) memcpy(&four[i], row, 4);
-                    else memcpy(&four[i], row, count);
-                }
-                Ints bytes = load(four);
-                change(vec, r, r + count, [&](Floats s, int at) {
-                    return ((bytes >> 8 * (at - r)) & 255) != 0 ? s : broadcast(MASKED);
-                });
-            }
-        }
+        change_by(block, problem.mask, problem.mask_stride,
+                  [](Floats s, Floats allowed) { return allowed != 0 ? s : broadcast(MASKED); });
     }
 
     void add_given(const Block &block) const {
+        change_by(block, problem.bias, problem.bias_stride,
+                  [](Floats s, Floats bias) { return s + bias; });
+    }
+
+    // Changes the logits in place by an array of [B,H,T,S], which is transposed tile by tile.
+    template <class Element, class Change>
+    void change_by(const Block &block, const Element *whole, const int64_t *stride,
+                   Change f) const {
         for (int vec = 0; vec < vectors; vec++) {
-            const float *rows[W];
+            const Element *rows[W];
             for (int i = 0; i < W; i++)
-                rows[i] = of_lane(std::min(vec * W + i, n - 1), problem.bias, problem.bias_stride) +
-                    block.start;
+                rows[i] = of_lane(std::min(vec * W + i, n - 1), whole, stride) + block.start;
             for (int r = 0; r < block.counts[vec]; r += W) {
                 float *s = workspace.logits + r * ROWS + vec * W;
                 Floats tile[W];
@@ -383,12 +376,12 @@ struct QueryTile {
                     UNROLL for (int i = 0; i < W; i++) tile[i] = load(rows[i] + r);
                     transpose(tile);
                     UNROLL for (int i = 0; i < W; i++)
-                        store(s + i * ROWS, load(s + i * ROWS) + tile[i]);
+                        store(s + i * ROWS, f(load(s + i * ROWS), tile[i]));
                 } else {
                     for (int i = 0; i < W; i++) tile[i] = load_some(rows[i] + r, block.n - r);
                     transpose(tile);
                     for (int i = 0; r + i < block.counts[vec]; i++)
-                        store(s + i * ROWS, load(s + i * ROWS) + tile[i]);
+                        store(s + i * ROWS, f(load(s + i * ROWS), tile[i]));
                 }
             }
         }
