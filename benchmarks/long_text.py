@@ -1,6 +1,6 @@
 """Time and memory of watching one long text: two layers of four heads.
 
-    OMP_NUM_THREADS=2 python benchmarks/long_text.py --into docs/scale.md
+    OMP_NUM_THREADS=1 python benchmarks/long_text.py --into docs/scale.md
 
 Each length runs in a process of its own, because peak memory is that of the process. The time grows
 with the square of the text, the memory with the text.
@@ -53,7 +53,7 @@ def main() -> None:
         rows.append((f"{tokens:,}", f"{seconds:.1f} s", f"{peak / 2**20:.0f} MiB",
                      f"{peak / tokens:.0f}"))  # fmt: skip
         print(*rows[-1], sep="; ", file=sys.stderr, flush=True)
-    titles = ("tokens", "time", "peak memory beyond the model", "bytes per token")
+    titles = ("tokens", "CPU time", "peak memory beyond the model", "bytes per token")
     text = f"{cpu_name()}, {torch.get_num_threads()} threads.\n\n{table(titles, rows)}"
     print(text)
     if options.into:
@@ -61,13 +61,13 @@ def main() -> None:
 
 
 def measure(tokens: int) -> tuple[float, int]:
-    """Seconds and peak bytes of watching one text."""
+    """Seconds of CPU time and peak bytes of watching one text."""
     torch.manual_seed(0)
     model = TwoLayers().eval()
     watch_text(model, 512)  # what is allocated once
-    started = time.perf_counter()
+    started = time.process_time()
     peak = peak_of(lambda: watch_text(model, tokens))
-    return time.perf_counter() - started, peak
+    return time.process_time() - started, peak
 
 
 @torch.no_grad()
