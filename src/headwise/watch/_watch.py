@@ -97,7 +97,7 @@ class Watch:
             ArgumentError: the names differ from the request, or, in the pass itself, the number of
                 texts differs.
         """
-        self._recorder.set_pairs(pairs)
+        self._recorder.pairs.set(self._recorder.passes + 1, pairs)
 
     def spans(
         self,
