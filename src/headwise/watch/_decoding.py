@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +20,7 @@ _TOKENS, _NUMBERS = 16, 1 << 17
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True)
-class DecodedTokens:
+class DecodedTokens(NamedTuple):
     """Tokens of a site that wait, as one call that reads them all.
 
     Attributes:
@@ -105,25 +105,23 @@ class Decoding:
     Only calls wait whose statistics follow from copies of their queries and keys: by a rule without
     tensors, on texts without padding. That a cache was not cropped, reordered or changed since the
     call before is seen from its numbers.
+
+    Attributes:
+        runs: The tokens that wait, by site.
     """
 
     def __init__(self, request: Request) -> None:
         of_call = request.needs_projection or request.received or request.maps or request.per_query
         of_text = request.classes or request.relations or request.pairs or request.spans
         self._is_on = bool(request.names) and not (of_call or of_text)
-        self._runs: dict[Site, _Run] = {}
+        self.runs: dict[Site, _Run] = {}
         # The number of keys expected at each site's next call, and whether its cache only grows.
         self._latest: dict[Site, tuple[int, bool]] = {}
         self._inputs: tuple[StackInputs, int, bool] | None = None
 
-    @property
-    def waits(self) -> bool:
-        """Whether any token waits."""
-        return bool(self._runs)
-
     def is_full(self, site: Site) -> bool:
         """Whether no further token of a site can wait with those that do."""
-        return site in self._runs and self._runs[site].n == _TOKENS
+        return site in self.runs and self.runs[site].n == _TOKENS
 
     def take(self, site: Site, call: AttentionCall, inputs: StackInputs, forward_pass: int) -> bool:
         """Let a call wait, if it reads one more token of a text; False if it cannot wait."""
@@ -135,9 +133,9 @@ class Decoding:
         self._latest[site] = S + 1, grows
         if not grows or expected != S or not self._may_wait(call, inputs):
             return False
-        run = self._runs.get(site)
+        run = self.runs.get(site)
         if run is None:
-            self._runs[site] = _Run.of(call, forward_pass)
+            self.runs[site] = _Run.of(call, forward_pass)
             return True
         if not run.continues_in(call, forward_pass):
             self._latest[site] = S + 1, False
@@ -159,7 +157,7 @@ class Decoding:
 
     def take_all(self) -> Iterator[DecodedTokens]:
         """What has waited: first what earlier passes have read, then what the latest one has."""
-        runs, self._runs = self._runs, {}
+        runs, self.runs = self.runs, {}
         latest = max((run.forward_pass for run in runs.values()), default=0)
         is_within_pass = any(run.forward_pass < latest for run in runs.values())
         inputs: dict[tuple[str, Text], StackInputs] = {}  # sites on one text share it

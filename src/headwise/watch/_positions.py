@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.errors import UnsupportedError
 from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Text
-from headwise.watch._row_texts import RowTexts
+from headwise.watch._eligible_rows import RowTexts
 
 _ROWS = 256  # rows of a mask that are evaluated together
 NONE = -1  # the index of a key that does not exist

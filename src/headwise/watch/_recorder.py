@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from headwise._interrupts import reversible
-from headwise._torch_private import in_backward, without_function_modes
+from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowStatistics, is_packed
 from headwise.models import (
@@ -35,7 +35,7 @@ from headwise.watch._positions import Positions, positions_across, positions_wit
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, row_request, without_autocast
 from headwise.watch._spans import Spans
-from headwise.watch._verification import check_values, verify_heads
+from headwise.watch._verification import refuse_wrapped, verify_heads
 
 
 class Recorder:
@@ -139,7 +139,8 @@ class Recorder:
         site = self._sites.of(call, self._active)
         if not self._is_watched(site):
             return
-        check_values(call)
+        if is_wrapped(call.q):
+            refuse_wrapped()
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
             verify = call.exact and site not in self._verified
@@ -158,7 +159,8 @@ class Recorder:
         # What keys receive is summed over queries that are not packed: in another order.
         if call.ours and self._request.received and is_packed(call.q.shape[2]):
             return None
-        check_values(call)
+        if is_wrapped(call.q):
+            refuse_wrapped()
         with without_function_modes():
             rows = self._add(site, call, need_heads=True, verify=False)
         self._answered.add(site)
@@ -215,20 +217,18 @@ class Recorder:
             return False
         if not self._decoding.take(site, call, inputs, self._inputs.passes):
             return False
-        module_call = self._active.call_of(call.module)
-        self.coverage.add(site, call, module_call, inputs.text.tokens)
+        self.coverage.add(site, call, self._active.call_of(call.module), inputs.text.tokens)
         return True
 
     def _add_decoded(self) -> None:
         """Describe the tokens that have waited, and add their sums."""
-        if not self._decoding.waits:
+        if not self._decoding.runs:
             return
         with without_function_modes():
-            for tokens in self._decoding.take_all():
-                site, call = tokens.site, tokens.call
-                layout = self._layout(site, call, tokens.inputs, "within")
+            for forward_pass, site, call, inputs in self._decoding.take_all():
+                layout = self._layout(site, call, inputs, "within")
                 _, call_rows = self._describe_rows(site, call, layout, need_heads=False)
-                self._accumulator.add(site, tokens.forward_pass, call_rows)
+                self._accumulator.add(site, forward_pass, call_rows)
 
     def _layout(
         self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str
@@ -254,6 +254,8 @@ class Recorder:
         first_text = self._accumulator.add(site, self._inputs.passes, rows)
         tokens = self._inputs.of(site.stack).text.tokens
         self.coverage.add(site, call, self._active.call_of(call.module), tokens)
+        if not (self._request.maps or self._request.received):
+            return
         if received is not None and (evicted := rows.layout.positions.evicted_columns):
             received = pad(received, (evicted, 0))
         self.maps.record(site, call, first_text, received)

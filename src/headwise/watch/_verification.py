@@ -1,11 +1,12 @@
 """Refuse calls that do not compute attention from their captured inputs."""
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
-from headwise._torch_private import is_wrapped
 from headwise.errors import UnsupportedError
-from headwise.models import AttentionCall, Site
+from headwise.models import Site
 from headwise.watch._positions import Positions
 
 # The largest relative difference between our heads and the model's own.
@@ -13,13 +14,12 @@ _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 _STEPS = 8  # roundings of a logit that may add up
 
 
-def check_values(call: AttentionCall) -> None:
+def refuse_wrapped() -> NoReturn:
     """Refuse tensors without values, as torch.func transforms make them."""
-    if is_wrapped(call.q):
-        raise UnsupportedError(
-            "observe: values are not available inside a transform of torch.func (grad, vmap, jvp). "
-            "Watch a call outside of it; per-text statistics come from Request(per_text=True)."
-        )
+    raise UnsupportedError(
+        "observe: values are not available inside a transform of torch.func (grad, vmap, jvp). "
+        "Watch a call outside of it; per-text statistics come from Request(per_text=True)."
+    )
 
 
 def verify_heads(
