@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from headwise.tables import HeadTable
+
 
 def padded(texts: Sequence[Sequence[int]], side: str) -> dict[str, torch.Tensor]:
     """Texts as the arguments of a model, padded on one side."""
@@ -69,6 +71,18 @@ def eager_maps(model: nn.Module, texts: Sequence[Sequence[int]]) -> list[list[np
             out = model(input_ids=torch.tensor([text]), output_attentions=True)
         per_text.append([layer[0].double().numpy() for layer in out.attentions])
     return [list(layer) for layer in zip(*per_text, strict=True)]
+
+
+def assert_tables_close(
+    one: HeadTable, two: HeadTable, rtol: float = 1e-6, atol: float = 1e-9
+) -> None:
+    """Two tables have the same counts, and the same numbers up to rounding."""
+    assert one.statistics == two.statistics
+    for name in one.statistics:
+        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
+        for column in ("mean", "standard_error", "maximum", "even"):
+            mine, theirs = (getattr(table, column)(name) for table in (one, two))
+            np.testing.assert_allclose(mine, theirs, rtol, atol, err_msg=name)
 
 
 def modules_of(model: nn.Module) -> dict[str, object]:

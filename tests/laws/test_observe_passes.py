@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.tables import HeadTable
 from headwise.watch import Request, _accumulator, observe
-from oracles import padded
+from oracles import assert_tables_close, padded
 
 Batch = dict[str, Tensor]
 TEXTS = [[5, 9, 7, 3, 11], [4, 6, 12], [2, 8, 10, 3, 1, 7, 6]]
@@ -52,15 +52,6 @@ def _batches() -> Iterator[Batch]:
     yield {"input_ids": torch.tensor([TEXTS[0][::-1]])}
 
 
-def _assert_close(one: HeadTable, two: HeadTable) -> None:
-    assert one.statistics == two.statistics
-    for name in one.statistics:
-        np.testing.assert_array_equal(one.count(name), two.count(name), err_msg=name)
-        for column in ("mean", "standard_error", "maximum", "even"):
-            mine, theirs = (getattr(table, column)(name) for table in (one, two))
-            np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-9, err_msg=name)
-
-
 def _alone(model: Any, batches: list[Batch], request: Request) -> HeadTable:
     """The table of each batch in a watch of its own, added up."""
     tables = []
@@ -82,7 +73,7 @@ def test_passes_count_as_they_would_alone(
     with mode(), observe(model, request_) as watch:
         for batch in batches:
             model(**batch)
-    _assert_close(watch.table(), _alone(model, batches, request_))
+    assert_tables_close(watch.table(), _alone(model, batches, request_))
 
 
 def test_a_mask_that_is_changed_in_place_is_another_one() -> None:
@@ -95,7 +86,7 @@ def test_a_mask_that_is_changed_in_place_is_another_one() -> None:
                 real[1, length:] = False
                 model(input_ids=ids, attention_mask=real)
                 seen.append({"input_ids": ids, "attention_mask": real.clone()})
-        _assert_close(watch.table(), _alone(model, seen, Request()))
+        assert_tables_close(watch.table(), _alone(model, seen, Request()))
 
 
 @pytest.mark.parametrize("together", [1, 2, 5, 64])
@@ -117,7 +108,7 @@ def test_calls_add_up_to_the_same_in_any_groups(
     expected = generate()
     monkeypatch.setattr(_accumulator, "_CALLS", together)
     table = generate()
-    _assert_close(table, expected)
+    assert_tables_close(table, expected)
     for name in table.statistics:
         mine, theirs = (x.totals[name].per_text for x in (table, expected))
         assert mine is not None
@@ -131,5 +122,5 @@ def test_totals_can_be_read_at_any_time() -> None:
         for batch in batches:
             model(**batch)
             middle = watch.table()
-    _assert_close(watch.table(), middle)
-    _assert_close(middle, _alone(model, batches, Request()))
+    assert_tables_close(watch.table(), middle)
+    assert_tables_close(middle, _alone(model, batches, Request()))

@@ -1,10 +1,8 @@
 """Records attention calls: sums over texts, and the tensors of the last batch."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -12,7 +10,7 @@ from torch.nn.functional import pad
 from headwise._interrupts import reversible
 from headwise._torch_private import in_backward, is_wrapped, without_function_modes
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowStatistics, is_packed, under_autocast
+from headwise.kernels import RowStatistics, is_packed
 from headwise.models import (
     ActiveModules,
     AttentionCall,
@@ -20,6 +18,7 @@ from headwise.models import (
     InputTracker,
     Site,
     Sites,
+    StackInputs,
     Text,
     Understanding,
     capture_calls,
@@ -28,17 +27,15 @@ from headwise.models import (
 )
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
+from headwise.watch._decoding import Decoding
 from headwise.watch._layouts import CallLayout, CallLayouts
 from headwise.watch._maps import Maps
-from headwise.watch._pairs import Pairs, TextPairs
+from headwise.watch._pairs import Pairs
 from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
-from headwise.watch._row_sums import CallRows, row_request
+from headwise.watch._row_sums import CallRows, row_request, without_autocast
 from headwise.watch._spans import Spans
-
-# The largest relative difference between our heads and the model's own.
-_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
-_STEPS = 8  # roundings of a logit that may add up
+from headwise.watch._verification import refuse_wrapped, verify_heads
 
 
 class Recorder:
@@ -47,6 +44,7 @@ class Recorder:
     Attributes:
         coverage: Which share of a text's queries was captured at each site.
         maps: The tensors of the last batch.
+        pairs: The pairs of queries and keys of the current texts.
         spans: The named stretches of the current texts.
     """
 
@@ -61,7 +59,8 @@ class Recorder:
         self._active = ActiveModules(understanding=self._understanding)
         self._layouts = CallLayouts(request)
         self._accumulator = Accumulator(request)
-        self._pairs = Pairs(request)
+        self._decoding = Decoding(request)
+        self.pairs = Pairs(request)
         self.spans = Spans(request, self._sites.stacks.roots)
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
@@ -112,17 +111,14 @@ class Recorder:
 
     def totals(self) -> dict[Site, dict[str, Totals]]:
         """The totals of each site."""
+        self._add_decoded()
         return self._accumulator.totals()
 
     def take_totals(self) -> dict[Site, dict[str, Totals]]:
         """The totals of each site since the last time; the sums start again at zero."""
-        totals = self._accumulator.totals()
+        totals = self.totals()
         self._accumulator = Accumulator(self._request)
         return totals
-
-    def set_pairs(self, pairs: Mapping[str, Sequence[TextPairs]]) -> None:
-        """Set the pairs of each text of the next forward pass."""
-        self._pairs.set(self._inputs.passes + 1, pairs)
 
     def _describe(self, site: Site) -> Site:
         if not self._is_watched(site):
@@ -143,14 +139,15 @@ class Recorder:
         site = self._sites.of(call, self._active)
         if not self._is_watched(site):
             return
-        _check_values(call)
+        if is_wrapped(call.q):
+            refuse_wrapped()
         # The function mode must not capture what is computed from the call.
         with without_function_modes():
             verify = call.exact and site not in self._verified
-            if verify or self._request.names or self._request.received:
-                self._add(site, call, need_heads=verify, verify=verify)
-            else:  # maps alone
+            if not (verify or self._request.names or self._request.received):  # maps alone
                 self.maps.record(site, call, 0, None)
+            elif verify or call.q.shape[2] > 1 or not self._waits(site, call):
+                self._add(site, call, need_heads=verify, verify=verify)
 
     def _answer(self, call: AttentionCall) -> Float[Tensor, "B H T Dv"] | None:
         """Record a call that the model has not computed, and return its heads; None: neither."""
@@ -162,7 +159,8 @@ class Recorder:
         # What keys receive is summed over queries that are not packed: in another order.
         if call.ours and self._request.received and is_packed(call.q.shape[2]):
             return None
-        _check_values(call)
+        if is_wrapped(call.q):
+            refuse_wrapped()
         with without_function_modes():
             rows = self._add(site, call, need_heads=True, verify=False)
         self._answered.add(site)
@@ -187,28 +185,60 @@ class Recorder:
         self, site: Site, call: AttentionCall, *, need_heads: bool, verify: bool
     ) -> RowStatistics:
         """Compute the statistics of a call and add their sums."""
-        request, layout = self._request, self._layout(site, call)
-        per_head = self._per_head(site) if request.needs_projection else None
-        with _without_autocast(call.q):
-            rows = call.row_statistics(row_request(call, request, layout, per_head, need_heads))
-            call_rows = CallRows.of(rows, call, layout, per_head)
+        self._add_decoded()
+        inputs = self._inputs.of(site.stack)
+        layout = self._layout(site, call, inputs, self._kind(site, call, inputs.text.tokens))
+        rows, call_rows = self._describe_rows(site, call, layout, need_heads)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))
-            _verify(site, call.heads, heads, rows.lse, layout.positions)
+            verify_heads(site, call.heads, heads, rows.lse, layout.positions)
             self._verified.add(site)
         self._enter(site, call, call_rows, rows.received)
-        if request.per_query:
+        if self._request.per_query:
             self.spans.keep(site, layout.positions, layout.spans, rows)
         return rows
 
-    def _layout(self, site: Site, call: AttentionCall) -> CallLayout:
+    def _describe_rows(
+        self, site: Site, call: AttentionCall, layout: CallLayout, need_heads: bool
+    ) -> tuple[RowStatistics, CallRows]:
+        """The statistics of the rows of a call, with its heads and without."""
+        per_head = self._per_head(site) if self._request.needs_projection else None
+        with without_autocast(call.q):
+            needed = row_request(call, self._request, layout, per_head, need_heads)
+            rows = call.row_statistics(needed)
+            return rows, CallRows.of(rows, call, layout, per_head)
+
+    def _waits(self, site: Site, call: AttentionCall) -> bool:
+        """Whether a call reads one token more of a text, to be described with those after it."""
+        if self._decoding.is_full(site):
+            self._add_decoded()
+        inputs = self._inputs.of(site.stack)
+        if self._kind(site, call, inputs.text.tokens) != "within":
+            return False
+        if not self._decoding.take(site, call, inputs, self._inputs.passes):
+            return False
+        self.coverage.add(site, call, self._active.call_of(call.module), inputs.text.tokens)
+        return True
+
+    def _add_decoded(self) -> None:
+        """Describe the tokens that have waited, and add their sums."""
+        if not self._decoding.runs:
+            return
+        with without_function_modes():
+            for forward_pass, site, call, inputs in self._decoding.take_all():
+                layout = self._layout(site, call, inputs, "within")
+                _, call_rows = self._describe_rows(site, call, layout, need_heads=False)
+                self._accumulator.add(site, forward_pass, call_rows)
+
+    def _layout(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str
+    ) -> CallLayout:
         """Where the queries and keys of a call lie in their texts."""
-        inputs, passes = self._inputs.of(site.stack), self._inputs.passes
-        kind = self._kind(site, call, inputs.text.tokens)
+        passes = self._inputs.passes
         layout = self._layouts.find(call, inputs, kind)
         if layout is None:
-            text, key_text, positions = self._locate(site, call, kind)
-            columns = self._pairs.columns(positions, text, passes)
+            text, key_text, positions = self._locate(site, call, inputs, kind)
+            columns = self.pairs.columns(positions, text, passes)
             spans = self.spans.members(site, positions, key_text, inputs.text, passes)
             layout = CallLayout(key_text, positions, columns, spans)
             self._layouts.add(call, inputs, kind, layout)
@@ -224,6 +254,8 @@ class Recorder:
         first_text = self._accumulator.add(site, self._inputs.passes, rows)
         tokens = self._inputs.of(site.stack).text.tokens
         self.coverage.add(site, call, self._active.call_of(call.module), tokens)
+        if not (self._request.maps or self._request.received):
+            return
         if received is not None and (evicted := rows.layout.positions.evicted_columns):
             received = pad(received, (evicted, 0))
         self.maps.record(site, call, first_text, received)
@@ -237,9 +269,10 @@ class Recorder:
             )
         return projection.per_head
 
-    def _locate(self, site: Site, call: AttentionCall, kind: str) -> tuple[Text, Text, Positions]:
+    def _locate(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str
+    ) -> tuple[Text, Text, Positions]:
         """The text of the queries, the text of the keys, and the positions of both."""
-        inputs = self._inputs.of(site.stack)
         if kind == "cross":
             key_text = inputs.cross_text.filled(Text(real=call.real))
             return inputs.text, key_text, positions_across(call, inputs.text, key_text)
@@ -265,52 +298,3 @@ class Recorder:
         # More keys than queries come from a cache, unless the module received them all.
         condensed = T > S or (T < S and length == S) or (tokens is not None and tokens > T)
         return "condensed" if condensed else "within"
-
-
-def _without_autocast(x: Tensor) -> AbstractContextManager[None]:
-    """A context without autocast, which would round our sums, too."""
-    return torch.autocast(x.device.type, enabled=False) if under_autocast(x) else nullcontext()
-
-
-def _check_values(call: AttentionCall) -> None:
-    """Refuse tensors without values, as torch.func transforms make them."""
-    if is_wrapped(call.q):
-        raise UnsupportedError(
-            "observe: values are not available inside a transform of torch.func (grad, vmap, jvp). "
-            "Watch a call outside of it; per-text statistics come from Request(per_text=True)."
-        )
-
-
-def _verify(site: Site, theirs: Tensor, ours: Tensor, lse: Tensor, positions: Positions) -> None:
-    """Refuse a call whose heads differ from those that its captured inputs give.
-
-    Large logits are rounded by more, and so are their exponentials: `lse` bounds them. Rows with
-    NaN logits are not compared, because kernels treat them differently.
-    """
-    real = positions.query_real[:, None, :, None] & ~lse.isnan().unsqueeze(-1)
-    logits = _largest(torch.where(real[..., 0] & lse.isfinite(), lse, 0.0))
-    rounding = _STEPS * torch.finfo(torch.float32).eps * logits
-    if theirs.shape == ours.shape:
-        differs = real & (theirs != ours) & ~(theirs.isnan() & ours.isnan())
-        gap = _largest(torch.where(differs, theirs.to(ours.dtype) - ours, 0.0))
-        size = _largest(torch.where(real, ours, 0.0).nan_to_num(0.0, 0.0, 0.0))
-        if gap <= (_TOLERANCE.get(theirs.dtype, 1e-4) + rounding) * max(size, 1e-6):
-            return
-        if gap != gap:
-            raise UnsupportedError(
-                f"observe: {site.name} ({site.kernel}) gives NaN where all that its queries may "
-                f"attend to are numbers: NaN of padding reaches them. Find where it comes from "
-                f"(eager attention in float64 makes it), or leave the layer out with layers=."
-            )
-        difference = f"differ by {gap:.2g} at a size of {size:.2g}"
-    else:
-        difference = f"have shapes {tuple(theirs.shape)} and {tuple(ours.shape)}"
-    raise UnsupportedError(
-        f"observe: {site.name} ({site.kernel}) does not compute attention from its captured "
-        f"inputs: its heads and ours {difference}. Leave its layer out with layers=, and please "
-        f"report it."
-    )
-
-
-def _largest(values: Tensor) -> float:
-    return values.abs().max().item() if values.numel() else 0.0

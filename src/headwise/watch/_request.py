@@ -154,7 +154,7 @@ class Request:
         tops = (f"top({name})" for name in self.top)
         return (*self.statistics, *masses, *tops, *(f"value({name})" for name in self.value))
 
-    @property
+    @cached_property
     def needs_projection(self) -> bool:
         """Whether a statistic needs the output projection of each site."""
         return bool(self.value) or "output_norm" in self.statistics

@@ -1,6 +1,7 @@
 """From statistics of rows to sums over texts: which rows count for which statistic."""
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,13 +9,12 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from headwise.errors import UnsupportedError
-from headwise.kernels import RowRequest, RowStatistics, SharedRequest
+from headwise.kernels import RowRequest, RowStatistics, SharedRequest, under_autocast
 from headwise.models import AttentionCall, Text
-from headwise.watch._eligible_rows import CallSums, EligibleRows, Rule, stacked
+from headwise.watch._eligible_rows import CallSums, EligibleRows, RowTexts, Rule, stacked
 from headwise.watch._layouts import CallLayout
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
-from headwise.watch._row_texts import RowTexts
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]
@@ -60,6 +60,11 @@ def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowReques
         key_at=positions.keys.position,
         heads=heads,
     )
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[None]:
+    """A context without autocast, which would round our sums, too."""
+    return torch.autocast(x.device.type, enabled=False) if under_autocast(x) else nullcontext()
 
 
 @dataclass(frozen=True)

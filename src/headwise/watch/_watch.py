@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from headwise._display import counted
 from headwise._torch_private import without_function_modes
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site, fingerprint, originals_of
 from headwise.tables import HeadLike, HeadTable, Totals, plot_weights
-from headwise.watch._captured import check_captured
 from headwise.watch._maps import Layer, Rows, TopKeys
 from headwise.watch._pairs import TextPairs
 from headwise.watch._recorder import Recorder
@@ -65,7 +64,7 @@ class Watch:
 
     def _table(self) -> HeadTable:
         totals = self._recorder.totals()
-        check_captured(self._model, self._recorder, self._layers, totals)
+        _check_captured(self._model, self._recorder, self._layers, totals)
         sites = list(totals)
         heads = tuple(head for site in sites for head in site.heads())
         covered = [self._recorder.coverage.of(site) for site in sites for _ in site.heads()]
@@ -97,7 +96,7 @@ class Watch:
             ArgumentError: the names differ from the request, or, in the pass itself, the number of
                 texts differs.
         """
-        self._recorder.set_pairs(pairs)
+        self._recorder.pairs.set(self._recorder.passes + 1, pairs)
 
     def spans(
         self,
@@ -237,3 +236,39 @@ class Watch:
             HeadError: the head does not exist.
         """
         return self._recorder.maps.received(head)
+
+
+def _check_captured(
+    model: nn.Module,
+    recorder: Recorder,
+    layers: Collection[int] | None,
+    watched: Collection[Site],
+) -> None:
+    """Refuse layers that do not exist, and a watch without a call.
+
+    Raises:
+        ArgumentError: `layers` names a layer that the model does not have.
+        UnsupportedError: no attention call was captured.
+    """
+    sites = recorder.captured_sites()
+    missing = set(layers or ()) - {site.layer for site in sites}
+    if missing and sites:
+        raise ArgumentError(
+            f"observe: layers {sorted(missing)} do not exist. "
+            f"There are 0 to {max(site.layer for site in sites)}."
+        )
+    if not watched:
+        raise UnsupportedError(
+            f"observe: no attention call was captured in {recorder.passes} forward passes of "
+            f"{type(model).__name__}. {_advice(recorder)}"
+        )
+
+
+def _advice(recorder: Recorder) -> str:
+    """What to do if nothing was captured: after a pass, which modules should have attended."""
+    names = ", ".join(
+        f"{site.name or 'the model'} ({site.watched})" for site in recorder.sites()[:4]
+    )
+    if not recorder.passes or not names:
+        return "Run a model with softmax attention inside the block."
+    return f"It cannot be watched: {names}."

@@ -25,6 +25,7 @@ from headwise.kernels.native._check import (
     is_aligned,
     reach,
 )
+from headwise.kernels.spec import Named, RowStatistics
 
 # Pairs of queries and keys up to which waking a second thread costs more than it gains.
 ONE_THREAD = 1 << 15
@@ -199,3 +200,10 @@ def run(problem: Problem, function: str = "headwise_forward") -> bool:
         sizes = {name: getattr(problem, name) for name in ("B", "H", "Hkv", "T", "S", "D", "Dv")}
         raise MemoryError(f"native: there is no memory to compute in, for {sizes}.")
     return bool(outcome != NOT_FINITE)
+
+
+def as_statistics(results: Named) -> RowStatistics:
+    """What the kernel has written, by its names."""
+    if "key_seen" in results:
+        results["key_seen"] = results["key_seen"].view(torch.bool)
+    return RowStatistics(**results, kernel=f"native ({library().name})")

@@ -17,7 +17,7 @@ from headwise._torch_private import (
     is_traced,
     needs_gradient,
 )
-from headwise.kernels.native._builder import DTYPES, ProblemBuilder
+from headwise.kernels.native._builder import DTYPES, ProblemBuilder, as_statistics
 from headwise.kernels.native._check import dense_last
 from headwise.kernels.native._rule import add_lowered, add_rule
 from headwise.kernels.spec import (
@@ -181,13 +181,6 @@ def _describe(
     builder, results = build_statistics(q, k, v, rule, request)
     finite = builder.solve()
     return as_statistics(results), finite
-
-
-def as_statistics(results: Named) -> RowStatistics:
-    """What the kernel has written, by its names."""
-    if "key_seen" in results:
-        results["key_seen"] = results["key_seen"].view(torch.bool)
-    return RowStatistics(**results, kernel=f"native ({library().name})")
 
 
 def build_statistics(

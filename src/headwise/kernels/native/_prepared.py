@@ -13,10 +13,9 @@ from torch import Tensor
 
 from headwise._library import Problem
 from headwise._torch_private import needs_gradient
-from headwise.kernels.native._builder import ProblemBuilder, n_threads, run
+from headwise.kernels.native._builder import ProblemBuilder, as_statistics, n_threads, run
 from headwise.kernels.native._check import check_extent
 from headwise.kernels.native._compute import (
-    as_statistics,
     build_heads,
     build_statistics,
     is_packed,

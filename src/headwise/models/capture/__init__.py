@@ -3,10 +3,9 @@
 from headwise.models.capture._active_modules import ActiveModules
 from headwise.models.capture._call import Answer, AttentionCall
 from headwise.models.capture._capture import capture_calls
-from headwise.models.capture._coverage import Coverage, reason_unsupported
 from headwise.models.capture._inputs import InputTracker, StackInputs, Text
 from headwise.models.capture._interception import Understanding
-from headwise.models.capture._sites import Site, Sites
+from headwise.models.capture._sites import Coverage, Site, Sites, reason_unsupported
 from headwise.models.capture._stacks import Stacks
 from headwise.models.capture._torch_calls import ordinary_path
 from headwise.models.capture.softmax import SoftmaxCall

@@ -69,9 +69,9 @@ def capture_calls(
             from headwise.models.capture.huggingface import capture_interface
 
             hooks.enter_context(capture_interface(model, active))
-        hooks.after(model, lambda *_: softmaxes.clear(), always_call=True)
         hooks.enter_context(ordinary_path(model))
         functions = hooks.enter_context(capture_functions(active, softmaxes))
+        hooks.after(model, functions.end_pass, always_call=True)
         hooks.enter_context(active.follow(model, tuple(hooked), functions))
         yield active
 

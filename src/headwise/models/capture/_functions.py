@@ -62,6 +62,11 @@ class FunctionCapture(TorchFunctionMode):
             self._remove_mode()
         return True
 
+    def end_pass(self, *_: Any) -> None:
+        """Forget what was followed; nothing is while only operators are observed."""
+        if self._is_on:
+            self._softmaxes.clear()
+
     def close(self) -> None:
         self._is_on = False
         stop_observing_operators(self._observe)

@@ -65,6 +65,7 @@ class StackInputs:
 # Inputs that are not tokens; a mask beside them does not describe what the model attends to.
 _NO_TOKENS = ("pixel_values", "input_values", "input_features")
 _UNKNOWN = StackInputs()
+_NO_TEXT = Text()
 
 
 class InputTracker:
@@ -146,9 +147,10 @@ class InputTracker:
             )
         arguments = signature.bind_partial(*args, **kwargs).arguments
         arguments |= arguments.pop("kwargs", {})
-        self._inputs[name] = StackInputs(_text(arguments), _text(arguments, "encoder_"))
+        text = _text(arguments)
+        self._inputs[name] = StackInputs(text, _text(arguments, "encoder_"))
         if name == "":
-            self._main, self._decoder = _text(arguments), _text(arguments, "decoder_")
+            self._main, self._decoder = text, _text(arguments, "decoder_")
         self._close(name)
         self.passes += not self._open
         self._open.append(name)
@@ -201,6 +203,8 @@ def _without_cross(stack: str) -> str:
 
 
 def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
+    if prefix == "encoder_" and not [name for name in arguments if name.startswith(prefix)]:
+        return _NO_TEXT
     no_tokens = any(arguments.get(name) is not None for name in _NO_TOKENS)
     if no_tokens and "input_ids" not in arguments:
         return Text()

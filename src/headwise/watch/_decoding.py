@@ -1,0 +1,182 @@
+"""Decoded tokens: read one at a time over a cache that grows, and described many at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from headwise._torch_private import is_eager
+from headwise.masks import Window
+from headwise.models import AttentionCall, Site, StackInputs, Text
+from headwise.watch._request import Request
+
+# Tokens of a site that are described together, and numbers in a cache up to which they wait: a
+# larger one takes as long to compare with the calls before it as to describe at once.
+_TOKENS, _NUMBERS = 16, 1 << 17
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class DecodedTokens(NamedTuple):
+    """Tokens of a site that wait, as one call that reads them all.
+
+    Attributes:
+        forward_pass: The pass that read the last of them.
+    """
+
+    forward_pass: int
+    site: Site
+    call: AttentionCall
+    inputs: StackInputs
+
+
+@dataclass
+class _Run:
+    """Copies of the queries and keys of one site's latest tokens, which nobody can change.
+
+    Attributes:
+        alike: All else about the call of each token.
+        q_bits, k_bits: The memory of `q` and `k`, as whole numbers.
+        before: The number of keys before the first of these tokens.
+        n: The number of tokens.
+    """
+
+    alike: AttentionCall
+    forward_pass: int
+    q: Float[Tensor, "B H n D"]
+    k: Float[Tensor, "B Hkv S D"]
+    q_bits: Int[np.ndarray, "B H n D"]
+    k_bits: Int[np.ndarray, "B Hkv S D"]
+    before: int
+    n: int = 0
+
+    @classmethod
+    def of(cls, call: AttentionCall, forward_pass: int) -> "_Run":
+        (B, H, _, D), (_, Hkv, S, _) = call.q.shape, call.k.shape
+        with torch.inference_mode(False):  # so that calls in any mode can be added
+            q = call.q.new_empty(B, H, _TOKENS, D)
+            k = call.k.new_empty(B, Hkv, S + _TOKENS, D)
+        alike = replace(call, q=q, k=k, v=k[..., :0], heads=q[..., :0])
+        run = cls(alike, forward_pass - 1, q, k, _bits(q), _bits(k), S - 1)
+        run.k_bits[:, :, : S - 1] = _bits(call.k)[:, :, : S - 1]
+        run.add(call)
+        return run
+
+    def continues_in(self, call: AttentionCall, forward_pass: int) -> bool:
+        """Whether a call reads the next token over the keys of those before it, to the last bit."""
+        (B, H, _, D), Hkv, S = self.q.shape, self.k.shape[1], self.before + self.n
+        if call.q.shape != (B, H, 1, D) or call.k.shape != (B, Hkv, S + 1, D):
+            return False
+        if call.q.dtype != self.q.dtype or call.k.dtype != self.k.dtype:
+            return False
+        if call.rule != self.alike.rule or forward_pass != self.forward_pass + 1:
+            return False
+        return bool((self.k_bits[:, :, :S] == _bits(call.k)[:, :, :S]).all())
+
+    def add(self, call: AttentionCall) -> None:
+        S = self.before + self.n
+        self.q_bits[:, :, self.n] = _bits(call.q)[:, :, 0]
+        self.k_bits[:, :, S] = _bits(call.k)[:, :, S]
+        self.n += 1
+        self.forward_pass += 1
+
+    def part(self, start: int, stop: int) -> tuple[AttentionCall, Text]:
+        """A call that reads some of these tokens at once: each sees the keys up to its own."""
+        visible = self.alike.rule.visible
+        window = Window(visible.left if isinstance(visible, Window) else None, 0)
+        q, k = self.q[:, :, start:stop], self.k[:, :, : self.before + stop]
+        rule = replace(self.alike.rule, visible=window)
+        call = replace(self.alike, q=q, k=k, v=k[..., :0], heads=q[..., :0], rule=rule)
+        return call, Text(cached=self.before + start, tokens=stop - start)
+
+
+def _bits(x: Float[Tensor, "B H n D"]) -> Int[np.ndarray, "B H n D"]:
+    """The memory of a tensor, which is written and compared faster as NumPy's whole numbers."""
+    bits: Int[np.ndarray, "B H n D"] = x.view(_INTEGERS[x.itemsize]).numpy()
+    return bits
+
+
+class Decoding:
+    """The tokens that every site has read one at a time, and that are not described yet.
+
+    Only calls wait whose statistics follow from copies of their queries and keys: by a rule without
+    tensors, on texts without padding. That a cache was not cropped, reordered or changed since the
+    call before is seen from its numbers.
+
+    Attributes:
+        runs: The tokens that wait, by site.
+    """
+
+    def __init__(self, request: Request) -> None:
+        of_call = request.needs_projection or request.received or request.maps or request.per_query
+        of_text = request.classes or request.relations or request.pairs or request.spans
+        self._is_on = bool(request.names) and not (of_call or of_text)
+        self.runs: dict[Site, _Run] = {}
+        # The number of keys expected at each site's next call, and whether its cache only grows.
+        self._latest: dict[Site, tuple[int, bool]] = {}
+        self._inputs: tuple[StackInputs, int, bool] | None = None
+
+    def is_full(self, site: Site) -> bool:
+        """Whether no further token of a site can wait with those that do."""
+        return site in self.runs and self.runs[site].n == _TOKENS
+
+    def take(self, site: Site, call: AttentionCall, inputs: StackInputs, forward_pass: int) -> bool:
+        """Let a call wait, if it reads one more token of a text; False if it cannot wait."""
+        if not self._is_on:
+            return False
+        S = call.k.shape[2]
+        expected, grows = self._latest.get(site, (1, True))
+        grows = grows or expected != S
+        self._latest[site] = S + 1, grows
+        if not grows or expected != S or not self._may_wait(call, inputs):
+            return False
+        run = self.runs.get(site)
+        if run is None:
+            self.runs[site] = _Run.of(call, forward_pass)
+            return True
+        if not run.continues_in(call, forward_pass):
+            self._latest[site] = S + 1, False
+            return False
+        run.add(call)
+        return True
+
+    def _may_wait(self, call: AttentionCall, inputs: StackInputs) -> bool:
+        q, k = call.q, call.k
+        is_token = type(call) is AttentionCall and q.shape[2] == 1 and call.real is None
+        if not is_token or call.cross or not call.rule.is_static or k.numel() > _NUMBERS:
+            return False
+        if not (q.is_cpu and k.is_cpu and k.itemsize in _INTEGERS and is_eager(q, k)):
+            return False
+        S = k.shape[2]
+        if self._inputs is None or self._inputs[0] is not inputs or self._inputs[1] != S:
+            self._inputs = inputs, S, _is_whole(inputs.text, S)
+        return self._inputs[2]
+
+    def take_all(self) -> Iterator[DecodedTokens]:
+        """What has waited: first what earlier passes have read, then what the latest one has."""
+        runs, self.runs = self.runs, {}
+        latest = max((run.forward_pass for run in runs.values()), default=0)
+        is_within_pass = any(run.forward_pass < latest for run in runs.values())
+        inputs: dict[tuple[str, Text], StackInputs] = {}  # sites on one text share it
+        for forward_pass in (latest - 1, latest):
+            for site, run in runs.items():
+                is_latest = run.forward_pass == latest
+                split = (run.n - is_latest) if is_within_pass else 0
+                start, stop = (0, split) if forward_pass < latest else (split, run.n)
+                if start < stop:
+                    call, text = run.part(start, stop)
+                    shared = inputs.setdefault((site.stack, text), StackInputs(text))
+                    yield DecodedTokens(forward_pass, site, call, shared)
+
+
+def _is_whole(text: Text, S: int) -> bool:
+    """Whether `S` columns are a text without padding, of which this pass reads the last."""
+    if text.tokens not in (None, 1) or text.cached not in (None, S - 1):
+        return False
+    if text.real is not None and (text.real.shape[1] != S or not bool(text.real.all())):
+        return False
+    position = text.positions
+    return position is None or (position.shape[1] == 1 and bool((position == S - 1).all()))

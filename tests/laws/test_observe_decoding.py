@@ -1,0 +1,240 @@
+"""Decoded tokens that wait for one another count as they would one at a time."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import DynamicCache, StaticCache
+
+from headwise.models import AttentionCall
+from headwise.tables import HeadTable
+from headwise.watch import Request, _decoding, observe
+from oracles import assert_tables_close
+
+PROMPT = torch.tensor([[5, 9, 7, 3, 11], [4, 6, 12, 1, 2]])
+Between = Callable[[int, Any], None]
+
+
+def _model(kind: str = "llama", **options: Any) -> Any:
+    shape = {
+        "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 13, "intermediate_size": 16,
+        "attn_implementation": "sdpa", "bos_token_id": None, "eos_token_id": None,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    make = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig}[kind]
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(make(**shape | options)).eval()
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of queries of every call that was described."""
+    queries: list[int] = []
+    describe = AttentionCall.row_statistics
+
+    def count(call: AttentionCall, request: Any) -> Any:
+        queries.append(call.q.shape[2])
+        return describe(call, request)
+
+    monkeypatch.setattr(AttentionCall, "row_statistics", count)
+    return queries
+
+
+def _table(model: Any, work: Callable[[Any], Any], request: Request, **options: Any) -> HeadTable:
+    with torch.no_grad(), observe(model, request, **options) as watch:
+        work(watch)
+    return watch.table()
+
+
+def _assert_as_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    model: Any,
+    work: Callable[[Any], Any],
+    request: Request | None = None,
+    **options: Any,
+) -> None:
+    """The table is that of calls of which none waits."""
+    request = request or Request(per_text=True, top=("self",))
+    table = _table(model, work, request, **options)
+    monkeypatch.setattr(_decoding, "_NUMBERS", 0)
+    alone = _table(model, work, request, **options)
+    # The kernel adds up the keys of several queries in another order, in float32.
+    assert_tables_close(table, alone, rtol=1e-4, atol=1e-6)
+
+
+def _decode(
+    model: Any, cache: Any, n: int, prompt: Tensor = PROMPT, between: Between = lambda *_: None
+) -> None:
+    """Read a prompt and then `n` tokens, one at a time."""
+    output = model(input_ids=prompt, past_key_values=cache, use_cache=True)
+    for step in range(n):
+        between(step, cache)
+        ids = output.logits[:, -1:].argmax(-1)
+        output = model(input_ids=ids, past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize(
+    ("together", "mode"), [(3, torch.no_grad), (16, torch.no_grad), (16, torch.inference_mode)]
+)
+def test_generated_tokens_count_as_they_would_alone(
+    together: int,
+    mode: Callable[[], AbstractContextManager[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    described: list[int],
+) -> None:
+    monkeypatch.setattr(_decoding, "_TOKENS", together)
+    model = _model()
+
+    def work(_: Any) -> None:
+        with mode():
+            for n in (19, 4):
+                model.generate(PROMPT, max_new_tokens=n, do_sample=False)
+
+    _assert_as_alone(monkeypatch, model, work)
+    assert max(n for n in described if n != PROMPT.shape[1]) == together
+
+
+def test_tokens_of_one_text_are_described_together(described: list[int]) -> None:
+    model = _model()
+    _table(model, lambda _: _decode(model, DynamicCache(), 34), Request())
+    # The prompt, the first token, 16 more twice, and what is left, in both layers.
+    assert described == [5, 5, 1, 1, 16, 16, 16, 16, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_every_precision_waits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, described: list[int]
+) -> None:
+    model = _model().to(dtype)
+    _assert_as_alone(monkeypatch, model, lambda _: _decode(model, DynamicCache(), 9))
+    assert 8 in described
+
+
+def _crop(step: int, cache: Any) -> None:
+    if step in (4, 5, 11):
+        cache.crop(-2)
+
+
+def _scale(step: int, cache: Any) -> None:
+    if step in (3, 4, 9):
+        cache.layers[step % 2].keys.mul_(0.5)
+
+
+def _scale_unnoticed(step: int, cache: Any) -> None:
+    if step == 7:
+        cache.layers[0].keys.data[1, 0, 2] += 3.0
+
+
+def _reorder(step: int, cache: Any) -> None:
+    if step in (5, 6, 9):
+        cache.reorder_cache(torch.tensor([1, 0]))
+
+
+def _replace(step: int, cache: Any) -> None:
+    if step == 7:
+        for layer in cache.layers:
+            layer.keys = torch.randn_like(layer.keys)
+
+
+@pytest.mark.parametrize("change", [_crop, _scale, _scale_unnoticed, _reorder, _replace])
+def test_keys_are_those_that_each_call_saw(
+    change: Between, monkeypatch: pytest.MonkeyPatch, described: list[int]
+) -> None:
+    model = _model()
+
+    def work(_: Any) -> None:
+        torch.manual_seed(1)
+        _decode(model, DynamicCache(), 14, between=change)
+
+    _assert_as_alone(monkeypatch, model, work)
+    assert set(described) - {1, PROMPT.shape[1]}, "nothing waited"
+
+
+def test_what_is_changed_after_a_call_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+
+    def work(_: Any) -> None:
+        cache = DynamicCache()
+        _decode(model, cache, 9)
+        for layer in cache.layers:
+            layer.keys.zero_()
+
+    _assert_as_alone(monkeypatch, model, work)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "options",
+    [{"num_beams": 2}, {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 2}],
+    ids=lambda options: next(iter(options)),
+)
+def test_every_way_to_generate(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    prompt = PROMPT[:1] if "prompt_lookup_num_tokens" in options else PROMPT
+
+    def work(_: Any) -> None:
+        model.generate(prompt, max_new_tokens=12, do_sample=False, **options)
+
+    _assert_as_alone(monkeypatch, model, work)
+
+
+@pytest.mark.full
+def test_windows_static_caches_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    windowed, model = _model("mistral", sliding_window=8), _model()
+    real = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+
+    def padded(_: Any) -> None:
+        model.generate(PROMPT, attention_mask=real, max_new_tokens=9, do_sample=False)
+
+    def static(_: Any) -> None:
+        _decode(model, StaticCache(config=model.config, max_cache_len=20), 9)
+
+    _assert_as_alone(monkeypatch, windowed, lambda _: _decode(windowed, DynamicCache(), 14))
+    monkeypatch.undo()
+    _assert_as_alone(monkeypatch, model, padded)
+    monkeypatch.undo()
+    _assert_as_alone(monkeypatch, model, static)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{"every": 3}, {"layers": [1]}, {"exact": False}])
+def test_options_of_a_watch_hold(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    _assert_as_alone(monkeypatch, model, lambda _: _decode(model, DynamicCache(), 12), **options)
+
+
+def test_a_table_may_be_read_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+
+    def work(watch: Any) -> None:
+        _decode(model, DynamicCache(), 12, between=lambda *_: watch.table())
+
+    _assert_as_alone(monkeypatch, model, work)
+
+
+def test_two_texts_in_turn_are_two_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text has a cache of its own, and both grow by a token at a time."""
+    model = _model()
+
+    def work(_: Any) -> None:
+        caches = DynamicCache(), DynamicCache()
+        for cache, prompt in zip(caches, PROMPT, strict=True):
+            model(input_ids=prompt[None], past_key_values=cache, use_cache=True)
+        for step in range(8):
+            ids = torch.tensor([[1 + step]])
+            model(input_ids=ids, past_key_values=caches[step % 2], use_cache=True)
+
+    _assert_as_alone(monkeypatch, model, work)
+
+
+def test_requests_of_calls_see_every_call(described: list[int]) -> None:
+    model = _model()
+    for request in (Request(received=True), Request(maps=True), Request(value=("first",))):
+        described.clear()
+        _table(model, lambda _: _decode(model, DynamicCache(), 4), request)
+        assert described == [5, 5, *[1] * 8]
