@@ -28,7 +28,7 @@ def planted_sums(
     scores = planted.mass()
     scores[index.breadth] = 1.0
     queries = torch.nonzero(is_top).flatten()
-    for chunk in queries.split(planted.rows_at_once):
+    for chunk in torch.split(queries, planted.rows_at_once):
         rows = planted.between_units(index.role[chunk], index.text[chunk], index.unit[chunk])
         scores[chunk] = eligible.top_of(chunk, rows)
     if is_choice.any():
@@ -46,7 +46,7 @@ def _choices(planted: "_PlantedAttention", eligible: EligiblePairs) -> Float[Ten
         planted.between_units(role[chunk], choices.text[chunk], row[chunk]).gather(
             1, column[chunk, None]
         )
-        for chunk in torch.arange(len(row)).split(planted.rows_at_once)
+        for chunk in torch.split(torch.arange(len(row)), planted.rows_at_once)
     ]
     return choices.hits(torch.cat(weights), eligible.choosable)[:, 0]
 
