@@ -13,8 +13,7 @@ from torch import nn
 
 from headwise._evaluation import differentiable_evaluation, in_evaluation
 from headwise._progress import Progress
-from headwise.caching._gated_model import StreamedModel, real_tokens
-from headwise.caching._methods import METHODS
+from headwise.caching._methods import METHODS, StreamedModel, real_tokens
 from headwise.caching._plan import CachePlan
 from headwise.errors import ArgumentError, ShapeError, UnsupportedError
 from headwise.models import CacheLayer, find_attentions, find_cache_layers, tokenizer_of
