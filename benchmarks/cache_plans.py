@@ -228,7 +228,7 @@ def perplexity(args: argparse.Namespace) -> dict[str, Any]:
 
 def loss_on(model: nn.Module, texts: list[str], tokenizer: Any) -> Callable[[CachePlan], float]:
     """Measures the mean loss of texts with the cache of a plan."""
-    from headwise.caching._score import ScoringTexts
+    from headwise.caching._scores import ScoringTexts
 
     return ScoringTexts.read(model, texts, tokenizer, None, None).loss_of
 

@@ -1,13 +1,10 @@
 """The page of a comparison in a real browser: it fits every width and makes no requests."""
 
-import os
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from headwise.report import compare_tables
 from headwise.tables import Head
@@ -17,20 +14,6 @@ from tables_of_texts import make_table, with_heads
 pytestmark = pytest.mark.browser
 
 HOSTILE = '</style><img src=x onerror="window.ran = true"><script>window.ran = true</script>' * 9
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    executable = next((path for name in names if (path := shutil.which(name))), None)
-    if executable is None:
-        reason = f"no Chromium on the PATH (looked for {', '.join(names)})"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu"]
-        yield playwright.chromium.launch(executable_path=executable, args=arguments)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +31,9 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("width", [360, 820, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_and_is_silent(
-    chromium: Browser, page_file: Path, width: int, scheme: str
+    browser: Browser, page_file: Path, width: int, scheme: str
 ) -> None:
-    context = chromium.new_context(
+    context = browser.new_context(
         viewport={"width": width, "height": 800},
         color_scheme=scheme,  # type: ignore[arg-type]
         java_script_enabled=True,
@@ -79,8 +62,8 @@ def test_the_page_fits_and_is_silent(
     context.close()
 
 
-def test_the_page_prints(chromium: Browser, page_file: Path) -> None:
-    page = chromium.new_page()
+def test_the_page_prints(browser: Browser, page_file: Path) -> None:
+    page = browser.new_page()
     page.goto(page_file.as_uri())
     page.emulate_media(media="print")
     assert page.pdf(format="A4").startswith(b"%PDF")

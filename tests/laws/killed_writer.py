@@ -8,11 +8,11 @@ deletion inside `shutil.rmtree`.
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from children import exit_status, start_child
 from headwise.files import _atomic as files
 from headwise.files import _scratch
 
@@ -76,19 +76,6 @@ def die_at(step: int) -> None:
     sys.settrace(trace)
 
 
-def in_child(work: Callable[[], None]) -> int:
-    """The exit status of a child of this process that does this work."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException as error:
-            print(repr(error), file=sys.stderr)
-            os._exit(1)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def main(kind: str, exchange: str, place: Path) -> int:
     write, read = {
         "file": (write_file, read_file),
@@ -108,11 +95,11 @@ def main(kind: str, exchange: str, place: Path) -> int:
     while True:
         step += 1
         write(place, OLD)
-        status = in_child(lambda step=step: killed(step))
+        status = exit_status(start_child(lambda step=step: killed(step)))
         between = exchange == "no" and not (place / name).exists()
         assert between or read(place) in (str(OLD), replaced), (step, read(place))
         # A write to another target in the same folder cleans up and restores what was there.
-        assert in_child(lambda: write_file_of_another(place)) == 0
+        assert exit_status(start_child(lambda: write_file_of_another(place))) == 0
         assert read(place) in (str(OLD), replaced), (step, "after the sweep", read(place))
         leftover = {path.name for path in place.iterdir()} - {name, "another.json"}
         assert not leftover, (step, leftover)

@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from headwise.corpora import AnnotatedText, Arc, list_corpus
 from headwise.roles import find_roles
 from headwise.roles.evaluation import DetailedScores, Evaluator
-from headwise.roles.relations import Role, as_item, gold_roles, token_roles, tokenize
+from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights
+from headwise.roles.evaluation._relation_index import RelationIndex
+from headwise.roles.evaluation._units import Units
+from headwise.roles.relations import GRIDS, Role, as_item, gold_roles, token_roles, tokenize
 from headwise.roles.testing import has_role
 from headwise.roles.testing._control import POWER, least_lift, plant
 from headwise.roles.testing._evidence import Family, halves, judge
@@ -135,6 +139,42 @@ def test_an_undiluted_planted_head_is_always_right(corpus, causal):
     assert scores.heuristic_count.sum() > 0
     np.testing.assert_allclose(scores.planted, scores.heuristic_count, atol=1e-3)
     assert (scores.planted_chance <= scores.planted + 1e-3).all()
+
+
+@pytest.mark.parametrize(
+    ("corpus", "causal"), [(clauses(5), True), (clauses(5), False), (pronouns(5), True)]
+)
+def test_planted_heads_score_what_the_definitions_for_all_heads_give(corpus, causal):
+    pieces = tokenize(TOKENIZER, list_corpus("test", corpus), 60).pieces
+    roles = [*token_roles(pieces), *gold_roles(pieces)]
+    items = [as_item(piece, roles) for piece in pieces]
+    scores = Evaluator(items, roles).evaluate_detailed(Planted([("any",)], causal=causal))
+    expected = np.array([sum(planted_by_definition(item, roles, causal)) for item in items])
+    assert {role.score for role in roles} >= {"top", "mass", "entropy"}
+    assert (expected > 0).any(0).sum() > 5
+    np.testing.assert_allclose(scores.planted[..., 0], expected, atol=1e-3)
+
+
+def planted_by_definition(item, roles, causal):
+    """For each grid and role, the score of a whole head with the planted attention, in one text."""
+    S = len(item.ids)
+    visible = torch.ones(1, 1, S, S, dtype=torch.bool)
+    visible = visible.tril() if causal else visible
+    for grid in GRIDS:
+        index = RelationIndex(Units(grid, [item], S), [item], roles)
+        eligible = EligiblePairs(index, visible)
+        scores = np.zeros(len(roles))
+        for column, role in enumerate(roles):
+            wanted = torch.zeros(S, S)
+            own = index.role[index.token_pairs.query] == column
+            pairs = index.token_pairs.query_token[own], index.token_pairs.key_token[own]
+            wanted[pairs] = 0.0 if role.kind == "breadth" else 1.0
+            wanted *= visible[0, 0]
+            wanted = torch.where(wanted.any(1, keepdim=True), wanted, visible[0, 0].float())
+            weights = (wanted / wanted.sum(1, keepdim=True))[None, None]
+            even = dict.fromkeys(("entropy", "content entropy"), torch.ones(1, 1, S))
+            scores[column] = eligible.value(HeadWeights(slice(0, 1), weights, even))[column, 0]
+        yield scores
 
 
 def test_a_role_that_a_rule_explains_is_not_tested():

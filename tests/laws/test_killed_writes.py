@@ -23,7 +23,8 @@ def test_a_write_killed_at_any_step_leaves_a_whole_file(
     kind: str, exchange: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, str(WRITER), kind, exchange, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(WRITER.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 30
 

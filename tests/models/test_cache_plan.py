@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import headwise as hw
 from double import Double, doubled
 from headwise.caching import CachePlan, LayerCachePlan
-from headwise.caching._gated_model import StreamedModel
+from headwise.caching._methods import StreamedModel
 from headwise.models import find_attentions, fingerprint
 from headwise.scoring import find_loss
 

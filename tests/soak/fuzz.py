@@ -17,12 +17,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import torch
 
+from children import exit_status, start_child
 from headwise.errors import HeadwiseError
 from loaders import KINDS, SHARES, Loader
 from mutations import mutations
@@ -169,7 +171,7 @@ def _limit() -> None:
     signal.signal(signal.SIGALRM, late)
 
 
-def _in_child(kind: str, inputs: int, results: Path) -> None:
+def _fuzz(kind: str, inputs: int, results: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         guard = Guard()
@@ -191,15 +193,7 @@ def main(inputs: int, results: Path) -> None:
     found: dict[str, dict[str, Any]] = {}
     for kind in sorted(KINDS, key=lambda kind: SHARES[kind]):
         part = results.with_suffix(f".{crc32(kind.encode()):x}.json")
-        child = os.fork()
-        if child == 0:
-            try:
-                _in_child(kind, inputs, part)
-            except BaseException as error:
-                print(kind, repr(error), file=sys.stderr)
-                os._exit(1)
-            os._exit(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        status = exit_status(start_child(partial(_fuzz, kind, inputs, part)))
         found |= json.loads(part.read_text()) if part.exists() else {}
         if status:
             found[f"{kind}, the process"] = asdict(Outcomes(problems={f"ended with {status}": ""}))

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 import headwise as hw
+from children import exit_status, start_child
 from headwise.corpora import Grammar
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
 from headwise.lab import load as load_lab
@@ -193,13 +194,13 @@ class Killer:
     def kill(self, in_write: bool) -> bool:
         """Kill one run and check what is left; False if the run ended before."""
         folder = self._copy()
-        child = _start(lambda: self._verb.work(folder))
+        child = start_child(lambda: self._verb.work(folder))
         time.sleep(self._rng.random() * self.tally.seconds)
         if in_write:
             _wait_for_scratch(folder, child, self.tally.seconds)
             time.sleep(self._rng.random() * 0.004)
         os.kill(child, signal.SIGKILL)
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+        if exit_status(child) != -signal.SIGKILL:
             return False
         self.tally.kills += 1
         self.tally.in_writes += any(SCRATCH in name for name in _files(folder))
@@ -228,7 +229,7 @@ class Killer:
         return folder
 
     def _finish(self, work: Callable[[Path], object], folder: Path) -> None:
-        status = os.waitstatus_to_exitcode(os.waitpid(_start(lambda: work(folder)), 0)[1])
+        status = exit_status(start_child(lambda: work(folder)))
         if status:
             raise RuntimeError(f"the run ended with {status}")
 
@@ -237,18 +238,6 @@ class Killer:
         out = self._place / "read"
         self._finish(lambda folder: out.write_text(self._verb.read(folder)), folder)
         return out.read_text()
-
-
-def _start(work: Callable[[], object]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-    except BaseException as error:
-        print(repr(error), file=sys.stderr)
-        os._exit(1)
-    os._exit(0)
 
 
 def _import_modules_of(verb: Verb, place: Path) -> None:
@@ -264,7 +253,7 @@ def _import_modules_of(verb: Verb, place: Path) -> None:
         names = (name for name in sys.modules if name.split(".")[0] in _LATE)
         (place / "modules").write_text("\n".join(names))
 
-    os.waitpid(_start(work), 0)
+    exit_status(start_child(work))
     for name in (place / "modules").read_text().split():
         with suppress(ImportError, AttributeError):
             importlib.import_module(name)

@@ -10,9 +10,9 @@ from torch import nn
 
 from headwise._progress import Progress, shows_progress
 from headwise.caching._choose import Choice, in_order, keep_first, within_bytes
-from headwise.caching._plan import CachePlan, LayerCachePlan
-from headwise.caching._score import ScoringTexts
-from headwise.caching._scores import CacheScores
+from headwise.caching._layer_plan import LayerCachePlan
+from headwise.caching._plan import CachePlan
+from headwise.caching._scores import CacheScores, ScoringTexts
 from headwise.errors import ArgumentError
 from headwise.models import CacheLayer, check_model, find_cache_layers, fingerprint
 from headwise.scoring import BatchesLike, rank_correlation

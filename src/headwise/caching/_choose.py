@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from headwise.caching._plan import Window
+from headwise.caching._layer_plan import Window
 from headwise.caching._scores import KVHead
 
 Losses = Mapping[KVHead, float]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from headwise.caching._plan import CachePlan, LayerCachePlan
+from headwise.caching._layer_plan import LayerCachePlan
+from headwise.caching._plan import CachePlan
 from headwise.errors import ArgumentError, InputError, OutputError
 from headwise.files import build_from, read_object, write_beside
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from headwise.errors import ArgumentError
-from headwise.models import IGNORED, check_model
+from headwise.models import IGNORED, check_model, device_of
 from headwise.shapes import is_size
 
 
@@ -43,7 +43,7 @@ def retrieval_batches(
             f"a span of {span}. Give texts of your own."
         )
     rng = torch.Generator().manual_seed(seed)
-    device = next(model.parameters()).device
+    device = device_of(model)
     batches = []
     for _ in range(n):
         ids = torch.randint(0, n_words, (1, n_tokens), generator=rng)

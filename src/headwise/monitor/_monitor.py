@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise._interrupts import deferring, uninterrupted
 from headwise.errors import ArgumentError
-from headwise.models import Site
+from headwise.models import Site, device_of
 from headwise.monitor._alarms import Alarm, AlarmRule, Alarms
 from headwise.monitor._check import check_captured, check_receivers, check_rules
 from headwise.monitor._log import Log, is_first_rank, publish
@@ -293,7 +293,7 @@ class HeadMonitor(TrainerEvents):
         return step_statistics(totals, self._device(), self._group)
 
     def _device(self) -> torch.device:
-        return next((weight.device for weight in self._model.parameters()), torch.device("cpu"))
+        return device_of(self._model)
 
     def _check_open(self, method: str) -> None:
         if self._closed:

@@ -30,8 +30,8 @@ from headwise.models import (
     without_compiler,
 )
 from headwise.models.checkpoints import TorchCompatibleAttention
+from headwise.surgery._cut import cut_heads, fold_into_bias
 from headwise.surgery._plan import Plan
-from headwise.surgery.cutting import cut_heads, fold_into_bias
 from headwise.tables import HeadsLike
 
 

@@ -26,6 +26,7 @@ from headwise.tables.file import (
 from headwise.tables.plots import (
     FIGURE_ENDINGS,
     HeadGrid,
+    PlotArea,
     categories_html,
     category_marks,
     grid_html,
@@ -49,6 +50,7 @@ __all__ = [
     "HeadLike",
     "HeadTable",
     "HeadsLike",
+    "PlotArea",
     "Scores",
     "TextSums",
     "Totals",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
 from headwise.models._check import check_model, transformer_name
+from headwise.models._device import device_of
 from headwise.models._sentence import around
 from headwise.models.checkpoints._fresh_process import SENTENCES
 
@@ -64,7 +65,7 @@ def open_around(folder: Path, inner: nn.Module) -> nn.Module | None:
         from sentence_transformers import SentenceTransformer
     except ImportError:
         return None
-    device = str(next(inner.parameters()).device)
+    device = str(device_of(inner))
     outer = SentenceTransformer(str(folder), device=device, local_files_only=True)
     outer.set_submodule(transformer_name(outer, "save"), inner)
     return outer

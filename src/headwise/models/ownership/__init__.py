@@ -9,22 +9,28 @@ from headwise.models.ownership._ablate import (
 )
 from headwise.models.ownership._attention import (
     Attention,
+    OutputProjection,
     by_attention,
     find_attentions,
     heads_of,
+    is_linear,
+    is_transposed,
+    output_projection,
 )
 from headwise.models.ownership._edit import check_edits_reach, edit_heads
-from headwise.models.ownership._example_input import (
-    batches_of,
-    call_model,
-    example_input,
-    first_batch,
-)
 from headwise.models.ownership._kept_heads import KeptHeads, keep_heads, kept_indices, spread
 from headwise.models.ownership._logit_rows import LogitRows, find_logit_rows
 from headwise.models.ownership._logit_scaling import scale_rows
+from headwise.models.ownership._model_runs import (
+    batches_of,
+    call_model,
+    differs_from_itself,
+    example_input,
+    first_batch,
+    float_outputs,
+    output_difference,
+)
 from headwise.models.ownership._output_dependence import output_dependence
-from headwise.models.ownership._outputs import differs_from_itself, float_outputs, output_difference
 from headwise.models.ownership._ownership_map import (
     HeadCounts,
     OwnershipMap,
@@ -32,12 +38,6 @@ from headwise.models.ownership._ownership_map import (
     attached_parts,
     count_heads,
     find_ownership,
-)
-from headwise.models.ownership._projection import (
-    OutputProjection,
-    is_linear,
-    is_transposed,
-    output_projection,
 )
 
 __all__ = [

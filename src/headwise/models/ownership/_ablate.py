@@ -14,7 +14,7 @@ from headwise.models._check import check_model
 from headwise.models.capture import InputTracker
 from headwise.models.ownership._attention import Attention, by_attention, find_attentions
 from headwise.models.ownership._edit import Edit, edit_heads
-from headwise.models.ownership._example_input import batches_of, run
+from headwise.models.ownership._model_runs import batches_of, run
 from headwise.tables import Head, HeadsLike
 
 Mode = Literal["zero", "mean"]

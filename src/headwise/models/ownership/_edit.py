@@ -22,7 +22,7 @@ from headwise.models.capture import (
     ordinary_path,
 )
 from headwise.models.ownership._attention import Attention
-from headwise.models.ownership._outputs import float_outputs
+from headwise.models.ownership._model_runs import float_outputs
 
 # Maps an attention and the outputs of its heads, `[B, T, H, Dv]`, to the edited outputs.
 Edit = Callable[[Attention, Tensor], Tensor]

@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
+from headwise.models.ownership._attention import is_transposed
 from headwise.models.ownership._logit_scaling import ScaledRows, reshard, restore, scale_rows
 from headwise.models.ownership._logit_trace import LogitCall, LogitTrace, is_norm, trace_logits
-from headwise.models.ownership._projection import is_transposed
 
 # Relative tolerances of logits whose weights were scaled and rounded; a wrong factor differs more.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 1e-1}

@@ -13,9 +13,9 @@ from headwise._evaluation import in_evaluation
 from headwise.errors import UnsupportedError
 from headwise.models._hooks import Hooks
 from headwise.models.capture import AttentionCall, Sites, SoftmaxCall, capture_calls
-from headwise.models.ownership._example_input import call_model
+from headwise.models.ownership._attention import is_linear
+from headwise.models.ownership._model_runs import call_model
 from headwise.models.ownership._output_dependence import output_dependence
-from headwise.models.ownership._projection import is_linear
 
 # The positional and the keyword arguments of one call of a module.
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

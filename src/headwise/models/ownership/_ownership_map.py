@@ -15,9 +15,8 @@ from headwise.errors import UnsupportedError
 from headwise.models._compiled import run_uncompiled
 from headwise.models._hooks import hooked
 from headwise.models.capture import AttentionCall, capture_calls
-from headwise.models.ownership._attention import Attention
-from headwise.models.ownership._example_input import call_model
-from headwise.models.ownership._projection import is_batch_norm, is_linear, is_transposed
+from headwise.models.ownership._attention import Attention, is_batch_norm, is_linear, is_transposed
+from headwise.models.ownership._model_runs import call_model
 
 NO_HEAD = -1
 

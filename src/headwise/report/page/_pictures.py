@@ -8,7 +8,7 @@ import numpy as np
 from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._visible_text import visible
-from headwise.tables import Curves, Head
+from headwise.tables import Curves, Head, PlotArea
 
 # The side of a cell and the gap beside it, by the number of heads in a layer.
 _SIDES = ((16, 30, 4), (32, 22, 3), (10**6, 14, 2))
@@ -167,28 +167,20 @@ def curve_picture(curves: Curves) -> CurvePicture:
     bands = {name: curves.interval(name) for name in curves.per_text}
     highest = max(float(np.nanmax(high)) for _, high in bands.values())
     lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
-    spread = (highest - lowest) or 1.0
     removed = [float(count) for count in curves.removed]
-    most = removed[-1] or 1.0
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return round(60 + 520 * x / most, 1), round(230 - 210 * (y - lowest) / spread, 1)
-
-    def points(x: Sequence[float], y: Sequence[float]) -> str:
-        return " ".join("{},{}".format(*place(*pair)) for pair in zip(x, y, strict=True))
-
+    area = PlotArea(60, 230, 520, 210, removed[-1], (lowest, highest))
     lines = []
     for style, (name, mean) in enumerate(means.items()):
         low, high = bands[name]
         values = [f"{m:.4g} [{a:.4g}, {b:.4g}]" for m, a, b in zip(mean, low, high, strict=True)]
-        line = points(removed, mean.tolist())
-        band = points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
+        line = area.points(removed, mean.tolist())
+        band = area.points(removed + removed[::-1], [*low.tolist(), *high[::-1].tolist()])
         lines.append(DrawnCurve(visible(name), line, band, min(style, 3), values))
     ticks = np.linspace(lowest, highest, 4).tolist()
     return CurvePicture(
         lines=lines,
-        x_ticks=[(place(x, lowest)[0], f"{x:.0f}") for x in _whole_ticks(most)],
-        y_ticks=[(place(0.0, y)[1], f"{y:.3g}") for y in ticks],
+        x_ticks=[(area.place(x, lowest)[0], f"{x:.0f}") for x in _whole_ticks(removed[-1] or 1.0)],
+        y_ticks=[(area.place(0.0, y)[1], f"{y:.3g}") for y in ticks],
         removed=[f"{count:.0f}" for count in removed],
         loss=visible(curves.loss),
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.corpora import AnnotatedText
 from headwise.errors import ArgumentError
-from headwise.models import pad
+from headwise.models import device_of, pad
 from headwise.roles.cross_attention._linked_words import LinkedWords
 from headwise.roles.cross_attention._weights import cross_attention
 from headwise.roles.relations import TokenText, tokenize
@@ -87,7 +87,7 @@ def evaluate_pairs(
     model: nn.Module, pairs: Sequence[LinkedPair]
 ) -> tuple[tuple[Head, ...], np.ndarray]:
     """The correct queries of each cross-attention head in each pair: `pairs C H`."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     hits: list[Tensor] = []
     heads: tuple[Head, ...] = ()
     for start in range(0, len(pairs), _BATCH):

@@ -20,6 +20,7 @@ from headwise.models import (
     Understanding,
     capture_calls,
     decoder_ids,
+    device_of,
     model_inputs,
     pad,
 )
@@ -76,7 +77,7 @@ def cross_attention(
     Raises:
         UnsupportedError: no cross-attention call was captured.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     read = pad([decoder_ids(model, output) for output in outputs], device)
     sites, calls = Sites(model), list[tuple[Site, AttentionCall]]()
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from headwise._evaluation import in_evaluation
 from headwise.corpora import Corpus
 from headwise.errors import InputError
-from headwise.models import batches, check_reads_text, context_of, reads_two_texts
+from headwise.models import batches, check_reads_text, context_of, device_of, reads_two_texts
 from headwise.roles.cross_attention._linked import evaluate_pairs, linked_pairs
 from headwise.roles.cross_attention._linked_words import LinkedWords
 from headwise.roles.evaluation import Units
@@ -117,7 +117,7 @@ class _LinkedText:
 @torch.no_grad()
 def _evaluate(model: nn.Module, texts: Sequence[_LinkedText]) -> tuple[list[Head], np.ndarray]:
     """The correct queries of each head in each piece, under each convention: `pieces C H`."""
-    device = next(model.parameters()).device
+    device = device_of(model)
     hits: list[Tensor] = []
     heads: list[Head] = []
     with in_evaluation(model), observe(model, Request(statistics=(), maps=True)) as watch:

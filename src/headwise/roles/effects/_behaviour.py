@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headwise.corpora import Several
 from headwise.errors import ArgumentError, UnsupportedError
-from headwise.models import batches_of
+from headwise.models import batches_of, device_of
 
 Inputs = Mapping[str, Any]
 
@@ -125,7 +125,7 @@ def check_predicts(model: nn.Module, ids: Sequence[int]) -> None:
         UnsupportedError: changing the last token changes earlier logits, or there are no
             logits.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     changed = next(token for token in (*ids, 0, 1) if token != ids[-1])
     batch = torch.tensor([[*ids], [*ids[:-1], changed]], device=device)
     logits = logits_of(model(input_ids=batch, attention_mask=torch.ones_like(batch)), model)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise._evaluation import in_evaluation
 from headwise._interrupts import reversible
-from headwise.models import batches, hooked
+from headwise.models import batches, device_of, hooked
 from headwise.tables import Head, ratio_interval
 from headwise.watch import Request, observe
 
@@ -39,7 +39,7 @@ def copying_scores(
         Olsson et al. 2022, appendix, with ranks in place of sums; Elhage et al. 2021, on the
         eigenvalues of the OV circuit, which are positive where tokens raise themselves.
     """
-    device = next(model.parameters()).device
+    device = device_of(model)
     read = list(batches([list(ids) for ids in sequences], _BATCH, device))
     with torch.no_grad(), in_evaluation(model):
         first = {name: x[:1] for name, x in vars(read[0]).items()}

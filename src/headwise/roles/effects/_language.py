@@ -19,7 +19,7 @@ from headwise.corpora import (
     list_texts,
 )
 from headwise.errors import ArgumentError, InputError
-from headwise.models import batches, context_of
+from headwise.models import batches, context_of, device_of
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, check_predicts, logits_of
 from headwise.roles.relations import PREFIX_MATCHING, Item, TokenText, probe, tokenize
 
@@ -150,7 +150,7 @@ def _batches(
     ordered = sorted(rows, key=lambda row: len(row[0]))
     with in_evaluation(model):
         check_predicts(model, ordered[-1][0])
-    device = next(model.parameters()).device
+    device = device_of(model)
     scored, done = [], 0
     for batch in batches([ids for ids, _ in ordered], _BATCH, device):
         targets = [target for _, target in ordered[done : done + len(batch.input_ids)]]

@@ -76,11 +76,15 @@ class Choices:
             incoming=torch.tensor([role.incoming for role in roles])[cell % len(roles)],
         )
 
+    @property
+    def ends(self) -> tuple[Int[Tensor, " C"], Int[Tensor, " C"]]:
+        """The unit that attends and the unit that is attended to, of each candidate."""
+        row = torch.where(self.incoming, self.candidate, self.unit)
+        return row, torch.where(self.incoming, self.unit, self.candidate)
+
     def entries(self, table: Tensor) -> Tensor:
         """The entry of each candidate in a table of pairs of units, `B h n n`: `C h`."""
-        row = torch.where(self.incoming, self.candidate, self.unit)
-        column = torch.where(self.incoming, self.unit, self.candidate)
-        text, row, column = (part.to(table.device) for part in (self.text, row, column))
+        text, row, column = (part.to(table.device) for part in (self.text, *self.ends))
         return table[text, :, row, column]
 
     def allowed(self, candidates: Bool[Tensor, "B hv n n"]) -> Bool[Tensor, "C hv"]:

@@ -150,6 +150,25 @@ class EligiblePairs:
         segments, weights = self._all_segments
         return segments.sums(table, _for_heads(weights, block))
 
+    def top_of(self, queries: Int[Tensor, " K"], rows: Float[Tensor, "K n"]) -> Float[Tensor, " K"]:
+        """Whether the largest weight of each query is on its relation, under a shared mask.
+
+        Args:
+            queries: Queries of roles scored by `top`, in order.
+            rows: Their attention to all units of their text.
+        """
+        index = self.index
+        candidates = self.candidates[index.text[queries], 0, index.unit[queries]]
+        capped = torch.where(candidates, rows, -1.0)
+        highest = capped.amax(-1, keepdim=True) * _EQUAL
+        high = torch.ge(capped, highest, out=capped)  # 1 for each candidate that ties
+        row_of = torch.full((len(index.text),), -1)
+        row_of[queries] = torch.arange(len(queries))
+        row, key = row_of[index.query], index.key
+        row, key = row[row >= 0], key[row >= 0]
+        hits = high.new_zeros(len(queries)).index_add_(0, row, high[row, key])
+        return hits / high.sum(-1).clamp_(min=1.0)
+
     def _choice_sums(self, block: HeadWeights) -> Float[Tensor, "cells h"]:
         """Queries whose candidate with the largest weight is right."""
         index, choices = self.index, self.index.choices

@@ -14,7 +14,7 @@ from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
-from headwise.models import check_reads_text, reads_two_texts, text_alone
+from headwise.models import check_reads_text, device_of, reads_two_texts, text_alone
 from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights, heads_last
 from headwise.roles.evaluation._evenness import Sinks
 from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
@@ -157,7 +157,7 @@ class _Batch:
         self._cached: tuple[Tensor, list[EligiblePairs]] | None = None
 
     def run(self, model: nn.Module) -> None:
-        device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+        device = device_of(model)
         model(input_ids=self._ids.to(device), attention_mask=self._mask.to(device))
 
     def check(self, model: nn.Module, layers: Sequence[Layer]) -> None:

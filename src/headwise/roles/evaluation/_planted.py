@@ -1,53 +1,126 @@
-"""Planted heads: one for each role, whose attention is on the pairs of the role alone."""
+"""Planted heads: one for each role, whose attention is on the pairs of the role alone.
+
+Each is scored on its own role only, from the rows of attention that this role reads.
+"""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights
+from headwise.roles.evaluation._eligible import EligiblePairs
+from headwise.roles.evaluation._relation_index import RelationIndex
 
-_MOST = 2**24  # weights in one block
+_MOST = 2**22  # weights computed at once
+_AFTER_ALL = 2**62  # the number of no row
 
 
 def planted_sums(
     eligible: EligiblePairs, visible: Bool[Tensor, "B 1 T S"]
 ) -> Float[Tensor, "cells 1"]:
-    """What the planted head of each role scores on that role, through the scores of all heads.
+    """What the planted head of each role scores on that role, by the definitions for all heads.
 
     A query of the role attends equally to the tokens of its keys, all others to every visible
     token. A role without a relation, such as evenness, has an even head.
     """
     index = eligible.index
-    n_roles = len(index.roles)
-    total = torch.zeros(index.n_cells, 1)
-    present = torch.unique(index.role)
-    block_size = max(1, _MOST // visible.numel())
-    for start in range(0, len(present), block_size):
-        roles = present[start : start + block_size]
-        weights = _weights(eligible, visible.cpu(), roles)
-        even = dict.fromkeys(("entropy", "content entropy"), torch.ones(weights.shape[:3]))
-        block = HeadWeights(slice(0, len(roles)), weights, even)
-        sums = eligible.value(block).view(-1, n_roles, len(roles))
-        own = sums[:, roles, torch.arange(len(roles))]
-        total.view(-1, n_roles)[:, roles] = own
-    return total
+    planted = _PlantedAttention(index, visible.cpu())
+    is_choice, is_top = index.scored_by("choice"), index.scored_by("top")
+    scores = planted.mass()
+    scores[index.breadth] = 1.0
+    queries = torch.nonzero(is_top).flatten()
+    for chunk in torch.split(queries, planted.rows_at_once):
+        rows = planted.between_units(index.role[chunk], index.text[chunk], index.unit[chunk])
+        scores[chunk] = eligible.top_of(chunk, rows)
+    if is_choice.any():
+        scores[is_choice] = _choices(planted, eligible)[is_choice]
+    scores = scores[:, None] * eligible.eligible
+    return scores.new_zeros(index.n_cells, 1).index_add_(0, index.cell, scores)
 
 
-def _weights(
-    eligible: EligiblePairs, visible: Bool[Tensor, "B 1 T S"], roles: Tensor
-) -> Float[Tensor, "B h T S"]:
-    index, pairs = eligible.index, eligible.index.token_pairs
-    even = visible.float() / visible.sum(-1, keepdim=True).clamp(min=1)
-    weights = torch.zeros(len(visible), len(roles), *visible.shape[2:])
-    role = index.role[pairs.query]
-    relational = torch.tensor([role.kind != "breadth" for role in index.roles])
-    inside = torch.isin(role, roles) & relational[role]
-    weights[
-        index.text[pairs.query][inside],
-        torch.searchsorted(roles, role[inside]),
-        pairs.query_token[inside],
-        pairs.key_token[inside],
-    ] = 1.0
-    weights *= visible
-    total = weights.sum(-1, keepdim=True)
-    return torch.where(total > 0, weights / total.clamp(min=1), even)
+def _choices(planted: "_PlantedAttention", eligible: EligiblePairs) -> Float[Tensor, " Q"]:
+    """Which queries choose a right candidate."""
+    index, choices = eligible.index, eligible.index.choices
+    row, column = choices.ends
+    role = index.role[choices.query]
+    weights = [
+        planted.between_units(role[chunk], choices.text[chunk], row[chunk]).gather(
+            1, column[chunk, None]
+        )
+        for chunk in torch.split(torch.arange(len(row)), planted.rows_at_once)
+    ]
+    return choices.hits(torch.cat(weights), eligible.choosable)[:, 0]
+
+
+class _PlantedAttention:
+    """The attention of the planted heads, a row for each role and query token.
+
+    Attributes:
+        rows_at_once: How many rows between units to compute at once.
+    """
+
+    def __init__(self, index: RelationIndex, visible: Bool[Tensor, "B 1 T S"]) -> None:
+        self._index, self._visible = index, visible[:, 0]
+        self._even = self._visible.float()
+        self._even /= self._even.sum(-1, keepdim=True).clamp(min=1)
+        pairs = index.token_pairs
+        seen = self._visible[index.text[pairs.query], pairs.query_token, pairs.key_token]
+        seen &= ~index.breadth[pairs.query]
+        row = self._row(index.role[pairs.query], index.text[pairs.query], pairs.query_token)
+        S = visible.shape[-1]
+        entries = torch.unique((row * S + pairs.key_token)[seen])
+        self._keys = entries % S
+        rows, n_keys = torch.unique_consecutive(entries // S, return_counts=True)
+        # A last row without keys stands for all that have none.
+        self._rows = torch.cat([rows, torch.tensor([_AFTER_ALL])])
+        self._n_keys = torch.cat([n_keys, torch.tensor([0])])
+        self._starts = self._n_keys.cumsum(0) - self._n_keys
+        self.rows_at_once = max(1, _MOST // max(S, index.units.n * index.units.longest))
+
+    def mass(self) -> Float[Tensor, " Q"]:
+        """The attention of each query on its keys, for roles that are scored by mass."""
+        index, pairs = self._index, self._index.mass_pairs
+        text = index.text[pairs.query]
+        row, _ = self._find(index.role[pairs.query], text, pairs.query_token)
+        seen = self._visible[text, pairs.query_token, pairs.key_token]
+        weights = seen * pairs.share / self._n_keys[row].clamp(min=1)
+        return weights.new_zeros(len(index.text)).index_add_(0, pairs.query, weights)
+
+    def between_units(
+        self, role: Int[Tensor, " K"], text: Int[Tensor, " K"], unit: Int[Tensor, " K"]
+    ) -> Float[Tensor, "K n"]:
+        """The attention of units to all units of their text, each in the head of a role."""
+        units = self._index.units
+        if units.grid == "token":
+            return self._of_tokens(role, text, unit)
+        tokens, present = (part[text, unit] for part in units.padded)  # K p
+        row, place = torch.nonzero(present, as_tuple=True)
+        weights = self._of_tokens(role[row], text[row], tokens[row, place])
+        folded = units.fold_keys(weights, text[row])
+        total = folded.new_zeros(len(unit), units.n).index_add_(0, row, folded)
+        return total / present.sum(1, keepdim=True).clamp(min=1)
+
+    def _of_tokens(
+        self, role: Int[Tensor, " K"], text: Int[Tensor, " K"], token: Int[Tensor, " K"]
+    ) -> Float[Tensor, "K S"]:
+        row, has_keys = self._find(role, text, token)
+        weights = self._even[text, token]
+        weights[has_keys] = 0.0
+        n_keys = self._n_keys[row]
+        first = self._starts[row] - (n_keys.cumsum(0) - n_keys)
+        keys = self._keys[torch.arange(int(n_keys.sum())) + first.repeat_interleave(n_keys)]
+        number = torch.arange(len(row)).repeat_interleave(n_keys)
+        weights[number, keys] = (1.0 / n_keys).repeat_interleave(n_keys)
+        return weights
+
+    def _find(
+        self, role: Int[Tensor, " K"], text: Int[Tensor, " K"], token: Int[Tensor, " K"]
+    ) -> tuple[Int[Tensor, " K"], Bool[Tensor, " K"]]:
+        """Where each row is stored, and whether it has keys; rows without keys share the last."""
+        number = self._row(role, text, token)
+        row = torch.searchsorted(self._rows, number)
+        has_keys = self._rows[row] == number
+        return torch.where(has_keys, row, len(self._rows) - 1), has_keys
+
+    def _row(self, role: Tensor, text: Tensor, token: Tensor) -> Int[Tensor, " K"]:
+        B, T, _ = self._visible.shape
+        return (role * B + text) * T + token

@@ -104,6 +104,11 @@ class RelationIndex:
         """Which queries are of structural roles."""
         return torch.tensor([role.kind == "structure" for role in self.roles])[self.role]
 
+    @cached_property
+    def breadth(self) -> Bool[Tensor, " Q"]:
+        """Which queries are of roles without a relation, which are scored by evenness."""
+        return torch.tensor([role.kind == "breadth" for role in self.roles])[self.role]
+
     def rows(self, query: Int[Tensor, " K"], key: Int[Tensor, " K"]) -> Int[Tensor, " K"]:
         """The rows of pairs in a table of all pairs of units."""
         n = self.units.n

@@ -50,6 +50,15 @@ class Units:
             return weights
         return self._of_words(weights) if self.grid == "word" else self._of_mentions(weights)
 
+    def fold_keys(
+        self, weights: Float[Tensor, "K S"], text: Int[Tensor, " K"]
+    ) -> Float[Tensor, "K n"]:
+        """The attention of single tokens to words or mentions, as `fold` has it for keys."""
+        token, present = (part[text] for part in self.padded)  # K n p
+        to_tokens = weights.gather(1, token.flatten(1)).view(token.shape)
+        to_tokens = to_tokens.masked_fill(~present, 0.0)
+        return to_tokens.sum(-1) if self.grid == "word" else to_tokens.amax(-1)
+
     def _of_words(self, weights: Float[Tensor, "B h T S"]) -> Float[Tensor, "B h n n"]:
         B, h, _, _ = weights.shape
         first, size, text, unit, token = (part.to(weights.device) for part in self._tokens)
@@ -69,7 +78,7 @@ class Units:
 
     def _of_mentions(self, weights: Float[Tensor, "B h T S"]) -> Float[Tensor, "B h n n"]:
         B, h, _, _ = weights.shape
-        token, present = (part.to(weights.device) for part in self._padded)
+        token, present = (part.to(weights.device) for part in self.padded)
         n, p = present.shape[1:]
         heads = torch.arange(h, device=weights.device)
         texts = torch.arange(B, device=weights.device)
@@ -100,11 +109,15 @@ class Units:
         text_of, unit_of, token_of = columns.unbind(1)
         return first, size, text_of, unit_of, token_of
 
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest unit."""
+        return max(1, *(len(tokens) for units in self.units for tokens in units), 1)
+
     @cached_property
-    def _padded(self) -> tuple[Int[Tensor, "B n p"], Bool[Tensor, "B n p"]]:
+    def padded(self) -> tuple[Int[Tensor, "B n p"], Bool[Tensor, "B n p"]]:
         """The tokens of each unit, padded to the longest unit, and which of them are present."""
-        longest = max((len(tokens) for units in self.units for tokens in units), default=0)
-        token = torch.zeros(len(self.units), self.n, max(1, longest), dtype=torch.int64)
+        token = torch.zeros(len(self.units), self.n, self.longest, dtype=torch.int64)
         present = torch.zeros_like(token, dtype=torch.bool)
         for text, units in enumerate(self.units):
             for unit, tokens in enumerate(units):

@@ -192,3 +192,26 @@ def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
         | {name: shown[name] for name in names}
         | {"texts": shown["texts"]}
     )
+
+
+def example_rows(
+    name: str, found: pd.DataFrame, texts: Mapping[str, Sequence[tuple[str, float, int]]]
+) -> pd.DataFrame:
+    """The texts that show the roles of a head most and least: role, score, queries, text."""
+    rows = [
+        (role, score, n, text)
+        for role in found.loc[found["name"] == name, "role"]
+        for text, score, n in texts.get(f"{name} {role}", ())
+    ]
+    return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
+
+
+def heads_with(found: pd.DataFrame, role: str) -> list[Head]:
+    """The heads that have a role, from the largest lift down."""
+    return [Head.parse(name) for name in found.loc[found["role"] == role, "name"]]
+
+
+def strongest_by_head(found: pd.DataFrame) -> dict[Head, tuple[str, float]]:
+    """The strongest role of each head that has one, with its lift."""
+    rows = found.drop_duplicates("name").to_dict("records")
+    return {Head.parse(row["name"]): (row["role"], row["lift"]) for row in rows}

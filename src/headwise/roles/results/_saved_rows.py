@@ -16,6 +16,19 @@ _MEASURES = ("mass", "value", "chosen_half", "smallest", "control")
 _TEXTS = ("name", "stack", "role", "label", "outcome", "null")
 
 
+def metadata_of(roles: Any) -> dict[str, Any]:
+    """All that a file holds of `Roles` beside its rows; `fields_of` reads it."""
+    return {
+        "headwise_roles": SCHEMA,
+        "meanings": dict(roles.meanings),
+        "notes": list(roles.notes),
+        "texts": {name: [list(row) for row in rows] for name, rows in roles.texts.items()},
+        "model": roles.model,
+        "versions": dict(roles.versions),
+        "effects": roles.ablation_effects.to_json(),
+    }
+
+
 def fields_of(frame: pd.DataFrame, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the roles that a file holds.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,15 @@ from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
 from headwise.roles.effects import Behaviour, Effects, ablate_each, labels_of_rows
 from headwise.roles.results._explanation import explanations
-from headwise.roles.results._rows import none_found, none_found_by_head, outcomes_by_role
-from headwise.roles.results._saved_rows import SCHEMA, fields_of
+from headwise.roles.results._rows import (
+    example_rows,
+    heads_with,
+    none_found,
+    none_found_by_head,
+    outcomes_by_role,
+    strongest_by_head,
+)
+from headwise.roles.results._saved_rows import SCHEMA, fields_of, metadata_of
 from headwise.roles.results._shapes import is_shape, shape_rows, shapes_summary
 from headwise.tables import (
     Head,
@@ -208,7 +215,7 @@ class Roles:
             model,
             list_items("effects", "behaviours", behaviours, Behaviour),
             sorted(resolve_heads(tried, known)),
-            self._strongest,
+            partial(heads_with, self.found()),
             seed=seed,
             on_progress=on_progress,
         )
@@ -226,23 +233,11 @@ class Roles:
         Raises:
             HeadError: there is no such head.
         """
-        name = str(self._head(head))
-        found = self.found()
-        rows = [
-            (role, score, n, text)
-            for role in found.loc[found["name"] == name, "role"]
-            for text, score, n in self.texts.get(f"{name} {role}", ())
-        ]
-        return pd.DataFrame(rows, columns=["role", "score", "queries", "text"])
+        return example_rows(str(self._head(head)), self.found(), self.texts)
 
     @cached_property
     def _role_rows(self) -> pd.DataFrame:
         return self.rows[~is_shape(self.rows["role"])]
-
-    def _strongest(self, role: str) -> list[Head]:
-        """The heads that have a role, from the largest lift down."""
-        found = self.found()
-        return [Head.parse(name) for name in found.loc[found["role"] == role, "name"]]
 
     def _head(self, head: HeadLike) -> Head:
         return resolve_heads(head, self._heads())[0]
@@ -261,7 +256,7 @@ class Roles:
             ArgumentError: `ax` is not axes.
             MissingPackageError: matplotlib is not installed.
         """
-        return plot_categories("Roles.plot", self._heads(), self._strongest_by_head(), ax)
+        return plot_categories("Roles.plot", self._heads(), strongest_by_head(self.found()), ax)
 
     def save(self, path: str | Path) -> Path:
         """Save the table; the file's ending decides the format: .parquet, .csv or .json.
@@ -270,16 +265,7 @@ class Roles:
             ArgumentError: the ending is another.
             OutputError: the file cannot be written; no partial file remains.
         """
-        metadata = {
-            "headwise_roles": SCHEMA,
-            "meanings": dict(self.meanings),
-            "notes": list(self.notes),
-            "texts": {name: [list(row) for row in rows] for name, rows in self.texts.items()},
-            "model": self.model,
-            "versions": dict(self.versions),
-            "effects": self.ablation_effects.to_json(),
-        }
-        return write_table_file(self.frame(), metadata, Path(path))
+        return write_table_file(self.frame(), metadata_of(self), Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> "Roles":
@@ -307,11 +293,4 @@ class Roles:
         return at_prompt(f"Roles: {self}", shown)
 
     def _repr_html_(self) -> str:
-        return categories_html(f"Roles: {self}", self._heads(), self._strongest_by_head())
-
-    def _strongest_by_head(self) -> dict[Head, tuple[str, float]]:
-        """The strongest role of each head that has one, with its lift."""
-        rows = self.found().drop_duplicates("name")
-        return {
-            Head.parse(row["name"]): (row["role"], row["lift"]) for row in rows.to_dict("records")
-        }
+        return categories_html(f"Roles: {self}", self._heads(), strongest_by_head(self.found()))

@@ -9,7 +9,7 @@ from torch import nn
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import UnsupportedError
-from headwise.models import Batch, pad, text_alone
+from headwise.models import Batch, device_of, pad, text_alone
 from headwise.roles.task._decisions import Masses
 from headwise.roles.task._examples import TokenExample
 from headwise.watch import Request, observe
@@ -79,6 +79,6 @@ def padded(batch: Sequence[TokenExample], model: nn.Module, answers: bool = Fals
     Args:
         answers: Whether their answers follow them.
     """
-    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     ids = [(*example.ids, *example.answer) if answers else example.ids for example in batch]
     return pad(ids, device)

@@ -5,6 +5,7 @@ from headwise.tables.plots._categories import category_marks, plot_categories
 from headwise.tables.plots._curve_lines import CurveLine, plot_curves
 from headwise.tables.plots._head_grid import HeadGrid, plot_heads, plot_removed
 from headwise.tables.plots._html import categories_html, curves_html, grid_html
+from headwise.tables.plots._plot_area import PlotArea
 from headwise.tables.plots._ranking import plot_ranking
 from headwise.tables.plots._weights import plot_weights
 
@@ -12,6 +13,7 @@ __all__ = [
     "FIGURE_ENDINGS",
     "CurveLine",
     "HeadGrid",
+    "PlotArea",
     "categories_html",
     "category_marks",
     "curves_html",

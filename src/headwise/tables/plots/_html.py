@@ -11,6 +11,7 @@ from headwise._display import printable
 from headwise.tables._heads import Head
 from headwise.tables.plots._categories import HUES, OTHERS, PALEST, category_styles
 from headwise.tables.plots._head_grid import HeadGrid
+from headwise.tables.plots._plot_area import PlotArea
 
 # Viridis at equal steps, dark to light: colour-blind safe, and readable in print.
 _COLOURS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30",
@@ -85,14 +86,10 @@ def curves_html(
     finite = np.concatenate([values[np.isfinite(values)] for values in curves.values()])
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
     width, height = _CURVES
+    area = PlotArea(0, height, width, height, x[-1], (low, high))
     lines, legend = [], []
     for (name, values), hue in zip(curves.items(), chain(HUES, repeat(OTHERS)), strict=False):
-        points = " ".join(
-            f"{width * at / max(x[-1], 1):.1f},"
-            f"{height * (1 - (value - low) / ((high - low) or 1.0)):.1f}"
-            for at, value in zip(x, values.tolist(), strict=True)
-            if np.isfinite(value)
-        )
+        points = area.points(x, values.tolist())
         lines.append(f'<polyline points="{points}" fill="none" stroke="{hue}" stroke-width="2"/>')
         legend.append(
             f'<li><span style="color:{hue}">—</span> {_text(name)}: {values[-1]:.3g}</li>'

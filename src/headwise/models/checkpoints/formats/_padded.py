@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
+from headwise.models._device import device_of
 from headwise.models.checkpoints._original_heads import ORIGINAL, compose_heads, original_heads
 from headwise.models.checkpoints.formats._resize import BiasHeads, is_bias_table
 from headwise.models.checkpoints.formats._stock import rebuild
@@ -39,7 +40,7 @@ def as_padded(model: nn.Module, batch: Any) -> nn.Module:
     cls: Any = type(model)
     config: Any = model.config
     with torch.random.fork_rng():  # building draws random weights, which are not used
-        full = cls(config).to(next(model.parameters()).device)
+        full = cls(config).to(device_of(model))
     weights = {name: x.detach() for name, x in model.state_dict().items()}
     full_attentions = find_attentions(full, batch)
     maps = find_ownership(full, full_attentions, batch)

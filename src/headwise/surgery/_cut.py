@@ -1,7 +1,9 @@
-"""Cut heads out of the weights of a model."""
+"""Cut heads out of the weights of a model, and bind heads to the position biases of all heads."""
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,23 +11,27 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from headwise._count_names import HEADS, KV_HEADS, QUERIES_PER_KV_HEAD, WIDTHS
+from headwise._evaluation import in_evaluation
 from headwise.models import (
     Attention,
     HeadCounts,
     OwnershipMap,
+    call_model,
     count_heads,
     find_attentions,
     find_ownership,
+    hooked,
 )
 from headwise.models.checkpoints import (
+    BiasHeads,
     is_bias_table,
     replace_torch_layers,
+    returns_biases,
     set_count,
     update_heads,
     update_sizes,
 )
 from headwise.models.ownership import KeptHeads, keep_heads, kept_indices
-from headwise.surgery.cutting._position_biases import bound_to_biases, select_biases
 
 # These read the counts of the whole model in their forward pass.
 _READ_THE_CONFIG = ("Phi3Attention", "Phi4MultimodalAttention", "MoonshineAttention")
@@ -119,3 +125,59 @@ def _update_counts(module: nn.Module, old: HeadCounts, new: HeadCounts, head_dim
     if type(module).__name__ in _READ_THE_CONFIG:
         set_count(module, "config.num_attention_heads", new.heads)
         set_count(module, "config.num_key_value_heads", new.kv_heads)
+
+
+def bound_to_biases(
+    model: nn.Module, kept: Mapping[Attention, Sequence[int]], batch: Any
+) -> list[Attention]:
+    """The attentions that must select the biases of their heads from those of all heads.
+
+    Args:
+        kept: The heads that stay, for each attention of the model.
+    """
+    bound = _receive_biases(model, kept, batch)
+    stacks: dict[str, list[Attention]] = {}
+    for attention in kept:
+        if returns_biases(attention.module):
+            stacks.setdefault(attention.site.stack, []).append(attention)
+    for layers in stacks.values():
+        uniform = len({tuple(kept[layer]) for layer in layers}) == 1
+        # If all layers keep the same heads, the biases of the first layer are cut like its weights.
+        if not uniform or any(BiasHeads.on(layer.module) for layer in layers):
+            bound |= dict.fromkeys(layers)
+    return [attention for attention in bound if len(kept[attention]) < attention.site.n_heads]
+
+
+def select_biases(
+    bound: Iterable[Attention], small: nn.Module, kept: Mapping[Attention, Sequence[int]]
+) -> None:
+    """Let attentions of the smaller model select the biases of the heads that they keep."""
+    for attention in bound:
+        heads, n_heads = [*kept[attention]], attention.site.n_heads
+        module = small.get_submodule(attention.site.name)
+        before = BiasHeads.on(module)
+        if before is not None:  # the model was pruned before
+            heads, n_heads = [before.heads[head] for head in heads], before.n_heads
+        BiasHeads(heads, n_heads).put_on(module)
+
+
+@torch.no_grad()
+def _receive_biases(
+    model: nn.Module, attentions: Iterable[Attention], batch: Any
+) -> dict[Attention, None]:
+    """The attentions that receive position biases of all their heads as an argument."""
+    receivers: dict[Attention, None] = {}
+
+    def inspect_call(attention: Attention, module: nn.Module, args: Any, kwargs: Any) -> None:
+        all_heads = BiasHeads(range(attention.site.n_heads), attention.site.n_heads)
+        names = [*inspect.signature(type(module).forward).parameters][1:]
+        for name, x in [*zip(names, args, strict=False), *kwargs.items()]:
+            if all_heads.select(name, x) is not x:
+                receivers[attention] = None
+
+    # Layers that return biases are handled by stack: their first layer makes them for all layers.
+    direct = [attention for attention in attentions if not returns_biases(attention.module)]
+    hooks = [(attention.module, partial(inspect_call, attention)) for attention in direct]
+    with hooked(before=hooks, with_kwargs=True), in_evaluation(model):
+        call_model(model, batch)
+    return receivers
