@@ -128,6 +128,16 @@ def test_finished_shards_are_not_computed_again(model: Path, data: Path, tmp_pat
     assert repr(job) == f"CorpusJob in {tmp_path / 'run'}: 3 of 3 shards finished"
 
 
+def test_locks_of_killed_processes_are_deleted(model: Path, data: Path, tmp_path: Path) -> None:
+    job = hw.corpus(model, data, out=tmp_path / "run", shards=2)
+    job.run(shard=0)
+    left = [tmp_path / "run/shards/.00000.lock", tmp_path / "run/.job.lock"]
+    for lock in left:
+        lock.touch()
+    job.run()
+    assert not list((tmp_path / "run").rglob(".*"))
+
+
 def test_empty_texts_and_empty_shards_add_nothing(model: Path, tmp_path: Path) -> None:
     texts = ["w1 w2 w3", "", " \t", None, "w4 w5"]
     path = write_parquet(tmp_path / "data.parquet", [*texts, *[""] * 20])

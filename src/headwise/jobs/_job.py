@@ -81,9 +81,8 @@ class CorpusJob:
         """
         if shard is None and isinstance(workers, int) and workers >= 1:
             report = on_progress or (lambda done, total: None)
-            return (
-                compute_all(self, report) if workers == 1 else compute_with(self, workers, report)
-            )
+            compute_all(self, report) if workers == 1 else compute_with(self, workers, report)
+            return self.folder.sweep()
         if workers != 1 or not isinstance(shard, int) or not 0 <= shard < self.shards:
             raise ArgumentError(
                 f"CorpusJob.run: shard={shard!r}, workers={workers!r} of {self.shards} shards. "

@@ -133,7 +133,15 @@ class RunFolder:
 
     def claim(self, shard: int) -> AbstractContextManager[bool]:
         """Keep other processes from computing a shard while a block runs."""
-        return claim(self.path / "shards" / f".{shard:05}.lock")
+        return claim(self._lock(shard))
+
+    def sweep(self) -> None:
+        """Delete the locks that killed processes left of work that is finished."""
+        finished = set(range(self.shards)) - set(self.unfinished())
+        locks = [self.path / ".job.lock", *map(self._lock, sorted(finished))]
+        for lock in locks:
+            with suppress(OSError):
+                lock.unlink(missing_ok=True)
 
     def write(self, shard: int, result: Any, facts: Mapping[str, Any]) -> None:
         """Write the result of a shard, then that it is finished.
@@ -187,6 +195,9 @@ class RunFolder:
             problem = "has changed since it was written" if result.is_file() else "is missing"
             raise InputError(f"corpus: {result}, the result of shard {shard}, {problem}. {advice}")
         return record
+
+    def _lock(self, shard: int) -> Path:
+        return self.path / "shards" / f".{shard:05}.lock"
 
     def _record(self, shard: int) -> Path:
         return self.path / "shards" / f"{shard:05}.json"
