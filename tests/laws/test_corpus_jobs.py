@@ -13,6 +13,7 @@ import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
 from headwise.errors import InputError, OutputError
 from headwise.files import claim
+from headwise.files._scratch import PREFIX
 from headwise.jobs import CorpusJob, ImportanceRequest, merge_corpus
 from headwise.tables import COLUMNS, HeadTable
 
@@ -128,12 +129,13 @@ def test_finished_shards_are_not_computed_again(model: Path, data: Path, tmp_pat
     assert repr(job) == f"CorpusJob in {tmp_path / 'run'}: 3 of 3 shards finished"
 
 
-def test_locks_of_killed_processes_are_deleted(model: Path, data: Path, tmp_path: Path) -> None:
+def test_what_killed_processes_left_is_deleted(model: Path, data: Path, tmp_path: Path) -> None:
     job = hw.corpus(model, data, out=tmp_path / "run", shards=2)
     job.run(shard=0)
-    left = [tmp_path / "run/shards/.00000.lock", tmp_path / "run/.job.lock"]
-    for lock in left:
-        lock.touch()
+    for name in (".job.lock", "shards/.00000.lock"):
+        (tmp_path / "run" / name).touch()
+    dead = tmp_path / f"run/shards/{PREFIX}dead/new"
+    dead.mkdir(parents=True)
     job.run()
     assert not list((tmp_path / "run").rglob(".*"))
 

@@ -1,6 +1,8 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
 from headwise.roles._find import find_roles
+from headwise.roles._shards import RoleSums, merge_roles, sums_of_shard
+from headwise.roles._survey import Survey
 from headwise.roles.cross_attention import (
     AlignedBatch,
     Alignment,
@@ -39,7 +41,9 @@ __all__ = [
     "Evidence",
     "Group",
     "Pairs",
+    "RoleSums",
     "Roles",
+    "Survey",
     "TaskHeads",
     "TokenText",
     "agreement",
@@ -51,9 +55,11 @@ __all__ = [
     "find_heads",
     "find_roles",
     "load_heads",
+    "merge_roles",
     "repetition",
     "shape_line",
     "shapes_summary",
     "step_down",
+    "sums_of_shard",
     "translation",
 ]
