@@ -164,7 +164,7 @@ class LayerTimes:
             f"{self.operations / self.product:.0%} of the core's matrix product; watched "
             f"{self.interval} times as long. {LAYERS} such layers and the output layer take "
             f"{per_token:.2f} s a token: {1 / per_token:.2f} tokens a second and core, and "
-            f"{years:,.0f} core-years for {cluster.tokens:.0e} tokens, watched."
+            f"{years:,.0f} core-years for {cluster.tokens / 1e9:.0f} billion tokens, watched."
         )
 
 
@@ -229,10 +229,10 @@ def measure_reduction(rounds: int = 5) -> tuple[float, float, int]:
 
 def assumed(cluster: Cluster) -> str:
     return (
-        f"Assumed, not measured: {cluster.parameters / 1e9:.0f} billion parameters on {cluster.gpus_per_worker} GPUs of "
-        f"{cluster.operations / 1e12:.0f} Tflop/s at {cluster.utilisation:.0%}; watching takes "
-        f"{cluster.watching:.2f} of a plain pass, as measured; {cluster.opening / 60:.0f} minutes to open the "
-        f"model; {cluster.writing:.2f} s to write a shard, {cluster.merging:.2f} s to "
+        f"Assumed: {cluster.parameters / 1e9:.0f} billion parameters on {cluster.gpus_per_worker} "
+        f"GPUs of {cluster.operations / 1e12:.0f} Tflop/s at {cluster.utilisation:.0%}, and that "
+        f"watching takes {cluster.watching:.2f} of a plain pass there too; "
+        f"{cluster.opening / 60:.0f} minutes to open the model. Measured: {cluster.writing:.2f} s to write a shard, {cluster.merging:.2f} s to "
         f"merge one. {cluster.stragglers:.0%} of workers are {cluster.slowness:.0f} times as slow, "
         f"and each is lost {cluster.failures:.2f} times an hour."
     )

@@ -77,5 +77,5 @@ def test_a_pipeline_without_a_reader(tmp_path: Path) -> None:
 
 
 def test_roles_need_all_documents(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="RolesRequest.*, which needs all texts"):
+    with pytest.raises(ArgumentError, match=r"RolesRequest.*, which needs all texts"):
         WatchHeads("model", tmp_path / "run", RolesRequest())

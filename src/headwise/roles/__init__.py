@@ -1,7 +1,8 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
 from headwise.roles._find import find_roles
-from headwise.roles._shards import RoleSums, merge_roles, sums_of_shard
+from headwise.roles._shards import merge_roles, sums_of_shard
+from headwise.roles._sums import RoleSums
 from headwise.roles._survey import Survey
 from headwise.roles.cross_attention import (
     AlignedBatch,
