@@ -232,9 +232,10 @@ def assumed(cluster: Cluster) -> str:
         f"Assumed: {cluster.parameters / 1e9:.0f} billion parameters on {cluster.gpus_per_worker} "
         f"GPUs of {cluster.operations / 1e12:.0f} Tflop/s at {cluster.utilisation:.0%}, and that "
         f"watching takes {cluster.watching:.2f} of a plain pass there too; "
-        f"{cluster.opening / 60:.0f} minutes to open the model. Measured: {cluster.writing:.2f} s to write a shard, {cluster.merging:.2f} s to "
-        f"merge one. {cluster.stragglers:.0%} of workers are {cluster.slowness:.0f} times as slow, "
-        f"and each is lost {cluster.failures:.2f} times an hour."
+        f"{cluster.opening / 60:.0f} minutes to open the model; {cluster.stragglers:.0%} of "
+        f"workers are {cluster.slowness:.0f} times as slow, and each is lost "
+        f"{cluster.failures:.2f} times an hour. Measured: {cluster.writing:.2f} s to write a "
+        f"shard, {cluster.merging:.2f} s to merge one."
     )
 
 

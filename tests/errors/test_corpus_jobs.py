@@ -25,7 +25,9 @@ from headwise.errors import (
 from headwise.files import claim
 from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, RolesRequest, merge_corpus
 from headwise.jobs import _workers as workers
+from headwise.jobs.datatrove import WatchHeads
 from headwise.roles import RoleSums, Survey
+from planted import TOKENIZER, Planted, by_frequency
 
 TEXTS = random_texts(12)
 
@@ -442,8 +444,14 @@ def test_a_damaged_survey() -> None:
         Survey.from_json({"limit": 3})
 
 
-def test_roles_of_texts_without_tokens(model: Path, tmp_path: Path) -> None:
-    path = write_texts(tmp_path / "strange.txt", ["x y z"] * 3)
-    job = hw.corpus(model, path, RolesRequest(), out=tmp_path / "roles", shards=1)
-    with pytest.raises(InputError, match="100% of the tokens of these texts are unknown"):
+def test_roles_of_texts_in_no_language_of_the_model(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "strange.txt", ["x y z", "z y x"])
+    planted = Planted((("first",),), causal=True, order=by_frequency(["w1 w2"]))
+    job = hw.corpus(planted, path, RolesRequest(), out=tmp_path / "run", tokenizer=TOKENIZER)
+    with pytest.raises(InputError, match="% of the tokens of these texts are unknown"):
         job.run()
+
+
+def test_roles_of_documents_that_no_process_has_together(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"RolesRequest.*, which needs all texts"):
+        WatchHeads("model", tmp_path / "run", RolesRequest())  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from datatrove.executor import LocalPipelineExecutor
 import headwise as hw
 from corpus_files import random_texts, write_model
 from headwise.errors import ArgumentError, InputError
-from headwise.jobs import RolesRequest, merge_corpus
+from headwise.jobs import merge_corpus
 from headwise.jobs.datatrove import WatchHeads
 
 TEXTS = random_texts(10)
@@ -74,8 +74,3 @@ def test_documents_are_dropped_unless_they_are_passed_on(tmp_path: Path) -> None
 def test_a_pipeline_without_a_reader(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="rank 4 gets no documents"):
         list(WatchHeads("model", tmp_path / "run").run(None, 4, 5))
-
-
-def test_roles_need_all_documents(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"RolesRequest.*, which needs all texts"):
-        WatchHeads("model", tmp_path / "run", RolesRequest())

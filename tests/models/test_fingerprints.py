@@ -72,22 +72,22 @@ class Opaque(Scaled):
     __tensor_flatten__ = None
 
 
-class Layout:
+class Packing:
     pass
 
 
 def test_weights_that_wrap_others_are_named_by_them() -> None:
     integers, scale = torch.arange(6, dtype=torch.int8).view(2, 3), torch.ones(2)
     weights = [
-        Scaled(integers, scale, ("row", Layout)),
-        Scaled(integers + 1, scale, ("row", Layout)),
-        Scaled(integers, 2 * scale, ("row", Layout)),
-        Scaled(integers, scale, ("column", Layout)),
+        Scaled(integers, scale, ("row", Packing)),
+        Scaled(integers + 1, scale, ("row", Packing)),
+        Scaled(integers, 2 * scale, ("row", Packing)),
+        Scaled(integers, scale, ("column", Packing)),
     ]
     marks = [fingerprint(holding(weight)) for weight in weights]
     assert len(set(marks)) == 4
-    layouts = [Layout(), Layout()]  # two objects of one kind
-    same = {fingerprint(holding(Scaled(integers, scale, layout))) for layout in layouts}
+    packings = [Packing(), Packing()]  # two objects of one kind
+    same = {fingerprint(holding(Scaled(integers, scale, packing))) for packing in packings}
     assert len(same) == 1
     model = holding(weights[0])
     first = fingerprint(model)

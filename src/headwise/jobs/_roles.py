@@ -42,9 +42,8 @@ class RolesRequest:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.relations, Mapping) or not all(
-            map(callable, self.relations.values())
-        ):
+        relations = self.relations
+        if not isinstance(relations, Mapping) or not all(map(callable, relations.values())):
             raise ArgumentError(
                 f"RolesRequest: relations={relations!r:.80}. Give functions by name."
             )
