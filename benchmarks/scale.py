@@ -1,11 +1,14 @@
 """How a corpus job scales: a simulation with measured times, stragglers and lost workers.
 
-    python benchmarks/scale.py --into docs/scale.md
+    OMP_NUM_THREADS=1 python benchmarks/scale.py --into docs/scale.md
 
-Nothing here is a measurement on 64 GPUs. A worker opens the model, then takes the first shard that
-is unfinished and unclaimed, computes it and writes it; that is the rule of `CorpusJob.run`. The
-times to write and to merge a shard's table are measured here; what is assumed stands in `Cluster`
-and on the page.
+Measured here, on one core: a pass of one decoder layer of a 70B model's shape, plain and watched,
+and its share of the core's fastest matrix product; the times to write a shard's table and to merge
+it. The rest of the model is scaled by its number of layers. Nothing is measured on GPUs: a GPU is
+assumed to reach the product's share of its specified speed times `utilisation`, which stands with
+all other assumptions in `Cluster` and on the page. A worker opens the model, then takes the first
+shard that is unfinished and unclaimed, computes it and writes it; that is the rule of
+`CorpusJob.run`.
 """
 
 import argparse
@@ -16,13 +19,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from _report import cpu_name, insert, table
+from _timing import interleaved
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+import headwise as hw
 from headwise.tables import Head, HeadTable, Totals
 from headwise.watch import DEFAULT
 
 HOUR = 3600.0
-HEADS = 80 * 64  # of Llama 3 70B
+LAYERS, VOCABULARY = 80, 128256  # of Llama 3 70B
+HEADS = LAYERS * 64
+SHAPE = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
 
 
 @dataclass(frozen=True)
@@ -96,19 +111,97 @@ def simulate(cluster: Cluster, gpus: int, shards: int, seed: int = 0) -> tuple[f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--into", type=Path)
-    parser.add_argument("--watching", type=float, default=Cluster.watching)
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of the measured text")
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
+    torch.set_num_threads(1)
+    layer = measure_layer(options.tokens, options.rounds)
     writing, merging, size = measure_reduction()
-    cluster = Cluster(watching=options.watching, writing=writing, merging=merging)
+    cluster = Cluster(watching=layer.watching, writing=writing, merging=merging)
     measured = (
         f"Measured on {cpu_name()}: the table of {HEADS:,} heads and {len(DEFAULT)} statistics has "
         f"{size / 1e6:.1f} MB; it is written in {writing:.2f} s, and read and added in "
         f"{merging:.2f} s of one core."
     )
-    text = "\n\n".join([measured, assumed(cluster), *sections(cluster)])
+    parts = [layer.report(cluster), measured, assumed(cluster), *sections(cluster)]
+    text = "\n\n".join(parts)
     print(text)
     if options.into:
         insert(text, options.into, "scale")
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """A pass of one layer over one text on one core; times in seconds.
+
+    Attributes:
+        plain: Of a pass that is not watched.
+        watching: The ratio of a watched pass to a plain one, with its interval as text.
+        product: The operations per second of the core's matrix product of 2048 rows.
+    """
+
+    tokens: int
+    parameters: int
+    plain: float
+    watching: float
+    interval: str
+    product: float
+
+    @property
+    def operations(self) -> float:
+        """Operations per second of a plain pass, two for each parameter and token."""
+        return 2 * self.parameters * self.tokens / self.plain
+
+    def report(self, cluster: Cluster) -> str:
+        # The embedding is looked up, and only the last layer's product remains to be scaled.
+        output = VOCABULARY * SHAPE["hidden_size"] / self.parameters
+        per_token = self.plain / self.tokens * (LAYERS + output)
+        years = cluster.tokens * per_token * self.watching / (365.25 * 24 * HOUR)
+        return (
+            f"One decoder layer of a 70B model's shape (8192 wide, 64 heads on 8, float32, "
+            f"{self.parameters / 1e6:.0f} million parameters) on one core of {cpu_name()}, a text "
+            f"of {self.tokens:,} tokens: {self.plain:.1f} s, {self.operations / 1e9:.0f} Gflop/s, "
+            f"{self.operations / self.product:.0%} of the core's matrix product; watched "
+            f"{self.interval} times as long. {LAYERS} such layers and the output layer take "
+            f"{per_token:.2f} s a token: {1 / per_token:.2f} tokens a second and core, and "
+            f"{years:,.0f} core-years for {cluster.tokens / 1e9:.0f} billion tokens, watched."
+        )
+
+
+def measure_layer(tokens: int, rounds: int) -> LayerTimes:
+    """One layer with random weights, by the clock of the processor, plain and watched in turn."""
+    config = LlamaConfig(**SHAPE, num_hidden_layers=1, attn_implementation="sdpa")
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        layer = LlamaDecoderLayer(config, 0)
+    layer = layer.to_empty(device="cpu").eval()
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, std=0.02)
+    x = torch.randn(1, tokens, config.hidden_size)
+    places = torch.arange(tokens)[None]
+    rope = LlamaRotaryEmbedding(config)(x, places)
+
+    def run() -> None:
+        with torch.no_grad():
+            layer(x, position_embeddings=rope, position_ids=places)
+
+    def run_watched() -> None:
+        with hw.observe(layer) as watch:
+            run()
+        assert len(watch.table().heads) == config.num_attention_heads
+
+    left, right = torch.randn(2048, 8192), torch.randn(8192, 8192)
+    cases = {"plain": run, "watched": run_watched, "product": lambda: left @ right}
+    times = interleaved(cases, rounds, "cpu")
+    ratio = times.ratio("watched", "plain")
+    return LayerTimes(
+        tokens,
+        sum(weight.numel() for weight in layer.parameters()),
+        times.median("plain") / 1000,
+        ratio.median,
+        str(ratio),
+        2 * 2048 * 8192 * 8192 / (times.median("product") / 1000),
+    )
 
 
 def measure_reduction(rounds: int = 5) -> tuple[float, float, int]:
@@ -136,12 +229,13 @@ def measure_reduction(rounds: int = 5) -> tuple[float, float, int]:
 
 def assumed(cluster: Cluster) -> str:
     return (
-        f"{cluster.parameters / 1e9:.0f} billion parameters on {cluster.gpus_per_worker} GPUs of "
-        f"{cluster.operations / 1e12:.0f} Tflop/s at {cluster.utilisation:.0%}; watching takes "
-        f"{cluster.watching:.2f} of a plain pass; {cluster.opening / 60:.0f} minutes to open the "
-        f"model; {cluster.writing:.2f} s to write a shard, {cluster.merging:.2f} s to "
-        f"merge one. {cluster.stragglers:.0%} of workers are {cluster.slowness:.0f} times as slow, "
-        f"and each is lost {cluster.failures:.2f} times an hour."
+        f"Assumed: {cluster.parameters / 1e9:.0f} billion parameters on {cluster.gpus_per_worker} "
+        f"GPUs of {cluster.operations / 1e12:.0f} Tflop/s at {cluster.utilisation:.0%}, and that "
+        f"watching takes {cluster.watching:.2f} of a plain pass there too; "
+        f"{cluster.opening / 60:.0f} minutes to open the model; {cluster.stragglers:.0%} of "
+        f"workers are {cluster.slowness:.0f} times as slow, and each is lost "
+        f"{cluster.failures:.2f} times an hour. Measured: {cluster.writing:.2f} s to write a "
+        f"shard, {cluster.merging:.2f} s to merge one."
     )
 
 

@@ -59,7 +59,12 @@ TOPICS = {
     "jobs.md": Topic(
         "Corpora on many machines",
         ("jobs",),
-        ("jobs.ImportanceRequest", "jobs.ModelSource", "jobs.datatrove.WatchHeads"),
+        (
+            "jobs.ImportanceRequest",
+            "jobs.ModelSource",
+            "jobs.RolesRequest",
+            "jobs.datatrove.WatchHeads",
+        ),
     ),
     "counts.md": Topic("Parameters, work and cache bytes", (), ("counts",)),
     "errors.md": Topic("Errors", ("errors",)),

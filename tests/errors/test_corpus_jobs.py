@@ -13,6 +13,7 @@ import torch
 
 import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
+from headwise._tensors import write_tensors
 from headwise.corpora.streams import _records, open_source
 from headwise.errors import (
     ArgumentError,
@@ -22,8 +23,11 @@ from headwise.errors import (
     WorkerError,
 )
 from headwise.files import claim
-from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, merge_corpus
+from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, RolesRequest, merge_corpus
 from headwise.jobs import _workers as workers
+from headwise.jobs.datatrove import WatchHeads
+from headwise.roles import RoleSums, Survey
+from planted import TOKENIZER, Planted, by_frequency
 
 TEXTS = random_texts(12)
 
@@ -198,6 +202,7 @@ def test_a_request_that_is_none(data: Path, tmp_path: Path) -> None:
         ("request", hw.Request(queries="all")),
         ("request", hw.Request(relations={"mine": lambda ids: [(i, 0) for i in ids]})),
         ("request", ImportanceRequest()),
+        ("request", RolesRequest()),
         ("shards", 4),
         ("max_tokens", 9),
         ("column", "id"),
@@ -400,3 +405,53 @@ def test_a_killed_worker_is_named(model: Path, data: Path, tmp_path: Path) -> No
     other.run()
     results = [j.merge().save(tmp_path / f"{n}.parquet") for n, j in enumerate((job, other))]
     assert results[0].read_bytes() == results[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"relations": {"mine": 3}}, r"RolesRequest: relations=\{'mine': 3\}"),
+        ({"evidence": "random"}, "RolesRequest: evidence='random'"),
+    ],
+)
+def test_a_request_for_roles_that_is_none(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        RolesRequest(**settings)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        (None, "is no complete safetensors file"),
+        (b"{", "is damaged"),
+        (b"[]", "holds no sums of roles"),
+        (b'{"headwise_role_sums": 9}', "holds no sums of roles"),
+    ],
+)
+def test_damaged_sums_of_roles(about: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "00000.safetensors"
+    if about is None:
+        path.write_bytes(b"no tensors")
+    else:
+        content = torch.frombuffer(bytearray(about), dtype=torch.uint8)
+        write_tensors({"about": content}, path)
+    with pytest.raises(InputError, match=rf"00000\.safetensors {message}"):
+        RoleSums.load(path)
+
+
+def test_a_damaged_survey() -> None:
+    with pytest.raises(InputError, match="the survey of the texts is damaged"):
+        Survey.from_json({"limit": 3})
+
+
+def test_roles_of_texts_in_no_language_of_the_model(tmp_path: Path) -> None:
+    path = write_texts(tmp_path / "strange.txt", ["x y z", "z y x"])
+    planted = Planted((("first",),), causal=True, order=by_frequency(["w1 w2"]))
+    job = hw.corpus(planted, path, RolesRequest(), out=tmp_path / "run", tokenizer=TOKENIZER)
+    with pytest.raises(InputError, match="% of the tokens of these texts are unknown"):
+        job.run()
+
+
+def test_roles_of_documents_that_no_process_has_together(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"RolesRequest.*, which needs all texts"):
+        WatchHeads("model", tmp_path / "run", RolesRequest())  # type: ignore[arg-type]

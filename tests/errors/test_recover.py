@@ -1,5 +1,7 @@
 """What cannot be recovered is refused by name, and both models are unchanged."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ import zoo
 from torch import nn
 
 from headwise import prune, recover
-from headwise.errors import ArgumentError, HeadwiseError, ShapeError
+from headwise._tensors import read_with_metadata, write_tensors
+from headwise.errors import ArgumentError, HeadwiseError, InputError, OutputError, ShapeError
 from headwise.models import fingerprint
 
 BATCH = {"input_ids": torch.tensor([[5, 9, 7], [4, 6, 3]])}
@@ -83,3 +86,96 @@ class _Strange(nn.Module):
 
 def test_outputs_that_cannot_be_compared() -> None:
     _refused(ArgumentError, "dict has neither logits nor a vector", _Strange(), _Strange())
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    teacher = zoo.make("Bert")
+    small = prune(teacher, "L0.H1")
+    recover(small, teacher, [BATCH], steps=2, resume=tmp_path / "part")
+    return tmp_path / "part"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 3}, "has steps='2', not '3'"),
+        ({"rate": 1e-3}, r"has rate='0\.0001', not '0\.001'"),
+        ({"seed": 5}, "has seed='0', not '5'"),
+        ({"batches": [{"input_ids": BATCH["input_ids"] + 1}]}, "has texts='[0-9a-f]+', not"),
+    ],
+)
+def test_a_file_of_another_recovery(
+    unfinished: Path, options: dict[str, Any], message: str
+) -> None:
+    teacher = zoo.make("Bert")
+    settings = {"steps": 2, "resume": unfinished} | options
+    _refused(InputError, message, prune(teacher, "L0.H1"), teacher, **settings)
+
+
+def test_a_file_of_another_model(unfinished: Path) -> None:
+    teacher = zoo.make("Bert")
+    message = "has model='[0-9a-f]+', not '[0-9a-f]+'"
+    _refused(InputError, message, prune(teacher, "L0.H2"), teacher, steps=2, resume=unfinished)
+
+
+def _without(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["weight.3"]
+
+
+def _infinite(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["weight.3"].fill_(torch.inf)
+
+
+def _transposed(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["exp_avg.0"] = tensors["exp_avg.0"].T
+
+
+def _negative(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["exp_avg_sq.0"].fill_(-1.0)
+
+
+def _late(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["step.0"].fill_(9.0)
+
+
+def _longer(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["losses"] = torch.ones(3, dtype=torch.float64)
+
+
+def _foreign(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["another"] = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_without, r"is broken \(it lacks weight\.3\)"),
+        (_infinite, r"weight\.3 is not finite"),
+        (_transposed, r"exp_avg\.0 is \(\d+, \d+\) float32, not"),
+        (_negative, r"exp_avg_sq\.0 holds -1\.0"),
+        (_late, "its optimizer is not at step 2"),
+        (_longer, r"its losses are \(3,\) float64, of 2 steps at most"),
+        (_foreign, "it holds another besides"),
+    ],
+)
+def test_a_damaged_file(
+    unfinished: Path, damage: Callable[[dict[str, torch.Tensor]], None], message: str
+) -> None:
+    tensors, about = read_with_metadata(unfinished)
+    damage(tensors)
+    write_tensors(tensors, unfinished, about)
+    teacher = zoo.make("Bert")
+    small = prune(teacher, "L0.H1")
+    _refused(InputError, message, small, teacher, steps=2, resume=unfinished)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    teacher, path = zoo.make("Bert"), tmp_path / "part"
+    path.write_text("no tensors")
+    message = "part holds no unfinished recovery"
+    _refused(InputError, message, prune(teacher, "L0.H1"), teacher, steps=2, resume=path)
+    message = "no/such/part cannot be written"
+    small = prune(teacher, "L0.H1")
+    missing = tmp_path / "no/such/part"
+    _refused(OutputError, message, small, teacher, steps=2, resume=missing)

@@ -13,6 +13,7 @@ import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
 from headwise.errors import InputError, OutputError
 from headwise.files import claim
+from headwise.files._scratch import PREFIX
 from headwise.jobs import CorpusJob, ImportanceRequest, merge_corpus
 from headwise.tables import COLUMNS, HeadTable
 
@@ -126,6 +127,17 @@ def test_finished_shards_are_not_computed_again(model: Path, data: Path, tmp_pat
     assert done == [(2, 3), (3, 3)]
     assert (tmp_path / "run/shards/00001.parquet").stat().st_mtime_ns == written
     assert repr(job) == f"CorpusJob in {tmp_path / 'run'}: 3 of 3 shards finished"
+
+
+def test_what_killed_processes_left_is_deleted(model: Path, data: Path, tmp_path: Path) -> None:
+    job = hw.corpus(model, data, out=tmp_path / "run", shards=2)
+    job.run(shard=0)
+    for name in (".job.lock", "shards/.00000.lock"):
+        (tmp_path / "run" / name).touch()
+    dead = tmp_path / f"run/shards/{PREFIX}dead/new"
+    dead.mkdir(parents=True)
+    job.run()
+    assert not list((tmp_path / "run").rglob(".*"))
 
 
 def test_empty_texts_and_empty_shards_add_nothing(model: Path, tmp_path: Path) -> None:

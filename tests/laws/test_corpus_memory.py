@@ -1,5 +1,6 @@
 """Memory of reading a corpus does not grow with its size; of watching a text, with its length."""
 
+import gc
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import headwise as hw
 from corpus_files import random_texts, write_jsonl, write_model, write_parquet, write_texts
 from headwise.corpora.streams import open_source
+from headwise.jobs._measurement import TextCounts
 
 WRITERS = {
     "a.jsonl": write_jsonl,
@@ -43,15 +45,48 @@ def test_reading_takes_the_memory_of_few_texts(name: str, tmp_path: Path) -> Non
     assert peak(lambda: read_all(path, 3)) < 250_000 < path.stat().st_size or name == "a.parquet"
 
 
+def growth_of_job(place: Path) -> tuple[int, int]:
+    """By how much a job grows after its third shard of 12: objects of Python, and the process.
+
+    Objects are counted, so that neither load nor what the allocator keeps matters; the process has
+    tensors too. Garbage is collected first, because a job does so after some seconds only.
+    """
+    path = write_jsonl(place / "a.jsonl", random_texts(300) * 30)
+    job = hw.corpus(write_model(place / "model"), path, out=place / "run", shards=12)
+    objects: list[int] = []
+    resident: list[int] = []
+
+    def sample(*_: int) -> None:
+        gc.collect()
+        objects.append(tracemalloc.get_traced_memory()[0])
+        resident.append(psutil.Process().memory_info().rss)
+
+    tracemalloc.start()
+    try:
+        job.run(on_progress=sample)
+        job.merge()
+    finally:
+        tracemalloc.stop()
+    assert len(objects) == 12
+    return max(objects[2:]) - objects[2], max(resident[2:]) - resident[2]
+
+
 @pytest.mark.full
 def test_a_job_over_a_large_file_has_flat_memory(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "model")
-    path = write_jsonl(tmp_path / "a.jsonl", random_texts(300) * 60)
-    job = hw.corpus(model, path, out=tmp_path / "run", shards=12)
-    memory: list[int] = []
-    job.run(on_progress=lambda *_: memory.append(psutil.Process().memory_info().rss))
-    job.merge()
-    assert max(memory[2:]) - memory[2] < 2**23, memory  # 8 MiB over 1.5 MB of text
+    objects, resident = growth_of_job(tmp_path)
+    assert objects < 2**18  # of 400 kB of text, which would be 2 MB of objects
+    assert resident < 2**23
+
+
+@pytest.mark.full
+def test_a_job_that_keeps_its_texts_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[object] = []
+    monkeypatch.setattr(
+        TextCounts, "filled", lambda self, texts: (kept.append(text) or text for text in texts)
+    )
+    assert growth_of_job(tmp_path)[0] > 2**19
 
 
 def watched_peak(model: torch.nn.Module, tokens: int) -> int:

@@ -1,5 +1,6 @@
 """Recovery brings a smaller model closer to the full one, reproducibly; nothing else changes."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.lab import MiniGPT, MiniGPTConfig
 from headwise.models import find_attentions, fingerprint, heads_of
-from headwise.recovery import recovering
+from headwise.recovery import _checkpoint, recovering
 from oracles import padded
 
 TEXTS = [[5, 9, 7, 3, 11, 8, 4], [4, 6], [10, 3, 3, 12, 9]]
@@ -154,3 +155,56 @@ def test_curves_of_recovered_models_lie_below_those_of_ablated_ones() -> None:
         curves.mean("mine")[0] - curves.mean("mine")[0, 0] for curves in (gated, recovered)
     ]
     assert abs(increases[1][1:]).max() < abs(increases[0][1:]).max()
+
+
+_RESUMED: dict[str, Any] = {"steps": 7, "rate": 3e-3, "seed": 1}
+
+
+def _small(kind: str) -> tuple[nn.Module, nn.Module]:
+    teacher = _make(kind)
+    return hw.prune(teacher, REMOVED), teacher
+
+
+def _stop_at(stop: int) -> Any:
+    def report(done: int, total: int) -> None:
+        if done == stop:
+            raise KeyboardInterrupt
+
+    return report
+
+
+@pytest.mark.parametrize("kind", ["Llama", "mini"])
+@pytest.mark.parametrize("stop", [1, 3, 6])
+def test_an_interrupted_recovery_resumes_to_the_same_bits(
+    kind: str, stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_checkpoint, "_SECONDS", -1.0)  # a write after every step
+    monkeypatch.setattr(_checkpoint, "_COMPUTE_PER_WRITE", 0.0)
+    plain, teacher = _small(kind)
+    losses = hw.recover(plain, teacher, _batches(), **_RESUMED)
+    small, teacher = _small(kind)
+    mark, path = fingerprint(small), tmp_path / "recovery.part"
+    with pytest.raises(KeyboardInterrupt):
+        hw.recover(small, teacher, _batches(), resume=path, on_progress=_stop_at(stop), **_RESUMED)
+    assert fingerprint(small) == mark
+    steps: list[int] = []
+    resumed = hw.recover(
+        small, teacher, _batches(), resume=path, **_RESUMED,
+        on_progress=lambda done, _: steps.append(done),
+    )  # fmt: skip
+    assert steps == list(range(stop + 1, 8))
+    assert resumed.tobytes() == losses.tobytes()
+    assert fingerprint(small) == fingerprint(plain) != mark
+    again, teacher = _small(kind)  # the file stays, and holds the finished recovery
+    assert hw.recover(again, teacher, _batches(), resume=path, **_RESUMED).tobytes() == (
+        losses.tobytes()
+    )
+    assert fingerprint(again) == fingerprint(plain)
+
+
+def test_a_recovery_without_a_file_equals_one_with(tmp_path: Path) -> None:
+    (plain, teacher), (kept, _) = _small("mini"), _small("mini")
+    losses = hw.recover(plain, teacher, _batches(), **_RESUMED)
+    again = hw.recover(kept, teacher, _batches(), resume=str(tmp_path / "part"), **_RESUMED)
+    assert again.tobytes() == losses.tobytes()
+    assert fingerprint(kept) == fingerprint(plain)

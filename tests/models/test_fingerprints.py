@@ -42,12 +42,66 @@ def test_packed_weights_have_a_name_of_their_own() -> None:
     assert watch.table().model == marks[0]
 
 
-def test_quantised_tensors_differ_by_their_steps() -> None:
-    def holding(weight: torch.Tensor) -> nn.Module:
-        module = nn.Module()
-        module.register_buffer("weight", weight)
-        return module
+def holding(weight: torch.Tensor) -> nn.Module:
+    module = nn.Module()
+    module.register_buffer("weight", weight)
+    return module
 
+
+class Scaled(torch.Tensor):
+    """Integers and their scales, as torchao's quantised weights are."""
+
+    @staticmethod
+    def __new__(cls, integers: torch.Tensor, scale: torch.Tensor, settings: object) -> "Scaled":
+        return torch.Tensor._make_wrapper_subclass(cls, integers.shape, dtype=torch.float32)
+
+    def __init__(self, integers: torch.Tensor, scale: torch.Tensor, settings: object) -> None:
+        self.integers, self.scale, self.settings = integers, scale, settings
+
+    def __tensor_flatten__(self) -> tuple[list[str], object]:
+        return ["integers", "scale"], self.settings
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(f"{func} of packed weights")
+
+
+class Opaque(Scaled):
+    """The same without a way to its parts."""
+
+    __tensor_flatten__ = None
+
+
+class Packing:
+    pass
+
+
+def test_weights_that_wrap_others_are_named_by_them() -> None:
+    integers, scale = torch.arange(6, dtype=torch.int8).view(2, 3), torch.ones(2)
+    weights = [
+        Scaled(integers, scale, ("row", Packing)),
+        Scaled(integers + 1, scale, ("row", Packing)),
+        Scaled(integers, 2 * scale, ("row", Packing)),
+        Scaled(integers, scale, ("column", Packing)),
+    ]
+    marks = [fingerprint(holding(weight)) for weight in weights]
+    assert len(set(marks)) == 4
+    packings = [Packing(), Packing()]  # two objects of one kind
+    same = {fingerprint(holding(Scaled(integers, scale, packing))) for packing in packings}
+    assert len(same) == 1
+    model = holding(weights[0])
+    first = fingerprint(model)
+    weights[0].integers.data.add_(1)  # found, although torch does not count it
+    assert fingerprint(model) == marks[1] != first
+
+
+def test_weights_that_cannot_be_read_are_refused_by_name() -> None:
+    weight = Opaque(torch.ones(2, 3), torch.ones(2), None)
+    with pytest.raises(UnsupportedError, match="fingerprint: weight is a Opaque, whose values"):
+        fingerprint(holding(weight))
+
+
+def test_quantised_tensors_differ_by_their_steps() -> None:
     x = torch.arange(6.0).view(2, 3)
     per_row = torch.tensor([0.5, 1.0]), torch.zeros(2), 0
     quantised = [

@@ -1,8 +1,9 @@
 """Give broken files to every loader, and count what happens.
 
-Run as `python tests/soak/fuzz.py INPUTS RESULTS.json`, with `tests` on the path. A loader either
-reads a file or raises a `HeadwiseError` that names it. It runs no code, opens no file elsewhere
-and takes no memory far beyond the file's size.
+Run as `python tests/soak/fuzz.py INPUTS RESULTS.json [EARLIER.json]`, with `tests` on the path. A
+loader either reads a file or raises a `HeadwiseError` that names it. It runs no code, opens no file
+elsewhere and takes no memory far beyond the file's size. With the results of an earlier run, only
+what that run did not read is read, and the results are those of both.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -59,6 +60,16 @@ class Outcomes:
 
     def problem(self, description: str, content: bytes) -> None:
         self.problems.setdefault(description[:300], repr(content[:400]))
+
+    def __add__(self, other: "Outcomes") -> "Outcomes":
+        return Outcomes(
+            self.inputs + other.inputs,
+            self.loaded + other.loaded,
+            self.refused + other.refused,
+            self.problems | other.problems,
+            max(self.megabytes, other.megabytes),
+            max(self.seconds, other.seconds),
+        )
 
 
 class Guard:
@@ -105,17 +116,31 @@ class Fuzzer:
         self.outcomes = Outcomes()
         loader.use(loader.read(loader.path))  # before the file is broken
 
+    @property
+    def distinct(self) -> int:
+        """The number of different broken versions so far."""
+        return len(self._digests)
+
+    def pass_over(self, inputs: int, seed: int) -> None:
+        """Count this many broken versions as those of an earlier run, without reading them."""
+        for _ in self._new(inputs, seed):
+            pass
+
     def feed(self, inputs: int, seed: int) -> None:
         """Read this many broken versions; those that came before are left out."""
         before = _memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        for content in self._new(inputs, seed):
+            self._read(content)
+        self.outcomes.megabytes = max(self.outcomes.megabytes, _memory("VmHWM") - before)
+        self._loader.path.write_bytes(self._whole)
+
+    def _new(self, inputs: int, seed: int) -> Iterator[bytes]:
         for content in mutations(self._whole, inputs, seed=crc32(self.name.encode()) + seed):
             digest = hashlib.blake2b(content, digest_size=8).digest()
             if digest not in self._digests:
                 self._digests.add(digest)
-                self._read(content)
-        self.outcomes.megabytes = max(self.outcomes.megabytes, _memory("VmHWM") - before)
-        self._loader.path.write_bytes(self._whole)
+                yield content
 
     def _read(self, content: bytes) -> None:
         outcomes, path = self.outcomes, self._loader.path
@@ -139,18 +164,27 @@ class Fuzzer:
             outcomes.problem(event, content)
 
 
-def fuzz_kind(kind: str, folder: Path, inputs: int, guard: Guard) -> Iterator[Fuzzer]:
-    """Feed every loader of a kind with its share of all inputs; yields after some hundred."""
+def fuzz_kind(
+    kind: str, folder: Path, inputs: int, guard: Guard, earlier: Mapping[str, int] | None = None
+) -> Iterator[Fuzzer]:
+    """Feed every loader of a kind with its share of all inputs; yields after some hundred.
+
+    Args:
+        earlier: How many inputs each loader has read before; they are passed over.
+    """
     for name, loader in KINDS[kind](folder).items():
         fuzzer = Fuzzer(name, loader, guard, folder)
-        share = -(-inputs * SHARES[kind] // 1000)
+        share, done = -(-inputs * SHARES[kind] // 1000), (earlier or {}).get(name, 0)
         for seed in range(0, 4 * share, _CHUNK):
             # Small files have few distinct broken versions: each chunk adds fewer.
-            missing = share - fuzzer.outcomes.inputs
+            missing = share - fuzzer.distinct
             if missing <= 0:
                 break
-            fuzzer.feed(min(_CHUNK, missing + 1), seed)
-            yield fuzzer
+            if fuzzer.distinct < done:
+                fuzzer.pass_over(min(_CHUNK, missing + 1), seed)
+            else:
+                fuzzer.feed(min(_CHUNK, missing + 1), seed)
+                yield fuzzer
 
 
 def _memory(name: str) -> float:
@@ -171,13 +205,13 @@ def _limit() -> None:
     signal.signal(signal.SIGALRM, late)
 
 
-def _fuzz(kind: str, inputs: int, results: Path) -> None:
+def _fuzz(kind: str, inputs: int, earlier: Mapping[str, int], results: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     try:
         guard = Guard()
         is_limited = False
         found: dict[str, dict[str, Any]] = {}
-        for fuzzer in fuzz_kind(kind, folder, inputs, guard):
+        for fuzzer in fuzz_kind(kind, folder, inputs, guard, earlier):
             found[fuzzer.name] = asdict(fuzzer.outcomes)
             results.write_text(json.dumps(found))
             signal.alarm(_SECONDS * _CHUNK)
@@ -188,13 +222,17 @@ def _fuzz(kind: str, inputs: int, results: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(inputs: int, results: Path) -> None:
+def main(inputs: int, results: Path, earlier: Path | None = None) -> None:
     torch.set_num_threads(1)
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = json.loads(earlier.read_text()) if earlier else {}
+    done = {name: outcomes["inputs"] for name, outcomes in found.items()}
     for kind in sorted(KINDS, key=lambda kind: SHARES[kind]):
         part = results.with_suffix(f".{crc32(kind.encode()):x}.json")
-        status = exit_status(start_child(partial(_fuzz, kind, inputs, part)))
-        found |= json.loads(part.read_text()) if part.exists() else {}
+        status = exit_status(start_child(partial(_fuzz, kind, inputs, done, part)))
+        read = json.loads(part.read_text()) if part.exists() else {}
+        for name, outcomes in read.items():
+            before = Outcomes(**found[name]) if name in done else Outcomes()
+            found[name] = asdict(before + Outcomes(**outcomes))
         if status:
             found[f"{kind}, the process"] = asdict(Outcomes(problems={f"ended with {status}": ""}))
         results.write_text(json.dumps(found, indent=1))
@@ -202,4 +240,4 @@ def main(inputs: int, results: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), *map(Path, sys.argv[2:]))

@@ -1,6 +1,7 @@
 """Kill work at random moments with SIGKILL, and check that nothing is lost or wrong.
 
-Run as `python tests/soak/kills.py KILLS RESULTS.json`, with `tests` on the path. Each kill hits a
+Run as `python tests/soak/kills.py KILLS RESULTS.json [VERB ...]`, with `tests` on the path; all
+verbs if none is named. Each kill hits a
 child of this process that works in a fresh copy of a folder with an old result. Afterwards the
 folder must hold the old result or the new one; the same work, started again, must end with the
 result of an undisturbed run to the last byte, and leave no other file.
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import headwise as hw
@@ -31,6 +33,7 @@ from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, 
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
 from headwise.models.checkpoints import _save
+from headwise.recovery import _checkpoint as recovery
 from headwise.scoring import _checkpoint
 from studies import make_study
 
@@ -95,9 +98,30 @@ def _prune(folder: Path, remove: tuple[int, ...] = (1, 2)) -> None:
 
 
 def _recover(folder: Path, remove: tuple[int, ...] = (0, 3)) -> None:
-    small = hw.prune(_model(), {0: list(remove)})
-    hw.recover(small, _model(), _batches(), steps=6)
+    small, part = hw.prune(_model(), {0: list(remove)}), folder / "recovery.part"
+    hw.recover(small, _model(), _batches(), steps=6, resume=part)
     hw.save(small, folder / "small", tokenizer=_tokenizer(), force=True)
+    part.unlink()
+
+
+def _texts(folder: Path) -> None:
+    grammar, rng = Grammar(), np.random.default_rng(0)
+    lines = [" ".join(grammar.line(rng).words) for _ in range(60)]
+    (folder / "texts.txt").write_text("\n".join(lines))
+
+
+def _corpus(folder: Path) -> None:
+    options = {"out": folder / "run", "shards": 5, "tokenizer": _tokenizer()}
+    job = hw.corpus(_model(), folder / "texts.txt", **options)
+    job.run()
+    job.merge().save(folder / "table.json")
+
+
+def _read_corpus(folder: Path) -> str:
+    if not (folder / "table.json").exists():
+        return ""
+    shards = [f"run/{name}" for name in _files(folder / "run") if name.endswith(".parquet")]
+    return _read_table(hw.HeadTable, folder, "table.json") + _digest(folder, *shards)
 
 
 def _read_small(folder: Path) -> str:
@@ -155,6 +179,7 @@ VERBS = {
     "recover": Verb(
         _recover, lambda folder: _read_small(folder / "small"), lambda folder: _prune(folder, (0,))
     ),
+    "corpus": Verb(_corpus, _read_corpus, _texts),
     "report": Verb(
         lambda folder: _page(folder, 12), _read_page, lambda folder: _page(folder, 8)
     ),
@@ -275,14 +300,16 @@ def _files(folder: Path) -> set[str]:
     }
 
 
-def main(kills: int, results: Path) -> None:
+def main(kills: int, results: Path, *names: str) -> None:
     torch.set_num_threads(1)
     # The fresh process that opens a saved model takes seconds and writes no result.
     _save.check_fresh = lambda *_: None
     _checkpoint._SECONDS = 0.0  # so that unfinished scores are written after every head
+    recovery._SECONDS = recovery._COMPUTE_PER_WRITE = 0.0  # and a recovery after every step
     rng = random.Random(0)
     with tempfile.TemporaryDirectory(dir=results.parent) as place:
-        killers = {name: Killer(verb, Path(place) / name, rng) for name, verb in VERBS.items()}
+        verbs = {name: VERBS[name] for name in names or VERBS}
+        killers = {name: Killer(verb, Path(place) / name, rng) for name, verb in verbs.items()}
         for attempt in range(20 * kills):
             if sum(killer.tally.kills for killer in killers.values()) == kills:
                 break
@@ -293,4 +320,4 @@ def main(kills: int, results: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -1,4 +1,7 @@
-"""Write the results of `make soak` into a page: `python tests/soak/page.py FOLDER PAGE`."""
+"""Write the results of `make soak` into a page: `python tests/soak/page.py FOLDER PAGE`.
+
+Those that the page shows are in `tests/soak/results`.
+"""
 
 import json
 import sys
@@ -58,9 +61,12 @@ def _as_texts(row: Iterable[Any]) -> list[str]:
 
 def main(folder: Path, page: Path) -> None:
     read = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    insert(kills_table(read["kills"]), page, "kills")
-    insert(fuzz_table(read["fuzz"]), page, "broken files")
-    insert(steady_table({name: read[name] for name in ("training", "decoding")}), page, "soak")
+    if "kills" in read:
+        insert(kills_table(read["kills"]), page, "kills")
+    if "fuzz" in read:
+        insert(fuzz_table(read["fuzz"]), page, "broken files")
+    if runs := {name: read[name] for name in ("training", "decoding") if name in read}:
+        insert(steady_table(runs), page, "soak")
 
 
 if __name__ == "__main__":

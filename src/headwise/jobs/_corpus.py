@@ -9,12 +9,15 @@ from torch import nn
 
 from headwise.corpora.streams import open_source
 from headwise.errors import ArgumentError, InputError
+from headwise.files import build_from
 from headwise.jobs._job import CorpusJob, merged
 from headwise.jobs._measurement import Measurement
 from headwise.jobs._model_source import ModelSource, fingerprint_in_memory
+from headwise.jobs._roles import RoleEvidence, RolesRequest
 from headwise.jobs._run_folder import SCHEMA, RunFolder
 from headwise.jobs._scoring import Importance, ImportanceRequest
 from headwise.jobs._statistics import Statistics
+from headwise.roles import Roles
 from headwise.tables import HeadTable, Scores
 from headwise.watch import Request
 
@@ -22,7 +25,7 @@ from headwise.watch import Request
 def corpus(
     model: nn.Module | ModelSource | str | Path,
     data: str | Path | Sequence[str | Path],
-    request: Request | ImportanceRequest | None = None,
+    request: Request | ImportanceRequest | RolesRequest | None = None,
     *,
     out: str | Path,
     shards: int | None = None,
@@ -44,8 +47,8 @@ def corpus(
             device and a dtype too. Or a model in memory.
         data: One glob or several, of .parquet, .jsonl, .txt or .conllu files. Or
             `datasets:NAME:SPLIT`, a dataset that is streamed (the extra `datasets`).
-        request: The statistics to compute, or `ImportanceRequest()` for the importance of heads.
-            None is `Request()`.
+        request: The statistics to compute, `ImportanceRequest()` for the importance of heads, or
+            `RolesRequest()` for their roles. None is `Request()`.
         out: The folder of the results.
         shards: The number of shards. None is that of the job in `out`, or one for each 16 MiB.
         tokenizer: The model's tokenizer. None is the one beside it.
@@ -79,7 +82,7 @@ def corpus(
     return CorpusJob(model, tokenizer, source, measurement, run, max_tokens, digest)
 
 
-def merge_corpus(folder: str | Path) -> HeadTable | Scores:
+def merge_corpus(folder: str | Path) -> HeadTable | Scores | Roles:
     """The result of a job from its folder alone, without the model; see `CorpusJob.merge`.
 
     Raises:
@@ -93,13 +96,20 @@ def merge_corpus(folder: str | Path) -> HeadTable | Scores:
             f"corpus: the shards in {folder} were made with {versions}, and this is "
             f"{_versions()}. Merge them with the versions that made them."
         )
-    kind = dict(run.about.get("measured") or {}).get("kind")
+    measured = dict(run.about.get("measured") or {})
+    kind = measured.get("kind")
     if kind == "importance":
         return merged(run, Importance(ImportanceRequest()))
+    if kind == "roles":
+        path = run.path / "job.json"
+        described = build_from(
+            lambda: RoleEvidence.described(measured), f"corpus: {path} is damaged", "Copy it again."
+        )
+        return merged(run, described)
     return merged(run, Statistics(Request()))
 
 
-def measurement_of(request: Request | ImportanceRequest) -> Measurement:
+def measurement_of(request: Request | ImportanceRequest | RolesRequest) -> Measurement:
     """What a request measures.
 
     Raises:
@@ -107,9 +117,12 @@ def measurement_of(request: Request | ImportanceRequest) -> Measurement:
     """
     if isinstance(request, ImportanceRequest):
         return Importance(request)
+    if isinstance(request, RolesRequest):
+        return RoleEvidence(request)
     if not isinstance(request, Request):
         raise ArgumentError(
-            f"corpus: request={request!r:.60}. Give a Request(...) or an ImportanceRequest(...)."
+            f"corpus: request={request!r:.60}. Give a Request(...), an ImportanceRequest(...) or "
+            f"a RolesRequest(...)."
         )
     return Statistics(request)
 

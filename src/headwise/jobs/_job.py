@@ -1,14 +1,16 @@
 """A corpus job: shards computed anywhere, in any order, merged into one result."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from headwise._progress import Progress
+from headwise.corpora import AnnotatedText
 from headwise.corpora.streams import CorpusSource
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.jobs._measurement import Measurement, Opened, TextCounts
+from headwise.jobs._measurement import Corpus, Measurement, Opened, TextCounts
 from headwise.jobs._model_source import ModelSource, open_model
 from headwise.jobs._run_folder import RunFolder
 from headwise.jobs._workers import compute_all, compute_with
@@ -81,9 +83,8 @@ class CorpusJob:
         """
         if shard is None and isinstance(workers, int) and workers >= 1:
             report = on_progress or (lambda done, total: None)
-            return (
-                compute_all(self, report) if workers == 1 else compute_with(self, workers, report)
-            )
+            compute_all(self, report) if workers == 1 else compute_with(self, workers, report)
+            return self.folder.sweep()
         if workers != 1 or not isinstance(shard, int) or not 0 <= shard < self.shards:
             raise ArgumentError(
                 f"CorpusJob.run: shard={shard!r}, workers={workers!r} of {self.shards} shards. "
@@ -102,7 +103,8 @@ class CorpusJob:
         """The result on the whole corpus, added up in the order of the shards.
 
         Returns:
-            A `HeadTable`, or `Scores` for an `ImportanceRequest`. Equal to the result of one
+            A `HeadTable`, `Scores` for an `ImportanceRequest`, or `Roles` for a `RolesRequest`.
+            Equal to the result of one
             process up to rounding, counts exactly; its bytes do not depend on who computed which
             shard.
         Raises:
@@ -124,7 +126,11 @@ class CorpusJob:
             remember_fingerprint(model, known)
         opened = Opened(model, tokenizer, fingerprint(model), self.max_tokens)
         self.folder.check_model(opened.fingerprint, weights)
-        return opened
+        if not self.measurement.surveys:
+            return opened
+        corpus = Corpus(lambda shard: TextCounts().filled(self._texts(shard)), self.shards)
+        survey = self.folder.survey(lambda: self.measurement.survey(opened, corpus))
+        return replace(opened, survey=survey)
 
     def compute_unclaimed(self, shard: int, opened: Opened) -> bool:
         """Compute a shard unless it is finished; False if another process computes it."""
@@ -135,8 +141,7 @@ class CorpusJob:
 
     def _compute(self, shard: int, opened: Opened) -> None:
         counts = TextCounts()
-        texts = self.source.texts(shard, self.shards)
-        result = self.measurement.measure(opened, counts.filled(texts))
+        result = self.measurement.measure(opened, counts.filled(self._texts(shard)), shard)
         facts = {
             "model": opened.fingerprint,
             "slice": self.source.shard(shard, self.shards),
@@ -144,6 +149,9 @@ class CorpusJob:
             "empty": counts.empty,
         }
         self.folder.write(shard, result, facts)
+
+    def _texts(self, shard: int) -> Iterator[AnnotatedText]:
+        return self.source.texts(shard, self.shards)
 
 
 def merged(folder: RunFolder, measurement: Measurement) -> Any:
@@ -156,4 +164,6 @@ def merged(folder: RunFolder, measurement: Measurement) -> Any:
             f"corpus: none of {folder.shards} shards in {folder.path} has a text with a token. "
             f"Give texts with words."
         )
-    return measurement.merge(measurement.load(path) for path in paths)
+    survey = folder.read_survey() if measurement.surveys else {}
+    results = (measurement.load(path) for path in paths)
+    return measurement.merge(results, survey, folder.model()["model"])

@@ -1,8 +1,8 @@
 """What a job measures on each shard, and how the results of shards add up."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol, runtime_checkable
@@ -11,9 +11,17 @@ from torch import nn
 
 from headwise.corpora import AnnotatedText
 
-# Texts that are read and tokenized together: so many, or so many characters. Texts of similar
-# length among them share a batch.
-_TEXTS, _CHARACTERS = 1024, 2**21
+
+@dataclass(frozen=True)
+class Corpus:
+    """The texts of all shards, without those of white space alone.
+
+    Attributes:
+        read: Reads those of a shard, in order.
+    """
+
+    read: Callable[[int], Iterable[AnnotatedText]]
+    shards: int
 
 
 @dataclass(frozen=True)
@@ -24,29 +32,55 @@ class Opened:
         fingerprint: The fingerprint of its weights.
         max_tokens: The most tokens in one text; a longer one becomes several. None is the
             model's context.
+        survey: What all texts say together; empty for a measurement that needs no survey.
     """
 
     model: nn.Module
     tokenizer: Any
     fingerprint: str
     max_tokens: int | None = None
+    survey: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable
 class Measurement(Protocol):
-    """One kind of result: measured on the texts of a shard, saved, and added up."""
+    """One kind of result: measured on the texts of a shard, saved, and added up.
+
+    Attributes:
+        surveys: Whether every shard must know what all texts say together.
+    """
+
+    @property
+    def surveys(self) -> bool: ...
 
     def describe(self) -> dict[str, Any]:
         """What is measured, as JSON: equal for equal measurements."""
 
-    def measure(self, opened: Opened, texts: Iterable[str]) -> Any:
+    def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
+        """What all texts say together, as JSON."""
+
+    def measure(self, opened: Opened, texts: Iterable[AnnotatedText], shard: int) -> Any:
         """The result on some texts; None if they have no token."""
 
     def load(self, path: Path) -> Any:
         """A result from the file that its `save` wrote."""
 
-    def merge(self, results: Iterable[Any]) -> Any:
-        """The result on the texts of all, added in their order."""
+    def merge(self, results: Iterable[Any], survey: Mapping[str, Any], model: str) -> Any:
+        """The result on the texts of all, added in their order.
+
+        Args:
+            model: The fingerprint of the model.
+        """
+
+
+class WithoutSurvey:
+    """A measurement of texts that need not know each other."""
+
+    surveys = False
+
+    def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
+        """Nothing."""
+        return {}
 
 
 @dataclass
@@ -56,28 +90,14 @@ class TextCounts:
     texts: int = 0
     empty: int = 0
 
-    def filled(self, texts: Iterable[AnnotatedText]) -> Iterator[str]:
+    def filled(self, texts: Iterable[AnnotatedText]) -> Iterator[AnnotatedText]:
         """The texts that are not white space alone."""
         for text in texts:
             if text.text.strip():
                 self.texts += 1
-                yield text.text
+                yield text
             else:
                 self.empty += 1
-
-
-def windows(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in groups that fit into memory, in order."""
-    window: list[str] = []
-    characters = 0
-    for text in texts:
-        window.append(text)
-        characters += len(text)
-        if len(window) >= _TEXTS or characters >= _CHARACTERS:
-            yield window
-            window, characters = [], 0
-    if window:
-        yield window
 
 
 def code_of(function: Callable[..., Any]) -> str:

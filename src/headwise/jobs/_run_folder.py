@@ -2,13 +2,14 @@
 
 run/job.json             what is measured, on which texts, in how many shards, by which versions
 run/model.json           the fingerprint of the model's weights
-run/shards/00003.parquet the result of a shard; a shard without a token has none
+run/survey.json          for roles: what all texts say together
+run/shards/00003.parquet the result of a shard (of roles .safetensors); one without a token has none
 run/shards/00003.json    written last: the shard is finished, with a hash of its result
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import count, groupby
 from pathlib import Path
@@ -17,13 +18,14 @@ from typing import Any
 
 from headwise._display import counted
 from headwise.errors import InputError, OutputError
-from headwise.files import build_from, claim, read_object, write_json
+from headwise.files import build_from, claim, read_object, sweep, write_json
 
 SCHEMA = 1
 _ADVICE = "Give a folder that a corpus job made."
 _SHARD = "headwise_shard"
 # What a folder may hold before its job is described: a killed process may have left them.
-_OURS = ("shards", "model.json")
+_OURS = ("shards", "model.json", "survey.json")
+_ENDINGS = {"roles": ".safetensors"}
 
 
 class RunFolder:
@@ -52,6 +54,9 @@ class RunFolder:
             )
         self.about: Mapping[str, Any] = stored
         self.shards: int = stored["shards"]
+        measured = stored.get("measured")
+        kind = measured.get("kind") if isinstance(measured, dict) else None
+        self._ending = _ENDINGS.get(str(kind), ".parquet")
         text = json.dumps(stored, sort_keys=True)
         self.job = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -119,6 +124,30 @@ class RunFolder:
             )
         return content
 
+    def survey(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What all texts say together: made by the first process, while others wait.
+
+        Raises:
+            InputError: the file is damaged.
+            OutputError: it cannot be written.
+        """
+        with claim(self.path / ".survey.lock", wait=True):
+            if not self._survey.exists():
+                write_json(make(), self._survey)
+        return self.read_survey()
+
+    def read_survey(self) -> dict[str, Any]:
+        """The survey of the texts.
+
+        Raises:
+            InputError: the file is missing or damaged.
+        """
+        return read_object(self._survey, "corpus", "Delete it, and run the job again.")
+
+    @property
+    def _survey(self) -> Path:
+        return self.path / "survey.json"
+
     def known_model(self, weights: str) -> str:
         """The fingerprint of the model with these files, if a process has hashed them."""
         known = self.model()
@@ -133,7 +162,18 @@ class RunFolder:
 
     def claim(self, shard: int) -> AbstractContextManager[bool]:
         """Keep other processes from computing a shard while a block runs."""
-        return claim(self.path / "shards" / f".{shard:05}.lock")
+        return claim(self._lock(shard))
+
+    def sweep(self) -> None:
+        """Delete what killed processes left: temporary files, and locks of finished work."""
+        finished = set(range(self.shards)) - set(self.unfinished())
+        names = (".job.lock", ".survey.lock")
+        locks = [*(self.path / name for name in names), *map(self._lock, sorted(finished))]
+        for lock in locks:
+            with suppress(OSError):
+                lock.unlink(missing_ok=True)
+        for folder in (self.path, self.path / "shards"):
+            sweep(folder)
 
     def write(self, shard: int, result: Any, facts: Mapping[str, Any]) -> None:
         """Write the result of a shard, then that it is finished.
@@ -188,11 +228,14 @@ class RunFolder:
             raise InputError(f"corpus: {result}, the result of shard {shard}, {problem}. {advice}")
         return record
 
+    def _lock(self, shard: int) -> Path:
+        return self.path / "shards" / f".{shard:05}.lock"
+
     def _record(self, shard: int) -> Path:
         return self.path / "shards" / f"{shard:05}.json"
 
     def _result(self, shard: int) -> Path:
-        return self.path / "shards" / f"{shard:05}.parquet"
+        return self.path / "shards" / f"{shard:05}{self._ending}"
 
 
 def _cannot_write(path: Path, error: Exception) -> OutputError:

@@ -1,14 +1,16 @@
 """The importance of every head on the texts of a shard: scores of single texts, side by side."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headwise.corpora import AnnotatedText
+from headwise.corpora.streams import windows
 from headwise.errors import ArgumentError, HeadError
-from headwise.jobs._measurement import Opened, code_of, windows
+from headwise.jobs._measurement import Opened, WithoutSurvey, code_of
 from headwise.models import iter_pieces
 from headwise.scoring import Loss, importance
 from headwise.tables import Scores
@@ -40,7 +42,7 @@ class ImportanceRequest:
             )
 
 
-class Importance:
+class Importance(WithoutSurvey):
     """Scores of each text; those of shards are listed one below the other."""
 
     def __init__(self, request: ImportanceRequest) -> None:
@@ -56,7 +58,7 @@ class Importance:
             "loss": code_of(function) if callable(function) else function or "",
         }
 
-    def measure(self, opened: Opened, texts: Iterable[str]) -> Scores | None:
+    def measure(self, opened: Opened, texts: Iterable[AnnotatedText], shard: int) -> Scores | None:
         """The scores of some texts, a few hundred at a time.
 
         Raises:
@@ -71,26 +73,34 @@ class Importance:
                 tokenizer=opened.tokenizer,
                 max_tokens=opened.max_tokens,
             )
-            for window in windows(texts)
+            for window in _strings(texts)
             if any(iter_pieces(opened.tokenizer, [(text, None) for text in window], opened.model))
         ]
-        return self.merge(parts) if parts else None
+        return _joined(parts) if parts else None
 
     def load(self, path: Path) -> Scores:
         """The scores of a shard."""
         return Scores.load(path)
 
-    def merge(self, results: Iterable[Scores]) -> Scores:
+    def merge(self, results: Iterable[Scores], survey: Mapping[str, Any], model: str) -> Scores:
         """The scores of all texts, in the order of the parts.
 
         Raises:
             HeadError: the parts have different heads.
         """
-        first, *others = parts = list(results)
-        for part in others:
-            if part.heads != first.heads:
-                raise HeadError(
-                    f"corpus: shards have {len(first.heads)} and {len(part.heads)} heads. Run "
-                    f"them with one model."
-                )
-        return replace(first, per_text=np.concatenate([part.per_text for part in parts]))
+        return _joined(results)
+
+
+def _strings(texts: Iterable[AnnotatedText]) -> Iterator[list[str]]:
+    return ([text.text for text in window] for window in windows(texts))
+
+
+def _joined(results: Iterable[Scores]) -> Scores:
+    first, *others = parts = list(results)
+    for part in others:
+        if part.heads != first.heads:
+            raise HeadError(
+                f"corpus: shards have {len(first.heads)} and {len(part.heads)} heads. Run "
+                f"them with one model."
+            )
+    return replace(first, per_text=np.concatenate([part.per_text for part in parts]))

@@ -1,7 +1,7 @@
 """Statistics of every head on the texts of a shard: what `observe` computes."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from headwise._evaluation import in_evaluation
+from headwise.corpora import AnnotatedText
+from headwise.corpora.streams import windows
 from headwise.errors import ArgumentError
-from headwise.jobs._measurement import Opened, code_of, windows
+from headwise.jobs._measurement import Opened, WithoutSurvey, code_of
 from headwise.models import (
     Piece,
     check_reads_text,
@@ -31,7 +33,7 @@ _BATCH_SIZE, _BATCH_TOKENS = 16, 2**14
 _NOT_OF_SHARDS = ("pairs", "spans", "received", "per_query", "maps")
 
 
-class Statistics:
+class Statistics(WithoutSurvey):
     """The sums of a request's statistics; tables of shards add up to the table of all.
 
     Raises:
@@ -63,7 +65,9 @@ class Statistics:
             "per_text": request.per_text,
         }
 
-    def measure(self, opened: Opened, texts: Iterable[str]) -> HeadTable | None:
+    def measure(
+        self, opened: Opened, texts: Iterable[AnnotatedText], shard: int
+    ) -> HeadTable | None:
         """The table of some texts, in memory that does not grow with their number.
 
         Raises:
@@ -83,17 +87,19 @@ class Statistics:
         """The table of a shard."""
         return HeadTable.load(path)
 
-    def merge(self, results: Iterable[HeadTable]) -> HeadTable:
+    def merge(
+        self, results: Iterable[HeadTable], survey: Mapping[str, Any], model: str
+    ) -> HeadTable:
         """The table of all texts."""
         return reduce(add, results)
 
 
-def _batches(opened: Opened, texts: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+def _batches(opened: Opened, texts: Iterable[AnnotatedText]) -> Iterator[dict[str, Tensor]]:
     model = opened.model
     own_target = reads_two_texts(model)
     device = device_of(model)
     for window in windows(texts):
-        pairs = [(text, text if own_target else None) for text in window]
+        pairs = [(text.text, text.text if own_target else None) for text in window]
         pieces = [*iter_pieces(opened.tokenizer, pairs, model, opened.max_tokens)]
         for group in _groups(sorted(pieces, key=lambda piece: len(piece.source))):
             yield from inputs_of(group, len(group), device)

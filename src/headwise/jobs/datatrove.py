@@ -63,6 +63,11 @@ class WatchHeads(PipelineStep):  # type: ignore[misc]
         self._model = model if isinstance(model, ModelSource) else ModelSource(str(model))
         self._out, self._documents_name = Path(out), name
         self._measurement = measurement_of(Request() if request is None else request)
+        if self._measurement.surveys:
+            raise ArgumentError(
+                f"WatchHeads: request={request!r:.60}, which needs all texts, and a rank sees its "
+                f"own. Use headwise.corpus for roles."
+            )
         self._tokenizer, self._max_tokens, self._keep = tokenizer, max_tokens, keep
 
     def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Iterator[Any]:

@@ -1,23 +1,28 @@
 """A short name for the weights of a model."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import UnsupportedError
-from headwise.models._sharded import whole_tensor
+from headwise.models._sharded import is_sharded, whole_tensor
 
 # Settings that quantised modules keep among their weights.
 _SETTINGS = (int, float, str, torch.dtype, type(None))
+# Where an object is in memory, in its description.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def fingerprint(model: nn.Module) -> str:
     """Hash the name, shape, dtype and values of every weight, whatever its device.
 
-    Quantised weights are hashed as they are stored; weights that accelerate has offloaded are
+    Quantised weights are hashed as they are stored, those of torchao and others that wrap several
+    tensors by these tensors and their settings; weights that accelerate has offloaded are
     read from where it keeps them; sharded ones are gathered one after the other, so that every
     process must call this, and gets the fingerprint of the whole model.
 
@@ -34,9 +39,18 @@ def fingerprint(model: nn.Module) -> str:
                 digest.update(f"{part_name}{part}".encode())
                 continue
             digest.update(f"{part_name}{tuple(part.shape)}{part.dtype}".encode())
-            flat: Tensor = whole_tensor(part.detach()).cpu().contiguous().flatten()
-            digest.update(flat.view(torch.uint8).numpy().data)
+            digest.update(_bytes_of(part_name, part).data)
     return digest.hexdigest()
+
+
+def _bytes_of(name: str, weight: Tensor) -> np.ndarray:
+    try:
+        flat: Tensor = whole_tensor(weight.detach()).cpu().contiguous().flatten()
+        return flat.view(torch.uint8).numpy()
+    except (RuntimeError, TypeError, AttributeError) as error:
+        if type(weight) in (Tensor, nn.Parameter):
+            raise
+        raise _unreadable(name, weight) from error
 
 
 def _parts(model: nn.Module, name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -47,15 +61,38 @@ def _parts(model: nn.Module, name: str, value: Any) -> Iterator[tuple[str, Any]]
     elif isinstance(value, Tensor) and value.is_quantized:
         yield name, value.int_repr()
         yield from _parts(model, name, _steps(value))
+    elif is_wrapper(value):
+        yield from _wrapped(model, name, value)
     elif isinstance(value, Tensor):
         yield name, _offloaded(model, name) if value.is_meta else value
     elif isinstance(value, _SETTINGS):
         yield name, value
     else:
-        raise UnsupportedError(
-            f"fingerprint: {name} is a {type(value).__name__}, whose values cannot be read. Give "
-            f"the model before its weights are packed."
-        )
+        raise _unreadable(name, value)
+
+
+def is_wrapper(weight: Any) -> bool:
+    """Whether a weight is made of other tensors, as quantised ones of torchao are.
+
+    Sharded weights are not: they are gathered.
+    """
+    flatten = getattr(weight, "__tensor_flatten__", None)
+    return flatten is not None and not is_sharded(weight)
+
+
+def _wrapped(model: nn.Module, name: str, weight: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors that a weight is made of, and the settings that say how."""
+    names, settings = weight.__tensor_flatten__()
+    yield name, f"{type(weight).__name__}{_ADDRESS.sub('', repr(settings))}"
+    for part in names:
+        yield from _parts(model, f"{name}.{part}", getattr(weight, part))
+
+
+def _unreadable(name: str, value: Any) -> UnsupportedError:
+    return UnsupportedError(
+        f"fingerprint: {name} is a {type(value).__name__}, whose values cannot be read. Give "
+        f"the model before its weights are packed."
+    )
 
 
 def _steps(weight: Tensor) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from headwise._torch_private import is_materialized, version_of
 from headwise.models._fingerprint import fingerprint as hash_weights
+from headwise.models._fingerprint import is_wrapper
 from headwise.models._sharded import is_sharded
 
 # By model: what its weights were when they were hashed, and their hash.
@@ -61,7 +62,7 @@ def _state_of(weight: Any) -> Hashable:
     """Which memory a weight is, and how often it was changed; None if that is unknown."""
     if not isinstance(weight, Tensor) or weight.is_meta or not is_materialized(weight):
         return None
-    if is_sharded(weight):  # all processes must gather it, or none
+    if is_sharded(weight) or is_wrapper(weight):  # all processes must gather it, or none
         return None
     if weight.is_inference() or weight.is_quantized or not weight.is_contiguous():
         return None

@@ -1,6 +1,9 @@
 """What each head attends to, with evidence against baselines on held-out texts."""
 
 from headwise.roles._find import find_roles
+from headwise.roles._shards import merge_roles, sums_of_shard
+from headwise.roles._sums import RoleSums
+from headwise.roles._survey import Survey
 from headwise.roles.cross_attention import (
     AlignedBatch,
     Alignment,
@@ -39,7 +42,9 @@ __all__ = [
     "Evidence",
     "Group",
     "Pairs",
+    "RoleSums",
     "Roles",
+    "Survey",
     "TaskHeads",
     "TokenText",
     "agreement",
@@ -51,9 +56,11 @@ __all__ = [
     "find_heads",
     "find_roles",
     "load_heads",
+    "merge_roles",
     "repetition",
     "shape_line",
     "shapes_summary",
     "step_down",
+    "sums_of_shard",
     "translation",
 ]

@@ -1,6 +1,7 @@
 """Importance scores: how much each head matters to what a model should keep doing."""
 
 from headwise.scoring._batches import BatchesLike, paired, read_batches
+from headwise.scoring._checkpoint import digest_of
 from headwise.scoring._curves import prune_curves
 from headwise.scoring._importance import importance
 from headwise.scoring._loss import Loss, embedding, find_loss
@@ -14,6 +15,7 @@ __all__ = [
     "Inputs",
     "Loss",
     "Score",
+    "digest_of",
     "embedding",
     "find_loss",
     "importance",

@@ -18,6 +18,7 @@ from headwise.cli._options import (
     names_in,
 )
 from headwise.cli._print import print_heads, print_json, print_note
+from headwise.cli.commands._roles import print_roles
 from headwise.errors import ArgumentError
 
 MethodName = Literal["half-gate", "gradient", "curvature", "zero-ablation"]
@@ -42,6 +43,9 @@ Importance = Annotated[
     MethodName | None,
     typer.Option(help="Score heads by this method instead of computing statistics."),
 ]
+FindRoles = Annotated[
+    bool, typer.Option("--roles", help="Find the roles of heads instead of computing statistics.")
+]
 
 
 def corpus(
@@ -55,6 +59,7 @@ def corpus(
     statistics: Statistics = None,
     per_text: PerText = False,
     importance: Importance = None,
+    roles: FindRoles = False,
     *,
     options: ModelOptions,
 ) -> None:
@@ -63,16 +68,18 @@ def corpus(
     Finished shards are skipped, so a command that was interrupted is simply run again; several
     machines may run it on one folder. `headwise merge OUT` adds up the shards.
     """
-    if importance is not None and (statistics is not None or per_text):
-        raise ArgumentError(
-            f"corpus: --importance {importance} with --statistics or --per-text. Give one kind."
-        )
+    named = f"--importance {importance}" if importance else "--roles"
+    if (importance or roles) and (statistics is not None or per_text):
+        raise ArgumentError(f"corpus: {named} with --statistics or --per-text. Give one kind.")
+    if importance and roles:
+        raise ArgumentError(f"corpus: {named} with --roles. Give one kind.")
     from headwise.cli import tasks
 
     requested = tasks.RequestedStatistics(names_in(statistics), per_text)
     requested.check()
     settings = {"out": out, "shards": shards, "column": column}
-    job = tasks.open_job(model, data, importance or requested, options, **settings)
+    kind = "roles" if roles else importance or requested
+    job = tasks.open_job(model, data, kind, options, **settings)
     tasks.run_job(job, shard, workers)
     missing = job.unfinished()
     done = f"{job.shards - len(missing)} of {counted(job.shards, 'shard')} finished: {out}"
@@ -87,16 +94,20 @@ def merge(
 ) -> None:
     """Add up the shards of a corpus job.
 
-    Prints a row per head. With -o, writes the table; with --json, prints JSON.
+    Prints a row per head, or the roles that were found. With -o, writes the table; with --json,
+    prints JSON.
     """
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json", force=force)
     from headwise.cli import tasks
 
     result = tasks.merge_corpus(run)
+    is_roles = isinstance(result, tasks.Roles)
+    rows = result.found() if is_roles else result.frame()
     if out is not None:
-        print_note(f"{counted(len(result.heads), 'head')}: {result.save(out)}")
+        what = str(result) if is_roles else counted(len(result.heads), "head")
+        print_note(f"{what}: {result.save(out)}")
     if as_json:
-        print_json(result.frame().to_dict("records"))
+        print_json(rows.to_dict("records"))
     if out is None and not as_json:
-        print_heads(result.frame())
+        print_roles(result) if is_roles else print_heads(rows)

@@ -22,6 +22,7 @@ from headwise.errors import ArgumentError
 
 if TYPE_CHECKING:
     from headwise.corpora import AnnotatedText
+    from headwise.roles import Roles
 
 Nulls = Annotated[
     str | None,
@@ -132,13 +133,19 @@ def roles(
     if as_json:
         print_json(rows.to_dict("records"))
     if out is None and not as_json:
-        print_note(str(result))
-        shown = rows.assign(role=rows["label"])
-        print_table(shown[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
-        shapes = result.shapes()
-        if len(shapes):
-            columns = ["name", "shape", "token", "attention", "value", "carries", "short", "long"]
-            print_note("Apart from roles:")
-            print_table(shapes[[*columns, "evenness"]])
-        outcomes = result.outcomes()
-        print_table(outcomes[outcomes["n"] > 0][_OUTCOME].rename(columns={"role": "name"}))
+        print_roles(result)
+
+
+def print_roles(result: "Roles") -> None:
+    """Print the roles of heads, their shapes of attention, and what became of each role."""
+    rows = result.found()
+    print_note(str(result))
+    shown = rows.assign(role=rows["label"])
+    print_table(shown[["name", "role", "effect", "baseline", "null", "lift", "p_adj"]])
+    shapes = result.shapes()
+    if len(shapes):
+        columns = ["name", "shape", "token", "attention", "value", "carries", "short", "long"]
+        print_note("Apart from roles:")
+        print_table(shapes[[*columns, "evenness"]])
+    outcomes = result.outcomes()
+    print_table(outcomes[outcomes["n"] > 0][_OUTCOME].rename(columns={"role": "name"}))

@@ -18,12 +18,14 @@ from headwise.cli.tasks._roles import find_model_roles
 from headwise.cli.tasks._study import RequestedStatistics, Shown, look_at_text, study_model
 from headwise.cli.tasks._texts import draw_texts, read_text_file, read_texts_or_pairs
 from headwise.jobs import merge_corpus
+from headwise.roles import Roles
 from headwise.tables import save_figure
 
 __all__ = [
     "SETTINGS",
     "PruneOptions",
     "RequestedStatistics",
+    "Roles",
     "Shown",
     "compare_files",
     "compare_models",

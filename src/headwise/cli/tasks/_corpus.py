@@ -7,7 +7,7 @@ from headwise._progress import progress_bar
 from headwise.cli._options import ModelOptions
 from headwise.cli.tasks._models import check_device
 from headwise.cli.tasks._study import RequestedStatistics
-from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, corpus
+from headwise.jobs import CorpusJob, ImportanceRequest, ModelSource, RolesRequest, corpus
 from headwise.models import load_tokenizer
 from headwise.watch import Request
 
@@ -22,14 +22,16 @@ def open_job(
     """The job of a model; each process opens the model for itself.
 
     Args:
-        requested: The statistics, or a method of importance.
+        requested: The statistics, a method of importance, or "roles".
         settings: Further arguments of `corpus`.
     """
     device = str(check_device(options.device or "cpu"))
     source = ModelSource(name, device, options.dtype, options.attention)
     tokenizer = load_tokenizer(name)
-    request: Request | ImportanceRequest | None
-    if isinstance(requested, str):
+    request: Request | ImportanceRequest | RolesRequest | None
+    if requested == "roles":
+        request = RolesRequest()
+    elif isinstance(requested, str):
         request = ImportanceRequest(requested)
     else:
         request = requested.request(tokenizer)

@@ -81,12 +81,15 @@ def prune_model(
     reference = _encoded(sentences, full, tokenizer, shared) if sentences else None
     inputs = curve_inputs(texts, scores.loss, full, tokenizer, shared) if options.curve else None
     small = prune(full, planned, fold="mean" if reference else None, reference=reference)
-    distances = _recover(small, full, sentences, tokenizer, options.recovery, shared)
+    partial = out.with_name(f"{out.name}.part")
+    recovery = {**options.recovery, "resume": partial}
+    distances = _recover(small, full, sentences, tokenizer, recovery, shared)
     all_costs["parameters"] = count_parameters(full), count_parameters(small)
     if options.timed:
         all_costs |= _milliseconds(full, small)
     curves = None if inputs is None else curves_of(full, orders, inputs, options.recovery)
     save(small, out, format=options.format, tokenizer=tokenizer, source=name, force=force)
+    partial.unlink(missing_ok=True)
     print_note("Loaded in a fresh process, the saved model gives the same outputs")
     quality = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
     if options.figure is not None:
@@ -158,6 +161,8 @@ def _recover(
     """Recover a smaller model; its distance from the full one at each step."""
     if not recovery["steps"]:
         return []
+    if recovery["resume"].exists():
+        print_note(f"Resuming from {recovery['resume']}")
     reference = read_batches(texts, full, tokenizer, shared.max_tokens)
     with progress_bar("Recovering the smaller model") as on_progress:
         distances = recover(small, full, reference, on_progress=on_progress, **recovery)

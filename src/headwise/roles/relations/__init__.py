@@ -1,7 +1,15 @@
 """Relations: the (query, key) pairs of each role, from tokens, annotations and random probes."""
 
-from headwise.roles.relations._gold import gold_roles
-from headwise.roles.relations._probe import PREFIX_MATCHING, PROBED, SAME, probe
+from headwise.roles.relations._gold import dependencies_in, dependency_roles, gold_roles
+from headwise.roles.relations._probe import (
+    PREFIX_MATCHING,
+    PROBED,
+    SAME,
+    before_text,
+    draw_probe,
+    probe,
+    words_in,
+)
 from headwise.roles.relations._relations import (
     DIFFUSE,
     DIFFUSE_BESIDE_SINKS,
@@ -15,6 +23,7 @@ from headwise.roles.relations._relations import (
     Role,
     as_item,
     content,
+    roles_of_frequency,
     token_roles,
 )
 from headwise.roles.relations._tokens import Tokenized, TokenText, texts_of, tokenize
@@ -36,10 +45,16 @@ __all__ = [
     "TokenText",
     "Tokenized",
     "as_item",
+    "before_text",
     "content",
+    "dependencies_in",
+    "dependency_roles",
+    "draw_probe",
     "gold_roles",
     "probe",
+    "roles_of_frequency",
     "texts_of",
     "token_roles",
     "tokenize",
+    "words_in",
 ]

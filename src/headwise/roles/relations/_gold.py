@@ -1,8 +1,9 @@
 """Roles from annotations: dependency trees, mentions, translations."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
+from headwise.corpora import AnnotatedText
 from headwise.roles.relations._relations import Pairs, Role
 from headwise.roles.relations._tokens import TokenText
 
@@ -15,14 +16,8 @@ _SUBJECT = "nsubj"
 
 def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
     """The roles from annotations, each in one direction: dependencies, mentions, translations."""
-    names = {
-        _plain(arc.relation)
-        for text in {id(piece.text): piece.text for piece in texts}.values()
-        for arc in text.arcs
-    }
-    roles = [role for name in sorted(names - _NOT_SYNTAX) for role in _dependency_roles(name)]
-    if _SUBJECT in names:
-        roles += _agreement_roles()
+    names = dependencies_in({id(piece.text): piece.text for piece in texts}.values())
+    roles = dependency_roles(names)
     roles += [role for role in _mention_roles() if any(map(role.pairs, texts))]
     own = {pair.relation for text in texts for pair in text.text.pairs}
     roles += [
@@ -42,6 +37,17 @@ def gold_roles(texts: Sequence[TokenText]) -> list[Role]:
             ),
         ]
     return roles
+
+
+def dependencies_in(texts: Iterable[AnnotatedText]) -> set[str]:
+    """The names of the dependencies in the trees of texts."""
+    return {_plain(arc.relation) for text in texts for arc in text.arcs}
+
+
+def dependency_roles(names: Collection[str]) -> list[Role]:
+    """The roles of the dependencies with these names, and those of agreement."""
+    roles = [r for name in sorted(set(names) - _NOT_SYNTAX) for r in _dependency_roles(name)]
+    return roles + _agreement_roles() if _SUBJECT in names else roles
 
 
 def _annotated(name: str, text: TokenText) -> Pairs:

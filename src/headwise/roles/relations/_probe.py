@@ -43,16 +43,28 @@ def probe(
     Returns:
         The sequences and their controls; none if the texts have too few different tokens.
     """
-    words = sorted(
-        {
-            token
-            for text in texts
-            for token, special, mark in zip(text.ids, text.special, text.punctuation, strict=True)
-            if not special and not mark
-        }
-    )
-    first = texts[0]
-    before = first.ids[: first.special.index(False)]
+    return draw_probe(before_text(texts[0]), sorted(words_in(texts)), limit, sequences, seed)
+
+
+def words_in(texts: Sequence[TokenText]) -> set[int]:
+    """The tokens of texts that are neither special nor punctuation."""
+    return {
+        token
+        for text in texts
+        for token, special, mark in zip(text.ids, text.special, text.punctuation, strict=True)
+        if not special and not mark
+    }
+
+
+def before_text(text: TokenText) -> tuple[int, ...]:
+    """The special tokens that the tokenizer puts before a text."""
+    return text.ids[: text.special.index(False)]
+
+
+def draw_probe(
+    before: Sequence[int], words: Sequence[int], limit: int, sequences: int, seed: int
+) -> tuple[list[Item], list[Item]]:
+    """Draw the sequences of `probe` from these tokens, each after the tokens `before`."""
     length = min(limit, _LONGEST) - len(before)
     most = min(_PERIOD[1], length // 2, len(words))
     if most < _PERIOD[0]:

@@ -95,7 +95,11 @@ def content(text: TokenText) -> list[int]:
 
 def token_roles(texts: Sequence[TokenText]) -> list[Role]:
     """The roles that need no annotation: offsets, sinks, separators, rare tokens, evenness."""
-    frequency = Counter(token for text in texts for token in text.ids)
+    return roles_of_frequency(Counter(token for text in texts for token in text.ids))
+
+
+def roles_of_frequency(frequency: Counter[int]) -> list[Role]:
+    """The roles that need no annotation, from how often each token occurs in all texts."""
     ranked = [token for token, _ in frequency.most_common()]
     common = frozenset(ranked[: min(_COMMON, len(frequency) // 2)])
     return [

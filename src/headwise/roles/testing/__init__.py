@@ -14,18 +14,22 @@ from headwise.roles.testing._evidence import (
     lift,
 )
 from headwise.roles.testing._families import NULLS
+from headwise.roles.testing._halves import DIGEST_SIZE, digest_of_text, halves_of_texts
 from headwise.roles.testing._nulls import Evidence
 from headwise.roles.testing._significance import step_down
-from headwise.roles.testing._splits import Evaluated
+from headwise.roles.testing._splits import Evaluated, best_null_heads, resplit
 from headwise.roles.testing._trials import (
     SEQUENCES,
+    Split,
     Trial,
     distinct_texts,
     probe_trial,
     text_trial,
+    trial_of_probes,
 )
 
 __all__ = [
+    "DIGEST_SIZE",
     "FEWEST_TEXTS",
     "LEVEL",
     "NULLS",
@@ -34,17 +38,23 @@ __all__ = [
     "Evaluated",
     "Evidence",
     "Family",
+    "Split",
     "Trial",
     "Verdict",
+    "best_null_heads",
     "best_of",
+    "digest_of_text",
     "distinct_texts",
     "halves",
+    "halves_of_texts",
     "has_role",
     "is_promising",
     "judge",
     "lift",
     "plant",
     "probe_trial",
+    "resplit",
     "step_down",
     "text_trial",
+    "trial_of_probes",
 ]

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -160,10 +161,14 @@ def shuffled(items: Sequence[Item], roles: Sequence[Role], seed: int = 0) -> lis
     """The same texts with their words in another order; pairs and units move with their words.
 
     The tokens of a word stay together, as do those of a mention; special tokens keep their places.
+    The order of a text depends on its tokens and the seed, not on the other texts.
     """
-    rng = np.random.default_rng(seed)
     token_roles = {role.name for role in roles if role.grid == "token"}
-    return [_shuffled(item, token_roles, rng) for item in items]
+    return [_shuffled(item, token_roles, _generator_of(item, seed)) for item in items]
+
+
+def _generator_of(item: Item, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, crc32(np.array(item.ids, dtype="<i8").tobytes())])
 
 
 def _shuffled(item: Item, token_roles: Collection[str], rng: np.random.Generator) -> Item:

@@ -12,8 +12,9 @@ from headwise._progress import Progress
 from headwise.roles.evaluation import DetailedScores, RoleScores
 from headwise.roles.testing._evidence import Family, halves, has_role, judge
 from headwise.roles.testing._families import Baseline, make_family, null_head_baseline
+from headwise.roles.testing._halves import halves_of_texts
 from headwise.roles.testing._nulls import Evidence
-from headwise.roles.testing._trials import Split, Trial
+from headwise.roles.testing._trials import Trial
 
 _DRAWS = 1000  # resamples of the test under each further split
 
@@ -57,14 +58,7 @@ class Evaluated:
         null_heads: dict[str, list[NullHeads]] = {}
         for null, null_model in evidence.models_like(model):
             of_null = [trial.evaluator.evaluate(null_model, on_progress) for trial in trials]
-            best = [
-                [
-                    null_head_baseline(null_scores, trial.split)
-                    for null_scores, trial in zip(of_null, split, strict=True)
-                ]
-                for split in splits
-            ]
-            null_heads.setdefault(null, []).append(best)
+            null_heads.setdefault(null, []).append(best_null_heads(of_null, splits))
         return cls(splits, scores, contrasts, null_heads)
 
     def families(self, split: int = 0) -> list[Family]:
@@ -110,10 +104,24 @@ class Evaluated:
         return f"{count} over the texts, about equally long: {', '.join(kinds)}"
 
 
+def best_null_heads(scores: Sequence[RoleScores], splits: Sequence[Sequence[Trial]]) -> NullHeads:
+    """The best heads of a null model, from its scores in each trial, for each split."""
+    return [
+        [
+            null_head_baseline(null_scores, trial.split)
+            for null_scores, trial in zip(scores, trials, strict=True)
+        ]
+        for trials in splits
+    ]
+
+
 def resplit(trial: Trial, evidence: Evidence, number: int) -> Trial:
     """The trial with another split of its texts; number 0 keeps its own."""
     if number == 0:
         return trial
     split = trial.split
-    selection = halves(len(split.selection), [evidence.seed, number])
-    return replace(trial, split=Split(split.text_of_item, selection))
+    if split.digests:
+        selection = halves_of_texts(split.digests, evidence.seed, number)
+    else:
+        selection = halves(len(split.selection), [evidence.seed, number])
+    return replace(trial, split=replace(split, selection=selection))

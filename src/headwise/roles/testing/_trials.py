@@ -8,8 +8,9 @@ from jaxtyping import Bool, Float, Int64
 
 from headwise.corpora import AnnotatedText
 from headwise.roles.evaluation import Evaluator
-from headwise.roles.relations import PROBED, Role, Tokenized, as_item, probe
+from headwise.roles.relations import PROBED, Item, Role, Tokenized, as_item, probe
 from headwise.roles.testing._evidence import halves
+from headwise.roles.testing._halves import digest_of_text, halves_of_texts
 from headwise.roles.testing._nulls import Evidence, shuffled
 
 SEQUENCES = 100  # of random tokens
@@ -23,10 +24,13 @@ class Split:
         text_of_item: The text that each item is a piece of.
         selection: The texts on which heuristics and null heads are selected; the others are
             held out.
+        digests: The digest of each text, from which other splits are drawn; none for items that
+            are no texts.
     """
 
     text_of_item: Int64[np.ndarray, " P"]
     selection: Bool[np.ndarray, " M"]
+    digests: Sequence[bytes] = ()
 
     def halves(
         self, sums: Float[np.ndarray, "P R K"]
@@ -45,18 +49,20 @@ class Trial:
         evaluator: The items and their roles.
         contrast_null: The name of the null that the contrast serves.
         contrast: The same items altered so that the relations of some roles mean nothing.
+        sizes: Of each item of text, its tokens and 1.
     """
 
     evaluator: Evaluator
     split: Split
     contrast_null: str = ""
     contrast: Evaluator | None = None
+    sizes: Float[np.ndarray, "P 1 2"] | None = None
 
     @property
     def lengths(self) -> Float[np.ndarray, " held"]:
         """The tokens that the model reads at once of each held-out text, in the mean."""
-        tokens = np.array([[[len(item.ids), 1.0]] for item in self.evaluator.items])
-        total, pieces = self.split.halves(tokens)[1][:, 0].T
+        assert self.sizes is not None
+        total, pieces = self.split.halves(self.sizes)[1][:, 0].T
         return total / pieces
 
 
@@ -65,20 +71,28 @@ def text_trial(
     texts: Sequence[AnnotatedText],
     roles: Sequence[Role],
     evidence: Evidence,
+    tags: Sequence[str] | None = None,
 ) -> Trial:
-    """The texts of the corpus, with shuffled words as the contrast of structural roles."""
+    """The texts of the corpus, with shuffled words as the contrast of structural roles.
+
+    Args:
+        tags: The parts of speech that rules may use. None is those of the texts.
+    """
     pieces, seed = tokenized.pieces, evidence.seed
     distinct = distinct_texts(texts)
     number = {text: index for index, text in enumerate(distinct)}
     items = [as_item(piece, roles) for piece in pieces]
-    tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
+    if tags is None:
+        tags = sorted({tag for text in texts for tag in text.tags} - {"_"})
     text_of_item = np.array([number[piece.text.text] for piece in pieces])
     structural = [role for role in roles if role.kind == "structure"]
     contrast = None
     if structural and evidence.wants("shuffled"):
         contrast = Evaluator(shuffled(items, structural, seed), structural)
-    split = Split(text_of_item, halves(len(distinct), seed))
-    return Trial(Evaluator(items, roles, tags), split, "shuffled", contrast)
+    digests = [digest_of_text(text) for text in distinct]
+    split = Split(text_of_item, halves_of_texts(digests, seed), digests)
+    sizes = np.array([[[len(item.ids), 1.0]] for item in items])
+    return Trial(Evaluator(items, roles, tags), split, "shuffled", contrast, sizes)
 
 
 def probe_trial(tokenized: Tokenized, limit: int, seed: int) -> Trial | None:
@@ -86,6 +100,11 @@ def probe_trial(tokenized: Tokenized, limit: int, seed: int) -> Trial | None:
     repeated, controls = probe(tokenized.pieces, limit, SEQUENCES, seed)
     if not repeated:
         return None
+    return trial_of_probes(repeated, controls, seed)
+
+
+def trial_of_probes(repeated: Sequence[Item], controls: Sequence[Item], seed: int) -> Trial:
+    """The trial of sequences that repeat, and of as many that do not."""
     split = Split(np.arange(len(repeated)), halves(len(repeated), seed))
     return Trial(Evaluator(repeated, PROBED), split, "control", Evaluator(controls, PROBED))
 

@@ -1,6 +1,8 @@
 """Recovery: train a pruned model for a few steps, with the full model as its teacher."""
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,9 @@ from headwise._interrupts import reversible
 from headwise._progress import Progress, shows_progress
 from headwise.errors import ArgumentError, ShapeError
 from headwise.lab import MiniGPT
-from headwise.models import check_model, tokenizer_of
-from headwise.scoring import BatchesLike, Inputs, read_batches
+from headwise.models import check_model, fingerprint, tokenizer_of
+from headwise.recovery._checkpoint import RecoveryCheckpoint
+from headwise.scoring import BatchesLike, Inputs, digest_of, read_batches
 from headwise.surgery import prune
 from headwise.tables import Head
 
@@ -36,6 +39,7 @@ def recover(
     rate: float = 1e-4,
     tokenizer: Any = None,
     seed: int = 0,
+    resume: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> Float64[np.ndarray, " steps"]:
     """Train a smaller model in place to reproduce the full model's outputs (distillation).
@@ -58,29 +62,36 @@ def recover(
             few steps a high rate does harm, since each step moves every weight by about as much.
         tokenizer: The models' tokenizer, for texts; a `SentenceTransformer` has its own.
         seed: Determines the order of the batches.
+        resume: A file that keeps the state of the training, three times as large as the weights.
+            An interrupted call resumes from it when it is made again with the same models, and
+            ends with the same weights to the last bit. The file stays after the last step: delete
+            it once the model is saved.
         on_progress: Called after each step with the steps done and the steps in all.
     Returns:
         The loss at each step, before its update: in nats for logits, 0 … 2 for vectors.
     Raises:
         ArgumentError: `steps` or `rate` is not above 0, the models share weights, all weights
             are frozen, a loss is not finite, or the models' outputs cannot be compared.
+        InputError: the file to resume from is damaged, or about other models, batches or
+            settings.
+        OutputError: the file cannot be written.
         ShapeError: the models' outputs have different shapes.
     """
     tokenizer = tokenizer_of(model, tokenizer)
     model, teacher = (check_model("recover", module) for module in (model, teacher))
     _check(model, teacher, steps, rate)
     inputs = read_batches(batches, model, tokenizer)
-    rng = torch.Generator().manual_seed(seed)
-    epoch: list[int] = []
-    losses: list[float] = []
+    settings = {"steps": str(steps), "rate": str(rate), "seed": str(seed)}
+    about = settings if resume is None else _about(model, teacher, inputs) | settings
+    order = _order(len(inputs), steps, seed)
     with _training(model) as weights, in_evaluation(teacher):
         optimizer = torch.optim.AdamW(weights, lr=rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: _rate_share(step, steps)
-        )
-        for step in range(steps):
-            epoch = epoch or torch.randperm(len(inputs), generator=rng).tolist()
-            batch = inputs[epoch.pop()]
+        path = None if resume is None else Path(resume)
+        checkpoint = RecoveryCheckpoint(path, about, weights, optimizer)
+        checkpoint.resume(steps)
+        losses = checkpoint.losses
+        for step in range(len(losses), steps):
+            batch = inputs[order[step]]
             with torch.no_grad():
                 target = _output(teacher, batch)
             loss = _distance(_output(model, batch), target, batch.get("attention_mask"))
@@ -89,11 +100,28 @@ def recover(
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(weights, _CLIP)
+            for group in optimizer.param_groups:
+                group["lr"] = rate * _rate_share(step, steps)
             optimizer.step()
-            schedule.step()
+            checkpoint.save() if step + 1 == steps else checkpoint.save_if_due()
             if on_progress is not None:
                 on_progress(step + 1, steps)
     return np.array(losses)
+
+
+def _about(model: nn.Module, teacher: nn.Module, inputs: Sequence[Inputs]) -> dict[str, str]:
+    """What a resumed recovery has in common with the interrupted one."""
+    models = {"model": fingerprint(model), "teacher": fingerprint(teacher)}
+    return models | {"texts": digest_of(inputs), "torch": version("torch")}
+
+
+def _order(batches: int, steps: int, seed: int) -> list[int]:
+    """The batch of each step: all of them in each epoch, in a new random order."""
+    rng = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    while len(order) < steps:
+        order += reversed(torch.randperm(batches, generator=rng).tolist())
+    return order
 
 
 def recovering(

@@ -1,0 +1,119 @@
+"""The roles of every head from shards: sums of single texts, judged together."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwise.corpora import AnnotatedText
+from headwise.errors import ArgumentError
+from headwise.jobs._measurement import Corpus, Opened, code_of
+from headwise.models import context_of
+from headwise.roles import (
+    Evidence,
+    Pairs,
+    Roles,
+    RoleSums,
+    Survey,
+    TokenText,
+    check_reads_one_text,
+    merge_roles,
+    sums_of_shard,
+)
+
+Relations = Mapping[str, Callable[[TokenText], Pairs]]
+
+
+@dataclass(frozen=True)
+class RolesRequest:
+    """A corpus job that finds the roles of heads, in place of computing statistics.
+
+    The merged roles are those of `find_roles` on the same texts, up to rounding.
+
+    Attributes:
+        relations: Your own roles, by name: from a text to its pairs of tokens (query, key).
+        evidence: Which nulls to evaluate, and the seed, as `find_roles` takes it. None is
+            `Evidence()`.
+    Raises:
+        ArgumentError: one of them is of the wrong type.
+    """
+
+    relations: Relations = field(default_factory=dict)
+    evidence: Evidence | None = None
+
+    def __post_init__(self) -> None:
+        relations = self.relations
+        if not isinstance(relations, Mapping) or not all(map(callable, relations.values())):
+            raise ArgumentError(
+                f"RolesRequest: relations={relations!r:.80}. Give functions by name."
+            )
+        if not isinstance(self.evidence, Evidence | None):
+            raise ArgumentError(
+                f"RolesRequest: evidence={self.evidence!r:.80}. Give an Evidence(...)."
+            )
+
+
+class RoleEvidence:
+    """Sums of each text for every head, role and null; roles are judged from those of all."""
+
+    surveys = True
+
+    def __init__(self, request: RolesRequest) -> None:
+        self._relations = request.relations
+        self._evidence = request.evidence or Evidence()
+
+    @classmethod
+    def described(cls, about: Mapping[str, Any]) -> "RoleEvidence":
+        """What can merge shards of a job with this description; it cannot measure."""
+        nulls = about["evidence"]["nulls"]
+        evidence = Evidence(
+            **{**about["evidence"], "nulls": None if nulls is None else tuple(nulls)}
+        )
+        return cls(RolesRequest(dict.fromkeys(about["relations"], _no_pairs), evidence))
+
+    def describe(self) -> dict[str, Any]:
+        """The nulls, the seed, and the relations by name with a hash of their code."""
+        return {
+            "kind": "roles",
+            "evidence": asdict(self._evidence),
+            "relations": {name: code_of(pairs) for name, pairs in self._relations.items()},
+        }
+
+    def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
+        """What all texts say together.
+
+        Raises:
+            InputError: no text has a token, or most tokens are unknown to the tokenizer.
+            UnsupportedError: the model reads two texts, or none.
+        """
+        check_reads_one_text("find_roles", opened.model)
+        limit = context_of(opened.model, opened.tokenizer)
+        limit = limit if opened.max_tokens is None else min(limit, opened.max_tokens)
+        return Survey.of(opened.tokenizer, corpus.read, corpus.shards, limit).as_json()
+
+    def measure(
+        self, opened: Opened, texts: Iterable[AnnotatedText], shard: int
+    ) -> RoleSums | None:
+        """The sums of some texts, some hundred at a time; all of them are kept in memory.
+
+        Raises:
+            UnsupportedError: the model cannot be observed exactly, or a null is not available.
+        """
+        survey = Survey.from_json(opened.survey)
+        return sums_of_shard(
+            opened.model, opened.tokenizer, texts, shard, survey, self._relations, self._evidence
+        )
+
+    def load(self, path: Path) -> RoleSums:
+        """The sums of a shard."""
+        return RoleSums.load(path)
+
+    def merge(self, results: Iterable[RoleSums], survey: Mapping[str, Any], model: str) -> Roles:
+        """The roles of the heads on the texts of all shards."""
+        read = Survey.from_json(survey)
+        return merge_roles(results, read, self._relations, self._evidence, model)
+
+
+def _no_pairs(text: TokenText) -> Pairs:
+    """Stands for a relation whose pairs are counted already."""
+    return ()

@@ -1,0 +1,154 @@
+"""Roles from shards: sums of each text, measured anywhere, from which all roles are judged."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from headwise.corpora import AnnotatedText
+from headwise.corpora.streams import windows
+from headwise.models import check_model, originals_of
+from headwise.roles._find import copying_of
+from headwise.roles._judged import EXCERPT, Studied, judged, notes_on
+from headwise.roles._sums import (
+    PROBE,
+    SCHEMA,
+    TEXTS,
+    Arrays,
+    MergedTrial,
+    RoleSums,
+    evaluate_trial,
+    joined,
+)
+from headwise.roles._survey import Survey, kept
+from headwise.roles.evaluation import Evaluator
+from headwise.roles.relations import Pairs, Role, TokenText, tokenize
+from headwise.roles.results import Roles
+from headwise.roles.testing import (
+    Evaluated,
+    Evidence,
+    Split,
+    Trial,
+    best_null_heads,
+    digest_of_text,
+    distinct_texts,
+    halves_of_texts,
+    resplit,
+    text_trial,
+)
+from headwise.tables import Head
+
+Relations = Mapping[str, Callable[[TokenText], Pairs]]
+
+
+def sums_of_shard(
+    model: nn.Module,
+    tokenizer: Any,
+    texts: Iterable[AnnotatedText],
+    shard: int,
+    survey: Survey,
+    relations: Relations,
+    evidence: Evidence,
+) -> RoleSums | None:
+    """Evaluate the model and its null models on a shard; the first one has the probes too.
+
+    Raises:
+        UnsupportedError: the model cannot be observed exactly, the tokenizer does not report
+            character offsets, or a null named in `evidence` is not available.
+    """
+    model = check_model("find_roles", model)
+    roles = survey.roles(relations)
+    parts: list[RoleSums] = []
+    read: list[str] = []
+    for window in windows(kept(texts, survey.left_out(shard))):
+        tokenized = tokenize(tokenizer, window, survey.limit)
+        if tokenized.pieces:
+            trial = text_trial(tokenized, window, roles, evidence, survey.tags)
+            parts.append(evaluate_trial(model, trial, evidence, len(read)))
+        read += distinct_texts(window)
+    about: dict[str, Any] = {
+        "headwise_role_sums": SCHEMA,
+        "digests": [digest_of_text(text).hex() for text in read],
+        "excerpts": [text[:EXCERPT] for text in read],
+    }
+    trials = {TEXTS: joined(parts)} if parts else {}
+    probe = survey.probe_trial(evidence.seed) if shard == 0 else None
+    if probe is not None:
+        trials[PROBE] = evaluate_trial(model, probe, evidence, 0)
+        causal = trials[PROBE].about["causal"]
+        about["copying"] = copying_of(model, probe, evidence.seed) if causal else {}
+    arrays: Arrays = {}
+    for name, sums in trials.items():
+        about[name] = sums.about
+        arrays |= {f"{name}.{part}": array for part, array in sums.arrays.items()}
+        heads = [Head(*head) for head in sums.about["heads"]]
+        about["original"] = [str(was or "") for was in originals_of(model, heads) or ()]
+    return RoleSums(about, arrays) if read or trials else None
+
+
+def merge_roles(
+    shards: Iterable[RoleSums],
+    survey: Survey,
+    relations: Relations,
+    evidence: Evidence,
+    model: str,
+) -> Roles:
+    """The roles that `find_roles` finds on the texts of all shards.
+
+    Args:
+        relations: Only the names count.
+        model: The fingerprint of the model.
+    """
+    parts = list(shards)
+    excerpts: dict[bytes, str] = {}
+    for part in parts:
+        for digest, excerpt in zip(part.about["digests"], part.about["excerpts"], strict=True):
+            excerpts.setdefault(bytes.fromhex(digest), excerpt)
+    merged = [MergedTrial.of(parts, TEXTS)]
+    trials = [_text_trial(merged[0], parts, survey.roles(relations), survey.tags, evidence.seed)]
+    probe = survey.probe_trial(evidence.seed)
+    if probe is not None:
+        trials.append(probe)
+        merged.append(MergedTrial.of(parts, PROBE))
+    facts: dict[str, Any] = {}
+    for part in reversed(parts):
+        facts |= {name: part.about[name] for name in ("copying", "original") if name in part.about}
+    studied = Studied(
+        texts=list(excerpts.values()),
+        notes=notes_on(survey.tokenized(), survey.texts, trials),
+        copying=facts.get("copying", {}),
+        original=facts["original"],
+        model=model,
+    )
+    return judged(_evaluated(merged, trials, evidence), studied, evidence)
+
+
+def _evaluated(
+    merged: Sequence[MergedTrial], trials: Sequence[Trial], evidence: Evidence
+) -> Evaluated:
+    """What `Evaluated.of` measures, from the sums of all shards."""
+    splits = [[resplit(t, evidence, n) for t in trials] for n in range(evidence.n_splits)]
+    null_heads: dict[str, list[Any]] = {}
+    for index, name in enumerate(merged[0].nulls):
+        of_null = [each.null(index) for each in merged]
+        null_heads.setdefault(name, []).append(best_null_heads(of_null, splits))
+    scores, contrasts = [each.scores() for each in merged], [each.contrast() for each in merged]
+    return Evaluated(splits, scores, contrasts, null_heads)
+
+
+def _text_trial(
+    merged: MergedTrial,
+    parts: Sequence[RoleSums],
+    roles: Sequence[Role],
+    tags: Sequence[str],
+    seed: int,
+) -> Trial:
+    """The trial of all texts, without the texts themselves."""
+    digests = [bytes.fromhex(digest) for part in parts for digest in part.about["digests"]]
+    number = {digest: index for index, digest in enumerate(dict.fromkeys(digests))}
+    rows = np.array([number[digests[row]] for row in merged.arrays["row"].tolist()])
+    split = Split(rows, halves_of_texts(list(number), seed), list(number))
+    structural = [role for role in roles if role.kind == "structure"]
+    contrast = Evaluator((), structural) if merged.contrast() is not None else None
+    return Trial(Evaluator((), roles, tags), split, "shuffled", contrast, merged.arrays["sizes"])
