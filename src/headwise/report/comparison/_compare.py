@@ -58,7 +58,8 @@ def compare(
         max_tokens: The most tokens that are read at once.
         tolerance: A difference within a text that is rounding, for values up to 1; beyond, a
             share of the value. Give more for models in half precision, such as 0.01.
-        on_progress: Called with the number of finished texts and of all texts of both models.
+        on_progress: Called with what is done and all there is to do: texts of both models, and
+            then, with `roles=True`, what `find_roles` reports of each.
     Returns:
         The comparison, without the models.
     Raises:
@@ -76,10 +77,13 @@ def compare(
         if texts is None:
             raise ArgumentError("compare: texts=None. Give the texts that both models read.")
         texts = texts if isinstance(texts, str) else list(texts)
-        tables = measure_both((before, after), tokenizers, texts, request, max_tokens, on_progress)
+        stages = _stages(on_progress, 3 if roles is True else 1)
+        tables = measure_both((before, after), tokenizers, texts, request, max_tokens, stages[0])
         if roles is True:
-            sides = zip((before, after), tokenizers, strict=True)
-            roles = _pair([find_roles(model, each, texts) for model, each in sides])
+            sides = zip((before, after), tokenizers, stages[1:], strict=True)
+            roles = _pair(
+                [find_roles(model, each, texts, on_progress=stage) for model, each, stage in sides]
+            )
     else:
         names = ("texts", "tokenizer", "request", "max_tokens")
         values = (texts, tokenizer, request, max_tokens)
@@ -93,6 +97,17 @@ def compare(
 
 def _loaded(side: Side) -> nn.Module | Study | HeadTable:
     return load_study(side) if isinstance(side, str | os.PathLike) else side
+
+
+def _stages(on_progress: Progress | None, n: int) -> list[Progress | None]:
+    """A callback for each of several stages, which together are one progress."""
+    if on_progress is None:
+        return [None] * n
+
+    def stage(number: int) -> Progress:
+        return lambda done, total: on_progress(number * total + done, n * total)
+
+    return [stage(number) for number in range(n)]
 
 
 def _pair(roles: list[Roles]) -> tuple[Roles, Roles]:
