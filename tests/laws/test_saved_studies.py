@@ -101,6 +101,12 @@ def test_a_failed_save_leaves_the_old_study(
     with pytest.raises(OutputError, match=r"study exists\. Choose another folder, or pass force"):
         study.save(folder)
 
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "model.safetensors").touch()
+    with pytest.raises(OutputError, match=r"other holds other files than a study"):
+        study.save(tmp_path / "other", force=True)
+    assert (tmp_path / "other" / "model.safetensors").exists()
+
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -108,7 +114,7 @@ def test_a_failed_save_leaves_the_old_study(
     with pytest.raises(OutputError, match="No space left"):
         replace(study, title="new").save(folder, force=True)
     assert hw.load_study(folder).title == "Mini-GPT"
-    assert list(tmp_path.iterdir()) == [folder]
+    assert {path.name for path in tmp_path.iterdir()} == {"study", "other"}
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,11 @@ class Study(StudyData):
         Nothing is lost: the page of the loaded study is the same to the last byte.
 
         Args:
-            force: Whether to replace a folder that exists.
+            force: Whether to replace a study that exists.
         Raises:
-            OutputError: the folder exists and `force` is False, cannot be written, or a result
-                holds a number that JSON has not. Nothing is left half written.
+            OutputError: the folder exists and `force` is False, holds something else than a
+                study, cannot be written, or a result holds a number that JSON has not. Nothing
+                is left half written.
         """
         return write_study(self, Path(folder), force=force)
 

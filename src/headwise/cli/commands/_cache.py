@@ -38,7 +38,7 @@ Lengths = Annotated[
         min=2,
         help="Split longer texts into pieces of at most this many tokens; without --text, the "
         "tokens of each made-up text.",
-        show_default="the model's context, 2048 at most; without --text 1024",
+        show_default="the model's context, 2048 at most; without --text 1024 at most",
     ),
 ]
 NumberOfTexts = Annotated[

@@ -10,8 +10,12 @@ from headwise.cli._print import print_note
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._pruning_section import check_texts_suffice, with_pruning
 from headwise.cli.tasks._roles import find_roles_of
-from headwise.cli.tasks._texts import STANDARD_INPUT, note_split_texts, read_texts_and_targets
-from headwise.corpora import read_texts
+from headwise.cli.tasks._texts import (
+    STANDARD_INPUT,
+    note_split_texts,
+    read_text_file,
+    read_texts_and_targets,
+)
 from headwise.errors import UnsupportedError
 from headwise.models import TOKEN_CLASSES, reads_two_texts, token_classes
 from headwise.report import About, Look, Study, look, study
@@ -78,7 +82,7 @@ def study_model(
     if pruning:
         check_texts_suffice(texts, "report: --pruning")
     show = show or Shown()
-    shown = None if show.file is None else read_texts(show.file)
+    shown = None if show.file is None else read_text_file(show.file)
     model, tokenizer = open_model(name, shared, text_for="study")
     if reads_two_texts(model):
         if pruning:

@@ -28,8 +28,8 @@ def write_study(study: StudyData, folder: Path, *, force: bool) -> Path:
     """Write a study into a folder, all of it or nothing.
 
     Raises:
-        OutputError: the folder exists and `force` is False, cannot be written, or a text of the
-            study is no Unicode.
+        OutputError: the folder exists and `force` is False, holds something else than a study,
+            cannot be written, or a text of the study is no Unicode.
     """
     arrays = NamedArrays()
     content = {
@@ -47,6 +47,11 @@ def write_study(study: StudyData, folder: Path, *, force: bool) -> Path:
         "curves": None if study.curves is None else put_curves(study.curves, arrays),
     }
     _check_characters(content)
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / _FACTS).is_file():
+        raise OutputError(
+            f"save: {folder} holds other files than a study, which would be lost. Choose another "
+            f"folder."
+        )
     with folder_beside(folder, force) as new:
         write_json(content, new / _FACTS)
         arrays.write(new / _ARRAYS)

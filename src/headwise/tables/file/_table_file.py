@@ -79,7 +79,11 @@ def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Read what `write_table_file` wrote; never a pickle."""
     if path.is_dir():
         raise InputError(f"table file: {path} is a folder. Give a file that headwise saved.")
-    check_ending(path)
+    if path.suffix not in ENDINGS:
+        raise ArgumentError(
+            f"table file: {path} does not end in {', '.join(ENDINGS)}. Give a file that headwise "
+            f"saved."
+        )
     if not path.is_file():
         raise InputError(f"table file: {path} does not exist. Give a file that headwise saved.")
     check_table_size(path)
