@@ -153,7 +153,9 @@ def _check_files(values: Mapping[str, Any]) -> None:
         )
     for output in _OUTPUTS:
         path = values.get(output)
-        for name, source in inputs if isinstance(path, Path) and path.exists() else []:
+        if not isinstance(path, Path) or not path.exists():
+            continue
+        for name, source in inputs:
             if source.exists() and source.samefile(path):
                 raise ArgumentError(
                     f"output: {_label(output)} {path} is the input {_label(name)} {source}, which "
