@@ -112,7 +112,6 @@ def get_curves(content: Mapping[str, Any], arrays: NamedArrays) -> Curves:
 def _totals(number: int, n_heads: int, arrays: NamedArrays) -> Totals:
     name = f"per_text.{number}"
     kept = arrays.get(name, _PARTS, None, n_heads) if name in arrays else None
-    return Totals(
-        *arrays.get(f"totals.{number}", len(COLUMNS), n_heads),
-        per_text=None if kept is None else TextSums(*kept),
-    )
+    sums = arrays.get(f"totals.{number}", len(COLUMNS), n_heads)
+    columns = dict(zip(COLUMNS, sums, strict=True))
+    return Totals(**columns, per_text=None if kept is None else TextSums(*kept))
