@@ -24,7 +24,7 @@ from headwise.models.checkpoints import _save
 from headwise.roles import Roles
 from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.surgery import Costs, LayerPlan, Plan
-from headwise.tables import HeadTable, Scores
+from headwise.tables import Curves, HeadTable, Scores
 from small_files import HEADS, NAMES, SCORES, TEXTS
 from studies import make_roles, make_study
 
@@ -173,6 +173,26 @@ def _texts(folder: Path) -> Loaders:
     return loaders
 
 
+def _studies(folder: Path) -> Loaders:
+    study = make_study(layers=1, heads=2, sentences=("a b c",))
+    order = np.arange(2), np.arange(6.0).reshape(3, 2)
+    scores = Scores(study.table.heads, *order, None, "half-gate", "lm")
+    plan = Plan.of("L0.H1", study.table.heads)
+    curves = Curves(np.array([0, 1]), 2, {"half-gate": np.array([[[0.0, 0.0], [0.5, 1.5]]])}, "lm")
+    study = study.with_roles(make_roles(study))
+    saved = study.with_pruning(scores=scores, plan=plan, curves=curves).save(folder / "study")
+    used = count()
+
+    def use(loaded: Any) -> None:
+        assert str(loaded)
+        if next(used) % 16 == 0:
+            assert loaded.report(folder / "page.html")
+
+    return {
+        f"study {p.name}": Loader(p, lambda p: hw.load_study(p.parent), use) for p in _files(saved)
+    }
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in os.listdir(folder))
 
@@ -180,7 +200,7 @@ def _files(folder: Path) -> list[Path]:
 # How many of a thousand broken files each loader of a kind reads: the most where it costs least.
 SHARES = {
     ".parquet": 6, ".csv": 10, ".json": 10, "plans": 40, "task heads": 30, "checkpoints": 10,
-    "texts": 50, "Hugging Face": 3,
+    "texts": 50, "Hugging Face": 3, "studies": 10,
 }  # fmt: skip
 KINDS: dict[str, Callable[[Path], Loaders]] = {
     ".parquet": lambda folder: _tables(folder, ".parquet"),
@@ -191,4 +211,5 @@ KINDS: dict[str, Callable[[Path], Loaders]] = {
     "checkpoints": _checkpoints,
     "texts": _texts,
     "Hugging Face": _hugging_face,
+    "studies": _studies,
 }

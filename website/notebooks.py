@@ -9,7 +9,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-SECONDS = 300  # for one cell
+SECONDS = 1200  # of a cell, on a busy machine
 
 
 def run_notebook(path: Path, folder: Path) -> nbformat.NotebookNode:

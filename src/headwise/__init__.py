@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from headwise.report import Comparison as Comparison
     from headwise.report import Study as Study
     from headwise.report import compare as compare
+    from headwise.report import load_study as load_study
     from headwise.report import look as look
     from headwise.report import study as study
     from headwise.roles import AlignedBatch as AlignedBatch
@@ -126,6 +127,7 @@ _HOME = {
     "look": "report",
     "load_heads": "roles",
     "load_duo_attention": "caching",
+    "load_study": "report",
     "load_tokenizer": "models",
     "masks": "",
     "observe": "watch",

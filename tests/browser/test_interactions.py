@@ -289,6 +289,10 @@ def test_print_shows_everything_in_portrait(open_page: Open) -> None:
     }
     assert all(width < height for width, height in boxes)
     assert boxes
+    # What ends the page stays together with its footer: the last sheet is never two lines.
+    breaks = "(e) => [getComputedStyle(e).breakInside, getComputedStyle(e).breakBefore]"
+    assert page.locator("#unknown").evaluate(breaks)[0] == "avoid"
+    assert page.locator("footer").evaluate(breaks)[1] == "avoid"
 
 
 def test_without_a_script_the_page_is_a_document(browser: Browser, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from headwise.errors import ArgumentError, HeadError, InputError, ShapeError
+from headwise.surgery import Plan
 from headwise.tables import Head, HeadTable, Scores, random_orders
 
 HEADS = (Head("", 0, 0), Head("", 0, 1))
@@ -40,8 +41,19 @@ def test_a_head_without_a_score_is_refused() -> None:
 def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     HeadTable(HEADS, np.array([0, 1]), {}).save(path)
+    kinds = r"holds a table of statistics \(HeadTable\), not the importance of heads \(Scores\)"
+    with pytest.raises(InputError, match=rf"Scores\.load: .*table\.json {kinds}"):
+        Scores.load(path)
+    path.write_text('{"heads": []}')
     with pytest.raises(InputError, match=r"table\.json has schema None, not 1"):
         Scores.load(path)
+    plan = Plan.of("L0.H1", HEADS).save(tmp_path / "plan.json")
+    with pytest.raises(
+        InputError, match=r"plan\.json is of the format headwise-plan/1, which is no"
+    ):
+        Scores.load(plan)
+    with pytest.raises(InputError, match=r"is a folder\. Give a file"):
+        Scores.load(tmp_path)
 
 
 def test_scores_that_lack_a_text_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from folders import write_llama
 
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 TEXT = "I work you work\nhe works\nthey work he works I work\nyou work they work\nhe works I\n"
+LINES = TEXT.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +37,9 @@ def _prune(place: Path, out: Path, *more: object) -> tuple[int, str, str]:
     return done.code, done.out, done.err
 
 
-def _loss(model: torch.nn.Module, tokenizer: object) -> float:
+def _loss(model: torch.nn.Module, tokenizer: Any, texts: Sequence[str] = LINES) -> float:
     """The mean over the texts of their loss per predicted token, as Transformers computes it."""
-    ids = [tokenizer(line, return_tensors="pt")["input_ids"] for line in TEXT.splitlines()]
+    ids = [tokenizer(line, return_tensors="pt")["input_ids"] for line in texts]
     with torch.no_grad():
         return sum(float(model(input_ids=x, labels=x).loss) for x in ids) / len(ids)
 
@@ -64,16 +67,22 @@ def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
     assert re.search(r"by [\d.]+ nats per predicted token \(1% of the full model's\)", err)
     model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
     scores = hw.Scores.load(place / "scores.csv")
+    chosen_on, held_out = LINES[::2], LINES[1::2]
     curves = hw.prune_curves(
-        model, TEXT.splitlines(), {"order": [scores.order()]}, reference=TEXT.splitlines(),
-        loss="lm", tokenizer=tokenizer,
+        model, chosen_on, {"order": [scores.order()]}, reference=chosen_on, loss="lm",
+        tokenizer=tokenizer,
     )  # fmt: skip
     assert int(said[1]) == curves.removable("order", curves.allowance(0.01))
     removed = len(scores.heads) - sum(
         1 for line in hw.costs(hw.load(tmp_path / "small")).heads for _ in [line]
     )
     assert removed == int(said[1])
-    assert re.search(r"^nats per predicted token: \S+ before, \S+ after \(on the given", out, re.M)
+    told = re.search(
+        r"^nats per predicted token: (\S+) before, (\S+) after \(on held-out", out, re.M
+    )
+    assert told
+    losses = [_loss(each, tokenizer, held_out) for each in (model, hw.load(tmp_path / "small"))]
+    assert [float(told[1]), float(told[2])] == pytest.approx(losses, rel=1e-3)
 
 
 @pytest.mark.parametrize("share", ["1.5", "-0.1", "many", "nan"])
@@ -81,6 +90,14 @@ def test_a_share_that_is_none_is_named(share: str, place: Path, tmp_path: Path) 
     code, _, err = _prune(place, tmp_path / "small", f"--remove={share}")
     assert code == 2
     assert f"--remove {share}. Give a share from 0 to 1, or auto." in err
+
+
+def test_auto_needs_two_halves(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("he works\nI work\nyou work\n", "utf-8")
+    text = ("--text", tmp_path / "few.txt")
+    code, _, err = _prune(place, tmp_path / "small", "--remove", "auto", *text)
+    assert code == 2
+    assert "prune: --remove auto with 3 texts or pairs; half of them" in err
 
 
 def test_auto_needs_a_text(place: Path, tmp_path: Path) -> None:

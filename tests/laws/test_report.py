@@ -20,7 +20,7 @@ from headwise.report import Sample, Study, TopPairs
 from headwise.report.page import render
 from headwise.report.page._payload import as_json, heads_shown_first, payload
 from headwise.report.page._visible_text import digits, visible, visible_token
-from headwise.tables import Head, HeadTable
+from headwise.tables import Curves, Head, HeadTable
 from studies import make_heads, make_roles, make_sample, make_study, make_totals
 
 HOSTILE = (
@@ -480,3 +480,13 @@ def test_the_static_page_has_the_tables_and_the_map() -> None:
 )
 def test_numbers_keep_a_significant_digit(number: float, text: str) -> None:
     assert digits(number) == text
+
+
+@pytest.mark.parametrize(("order", "losses"), [("random", [1.0, 2.0]), ("half-gate", [0.0, 0.5])])
+def test_curves_that_allow_no_share_have_a_picture_alone(order: str, losses: list[float]) -> None:
+    curves = Curves(
+        np.array([0, 2]), 8, {order: np.array([[[loss, loss] for loss in losses]])}, "lm"
+    )
+    page = render(make_study().with_pruning(curves=curves))
+    assert "could be removed together" not in page
+    assert 'class="curves"' in page

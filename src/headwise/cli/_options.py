@@ -1,6 +1,6 @@
 """Options that several commands share, and checks of the output before any work is done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -82,6 +82,10 @@ Figure = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+_OUTPUTS = ("out", "figure", "save", "duo_attention")
+_MODELS = ("model", "before", "after")
+
+
 @dataclass(frozen=True)
 class Shared:
     """The values of the shared options; None for options that are not set."""
@@ -124,6 +128,7 @@ def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def flat_command(**values: Any) -> None:
+        _check_files(values)
         for name, kind in groups.items():
             values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
         command(**values)
@@ -131,6 +136,43 @@ def with_flat_options(command: Callable[..., None]) -> Callable[..., None]:
     vars(flat_command)["__signature__"] = Signature(list(options.values()))
     flat_command.__annotations__ = {name: option.annotation for name, option in options.items()}
     return flat_command
+
+
+def _check_files(values: Mapping[str, Any]) -> None:
+    """Refuse an output that is one of the inputs, and two inputs from standard input.
+
+    Raises:
+        ArgumentError: one of them is given.
+    """
+    inputs = [(name, path) for name in values for path in _input_paths(name, values[name])]
+    standard = [_label(name) for name, path in inputs if path == Path("-")]
+    if len(standard) > 1:
+        raise ArgumentError(
+            f"headwise: {' and '.join(standard)} both read standard input. Give a file for one "
+            f"of them."
+        )
+    for output in _OUTPUTS:
+        path = values.get(output)
+        if not isinstance(path, Path) or not path.exists():
+            continue
+        for name, source in inputs:
+            if source.exists() and source.samefile(path):
+                raise ArgumentError(
+                    f"output: {_label(output)} {path} is the input {_label(name)} {source}, which "
+                    f"would be lost. Name another place."
+                )
+
+
+def _input_paths(name: str, value: Any) -> list[Path]:
+    """The paths of an option or argument that is read; a model may be a name on the hub."""
+    if name in _MODELS:
+        return [Path(value)] if value is not None and value != "-" else []
+    values = value if isinstance(value, list) else [value]
+    return [path for path in values if isinstance(path, Path) and name not in _OUTPUTS]
+
+
+def _label(name: str) -> str:
+    return name.upper() if name in _MODELS else f"--{name.replace('_', '-')}"
 
 
 class _EnoughError(Exception):

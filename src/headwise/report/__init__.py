@@ -2,7 +2,7 @@
 
 from headwise.report._single_text import Look, look
 from headwise.report._stages import About, roles_of_lab, study, study_lab
-from headwise.report._study import Study
+from headwise.report._study import Study, load_study
 from headwise.report._study_data import Sample, TopPairs
 from headwise.report.comparison import Comparison, compare, compare_tables
 
@@ -15,6 +15,7 @@ __all__ = [
     "TopPairs",
     "compare",
     "compare_tables",
+    "load_study",
     "look",
     "roles_of_lab",
     "study",

@@ -1,8 +1,10 @@
 """The forward passes of a study, over texts or, for an encoder-decoder, pairs of texts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -10,8 +12,15 @@ from headwise._memory import halving
 from headwise._progress import Progress
 from headwise.corpora import list_pairs, list_texts
 from headwise.errors import ArgumentError
-from headwise.models import Piece, device_of, inputs_of, reads_two_texts, text_alone
-from headwise.tables import HeadTable
+from headwise.models import (
+    Piece,
+    device_of,
+    inputs_of,
+    iter_pieces,
+    reads_two_texts,
+    text_alone,
+)
+from headwise.tables import HeadTable, TextSums, Totals
 from headwise.watch import Request, observe
 
 # Texts in one batch.
@@ -56,6 +65,17 @@ def sizes_of(
     return sizes
 
 
+def owners_of(
+    tokenizer: Any, pairs: Sequence[Pair], model: nn.Module, max_tokens: int | None
+) -> list[int]:
+    """The number of the text that each piece of `as_pieces` is from."""
+    return [
+        number
+        for number, pair in enumerate(pairs)
+        for _ in iter_pieces(tokenizer, [pair], model, max_tokens)
+    ]
+
+
 def watch_pieces(
     model: nn.Module, pieces: Sequence[Piece], request: Request, on_progress: Progress | None
 ) -> HeadTable:
@@ -85,3 +105,22 @@ def run(
         done += len(batch["input_ids"])
         if on_progress is not None:
             on_progress(done, len(pieces))
+
+
+def by_whole_text(table: HeadTable, owners: Sequence[int]) -> HeadTable:
+    """The table with the sums of pieces added up by text: pieces of a text are not independent.
+
+    Args:
+        owners: The number of the text that each piece is from, rising.
+    """
+    if len(set(owners)) == len(owners):
+        return table
+    first = np.unique(owners, return_index=True)[1]
+
+    def whole(totals: Totals) -> Totals:
+        assert totals.per_text is not None
+        parts = (np.add.reduceat(part, first, axis=0) for part in totals.per_text.parts)
+        return replace(totals, per_text=TextSums(*parts))
+
+    totals = {name: whole(totals) for name, totals in table.totals.items()}
+    return replace(table, totals=totals)

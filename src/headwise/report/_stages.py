@@ -27,7 +27,7 @@ from headwise.models import (
     tokenizer_of,
     without_compiler,
 )
-from headwise.report._passes import pairs_for, sizes_of, watch_pieces
+from headwise.report._passes import by_whole_text, owners_of, pairs_for, sizes_of, watch_pieces
 from headwise.report._samples import heads_to_show_first, sample_beginnings, sample_whole
 from headwise.report._study import Study
 from headwise.roles import Roles, agreement, find_roles, repetition, translation
@@ -80,7 +80,8 @@ def study(
         targets: For an encoder-decoder, the output for each text: the decoder reads it, shifted
             to the right. None takes each text as its own target.
         request: The statistics to compute. None is every statistic, and the mass on special
-            tokens and on punctuation if the tokenizer has them.
+            tokens and on punctuation if the tokenizer has them. Studies of
+            `Request(per_text=True)` can be compared; they keep the sums of each whole text.
         about: Where the study comes from, as the page says it.
         max_tokens: The most tokens in one text.
         show: Up to 48 texts whose attention the page shows. None shows the beginnings of three of
@@ -109,6 +110,8 @@ def study(
     pieces = as_pieces(tokenizer, pairs, model, max_tokens)
     with in_evaluation(model):
         table = watch_pieces(model, pieces, request, on_progress)
+        if request.per_text and len(pieces) > len(pairs):
+            table = by_whole_text(table, owners_of(tokenizer, pairs, model, max_tokens))
         if show is None:
             samples = sample_beginnings(model, tokenizer, pairs)
         else:
@@ -128,17 +131,29 @@ def study(
 
 
 @shows_progress("Studying heads")
-def study_lab(trained: Trained, *, lines: int = 256, on_progress: Progress | None = None) -> Study:
+def study_lab(
+    trained: Trained,
+    *,
+    lines: int = 256,
+    per_text: bool = False,
+    on_progress: Progress | None = None,
+) -> Study:
     """Study a Mini-GPT on fresh lines of its grammar, with the mass on every gold relation.
 
     Half of the lines are sentences in which a verb stands beside a pronoun that it was never
     paired with in training; the other half repeat a random sequence. Roles and the effects of
     ablation are measured on ordinary sentences.
+
+    Args:
+        lines: How many lines of each kind to study, and how many sentences for roles.
+        per_text: Whether to keep the sums of each line, so that the study can be compared.
     """
     grammar = trained.settings.grammar()
     words = {token_id: word for word, token_id in trained.tokenizer.get_vocab().items()}
     meanings = {name: meaning for name, meaning in RELATIONS.items() if name != "previous token"}
-    request = Request(relations={name: _gold_relation(name, words) for name in meanings})
+    request = Request(
+        relations={name: _gold_relation(name, words) for name in meanings}, per_text=per_text
+    )
     about = About(
         title="Mini-GPT",
         source="its grammar: fresh lines, with verbs beside pronouns never paired in training",

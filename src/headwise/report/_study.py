@@ -10,6 +10,7 @@ from headwise._display import counted, printable
 from headwise.errors import ArgumentError
 from headwise.report._study_data import StudyData
 from headwise.report.page import write_page
+from headwise.report.saved import read_study, write_study
 from headwise.roles import Roles
 from headwise.surgery import Plan
 from headwise.tables import Curves, Scores
@@ -101,3 +102,26 @@ class Study(StudyData):
             OutputError: the file cannot be written; no partial file is left behind.
         """
         return write_page(self, Path(path), full=full)
+
+    def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> Path:
+        """Save the study into a new folder, which `load_study` reads: JSON and safetensors.
+
+        Nothing is lost: the page of the loaded study is the same to the last byte.
+
+        Args:
+            force: Whether to replace a study that exists.
+        Raises:
+            OutputError: the folder exists and `force` is False, holds something else than a
+                study, cannot be written, or a result holds a number that JSON has not. Nothing
+                is left half written.
+        """
+        return write_study(self, Path(folder), force=force)
+
+
+def load_study(folder: str | os.PathLike[str]) -> Study:
+    """Load a study that `Study.save` wrote.
+
+    Raises:
+        InputError: the folder is missing, or holds no complete study of this format.
+    """
+    return Study(**read_study(Path(folder)))

@@ -32,6 +32,23 @@ Sinks = Annotated[int, typer.Option(min=0, help="First tokens that the other hea
 WindowSizes = Annotated[
     str, typer.Option(help="Last tokens that the other heads keep; several as 64,256.")
 ]
+Lengths = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        help="Split longer texts into pieces of at most this many tokens; without --text, the "
+        "tokens of each made-up text.",
+        show_default="the model's context, 2048 at most; without --text 1024 at most",
+    ),
+]
+NumberOfTexts = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Use this many texts, drawn at random; without --text, make up so many.",
+        show_default="all; without --text 16",
+    ),
+]
 ScoringMethod = Annotated[MethodName, typer.Option(help="How kv heads are scored.")]
 
 
@@ -47,6 +64,14 @@ class CacheGoal:
     method: ScoringMethod = "half-gate"
 
 
+@dataclass(frozen=True)
+class CacheTexts(Shared):
+    """The shared options, where there may be no file of texts."""
+
+    max_texts: NumberOfTexts = None
+    max_tokens: Lengths = None
+
+
 def cache(
     model: Model,
     text: Text = None,
@@ -56,7 +81,7 @@ def cache(
     as_json: Json = False,
     *,
     goal: CacheGoal,
-    shared: Shared,
+    shared: CacheTexts,
 ) -> None:
     """Plan a smaller cache: which tokens each kv head keeps.
 

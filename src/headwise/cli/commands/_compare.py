@@ -16,7 +16,8 @@ Before = Annotated[
     str,
     typer.Argument(
         metavar="BEFORE",
-        help="A folder or a name on the Hugging Face hub; or a table of observe --per-text.",
+        help="A folder or a name on the Hugging Face hub; or a study of report --save, or a table "
+        "of observe --per-text.",
     ),
 ]
 After = Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")]
@@ -53,8 +54,7 @@ def compare(
     if out is not None:
         check_output(out, ".html", ".parquet", ".csv", ".json", force=force)
     check_figure(figure, force)
-    if text is None:
-        _check_files([before, after], shared, roles)
+    _check_sides([before, after], text, shared, roles)
     from headwise.cli import tasks
 
     if text is None:
@@ -75,18 +75,23 @@ def compare(
         print_table(comparison.changed()[_COLUMNS])
 
 
-def _check_files(names: list[str], shared: Shared, roles: bool) -> None:
-    """Refuse models without texts, and options that would be ignored for tables."""
+def _check_sides(names: list[str], text: Path | None, shared: Shared, roles: bool) -> None:
+    """Refuse models without texts, and options that would be ignored for tables and studies."""
     for name in names:
-        if not Path(name).is_file():
+        is_saved = Path(name).is_file() or (Path(name) / "study.json").is_file()
+        if text is None and not is_saved:
             raise ArgumentError(
-                f"compare: {name} is no file of a table, and models need something to read. Add "
-                f"--text FILE."
+                f"compare: {name} is no table and no saved study, and models need something to "
+                f"read. Add --text FILE."
+            )
+        if text is not None and is_saved:
+            raise ArgumentError(
+                f"compare: --text is for models, and {name} holds results already. Leave it out."
             )
     given = [option for option, value in vars(shared).items() if value is not None]
     unused = (["roles"] if roles else []) + given
-    if unused:
+    if text is None and unused:
         raise ArgumentError(
-            f"compare: --{unused[0].replace('_', '-')} is for models, and {names[0]} is a table. "
-            f"Leave it out."
+            f"compare: --{unused[0].replace('_', '-')} is for models, and {names[0]} holds results "
+            f"already. Leave it out."
         )

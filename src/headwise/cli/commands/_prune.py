@@ -27,8 +27,8 @@ Remove = Annotated[
     str,
     typer.Option(
         metavar="SHARE|auto",
-        help="The share of heads to remove, such as 0.3; auto: as many as the loss on the texts "
-        "allows when it may grow by 1 %.",
+        help="The share of heads to remove, such as 0.3; auto: as many as the loss on every "
+        "second text allows when it may grow by 1 %; the other texts measure the result.",
     ),
 ]
 Text = Annotated[
@@ -129,7 +129,10 @@ def prune(
     if as_json:
         print_json(result)
         return
-    _print_quality(result, trained=recovery.recover > 0)
+    where = "the given texts" if share is not None else "held-out texts, every second one"
+    if share is not None and recovery.recover > 0:
+        where += ", on which the smaller model was trained"
+    _print_quality(result, where)
     _print_costs(result)
     if curve:
         print_result(f"{_CURVES} {out}: curves.svg, curves.csv")
@@ -167,9 +170,8 @@ def _check_curve(curve: bool, beside: list[Path] | None) -> None:
         raise ArgumentError(f"prune: --beside {beside[0]} without --curve. Add --curve.")
 
 
-def _print_quality(result: Mapping[str, Any], *, trained: bool) -> None:
+def _print_quality(result: Mapping[str, Any], where: str) -> None:
     """Print the quality before and after, on which texts, with its unit."""
-    where = "the given texts" + (", on which the smaller model was trained" if trained else "")
     for unit, (before, after) in result["quality"].items():
         print_result(f"{unit}: {before:.4g} before, {after:.4g} after (on {where})")
 

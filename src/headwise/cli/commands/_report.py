@@ -1,17 +1,27 @@
-"""`headwise report`: a page about every head of a model, or of the Mini-GPT."""
+"""`headwise report`: a page about every head of a model, of the Mini-GPT, or of a saved study."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli._options import Force, Shared, Target, check_output
-from headwise.cli._print import print_result
+from headwise.cli._options import Force, Shared, Target, check_absent, check_output
+from headwise.cli._print import print_note, print_result
 from headwise.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from headwise.report import Study
 
 _LAB_FOLDER = Path("mini-gpt")
 
-
+_Text = Annotated[
+    Path | None,
+    typer.Option(
+        help="The texts for MODEL: a UTF-8 file with one text per paragraph or line, or - for "
+        "standard input."
+    ),
+]
 _FindRoles = Annotated[
     bool | None,
     typer.Option(
@@ -27,9 +37,56 @@ _Show = Annotated[
         show_default="the beginnings of three texts",
     ),
 ]
+_Pruning = Annotated[
+    bool,
+    typer.Option(
+        "--pruning",
+        help="Fill the section about removing heads: half of the texts score the heads, the other "
+        "half measures the loss as heads go. Costs 100 to 250 further passes over half of the "
+        "texts.",
+    ),
+]
 _Full = Annotated[
     bool, typer.Option("--full", help="Leave nothing out to keep the page below 5 MB.")
 ]
+
+
+_LabFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder of the Mini-GPT, which is trained there if need be.",
+        show_default=str(_LAB_FOLDER),
+    ),
+]
+_Save = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder to save the study to, with the sums of each text: for headwise compare, "
+        "and for drawing the page again."
+    ),
+]
+_SavedStudy = Annotated[
+    Path | None, typer.Option(help="Instead of MODEL: draw the page of the study saved here.")
+]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What MODEL reads and what is found out about it; None and False for what is not set."""
+
+    text: _Text = None
+    target: Target = None
+    show: _Show = None
+    roles: _FindRoles = None
+    pruning: _Pruning = False
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a study comes from if no MODEL is named."""
+
+    lab_folder: _LabFolder = None
+    study: _SavedStudy = None
 
 
 def report(
@@ -37,74 +94,99 @@ def report(
         str | None,
         typer.Argument(metavar="MODEL", help="A folder or a name on the Hugging Face hub."),
     ] = None,
-    text: Annotated[
-        Path | None,
-        typer.Option(
-            help="The texts for MODEL: a UTF-8 file with one text per paragraph or line, or - for "
-            "standard input."
-        ),
-    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path(
         "report.html"
     ),
-    lab_folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="The folder of the Mini-GPT, which is trained there if need be.",
-            show_default=str(_LAB_FOLDER),
-        ),
-    ] = None,
-    roles: _FindRoles = None,
-    target: Target = None,
-    show: _Show = None,
     full: _Full = False,
+    save: _Save = None,
     force: Force = False,
     *,
+    inputs: Inputs,
+    sources: Sources,
     shared: Shared,
 ) -> None:
     """Study every head of a model and write a page about it.
 
     Without MODEL, trains and studies a small model of a generated grammar: the Mini-GPT.
     """
-    _check(model, {"text": text, "target": target, "show": show}, lab_folder, shared)
-    _check_roles(model, roles)
+    _check(model, inputs, sources, shared)
+    if sources.study is not None and save is not None:
+        raise ArgumentError(
+            f"report: --save {save} with --study {sources.study}, which is saved already. Leave "
+            f"one of them out."
+        )
     check_output(out, ".html", force=force)
-    from headwise.cli import tasks
-
-    if model is not None and text is not None:
-        shown = tasks.Shown(show, full)
-        study = tasks.study_model(model, text, shared, target=target, roles=roles, show=shown)
-    else:
-        settings = {} if shared.seed is None else {"seed": shared.seed}
-        study = tasks.study_mini_gpt(lab_folder or _LAB_FOLDER, settings)
+    if save is not None:
+        check_absent(save, force)
+    study = _study(model, inputs, sources, shared, full=full, per_text=save is not None)
     for line in study.findings():
         print_result(line)
+    if save is not None:
+        print_note(f"The study is saved in {study.save(save, force=force)}")
     print_result(f"The page is {study.report(out, full=full).resolve()}")
 
 
-def _check_roles(model: str | None, roles: bool | None) -> None:
-    if model is None and roles is False:
-        raise ArgumentError(
-            "report: --no-roles is for a MODEL, and none is named. Name one, or leave it out."
-        )
+def _study(
+    model: str | None,
+    inputs: Inputs,
+    sources: Sources,
+    shared: Shared,
+    *,
+    full: bool,
+    per_text: bool,
+) -> "Study":
+    from headwise.cli import tasks
+
+    if sources.study is not None:
+        return tasks.load_study(sources.study)
+    if model is None or inputs.text is None:
+        settings = {} if shared.seed is None else {"seed": shared.seed}
+        return tasks.study_mini_gpt(sources.lab_folder or _LAB_FOLDER, settings, per_text=per_text)
+    return tasks.study_model(
+        model,
+        inputs.text,
+        shared,
+        tasks.RequestedStatistics(per_text=per_text),
+        target=inputs.target,
+        roles=inputs.roles,
+        pruning=inputs.pruning,
+        show=tasks.Shown(inputs.show, full),
+    )
 
 
-def _check(
-    model: str | None, files: dict[str, Path | None], lab_folder: Path | None, shared: Shared
-) -> None:
+def _check(model: str | None, inputs: Inputs, sources: Sources, shared: Shared) -> None:
     """Refuse options that would otherwise be ignored."""
-    if model is not None and files["text"] is None:
+    if model is not None and inputs.text is None:
         raise ArgumentError(f"report: {model} needs something to read. Add --text FILE.")
-    if model is not None and lab_folder is not None:
+    if model is not None and sources != Sources():
+        option, value = next(iter(_given(sources).items()))
+        what = "the Mini-GPT" if option == "lab-folder" else "a saved study"
         raise ArgumentError(
-            f"report: --lab-folder {lab_folder} is for the Mini-GPT, not for {model}. "
-            f"Leave one of them out."
+            f"report: --{option} {value} is for {what}, not for {model}. Leave one of them out."
         )
-    for_models = {**files, **vars(shared)}
-    del for_models["seed"]
-    unused = [name.replace("_", "-") for name, value in for_models.items() if value is not None]
-    if model is None and unused:
+    unused = [*_given(inputs), *_given(shared)]
+    if model is not None or not unused:
+        return
+    if sources.study is not None:
         raise ArgumentError(
-            f"report: --{unused[0]} is for a MODEL, and none is named; the Mini-GPT reads lines "
-            f"of its own grammar. Name a MODEL, or leave --{unused[0]} out."
+            f"report: --{unused[0]} is for a MODEL, and the study in {sources.study} is finished. "
+            f"Leave --{unused[0]} out."
         )
+    for_lab = {"seed", *(["roles"] if inputs.roles else [])}  # it has roles in any case
+    for_models = [option for option in unused if option not in for_lab]
+    if for_models:
+        option = "no-roles" if for_models[0] == "roles" else for_models[0]
+        raise ArgumentError(
+            f"report: --{option} is for a MODEL, and none is named; the Mini-GPT reads lines "
+            f"of its own grammar. Name a MODEL, or leave --{option} out."
+        )
+
+
+def _given(options: Any) -> dict[str, Any]:
+    """The options that are set, by their names on the command line."""
+    unset = vars(type(options)())
+    return {
+        name.replace("_", "-"): value
+        for name, value in vars(options).items()
+        if value != unset[name]
+    }

@@ -18,6 +18,7 @@ from headwise.cli.tasks._roles import find_model_roles
 from headwise.cli.tasks._study import RequestedStatistics, Shown, look_at_text, study_model
 from headwise.cli.tasks._texts import draw_texts, read_text_file, read_texts_or_pairs
 from headwise.jobs import merge_corpus
+from headwise.report import load_study
 from headwise.roles import Roles
 from headwise.tables import save_figure
 
@@ -35,6 +36,7 @@ __all__ = [
     "find_model_heads",
     "find_model_roles",
     "group_model",
+    "load_study",
     "look_at_text",
     "merge_corpus",
     "open_job",

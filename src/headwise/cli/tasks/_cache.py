@@ -9,6 +9,7 @@ from headwise.cli._options import Shared
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import note_split_texts, read_drawn_texts
 from headwise.errors import ArgumentError
+from headwise.models import context_of
 
 # The share of kv heads that keep all tokens, where no goal is set.
 _KEEP = 0.5
@@ -37,7 +38,8 @@ def plan_cache(
     model, tokenizer = open_model(name, shared)
     texts: Any = read
     if path is None:
-        n_texts, n_tokens = shared.max_texts or _TEXTS, shared.max_tokens or _TOKENS
+        n_texts = shared.max_texts or _TEXTS
+        n_tokens = shared.max_tokens or min(_TOKENS, context_of(model, tokenizer))
         texts = retrieval_batches(model, n_texts, n_tokens, seed=shared.seed or 0)
     else:
         note_split_texts(read, model, tokenizer, shared)

@@ -1,4 +1,4 @@
-"""The comparison of two models on the texts of a file, or of two saved tables."""
+"""The comparison of two models on the texts of a file, or of two saved tables or studies."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import read_drawn_texts
-from headwise.report import Comparison, compare, compare_tables
+from headwise.report import Comparison, compare, load_study
 from headwise.tables import HeadTable
 
 
@@ -35,6 +35,8 @@ def compare_models(
 
 
 def compare_files(before: Path, after: Path) -> Comparison:
-    """Compare two tables that `headwise observe --per-text` wrote."""
-    tables = HeadTable.load(before), HeadTable.load(after)
-    return compare_tables(*tables, titles=(before.name, after.name))
+    """Compare two studies that `headwise report --save` wrote, or tables of observe --per-text."""
+    sides = [
+        load_study(path) if path.is_dir() else HeadTable.load(path) for path in (before, after)
+    ]
+    return replace(compare(*sides), titles=(before.name, after.name))

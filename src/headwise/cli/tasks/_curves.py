@@ -20,6 +20,8 @@ from headwise.tables import Curves, Head, Scores, save_figure
 
 # Points of a recovered curve; each one trains a smaller model.
 _RECOVERED_POINTS = 9
+# A half of two texts has an interval.
+_FEWEST_TEXTS = 4
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,19 @@ class CurveInputs:
     loss: Loss | str | None
 
 
+def check_texts_suffice(texts: Texts, option: str) -> None:
+    """Refuse texts that are too few to be split into two halves.
+
+    Raises:
+        ArgumentError: there are fewer than four.
+    """
+    if len(texts) < _FEWEST_TEXTS:
+        raise ArgumentError(
+            f"{option} with {counted(len(texts), 'text or pair', 'texts or pairs')}; half of "
+            f"them are for reference, half for evaluation. Use at least {_FEWEST_TEXTS}."
+        )
+
+
 def curve_inputs(
     texts: Texts, loss: str, model: nn.Module, tokenizer: Any, shared: Shared
 ) -> CurveInputs:
@@ -45,11 +60,7 @@ def curve_inputs(
     Raises:
         ArgumentError: there are too few, or pairs are combined with another loss.
     """
-    if len(texts) < 4:
-        raise ArgumentError(
-            f"prune: --curve with {counted(len(texts), 'text or pair', 'texts or pairs')}; half of "
-            f"them are for reference, half for evaluation. Use at least 4."
-        )
+    check_texts_suffice(texts, "prune: --curve")
     pairs = [pair for pair in texts if isinstance(pair, SentencePair)]
     if pairs and loss != "embedding":
         raise ArgumentError(

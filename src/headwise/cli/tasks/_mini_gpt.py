@@ -18,11 +18,11 @@ SETTINGS = {field.name for field in fields(TrainSettings)}
 _CHECKPOINT, _FACTS = "training.safetensors", "training.json"
 
 
-def study_mini_gpt(folder: Path, settings: Mapping[str, Any]) -> Study:
+def study_mini_gpt(folder: Path, settings: Mapping[str, Any], *, per_text: bool = False) -> Study:
     """Study the Mini-GPT of a folder; train it first if the folder has none."""
     trained = train_mini_gpt(folder, settings)
     with progress_bar("Studying the Mini-GPT") as on_progress:
-        return study_lab(trained, on_progress=on_progress)
+        return study_lab(trained, per_text=per_text, on_progress=on_progress)
 
 
 def train_mini_gpt(folder: Path, settings: Mapping[str, Any]) -> Trained:

@@ -11,7 +11,13 @@ from torch import nn
 from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
-from headwise.cli.tasks._curves import curve_inputs, curves_of, removal_orders, write_curves
+from headwise.cli.tasks._curves import (
+    check_texts_suffice,
+    curve_inputs,
+    curves_of,
+    removal_orders,
+    write_curves,
+)
 from headwise.cli.tasks._models import count_parameters, open_model
 from headwise.cli.tasks._quality import QualityInputs
 from headwise.cli.tasks._texts import Texts, note_split_texts, sentences_of
@@ -33,7 +39,8 @@ class PruneOptions:
 
     Attributes:
         by: The file with the scores that decide which heads are removed.
-        remove: The share of heads to remove; None is the elbow on the given texts.
+        remove: The share of heads to remove; None is the elbow on every second text, and the
+            others measure.
         beside: Files with scores by other methods, whose curves are drawn too.
         recovery: The arguments of `recover`, which is called if there are steps.
         figure: A file for the map of removed heads.
@@ -67,15 +74,17 @@ def prune_model(
     full, tokenizer = open_model(name, shared)
     source_files(name)
     full_costs = _costs_of(name, full, scores, options)
-    measured = QualityInputs.of(texts, scores.loss, full, tokenizer, shared) if texts else None
-    if options.remove is None and measured is not None:
-        options = replace(options, remove=measured.removable_share(full, scores))
+    training, held_out = _halves(texts, options)
+    if options.remove is None:
+        chosen_on = QualityInputs.of(training, scores.loss, full, tokenizer, shared)
+        options = replace(options, remove=chosen_on.removable_share(full, scores))
+    measured = QualityInputs.of(held_out, scores.loss, full, tokenizer, shared) if texts else None
     planned = _planned(scores, options, full_costs)
     _check_format(options.format, full, planned, folds=bool(texts))
     all_costs: dict[str, tuple[float, ...]] = {
         f"{cost} of heads": change for cost, change in planned.costs.items()
     }
-    sentences = sentences_of(texts)
+    sentences = sentences_of(training)
     if sentences:
         note_split_texts(sentences, full, tokenizer, shared)
     reference = _encoded(sentences, full, tokenizer, shared) if sentences else None
@@ -104,6 +113,18 @@ def prune_model(
         "elbows": [] if curves is None else write_curves(curves, out),
         "recovery": distances,
     }
+
+
+def _halves(texts: Texts, options: PruneOptions) -> tuple[Texts, Texts]:
+    """The texts that choose and train, and those that measure: the same, unless `remove` is None.
+
+    Raises:
+        ArgumentError: there are too few texts for two halves.
+    """
+    if options.remove is not None:
+        return texts, texts
+    check_texts_suffice(texts, "prune: --remove auto")
+    return texts[::2], texts[1::2]
 
 
 def _planned(scores: Scores, options: PruneOptions, full_costs: Costs) -> Plan:

@@ -14,7 +14,7 @@ from headwise.cli.tasks._texts import Texts, sentences_of
 from headwise.corpora import SentencePair
 from headwise.errors import ArgumentError
 from headwise.scoring import Inputs, Loss, paired, prune_curves, read_batches
-from headwise.tables import Head, Scores
+from headwise.tables import Curves, Head, Scores
 
 # What a loss counts, by its name.
 UNITS = {
@@ -87,4 +87,10 @@ class QualityInputs:
             f"auto: {elbow} of {len(scores.heads)} heads can be removed before the loss grows by "
             f"{bar}{of_what}"
         )
-        return float(np.nextafter(elbow.heads / len(scores.heads), 1))
+        return share_at_elbow(curves, "order")
+
+
+def share_at_elbow(curves: Curves, order: str) -> float:
+    """The share of heads that can be removed before the loss grows by `AUTO_SHARE`; 0 for none."""
+    heads = curves.elbow(order, curves.allowance(AUTO_SHARE)).heads
+    return float(np.nextafter(heads / curves.n_heads, 1)) if heads else 0.0

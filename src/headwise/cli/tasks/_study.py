@@ -8,9 +8,15 @@ from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
 from headwise.cli.tasks._models import open_model
+from headwise.cli.tasks._pruning_section import check_texts_suffice, with_pruning
 from headwise.cli.tasks._roles import find_roles_of
-from headwise.cli.tasks._texts import STANDARD_INPUT, note_split_texts, read_texts_and_targets
-from headwise.corpora import read_texts
+from headwise.cli.tasks._texts import (
+    STANDARD_INPUT,
+    note_split_texts,
+    read_text_file,
+    read_texts_and_targets,
+)
+from headwise.errors import UnsupportedError
 from headwise.models import TOKEN_CLASSES, reads_two_texts, token_classes
 from headwise.report import About, Look, Study, look, study
 from headwise.roles import Evidence, check_reads_one_text
@@ -59,6 +65,7 @@ def study_model(
     *,
     target: Path | None = None,
     roles: bool | None = False,
+    pruning: bool = False,
     show: Shown | None = None,
 ) -> Study:
     """Study a model on the texts of a file, with the roles of its heads if requested.
@@ -66,15 +73,23 @@ def study_model(
     Args:
         target: A second file with an encoder-decoder's target for each line of the first; None
             takes each text as its own target.
-        show: The texts whose attention the page shows.
         roles: Whether to find roles; None finds them unless the model reads two texts.
+        pruning: Whether to score the heads and draw curves, too.
+        show: The texts whose attention the page shows.
     """
     # The texts first: reading them is fast, opening a model is not.
     texts, targets = read_texts_and_targets(text, target, shared)
+    if pruning:
+        check_texts_suffice(texts, "report: --pruning")
     show = show or Shown()
-    shown = None if show.file is None else read_texts(show.file)
+    shown = None if show.file is None else read_text_file(show.file)
     model, tokenizer = open_model(name, shared, text_for="study")
     if reads_two_texts(model):
+        if pruning:
+            raise UnsupportedError(
+                f"report: --pruning with {type(model).__name__}, which reads two texts. Leave "
+                f"--pruning out."
+            )
         if roles is None:
             print_note(
                 f"Roles are not looked for: {type(model).__name__} reads two texts, and a role "
@@ -98,12 +113,12 @@ def study_model(
             full=show.full,
             on_progress=on_progress,
         )
-    if not roles:
-        return result
-    evidence = Evidence(seed=shared.seed or 0)
-    return result.with_roles(
-        find_roles_of(name, model, tokenizer, texts, evidence, shared.max_tokens)
-    )
+    if roles:
+        evidence = Evidence(seed=shared.seed or 0)
+        result = result.with_roles(
+            find_roles_of(name, model, tokenizer, texts, evidence, shared.max_tokens)
+        )
+    return with_pruning(result, name, model, tokenizer, texts, shared) if pruning else result
 
 
 def _source(text: Path) -> str:

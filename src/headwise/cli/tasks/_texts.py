@@ -2,9 +2,9 @@
 
 import random
 import sys
-from io import BufferedIOBase
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -12,9 +12,12 @@ from headwise._display import counted
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
 from headwise.corpora import SentencePair, read_pairs, read_parallel, read_texts
+from headwise.errors import InputError
 from headwise.models import encode
 
 STANDARD_INPUT = Path("-")
+# The first line of a saved CSV file, or the first key of a JSON file.
+_TABLE_STARTS = ('# {"headwise', '{\n "headwise', '{\n  "format": "headwise')
 Text = TypeVar("Text")
 Texts = list[str] | list[SentencePair]
 
@@ -28,13 +31,30 @@ def draw_texts(texts: list[Text], shared: Shared) -> list[Text]:
     return [texts[index] for index in sorted(drawn)]
 
 
+class _StandardInput(BytesIO):
+    """What standard input holds; messages call it by its name."""
+
+    def __str__(self) -> str:
+        return "standard input"
+
+
 def read_text_file(path: Path) -> list[str]:
-    """The texts of a file, or of standard input for `-`."""
-    return read_texts(_opened(path))
+    """The texts of a file, or of standard input for `-`.
+
+    Raises:
+        InputError: the file holds no texts, or is a table that headwise saved.
+    """
+    texts = read_texts(_opened(path))
+    if texts[0].startswith(_TABLE_STARTS):
+        raise InputError(
+            f"read_texts: {path} is a table or a plan that headwise saved, not text. Name a text "
+            f"file."
+        )
+    return texts
 
 
-def _opened(path: Path) -> Path | BufferedIOBase:
-    return cast(BufferedIOBase, sys.stdin.buffer) if path == STANDARD_INPUT else path
+def _opened(path: Path) -> Path | _StandardInput:
+    return _StandardInput(sys.stdin.buffer.read()) if path == STANDARD_INPUT else path
 
 
 def read_drawn_texts(path: Path, shared: Shared) -> list[str]:

@@ -1,5 +1,6 @@
 """Two models, studies or tables, compared head by head."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import nn
 from headwise._progress import Progress, shows_progress
 from headwise.corpora import Texts
 from headwise.errors import ArgumentError
-from headwise.report._study import Study
+from headwise.report._study import Study, load_study
 from headwise.report.comparison._compare_tables import compare_tables
 from headwise.report.comparison._comparison import Comparison
 from headwise.report.comparison._measure import measure_both
@@ -16,7 +17,7 @@ from headwise.roles import Roles, find_roles
 from headwise.tables import HeadTable
 from headwise.watch import Request
 
-Side = nn.Module | Study | HeadTable
+Side = nn.Module | Study | HeadTable | str | os.PathLike[str]
 BothRoles = bool | tuple[Roles, Roles]
 
 
@@ -44,7 +45,8 @@ def compare(
     their texts are independent samples.
 
     Args:
-        before: A model, or a study or a table of `Request(per_text=True)`.
+        before: A model; or a study of `Request(per_text=True)`, the folder of a saved one, or a
+            table of one.
         after: The same kind of thing.
         texts: The texts that both models read; only for models.
         tokenizer: Their tokenizer, or a pair of tokenizers. None uses that of a
@@ -56,27 +58,32 @@ def compare(
         max_tokens: The most tokens that are read at once.
         tolerance: A difference within a text that is rounding, for values up to 1; beyond, a
             share of the value. Give more for models in half precision, such as 0.01.
-        on_progress: Called with the number of finished texts and of all texts of both models.
+        on_progress: Called with what is done and all there is to do: texts of both models, and
+            then, with `roles=True`, what `find_roles` reports of each.
     Returns:
         The comparison, without the models.
     Raises:
         ArgumentError: the two are not of one kind, their tokens or statistics differ, sums per
             text are missing, or an argument does not apply.
         HeadError: the heads of the two cannot be matched.
-        InputError: the texts hold no token.
+        InputError: the texts hold no token, or a folder holds no study.
         UnsupportedError: a model cannot be watched exactly, or reads more than text.
     """
     if not 0 <= tolerance < 1:
         raise ArgumentError(f"compare: tolerance={tolerance}. Give a share from 0 to below 1.")
+    before, after = _loaded(before), _loaded(after)
     if isinstance(before, nn.Module) and isinstance(after, nn.Module):
         tokenizers = tokenizer if isinstance(tokenizer, tuple) else (tokenizer, tokenizer)
         if texts is None:
             raise ArgumentError("compare: texts=None. Give the texts that both models read.")
         texts = texts if isinstance(texts, str) else list(texts)
-        tables = measure_both((before, after), tokenizers, texts, request, max_tokens, on_progress)
+        stages = _stages(on_progress, 3 if roles is True else 1)
+        tables = measure_both((before, after), tokenizers, texts, request, max_tokens, stages[0])
         if roles is True:
-            sides = zip((before, after), tokenizers, strict=True)
-            roles = _pair([find_roles(model, each, texts) for model, each in sides])
+            sides = zip((before, after), tokenizers, stages[1:], strict=True)
+            roles = _pair(
+                [find_roles(model, each, texts, on_progress=stage) for model, each, stage in sides]
+            )
     else:
         names = ("texts", "tokenizer", "request", "max_tokens")
         values = (texts, tokenizer, request, max_tokens)
@@ -86,6 +93,21 @@ def compare(
     return compare_tables(
         *tables, None if isinstance(roles, bool) else roles, tolerance, (titles[0], titles[1])
     )
+
+
+def _loaded(side: Side) -> nn.Module | Study | HeadTable:
+    return load_study(side) if isinstance(side, str | os.PathLike) else side
+
+
+def _stages(on_progress: Progress | None, n: int) -> list[Progress | None]:
+    """A callback for each of several stages, which together are one progress."""
+    if on_progress is None:
+        return [None] * n
+
+    def stage(number: int) -> Progress:
+        return lambda done, total: on_progress(number * total + done, n * total)
+
+    return [stage(number) for number in range(n)]
 
 
 def _pair(roles: list[Roles]) -> tuple[Roles, Roles]:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from headwise._evaluation import in_evaluation
@@ -22,8 +21,8 @@ from headwise.models import (
     tokenizer_of,
     without_compiler,
 )
-from headwise.report._passes import watch_pieces
-from headwise.tables import HeadTable, TextSums, Totals
+from headwise.report._passes import by_whole_text, watch_pieces
+from headwise.tables import HeadTable
 from headwise.watch import DEFAULT, Request
 
 Pair = tuple[Any, Any]
@@ -52,7 +51,7 @@ def measure_both(
         progress = _half(on_progress, number)
         with in_evaluation(model):
             table = watch_pieces(model, pieces[number], request, progress)
-        tables.append(_by_whole_text(table, owners))
+        tables.append(by_whole_text(table, owners))
     return tables[0], tables[1]
 
 
@@ -115,18 +114,3 @@ def _half(on_progress: Progress | None, number: int) -> Progress | None:
     if on_progress is None:
         return None
     return lambda done, total: on_progress(done + number * total, 2 * total)
-
-
-def _by_whole_text(table: HeadTable, owners: Sequence[int]) -> HeadTable:
-    """The table with the sums of pieces added up by text: pieces of a text are not independent."""
-    if len(set(owners)) == len(owners):
-        return table
-    first = np.unique(owners, return_index=True)[1]
-
-    def whole(totals: Totals) -> Totals:
-        assert totals.per_text is not None
-        parts = (np.add.reduceat(part, first, axis=0) for part in totals.per_text.parts)
-        return replace(totals, per_text=TextSums(*parts))
-
-    totals = {name: whole(totals) for name, totals in table.totals.items()}
-    return replace(table, totals=totals)

@@ -195,13 +195,19 @@ def _attention(row: Mapping[Any, Any]) -> str:
 
 
 def _removal_clause(curves: Curves | None) -> list[Clause]:
-    """How many heads can be removed for under one per cent, by the first order of the curves."""
-    if curves is None:
+    """How many heads can be removed for under one per cent, by the first order of the curves.
+
+    Nothing is said about random orders alone, or about shares of a loss that is 0.
+    """
+    orders = [] if curves is None else [name for name in curves.per_text if name != "random"]
+    if curves is None or not orders:
         return []
-    order = next(name for name in curves.per_text if name != "random")
+    order = orders[0]
     mean, (low, high) = curves.mean(order).mean(0), curves.interval(order)
     # A loss that compares with the full model is 0 for it, so its growth is the loss itself.
     full = 1.0 if curves.compares else mean[0]
+    if full == 0:
+        return []
     growth = [(column - (0.0 if curves.compares else full)) / full for column in (mean, low, high)]
     within = [bool(value < _SMALL_LOSS) for value in growth[0]]
     last = within.index(False) - 1 if False in within else len(within) - 1

@@ -18,6 +18,14 @@ from headwise.tables.file._size_limits import check_table_size
 
 T = TypeVar("T")
 
+# What a file holds, by the metadata key of its format version.
+_KINDS = {
+    "headwise": "a table of statistics (HeadTable)",
+    "headwise_scores": "the importance of heads (Scores)",
+    "headwise_roles": "roles of heads (Roles)",
+    "headwise_comparison": "a comparison of two models (Comparison)",
+}
+
 ENDINGS = (".parquet", ".csv", ".json")
 # The first line of a CSV holds the metadata.
 _COMMENT = "# "
@@ -69,13 +77,21 @@ def _dump(content: dict[str, Any], path: Path) -> str:
 
 def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Read what `write_table_file` wrote; never a pickle."""
-    check_ending(path)
+    if path.is_dir():
+        raise InputError(f"table file: {path} is a folder. Give a file that headwise saved.")
+    if path.suffix not in ENDINGS:
+        raise ArgumentError(
+            f"table file: {path} does not end in {', '.join(ENDINGS)}. Give a file that headwise "
+            f"saved."
+        )
     if not path.is_file():
         raise InputError(f"table file: {path} does not exist. Give a file that headwise saved.")
     check_table_size(path)
     read = {".parquet": _read_parquet, ".csv": _read_csv, ".json": _read_json}[path.suffix]
     try:
         return read(path)
+    except InputError:
+        raise
     except (ValueError, OSError, pa.ArrowException) as error:
         raise InputError(
             f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it again."
@@ -97,6 +113,12 @@ def read_saved(
     """
     frame, about = read_table_file(Path(path))
     name, version = schema
+    other = next((what for key, what in _KINDS.items() if key in about and key != name), None)
+    if name not in about and other is not None:
+        raise InputError(
+            f"{kind}.load: {path} holds {other}, not {_KINDS[name]}. Give a file that {kind}.save "
+            f"wrote."
+        )
     if about.get(name) != version:
         raise InputError(
             f"{kind}.load: {path} has schema {about.get(name)!r}, not {version}. "
@@ -184,6 +206,11 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     about = _described(parse_json(path.read_bytes().decode("utf-8-sig")))
+    if isinstance(about.get("format"), str):  # a plan, costs, or a file of task heads
+        raise InputError(
+            f"table file: {path} is of the format {about['format']:.40}, which is no table. Give "
+            f"another file."
+        )
     rows = about.pop("heads", None)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"its heads are {str(rows)[:40]}, not a list of objects")

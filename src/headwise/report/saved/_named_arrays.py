@@ -1,0 +1,62 @@
+"""Arrays by name, as a safetensors file holds them: their sizes are checked when they are read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headwise._tensors import read_tensors, write_tensors
+
+
+class NamedArrays:
+    """The arrays of a file. One of another dtype or shape than expected is an error."""
+
+    def __init__(self, arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        self._arrays = dict(arrays or {})
+
+    @classmethod
+    def read(cls, path: Path) -> "NamedArrays":
+        """The arrays of a safetensors file.
+
+        Raises:
+            InputError: the file cannot be read.
+            TypeError: NumPy has no dtype for a tensor.
+        """
+        return cls({name: tensor.numpy() for name, tensor in read_tensors(path).items()})
+
+    def write(self, path: Path) -> None:
+        """Write the arrays as safetensors.
+
+        Raises:
+            OutputError: they cannot be written.
+        """
+        write_tensors({name: torch.from_numpy(x) for name, x in self._arrays.items()}, path)
+
+    def put(self, name: str, array: Any, dtype: type = np.float64) -> None:
+        """Add a copy of an array under a new name."""
+        self._arrays[name] = np.array(array, dtype=dtype, order="C")
+
+    def get(self, name: str, *shape: int | None, dtype: type = np.float64) -> np.ndarray:
+        """The array of this name.
+
+        Args:
+            shape: Its sizes; None is any size.
+        Raises:
+            KeyError: there is none.
+            ValueError: it has another dtype or shape.
+        """
+        array = self._arrays[name]
+        fits = len(array.shape) == len(shape) and all(
+            size is None or size == actual for size, actual in zip(shape, array.shape, strict=True)
+        )
+        if not fits or array.dtype != dtype:
+            wanted = tuple("any" if size is None else size for size in shape)
+            raise ValueError(
+                f"{name} is {array.dtype} of {array.shape}, not {np.dtype(dtype)} of {wanted}"
+            )
+        return array
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays

@@ -1,0 +1,83 @@
+"""`headwise report` with saved studies and the section about removing heads."""
+
+from pathlib import Path
+
+import pytest
+
+import headwise as hw
+from command import headwise
+from folders import write_llama
+
+WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
+LINES = ["I work you work", "he works", "they work he works I work", "you work they work"] * 8
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, texts, and a study that was saved beside its page."""
+    place = tmp_path_factory.mktemp("report")
+    (place / "some.txt").write_text("\n".join(LINES), "utf-8")
+    write_llama(place / "model", WORDS, hidden_size=12, num_attention_heads=6)
+    done = headwise(
+        "report", place / "model", "--text", place / "some.txt", "--no-roles", "--pruning",
+        "--save", place / "study", "-o", place / "page.html",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert f"The study is saved in {place / 'study'}" in done.err
+    return place
+
+
+def test_a_saved_study_is_drawn_again(place: Path) -> None:
+    done = headwise("report", "--study", place / "study", "-o", place / "again.html")
+    assert done.code == 0, done.err
+    assert (place / "again.html").read_bytes() == (place / "page.html").read_bytes()
+
+
+def test_pruning_is_scored_on_one_half_and_measured_on_the_other(place: Path) -> None:
+    study = hw.load_study(place / "study")
+    model, tokenizer = hw.load(place / "model"), hw.load_tokenizer(place / "model")
+    assert study.scores is not None
+    assert study.curves is not None
+    expected = hw.importance(model, LINES[::2], tokenizer=tokenizer)
+    assert study.scores.order() == expected.order()
+    curves = hw.prune_curves(
+        model, LINES[1::2], {"half-gate": [expected.order()]}, reference=LINES[::2],
+        tokenizer=tokenizer,
+    )  # fmt: skip
+    assert study.curves.frame().equals(curves.frame())
+    heads = curves.removable("half-gate", curves.allowance(0.01))
+    assert heads == (0 if study.plan is None else len(study.plan.removed))
+    assert 'id="pruning"' in (place / "page.html").read_text("utf-8")
+
+
+def test_two_saved_studies_are_compared(place: Path) -> None:
+    done = headwise("compare", place / "study", place / "study")
+    assert done.code == 0, done.err
+    assert "heads differ on 32 texts: no difference is shown." in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--study", "study", "--save", "other"), "--save other with --study study, which is"),
+        (
+            ("--study", "study", "--text", "some.txt"),
+            "--text is for a MODEL, and the study in study",
+        ),
+        (("--study", "study", "--seed", "3"), "--seed is for a MODEL, and the study in study"),
+        (("model", "--text", "some.txt", "--study", "study"), "--study study is for a saved study"),
+        (("--pruning",), "--pruning is for a MODEL, and none is named"),
+        (("--study", "model"), "load_study: model/study.json holds no study"),
+        (("model", "--text", "few.txt", "--pruning"), "report: --pruning with 2 texts or pairs"),
+        (("model", "--text", "some.txt", "--save", "study"), "study is there already. Add --force"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    place: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.chdir(place)
+    Path("few.txt").write_text("I work\nhe works", "utf-8")
+    done = headwise("report", *arguments, "-o", "refused.html")
+    assert done.code == 2
+    assert message in done.err
+    assert not Path("refused.html").exists()
