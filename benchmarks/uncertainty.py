@@ -31,6 +31,7 @@ from headwise.tables import Curves
 
 POINTS = (4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16)
 TEXTS = (30, 60, 135, 270)
+KNOWN = {"treebank": "trees", "paragraphs": "coref"}  # corpora whose tables roles.py keeps
 BETTER = (0.0, 0.1, 0.2, 0.3)  # than a rule, as a share of queries
 
 
@@ -122,12 +123,14 @@ def corpora(options: argparse.Namespace) -> None:
     }
     found = {}
     for name, texts in parts.items():
-        roles = hw.find_roles(model, tokenizer, texts)
+        saved = options.found / f"MiniLM-{KNOWN[name]}.json" if name in KNOWN else None
+        is_saved = saved is not None and saved.exists()
+        roles = hw.Roles.load(saved) if is_saved else hw.find_roles(model, tokenizer, texts)
         with_roles, shapes = roles.found(), roles.shapes()
         strings = [text.text for text in texts[:64]]
         scores = hw.importance(model, strings, "half-gate", tokenizer=tokenizer)
         found[name] = {
-            "texts": len(texts),
+            "texts": int(roles.notes[0].split()[0]),
             "tested": sorted(set(roles.frame().dropna(subset="p_adj")["role"])),
             "labels": [
                 list(pair) for pair in zip(*(with_roles[c] for c in ("name", "role")), strict=True)
@@ -242,6 +245,9 @@ def main() -> None:
     comparing.add_argument("--trees", type=Path, required=True)
     comparing.add_argument("--coref", type=Path, required=True)
     comparing.add_argument("--texts", type=int, default=10**6, help="the most texts of a corpus")
+    comparing.add_argument(
+        "--found", type=Path, default=Path(), help="a folder of roles.py, with tables of MiniLM"
+    )
     comparing.set_defaults(run=corpora)
     publishing = parts.add_parser("publish")
     publishing.add_argument("--into", required=True)
