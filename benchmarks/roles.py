@@ -63,10 +63,8 @@ def find_in_model(options: argparse.Namespace) -> None:
 
 def readable(texts: Sequence[AnnotatedText], model: Any, tokenizer: Any) -> list[AnnotatedText]:
     """The distinct texts that fit into the model's context."""
-    most = getattr(model.config, "max_position_embeddings", None) or float("inf")
-    distinct = list(dict.fromkeys(texts))
-    tokens = encode(tokenizer, [text.text for text in distinct], model)
-    return [text for text, ids in zip(distinct, tokens, strict=True) if len(ids) <= most]
+    distinct = dict.fromkeys(texts)
+    return [text for text in distinct if len(encode(tokenizer, [text.text], model)) == 1]
 
 
 def find_in_lab(options: argparse.Namespace) -> None:
