@@ -13,6 +13,8 @@ import headwise as hw
 from headwise.tables import Curves, bootstrap_means
 
 PLAIN, RANDOM, RECOVERED, REDRAWN = "plain", "random", ", recovered", ", redrawn"
+ELSEWHERE = ", scored elsewhere"
+CORPORA = {"minilm": "sentence pairs"}  # folders that are not named after their texts
 FIRST = 12  # heads of an order that are compared between corpora
 
 
@@ -35,6 +37,7 @@ class ModelCurves:
         self.plain = load_curves(folder / f"{PLAIN}.npz")
         self.recovered = self._kept(folder, RECOVERED)
         self.redrawn = self._kept(folder, REDRAWN)
+        self.elsewhere = self._kept(folder, ELSEWHERE)
         self.allowed = self.plain.allowance()
 
     def _kept(self, folder: Path, end: str) -> dict[str, Curves]:
@@ -76,7 +79,7 @@ class ModelCurves:
     def _points(self) -> Iterator[str]:
         """The numbers of heads measured; orders with the same numbers are listed together."""
         alike: dict[tuple[int, ...], list[str]] = {tuple(self.plain.removed[1:]): [PLAIN]}
-        for name, curves in (self.redrawn | self.recovered).items():
+        for name, curves in (self.elsewhere | self.redrawn | self.recovered).items():
             alike.setdefault(tuple(curves.removed[1:]), []).append(name)
         for points, names in alike.items():
             which = "" if PLAIN in names else f" for {' and '.join(names)}"
@@ -92,6 +95,8 @@ class ModelCurves:
                 curves = self._curves(end).get(f"{name}{end}")
                 elbows.append(str(curves.elbow(f"{name}{end}", self.allowed)) if curves else "")
             yield [name, *elbows]
+        for name, curves in self.elsewhere.items():
+            yield [name, str(curves.elbow(name, self.allowed)), *[""] * len(ends)]
 
     def _table(self, cell: Callable[[Curves, str, int], str]) -> str:
         """A row for each order, a column for each point that is not close to another."""
@@ -100,7 +105,8 @@ class ModelCurves:
             if not any(n * 6 / 7 < point < n * 7 / 6 for n in shown):
                 shown.add(point)
         points, rows = sorted(shown), []
-        all_curves = dict.fromkeys(self.plain.per_text, self.plain) | self.recovered
+        plain = dict.fromkeys(self.plain.per_text, self.plain)
+        all_curves = plain | self.elsewhere | self.recovered
         for name, curves in all_curves.items():
             column = {int(heads): i for i, heads in enumerate(curves.removed)}
             cells = (cell(curves, name, column[p]) if p in column else "" for p in points)
@@ -150,10 +156,10 @@ def agreement(scores: dict[str, hw.Scores], method: str) -> Iterator[str]:
             rank = spearmanr(of.importance, another.importance)[0]
             between = f"{len(first[name] & first[other])}, {rank:.2f}"
             cells.append(f"{np.mean(again):.1f}" if name == other else between)
-        rows.append([name, *cells])
+        rows.append([CORPORA.get(name, name), *cells])
     yield (
         f"The number of the first {FIRST} heads to be removed by `{method}` that two corpora "
         "share, and the rank correlation of importance over all heads; on the diagonal the number "
         "that another draw of the same scored texts shares, in the mean of 100 draws:"
     )
-    yield table(["scored on", *scores], rows)
+    yield table(["scored on", *(row[0] for row in rows)], rows)

@@ -23,14 +23,14 @@ without recovery, then one for each method whose smaller models are trained towa
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from _pruning_tables import PLAIN, RANDOM, RECOVERED, REDRAWN, ModelCurves, agreement
+from _pruning_tables import ELSEWHERE, PLAIN, RANDOM, RECOVERED, REDRAWN, ModelCurves, agreement
 from _report import insert
 from torch import nn
 
@@ -154,6 +154,11 @@ def measure(options: argparse.Namespace) -> None:
         options.keep / f"{PLAIN}.npz",
         partial(draw, orders, reference=material.score, points=options.points),
     )
+    if options.elsewhere:
+        save_curves(
+            options.keep / f"half-gate{ELSEWHERE}.npz",
+            partial(curves_elsewhere, draw, material, options),
+        )
     for name in options.redrawn if options.redraw else ():
         if name in scores and scores[name].over == "texts":
             order = {f"{name}{REDRAWN}": scores[name].redrawn_orders(options.redraw)}
@@ -172,6 +177,18 @@ def measure(options: argparse.Namespace) -> None:
                 options.keep / f"{name}{RECOVERED}.npz",
                 partial(draw, order, cut=cut, points=points),
             )
+
+
+def curves_elsewhere(
+    draw: Callable[..., Curves], material: Material, options: argparse.Namespace
+) -> Curves:
+    """The curve of the order that half-gate gave on the texts of another folder."""
+    name = f"half-gate{ELSEWHERE}"
+    order = hw.Scores.load(options.elsewhere / "half-gate.parquet").order()
+    # A name with two orders keeps random ones from being added; the two are the same.
+    curves = draw({name: [order] * 2}, reference=material.score, points=options.redrawn_points)
+    scores = {name: of[:1] for name, of in curves.scores.items()}
+    return replace(curves, per_text={name: curves.per_text[name][:1]}, scores=scores)
 
 
 def preparation(options: argparse.Namespace) -> Callable[..., Material]:
@@ -256,6 +273,9 @@ def main() -> None:
     )
     measuring.add_argument(
         "--recover", type=int, default=0, help="training steps; 0 for no recovery"
+    )
+    measuring.add_argument(
+        "--elsewhere", type=Path, help="a folder of other texts, whose half-gate scores are tried"
     )
     measuring.add_argument("--redrawn", nargs="+", default=["half-gate", "ablation"])
     measuring.add_argument("--redrawn-points", type=int, nargs="+")
