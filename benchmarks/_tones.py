@@ -1,8 +1,8 @@
 """Encoder-decoders trained on the spot, whose true alignment is known.
 
 `speech` trains a tiny Whisper on words of synthetic tones: each word is a band of the spectrogram
-for some frames, with silence between words. `copying` trains a tiny T5 to transliterate: each
-letter of the source becomes one letter of the target or four, in order.
+for some frames, with silence between words. `transliteration` trains a tiny T5: two letters of the
+source become one of the target, one becomes one, or one becomes three, in order.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,10 @@ import headwise as hw
 
 BINS, POSITIONS = 24, 64  # of a spectrogram; two frames make one source position
 BOS, EOS, FIRST_WORD, N_WORDS = 1, 2, 4, 20
-LETTERS = range(4, 24)  # of the source; each is written with one letter of the target or four
+LETTERS = range(4, 40)  # of the source; the same number of letters of the target follows
+SILENT = LETTERS.stop + len(LETTERS)  # the second letter of a pair that is written as one
+SECOND = (SILENT + 1, SILENT + 2)  # what is written after the first of three letters
+CONTRACTED, EXPANDED = 0, 2  # kinds of letters; those of kind 1 are written one for one
 Spans = list[list[tuple[int, int] | None]]
 
 
@@ -58,36 +61,54 @@ def speech(n: int, seed: int) -> hw.AlignedBatch:
     return hw.AlignedBatch({"input_features": features}, outputs, spans)
 
 
-def copying_model(seed: int = 0) -> nn.Module:
+def transliteration_model(seed: int = 0) -> nn.Module:
     """Two layers of four heads in the encoder and four in the decoder."""
     torch.manual_seed(seed)
     config = T5Config(
-        vocab_size=112, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_decoder_layers=4,
-        num_heads=4, dropout_rate=0.0, pad_token_id=0, decoder_start_token_id=0, eos_token_id=EOS,
+        vocab_size=SECOND[-1] + 1, d_model=64, d_kv=16, d_ff=128, num_layers=2,
+        num_decoder_layers=4, num_heads=4, dropout_rate=0.0, pad_token_id=0,
+        decoder_start_token_id=0, eos_token_id=EOS,
     )  # fmt: skip
     return T5ForConditionalGeneration(config)
 
 
-def copying(n: int, seed: int) -> hw.AlignedBatch:
-    """Words of 6 to 14 letters; letters with an even number become four letters."""
+def transliteration(n: int, seed: int) -> hw.AlignedBatch:
+    """Words of 8 to 13 units: two letters for one, one for one, or one for three, in order.
+
+    Each half of a word prefers a kind of its own, so the place in the source does not follow from
+    the place in the target. Letters that are written with three share the last two of them.
+    """
     rng = torch.Generator().manual_seed(seed)
     sources, outputs = [], []
     spans: Spans = []
     for _ in range(n):
-        length = _between(6, 15, rng)
-        order = torch.randperm(len(LETTERS), generator=rng)[:length]
-        letters = (order + LETTERS.start).tolist()
+        source: list[int] = []
         target: list[int] = []
         borders: list[tuple[int, int] | None] = []
-        for place, letter in enumerate(letters):
-            written = [letter + 20 * n for n in ([1] if letter % 2 else [1, 2, 3, 4])]
+        for letter, kind in _units(rng):
+            read = [letter, SILENT] if kind == CONTRACTED else [letter]
+            written = [letter + len(LETTERS), *(SECOND if kind == EXPANDED else ())]
+            borders += [(len(source), len(source) + len(read))] * len(written)
+            source += read
             target += written
-            borders += [(place, place + 1)] * len(written)
-        sources.append([*letters, EOS])
+        sources.append([*source, EOS])
         outputs.append([*target, EOS])
         spans.append([*borders, None])
     ids = _padded(sources, 0)
     return hw.AlignedBatch({"input_ids": ids, "attention_mask": (ids > 0).long()}, outputs, spans)
+
+
+def _units(rng: torch.Generator) -> list[tuple[int, int]]:
+    """Different letters, each with its kind: its number modulo 3."""
+    length = _between(8, 14, rng)
+    preferred = torch.randperm(3, generator=rng)[:2].tolist()
+    shuffled = (torch.randperm(len(LETTERS), generator=rng) + LETTERS.start).tolist()
+    chosen: list[int] = []
+    for place in range(length):
+        liked = torch.rand((), generator=rng) < 0.9
+        wanted = preferred[2 * place // length] if liked else _between(0, 3, rng)
+        chosen.append(next(x for x in shuffled if x % 3 == wanted and x not in chosen))
+    return [(letter, letter % 3) for letter in chosen]
 
 
 def train(model: nn.Module, task: Any, steps: int, size: int = 32, rate: float = 2e-3) -> float:

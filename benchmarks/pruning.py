@@ -1,16 +1,20 @@
 """What a model loses as heads are removed, in each order of importance and in random ones.
 
     python benchmarks/pruning.py measure MODEL --pairs stsb-en-dev.csv --keep minilm --recover 20
+    python benchmarks/pruning.py measure MODEL --trees dev.conllu --keep treebank --redraw 10
+    python benchmarks/pruning.py measure MODEL --coref gap.tsv --keep paragraphs --redraw 10
     python benchmarks/pruning.py measure MODEL --text stories.txt --keep babyllama --recover 20
     python benchmarks/pruning.py measure MINIGPT --grammar --keep minigpt
     python benchmarks/pruning.py publish minilm babyllama --into docs/pruning.md
 
 With sentence pairs (two sentences and their similarity per row, no header) the loss measures how
-far embeddings move, and Spearman's correlation with the similarities is reported too. With texts,
-separated by `<|endoftext|>`, it is the loss of the language model: all of them are used for
-evaluation, and heads are scored and models recovered on texts that the full model generates. With
-`--grammar` the model is a Mini-GPT, and all texts are fresh lines of its grammar. `--redraw` adds
-orders from other draws of the scored texts, so that the interval of their elbow covers those too.
+far embeddings move, and Spearman's correlation with the similarities is reported too; with a corpus
+of trees or of coreference, of which the text alone is read, it measures how far embeddings move.
+With texts, separated by `<|endoftext|>`, it is the loss of the language model: all of them are used
+for evaluation, and heads are scored and models recovered on texts that the full model generates.
+With `--grammar` the model is a Mini-GPT, and all texts are fresh lines of its grammar. `--redraw`
+measures orders from other draws of the scored texts, so that an interval of the elbow covers those
+too.
 
 Scores and curves are stored in a folder, and existing ones are not measured again: first the curves
 without recovery, then one for each method whose smaller models are trained towards the full one.
@@ -26,16 +30,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import insert, table
+from _pruning_tables import ELSEWHERE, PLAIN, RANDOM, RECOVERED, REDRAWN, ModelCurves, agreement
+from _report import insert
 from torch import nn
 
 import headwise as hw
-from headwise.corpora import Grammar, read_pairs
+from headwise.corpora import Grammar, read_conllu, read_gap, read_pairs
 from headwise.files import write_beside
 from headwise.models import batches, encode
 from headwise.recovery import recovering
 from headwise.scoring import Gates, Loss, paired, read_batches
-from headwise.tables import Curves, bootstrap_means, random_orders, save_figure
+from headwise.tables import Curves, random_orders, save_figure
 
 # The method and the number of rounds of each order.
 METHODS = {
@@ -49,7 +54,6 @@ METHODS = {
 }
 # Methods that do not apply to a kind of loss.
 SILENT = {"embedding": {"gradient"}, "lm": {"curvature"}}
-PLAIN, RANDOM, RECOVERED, REDRAWN = "plain", "random", ", recovered", ", redrawn"
 SHORTEST = 64  # tokens: a shorter text has little context, so its loss is not typical
 
 
@@ -76,6 +80,24 @@ def material_from_pairs(model: nn.Module, tokenizer: Any, options: argparse.Name
     evaluate, loss = paired(held_out, model, tokenizer)
     score, recover_on = read(fresh[: options.texts]), read(fresh[options.texts :])
     return Material(score, recover_on, evaluate, loss, "embedding")
+
+
+def material_from_corpus(model: nn.Module, tokenizer: Any, options: argparse.Namespace) -> Material:
+    """Texts of an annotated corpus, drawn at random; the scored ones are not evaluated."""
+    texts = read_conllu(options.trees) if options.trees else read_gap(options.coref)
+    strings = list(dict.fromkeys(text.text for text in texts))
+    drawn = [strings[i] for i in np.random.default_rng(0).permutation(len(strings))]
+    ends = np.cumsum([options.judging, options.texts, options.own])
+    read = partial(read_batches, model=model, tokenizer=tokenizer)
+    evaluate, score, recover_on = (read(part) for part in _split(drawn, ends))
+    return Material(score, recover_on, evaluate, "embedding", "embedding")
+
+
+def _split(texts: list[str], ends: np.ndarray) -> Iterator[list[str]]:
+    start = 0
+    for end in map(int, ends):
+        yield texts[start:end]
+        start = end
 
 
 def material_from_text(model: nn.Module, tokenizer: Any, options: argparse.Namespace) -> Material:
@@ -121,25 +143,29 @@ def measure(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     options.keep.mkdir(parents=True, exist_ok=True)
     model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
-    prepare = material_from_pairs if options.pairs else material_from_text
-    prepare = material_from_grammar if options.grammar else prepare
-    material = prepare(model, tokenizer, options)
+    material = preparation(options)(model, tokenizer, options)
     draw = partial(
         hw.prune_curves, model, material.evaluate, loss=material.loss, on_progress=progress
     )
     names = [name for name in options.methods if name not in SILENT[material.kind]]
     scores = {name: scores_of(model, material, name, options.keep) for name in names}
     orders = {name: [method.order()] for name, method in scores.items()}
-    redrawn = {
-        f"{name}{REDRAWN}": scores[name].redrawn_orders(options.redraw)
-        for name in orders
-        if options.redraw and scores[name].over == "texts"
-    }
-    band = {RANDOM: random_orders(scores[names[0]].heads)} if redrawn else {}
     save_curves(
         options.keep / f"{PLAIN}.npz",
-        partial(draw, orders | redrawn | band, reference=material.score, points=options.points),
+        partial(draw, orders, reference=material.score, points=options.points),
     )
+    if options.elsewhere:
+        save_curves(
+            options.keep / f"half-gate{ELSEWHERE}.npz",
+            partial(curves_elsewhere, draw, material, options),
+        )
+    for name in options.redrawn if options.redraw else ():
+        if name in scores and scores[name].over == "texts":
+            order = {f"{name}{REDRAWN}": scores[name].redrawn_orders(options.redraw)}
+            save_curves(
+                options.keep / f"{name}{REDRAWN}.npz",
+                partial(draw, order, reference=material.score, points=options.redrawn_points),
+            )
     if options.recover:
         recovered = {"steps": options.recover, "rate": options.rate}
         cut = recovering(model, material.recover_on, reference=material.score, **recovered)
@@ -151,6 +177,27 @@ def measure(options: argparse.Namespace) -> None:
                 options.keep / f"{name}{RECOVERED}.npz",
                 partial(draw, order, cut=cut, points=points),
             )
+
+
+def curves_elsewhere(
+    draw: Callable[..., Curves], material: Material, options: argparse.Namespace
+) -> Curves:
+    """The curve of the order that half-gate gave on the texts of another folder."""
+    name = f"half-gate{ELSEWHERE}"
+    order = hw.Scores.load(options.elsewhere / "half-gate.parquet").order()
+    # A name with two orders keeps random ones from being added; the two are the same.
+    curves = draw({name: [order] * 2}, reference=material.score, points=options.redrawn_points)
+    scores = {name: of[:1] for name, of in curves.scores.items()}
+    return replace(curves, per_text={name: curves.per_text[name][:1]}, scores=scores)
+
+
+def preparation(options: argparse.Namespace) -> Callable[..., Material]:
+    """Which material the options name."""
+    if options.pairs:
+        return material_from_pairs
+    if options.trees or options.coref:
+        return material_from_corpus
+    return material_from_grammar if options.grammar else material_from_text
 
 
 def scores_of(model: nn.Module, material: Material, name: str, folder: Path) -> hw.Scores:
@@ -180,18 +227,6 @@ def save_curves(path: Path, make: Callable[[], Curves]) -> None:
         np.savez(beside, **fields)
 
 
-def load_curves(path: Path) -> Curves:
-    with np.load(path) as file:
-        fields: dict[str, Any] = {"per_text": {}, "scores": {}}
-        for key in file.files:
-            name, _, order = key.partition("/")
-            if order:
-                fields[name][order] = file[key]
-            else:
-                fields[name] = file[key] if file[key].ndim else file[key].item()
-    return Curves(**fields)
-
-
 def publish(options: argparse.Namespace) -> None:
     """Write the tables and the pictures of each folder, as far as its curves exist."""
     for folder in options.keep:
@@ -201,107 +236,11 @@ def publish(options: argparse.Namespace) -> None:
             picture = first.plot(*others, allowed=model.allowed)
             save_figure(picture, options.into.parent / f"pruning-{folder.name}{end}.svg")
         insert("\n\n".join(model.sections()), options.into, folder.name)
-
-
-class ModelCurves:
-    """The curves of one model."""
-
-    def __init__(self, folder: Path) -> None:
-        self.plain = load_curves(folder / f"{PLAIN}.npz")
-        names = [f"{name}{RECOVERED}" for name in self.plain.per_text]
-        paths = {name: folder / f"{name}.npz" for name in names}
-        self.recovered = {name: load_curves(path) for name, path in paths.items() if path.exists()}
-        self.allowed = self.plain.allowance()
-
-    def pictures(self) -> Iterator[list[Curves]]:
-        """All orders without recovery; then the recovered ones next to the same without."""
-        yield [self.plain]
-        later = {name: f"{name}{RECOVERED}" for name in self.plain.per_text if name != RANDOM}
-        recovered = {name: self.recovered[x] for name, x in later.items() if x in self.recovered}
-        if recovered:
-            last = max(int(curves.removed[-1]) for curves in recovered.values())
-            yield [part_of(self.plain, list(recovered), last), *recovered.values()]
-
-    def sections(self) -> Iterator[str]:
-        full = self.plain.mean(next(iter(self.plain.per_text)))[0, 0]
-        start = "" if self.plain.compares else f" The full model's mean loss is {full:.3f}."
-        yield f"Heads that can be removed before the loss grows by {self.allowed:.2g}:"
-        yield table(["order", "without recovery", "recovered"], list(self._elbows()))
-        yield f"Measured {'; '.join(self._points())}."
-        yield (
-            "Loss: the mean ± half the width of its 95 % interval; for several orders the mean "
-            f"(the least–the largest).{start}"
-        )
-        yield self._table(growth)
-        if self.plain.compares:
-            yield "The 95th percentile: one text in twenty loses more than this."
-            yield self._table(percentile)
-        if self.plain.score:
-            known = next(iter(self.plain.scores.values()))[0, 0]
-            yield f"Task score ({self.plain.score}; {known:.3f} for the full model):"
-            yield self._table(score)
-
-    def _points(self) -> Iterator[str]:
-        """The numbers of heads measured; orders with the same numbers are listed together."""
-        alike: dict[tuple[int, ...], list[str]] = {tuple(self.plain.removed[1:]): [PLAIN]}
-        for name, curves in self.recovered.items():
-            alike.setdefault(tuple(curves.removed[1:]), []).append(name)
-        for points, names in alike.items():
-            which = "" if PLAIN in names else f" for {' and '.join(names)}"
-            yield f"after {', '.join(map(str, points))}{which}"
-
-    def _elbows(self) -> Iterator[list[str]]:
-        for name in self.plain.per_text:
-            later = f"{name}{RECOVERED}"
-            elbows = [self.plain.elbow(name, self.allowed)]
-            if later in self.recovered:
-                elbows.append(self.recovered[later].elbow(later, self.allowed))
-            yield [name, *map(str, elbows), *[""] * (2 - len(elbows))]
-
-    def _table(self, cell: Callable[[Curves, str, int], str]) -> str:
-        """A row for each order, a column for each point that is not close to another."""
-        shown = {int(n) for curves in self.recovered.values() for n in curves.removed[1:]}
-        for point in map(int, self.plain.removed[1:]):
-            if not any(n * 6 / 7 < point < n * 7 / 6 for n in shown):
-                shown.add(point)
-        points, rows = sorted(shown), []
-        all_curves = dict.fromkeys(self.plain.per_text, self.plain) | self.recovered
-        for name, curves in all_curves.items():
-            column = {int(heads): i for i, heads in enumerate(curves.removed)}
-            cells = (cell(curves, name, column[p]) if p in column else "" for p in points)
-            rows.append([name, *cells])
-        return table([f"heads removed, of {self.plain.n_heads}", *map(str, points)], rows)
-
-
-def part_of(curves: Curves, names: list[str], last: int) -> Curves:
-    """The named orders of the curves, up to `last` heads."""
-    upto = curves.removed <= last
-    chosen = {name: curves.per_text[name][:, upto] for name in names}
-    return replace(curves, removed=curves.removed[upto], per_text=chosen, score="", scores={})
-
-
-def growth(curves: Curves, name: str, point: int) -> str:
-    """The growth of the mean loss, with a bootstrap interval over texts."""
-    lost = curves.per_text[name][:, point] - curves.per_text[name][:, 0]
-    if len(lost) > 1:
-        return mean_and_range(lost.mean(1), 3)
-    low, high = np.quantile(bootstrap_means(lost.T), [0.025, 0.975])
-    digits = 4 if curves.compares else 3
-    return f"{lost.mean():.{digits}f} ± {(high - low) / 2:.{digits}f}".replace("-", "−")
-
-
-def percentile(curves: Curves, name: str, point: int) -> str:
-    return f"{np.quantile(curves.per_text[name][:, point], 0.95, axis=1).mean():.3f}"
-
-
-def score(curves: Curves, name: str, point: int) -> str:
-    return mean_and_range(curves.scores[name][:, point], 3)
-
-
-def mean_and_range(values: np.ndarray, digits: int) -> str:
-    """The mean of several orders with their range; the value of a single order."""
-    mean, low, high = (f"{x:.{digits}f}" for x in (values.mean(), values.min(), values.max()))
-    return mean if len(values) == 1 else f"{mean} ({low}–{high})"
+    if options.compare:
+        folders = {folder.name: folder for folder in options.keep}
+        scores = {name: hw.Scores.load(folders[name] / "half-gate.parquet")
+                  for name in options.compare}  # fmt: skip
+        insert("\n\n".join(agreement(scores, "half-gate")), options.into, "agreement")
 
 
 def main() -> None:
@@ -311,6 +250,8 @@ def main() -> None:
     measuring.set_defaults(run=measure)
     measuring.add_argument("model")
     measuring.add_argument("--pairs", type=Path)
+    measuring.add_argument("--trees", type=Path, help="CoNLL-U")
+    measuring.add_argument("--coref", type=Path, help="a GAP table")
     measuring.add_argument("--text", type=Path)
     measuring.add_argument("--grammar", action="store_true", help="the model is a Mini-GPT")
     measuring.add_argument(
@@ -324,7 +265,7 @@ def main() -> None:
         "--own", type=int, default=96, help="generated texts that models recover on"
     )
     measuring.add_argument(
-        "--judging", type=int, default=150, help="pairs that curves are measured on"
+        "--judging", type=int, default=150, help="pairs or texts that curves are measured on"
     )
     measuring.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     measuring.add_argument(
@@ -333,6 +274,11 @@ def main() -> None:
     measuring.add_argument(
         "--recover", type=int, default=0, help="training steps; 0 for no recovery"
     )
+    measuring.add_argument(
+        "--elsewhere", type=Path, help="a folder of other texts, whose half-gate scores are tried"
+    )
+    measuring.add_argument("--redrawn", nargs="+", default=["half-gate", "ablation"])
+    measuring.add_argument("--redrawn-points", type=int, nargs="+")
     measuring.add_argument("--rate", type=float, default=1e-4)
     few = [name for name in METHODS if name not in ("half-gate, 9 rounds", "zero-ablation")]
     measuring.add_argument("--recovered", nargs="+", default=[*few, RANDOM])
@@ -342,6 +288,7 @@ def main() -> None:
     publishing.set_defaults(run=publish)
     publishing.add_argument("keep", type=Path, nargs="+", help="folders of scores and curves")
     publishing.add_argument("--into", type=Path, required=True, help="the page")
+    publishing.add_argument("--compare", nargs="+", help="folders whose orders are compared")
     options = parser.parse_args()
     options.run(options)
 

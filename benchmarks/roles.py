@@ -1,13 +1,15 @@
-"""The roles of heads in two models, and whether they hold on other texts and in other runs.
+"""The roles of heads in three models, and whether they hold on other texts and in other runs.
 
-    python benchmarks/roles.py encoder MODEL --trees dev.conllu --coref gap.tsv --keep runs
+    python benchmarks/roles.py model MODEL --name MiniLM --trees trees.conllu --keep runs
+    python benchmarks/roles.py model MODEL --name MiniLM --coref gap.tsv --keep runs
+    python benchmarks/roles.py model MODEL --name BabyLlama --trees trees.conllu --keep runs
     python benchmarks/roles.py lab --seeds 0 1 2 3 4 --keep runs
     python benchmarks/roles.py publish --keep runs --into docs/roles.md
 
-`encoder` finds the roles of a model on texts with parse trees and, apart from them, on texts with
-coreference: on all of them, and with --halves on two halves that share none. `lab` trains a
-Mini-GPT for each seed, finds its roles and ablates its heads. Both store tables, and existing ones
-are not computed again. `publish` writes the page.
+`model` finds the roles of a model on texts with parse trees and, apart from them, on texts with
+coreference: on all that fit into its context, and with --halves on two halves that share none.
+`lab` trains a Mini-GPT for each seed, finds its roles and ablates its heads. Both store tables, and
+existing ones are not computed again. `publish` writes the page.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,12 +27,14 @@ from _report import BEGIN, END, insert, table
 import headwise as hw
 from headwise.corpora import AnnotatedText, annotate, read_conllu, read_gap
 from headwise.lab import TrainSettings, train
+from headwise.models import encode
 from headwise.report import roles_of_lab
 from headwise.roles import alignment, shape_line, shapes_summary
 
 CORPORA = {"trees": "UD English EWT", "coref": "GAP"}
 READERS = {"trees": read_conllu, "coref": read_gap}
 HALVES = ("A", "B")
+MODELS = ("MiniLM", "BabyLlama")
 # Roles that agreement, translation and repetition of the Mini-GPT may depend on.
 ROLES = (
     *("next subject", "head → nsubj", "next translation", "translation → source"),
@@ -38,22 +43,28 @@ ROLES = (
 PARTS = (", beside", ", apart")
 
 
-def find_in_encoder(options: argparse.Namespace) -> None:
-    """Find roles on all texts of each corpus, and on each half of them."""
+def find_in_model(options: argparse.Namespace) -> None:
+    """Find roles on all texts of each corpus that the model can read, and on each half of them."""
     model, tokenizer = hw.load(options.model), hw.load_tokenizer(options.model)
     for corpus, read in READERS.items():
         if getattr(options, corpus) is None:
             continue
-        texts: list[AnnotatedText] = list(dict.fromkeys(read(getattr(options, corpus))))
+        texts = readable(read(getattr(options, corpus)), model, tokenizer)
         order = np.random.default_rng(0).permutation(len(texts))[: options.texts]
         parts = {corpus: np.sort(order)}
         if options.halves:
             parts |= {f"{corpus}-{half}": order[start::2] for start, half in enumerate(HALVES)}
         for name, indices in parts.items():
-            path = options.keep / f"{name}.json"
+            path = options.keep / f"{options.name}-{name}.json"
             if not path.exists():
                 chosen = [texts[i] for i in indices]
                 hw.find_roles(model, tokenizer, chosen, on_progress=print_progress).save(path)
+
+
+def readable(texts: Sequence[AnnotatedText], model: Any, tokenizer: Any) -> list[AnnotatedText]:
+    """The distinct texts that fit into the model's context."""
+    distinct = dict.fromkeys(texts)
+    return [text for text in distinct if len(encode(tokenizer, [text.text], model)) == 1]
 
 
 def find_in_lab(options: argparse.Namespace) -> None:
@@ -83,12 +94,14 @@ def print_progress(done: int, total: int) -> None:
 def publish(options: argparse.Namespace) -> None:
     """Write the sections whose tables exist; the page keeps its other sections."""
     sections = sections_of(options.into)
-    for corpus, title in CORPORA.items():
-        names = [corpus, *(f"{corpus}-{half}" for half in HALVES)]
-        paths = [options.keep / f"{name}.json" for name in names]
-        if paths[0].exists():
-            whole, *halves = (hw.Roles.load(path) for path in paths if path.exists())
-            sections[f"MiniLM on {title}"] = encoder_lines(whole, halves)
+    for name in MODELS:
+        for corpus, title in CORPORA.items():
+            files = (f"{name}-{part}.json" for part in (corpus, *(f"{corpus}-{h}" for h in HALVES)))
+            found = [
+                hw.Roles.load(path) for file in files if (path := options.keep / file).exists()
+            ]
+            if found:
+                sections[f"{name} on {title}"] = model_lines(found[0], found[1:])
     complete = [path.parent for path in options.keep.glob("seed-*/roles.json")]
     folders = sorted(complete, key=lambda path: int(path.name[5:]))
     if folders:
@@ -101,6 +114,8 @@ def publish(options: argparse.Namespace) -> None:
             "The best aligner of each run:",
             alignment_table(list(runs), aligned),
         ]
+    # Texts are sorted stably: the Mini-GPT comes last.
+    sections = dict(sorted(sections.items(), key=lambda item: item[0].startswith("Mini-GPT")))
     text = (f"## {title}\n\n" + "\n\n".join(lines) for title, lines in sections.items())
     insert("\n\n".join(text), options.into)
 
@@ -112,7 +127,7 @@ def sections_of(page: str) -> dict[str, list[str]]:
     return {title: [text.strip()] for title, _, text in parts}
 
 
-def encoder_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
+def model_lines(whole: hw.Roles, halves: Sequence[hw.Roles]) -> list[str]:
     """The outcome of every role, the labels, their stability, and the heads without a role."""
     with_roles = whole.found().sort_values(["layer", "head", "lift"], ascending=[True, True, False])
     half_labels = [labels_of(roles) for roles in halves]
@@ -251,22 +266,30 @@ def lab_lines(runs: dict[str, hw.Roles], judged: Sequence[dict]) -> list[str]:
 
 
 def role_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
+    """For each role and run the heads that have it, with their labels, or the outcome."""
     rows = []
     for role in ROLES:
-        cells = []
+        cells, having = [], 0
         for roles in runs.values():
             with_roles = roles.found()
-            labels = with_roles[with_roles["role"] == role]
-            cells.append(
-                ", ".join(
-                    f"{name} {effect:.2f}"
-                    for name, effect in zip(labels["name"], labels["effect"], strict=True)
-                )
-                or "–"
+            labels = with_roles[with_roles["role"] == role].to_dict("records")
+            names = (
+                f"{row['name']} {row['effect']:.2f}"
+                + (f" ({row['label']})" if row["label"] != role else "")
+                for row in labels
             )
-        having = sum(cell != "–" for cell in cells)
+            cells.append(", ".join(names) or outcome_of(roles, role))
+            having += bool(labels)
         rows.append([role, f"{having} of {len(runs)}", *cells])
+    rows.append(
+        ["sinks and diffuse heads", "", *(shapes_summary(r.shapes()) for r in runs.values())]
+    )
     return rows
+
+
+def outcome_of(roles: hw.Roles, role: str) -> str:
+    outcomes = roles.outcomes().set_index("role")["outcome"]
+    return str(outcomes[role]).partition(":")[0]
 
 
 def part_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
@@ -323,13 +346,14 @@ def groups(roles: hw.Roles) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parts = parser.add_subparsers(required=True)
-    encoder = parts.add_parser("encoder")
-    encoder.add_argument("model")
-    encoder.add_argument("--trees", type=Path, help="CoNLL-U")
-    encoder.add_argument("--coref", type=Path, help="a GAP table")
-    encoder.add_argument("--texts", type=int, help="the most texts of each file")
-    encoder.add_argument("--halves", action="store_true", help="find roles on two halves as well")
-    encoder.set_defaults(run=find_in_encoder)
+    of_model = parts.add_parser("model")
+    of_model.add_argument("model")
+    of_model.add_argument("--name", choices=MODELS, required=True, help="its name on the page")
+    of_model.add_argument("--trees", type=Path, help="CoNLL-U")
+    of_model.add_argument("--coref", type=Path, help="a GAP table")
+    of_model.add_argument("--texts", type=int, help="the most texts of each file")
+    of_model.add_argument("--halves", action="store_true", help="find roles on two halves as well")
+    of_model.set_defaults(run=find_in_model)
     lab = parts.add_parser("lab")
     lab.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     lab.add_argument("--steps", type=int, default=TrainSettings.steps)
@@ -338,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     publishing = parts.add_parser("publish")
     publishing.add_argument("--into", required=True)
     publishing.set_defaults(run=publish)
-    for part in (encoder, lab, publishing):
+    for part in (of_model, lab, publishing):
         part.add_argument("--keep", type=Path, required=True, help="a folder for the tables")
     options = parser.parse_args(arguments)
     options.keep.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,119 @@
+"""Data with a known answer: how often the test of roles errs and finds; coverage of intervals."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from headwise.roles.relations import Role
+from headwise.roles.testing import Family, has_role, judge
+from headwise.roles.testing._significance import step_down
+from headwise.tables import ratio_interval
+
+ROLE = Role("simulated", "", lambda text: (), "word", bar=0.1, points=0.1)
+HEADS = 300
+
+Gains = tuple[np.ndarray, np.ndarray]  # the gains of texts, and the worst possible gain
+
+
+def symmetric(rng: np.random.Generator, texts: int) -> Gains:
+    length = rng.integers(1, 30, (texts, 1))
+    shared = 0.5 * rng.standard_normal((texts, 1))
+    return length * (shared + rng.standard_t(4, (texts, 100))), np.full(100, -np.nan)
+
+
+def rarely_much_worse(rng: np.random.Generator, texts: int) -> Gains:
+    count = rng.integers(1, 30, (texts, 1))
+    gains = np.where(rng.random((texts, 100)) < 0.1, -0.9, 0.1)
+    return count * gains, np.full(100, -count.mean())
+
+
+def very_rarely_much_worse(rng: np.random.Generator, texts: int) -> Gains:
+    gains = np.where(rng.random((texts, 100)) < 0.05, -0.95, 0.05)
+    return gains, np.full(100, -1.0)
+
+
+def rarely_much_better(rng: np.random.Generator, texts: int) -> Gains:
+    count = rng.integers(1, 30, (texts, 1))
+    return -count * np.where(rng.random((texts, 100)) < 0.1, -0.9, 0.1), np.full(100, -count.mean())
+
+
+GAINS: dict[str, Callable[[np.random.Generator, int], Gains]] = {
+    "symmetric, heavy tails": symmetric,
+    "−0.9 in one text of 10, else +0.1": rarely_much_worse,
+    "−0.95 in one text of 20, else +0.05": very_rarely_much_worse,
+    "+0.9 in one text of 10, else −0.1": rarely_much_better,
+}
+
+
+def false_discoveries(
+    draw: Callable[[np.random.Generator, int], Gains], texts: int, repeats: int
+) -> tuple[float, float]:
+    signs, ours = 0, 0
+    for seed in range(repeats):
+        rng = np.random.default_rng(seed)
+        gains, worst = draw(rng, texts)
+        gains = gains.astype(np.float32)
+        scaled = gains / np.sqrt((gains**2).sum(0))
+        flipped = rng.choice(np.array([-1, 1], np.float32), (600, texts)) @ scaled
+        signs += scaled.sum(0).max() > np.quantile(flipped.max(1), 0.95)
+        bounds = None if np.isnan(worst).any() else [worst]
+        ours += step_down([gains], bounds, draws=600, seed=seed)[0].min() <= 0.05
+    return signs / repeats, ours / repeats
+
+
+def hits(rng: np.random.Generator, texts: int, rate: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """Hits of texts that differ in length and in their own rates."""
+    count = rng.integers(1, 25, (texts, 1)).astype(float)
+    rates = rng.beta(6 * rate, 6 * (1 - rate), (texts, 1))
+    return rng.binomial(count.astype(int), rates).astype(float), count, rate
+
+
+def importances(rng: np.random.Generator, texts: int) -> tuple[np.ndarray, np.ndarray, float]:
+    return rng.lognormal(0, 1, (texts, 1)), np.ones((texts, 1)), float(np.exp(0.5))
+
+
+def covered(draw: Callable[..., Any], texts: int, repeats: int) -> float:
+    """How often the 95 % interval holds the truth."""
+    inside = 0
+    for seed in range(5 * repeats):
+        value, count, truth = draw(np.random.default_rng(seed), texts)
+        low, high = ratio_interval(value, count, seed=seed)
+        inside += bool(low[0] <= truth <= high[0])
+    return inside / (5 * repeats)
+
+
+def outcomes(better: float, texts: int, repeats: int) -> tuple[float, float, float]:
+    """How often the better head gets a label; if all were tested; how often another gets p ≤ .05.
+
+    A rule is right for half of the queries, one per text. One head is `better` than the rule by
+    so much; 100 are as good as it by chance; the others differ from it in a single text.
+    """
+    counts = np.zeros(3)
+    for seed in range(repeats):
+        family = simulated_family(np.random.default_rng(seed), texts, better)
+        everything = replace(family, measures={"chosen_half": family.measures["chosen_half"]})
+        (chosen,), (whole,) = (
+            judge([tested], draws=600, seed=seed, intervals=False)
+            for tested in (family, everything)
+        )
+        wrong = (chosen.p[1:] <= 0.05).any()
+        counts += [has_role(family, chosen)[0], has_role(family, whole)[0], wrong]
+    found, found_of_all, wrongly = counts / repeats
+    return found, found_of_all, wrongly
+
+
+def simulated_family(rng: np.random.Generator, texts: int, better: float) -> Family:
+    """A head that is better than the rule, heads that are as good, and heads that equal it."""
+    rates = np.full(HEADS, 0.5)
+    rates[0] += better
+    rule = np.repeat(rng.random((texts, 1)) < 0.5, HEADS, 1).astype(np.float32)
+    value = (rng.random((texts, HEADS)) < rates).astype(np.float32)
+    value[:, 101:] = rule[:, 101:]
+    value[rng.integers(texts), 101:] = 0
+    shown = rng.binomial(texts, rates) / texts
+    shown[101:] = 0.5
+    measures = {"chosen_half": shown, "chosen_baseline": np.full(HEADS, 0.5)}
+    names = {"rule": ["rule"]}
+    return Family(value, np.ones_like(value), {"rule": rule}, (ROLE,), names, measures)
