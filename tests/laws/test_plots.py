@@ -241,7 +241,10 @@ def test_a_notebook_leaves_out_what_would_be_too_much_and_says_so() -> None:
 
 
 def test_a_plot_area_places_edges_at_edges_and_leaves_out_what_is_not_finite() -> None:
-    area = PlotArea(60, 230, 520, 210, 8, (1.0, 3.0))
-    assert area.points([0, 4, 8, 8], [1.0, 2.0, np.nan, 3.0]) == "60.0,230.0 320.0,125.0 580.0,20.0"
-    flat = PlotArea(0, 160, 300, 160, 0, (2.0, 2.0))
-    assert flat.place(0, 2.0) == (0.0, 160.0)
+    area = PlotArea(60.0, 230.0, 520.0, 210.0, 8.0, (1.0, 3.0))
+    assert (
+        area.points([0.0, 4.0, 8.0, 8.0], [1.0, 2.0, np.nan, 3.0])
+        == "60.0,230.0 320.0,125.0 580.0,20.0"
+    )
+    flat = PlotArea(0.0, 160.0, 300.0, 160.0, 0.0, (2.0, 2.0))
+    assert flat.place(0.0, 2.0) == (0.0, 160.0)

@@ -168,7 +168,7 @@ def curve_picture(curves: Curves) -> CurvePicture:
     highest = max(float(np.nanmax(high)) for _, high in bands.values())
     lowest = min(float(np.nanmin(low)) for low, _ in bands.values())
     removed = [float(count) for count in curves.removed]
-    area = PlotArea(60, 230, 520, 210, removed[-1], (lowest, highest))
+    area = PlotArea(60.0, 230.0, 520.0, 210.0, removed[-1], (lowest, highest))
     lines = []
     for style, (name, mean) in enumerate(means.items()):
         low, high = bands[name]

@@ -17,7 +17,7 @@ from headwise.tables.plots._plot_area import PlotArea
 _COLOURS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30",
             "#fde725")  # fmt: skip
 _CELL = 10  # pixels
-_CURVES = (300, 160)  # pixels
+_CURVES = (300.0, 160.0)  # pixels
 # Cells of all grids together; further grids are left out, and named.
 _MOST_CELLS = 8000
 
@@ -86,18 +86,18 @@ def curves_html(
     finite = np.concatenate([values[np.isfinite(values)] for values in curves.values()])
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
     width, height = _CURVES
-    area = PlotArea(0, height, width, height, x[-1], (low, high))
+    area = PlotArea(0.0, height, width, height, float(x[-1]), (float(low), float(high)))
     lines, legend = [], []
     for (name, values), hue in zip(curves.items(), chain(HUES, repeat(OTHERS)), strict=False):
-        points = area.points(x, values.tolist())
+        points = area.points([float(count) for count in x], values.tolist())
         lines.append(f'<polyline points="{points}" fill="none" stroke="{hue}" stroke-width="2"/>')
         legend.append(
             f'<li><span style="color:{hue}">—</span> {_text(name)}: {values[-1]:.3g}</li>'
         )
     return (
         f'<div style="font:12px sans-serif"><p>{_text(title)}</p>'
-        f'<div style="display:flex;flex-wrap:wrap;gap:16px"><svg width="{width}" '
-        f'height="{height}" role="img" aria-label="{_text(title)}" '
+        f'<div style="display:flex;flex-wrap:wrap;gap:16px"><svg width="{width:g}" '
+        f'height="{height:g}" role="img" aria-label="{_text(title)}" '
         f'style="background:#ffffff">{"".join(lines)}</svg>'
         f'<ul style="list-style:none;padding:0;margin:0">{"".join(legend)}</ul></div>'
         f"<p>{x[0]:g} to {x[-1]:g} along, {low:.3g} to {high:.3g} up</p></div>"
