@@ -107,11 +107,11 @@ def find_roles(
     probe = probe_trial(tokenized, limit, evidence.seed)
     trials = [text] if probe is None else [text, probe]
     evaluated = Evaluated.of(model, trials, evidence, on_progress)
-    causal = probe is not None and evaluated.scores[0].causal
+    copies = probe if evaluated.scores[0].causal else None
     studied = Studied(
         texts=distinct_texts(texts),
         notes=notes_on(tokenized, n_texts, trials),
-        copying=copying_of(model, probe, evidence.seed) if causal else {},
+        copying={} if copies is None else copying_of(model, copies, evidence.seed),
         original=originals_of(model, evaluated.scores[0].heads) or (),
         model=fingerprint(model),
     )

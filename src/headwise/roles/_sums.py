@@ -90,7 +90,7 @@ def evaluate_trial(model: nn.Module, trial: Trial, evidence: Evidence, first: in
         arrays |= {f"{_TAGS}.{f.name}": getattr(scores.tag_rows, f.name) for f in fields(TagRows)}
         arrays[f"{_TAGS}.item"] = row_of_item[scores.tag_rows.item]
     others = {} if trial.contrast is None else {"contrast": trial.contrast.evaluate(model)}
-    nulls = []
+    nulls: list[str] = []
     for null, null_model in evidence.models_like(model):
         others[f"null.{len(nulls)}"] = trial.evaluator.evaluate(null_model)
         nulls.append(null)

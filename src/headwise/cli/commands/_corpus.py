@@ -102,12 +102,15 @@ def merge(
     from headwise.cli import tasks
 
     result = tasks.merge_corpus(run)
-    is_roles = isinstance(result, tasks.Roles)
-    rows = result.found() if is_roles else result.frame()
+    if isinstance(result, tasks.Roles):
+        what, rows = str(result), result.found()
+    else:
+        what, rows = counted(len(result.heads), "head"), result.frame()
     if out is not None:
-        what = str(result) if is_roles else counted(len(result.heads), "head")
         print_note(f"{what}: {result.save(out)}")
     if as_json:
         print_json(rows.to_dict("records"))
-    if out is None and not as_json:
-        print_roles(result) if is_roles else print_heads(rows)
+    elif out is None and isinstance(result, tasks.Roles):
+        print_roles(result)
+    elif out is None:
+        print_heads(rows)

@@ -90,16 +90,13 @@ def prune_model(
     reference = _encoded(sentences, full, tokenizer, shared) if sentences else None
     inputs = curve_inputs(texts, scores.loss, full, tokenizer, shared) if options.curve else None
     small = prune(full, planned, fold="mean" if reference else None, reference=reference)
-    partial = out.with_name(f"{out.name}.part")
-    recovery = {**options.recovery, "resume": partial}
-    distances = _recover(small, full, sentences, tokenizer, recovery, shared)
+    distances = _recover(small, full, sentences, tokenizer, options.recovery, shared, out)
     all_costs["parameters"] = count_parameters(full), count_parameters(small)
     if options.timed:
         all_costs |= _milliseconds(full, small)
     curves = None if inputs is None else curves_of(full, orders, inputs, options.recovery)
     save(small, out, format=options.format, tokenizer=tokenizer, source=name, force=force)
-    partial.unlink(missing_ok=True)
-    print_note("Loaded in a fresh process, the saved model gives the same outputs")
+    _note_saved(out)
     quality = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
     if options.figure is not None:
         print_note(f"A map of the plan: {save_figure(planned.plot(), options.figure)}")
@@ -125,6 +122,16 @@ def _halves(texts: Texts, options: PruneOptions) -> tuple[Texts, Texts]:
         return texts, texts
     check_texts_suffice(texts, "prune: --remove auto")
     return texts[::2], texts[1::2]
+
+
+def _partial(out: Path) -> Path:
+    """The file from which an interrupted recovery resumes."""
+    return out.with_name(f"{out.name}.part")
+
+
+def _note_saved(out: Path) -> None:
+    _partial(out).unlink(missing_ok=True)
+    print_note("Loaded in a fresh process, the saved model gives the same outputs")
 
 
 def _planned(scores: Scores, options: PruneOptions, full_costs: Costs) -> Plan:
@@ -178,15 +185,19 @@ def _recover(
     tokenizer: Any,
     recovery: Mapping[str, Any],
     shared: Shared,
+    out: Path,
 ) -> list[float]:
     """Recover a smaller model; its distance from the full one at each step."""
     if not recovery["steps"]:
         return []
-    if recovery["resume"].exists():
-        print_note(f"Resuming from {recovery['resume']}")
+    partial = _partial(out)
+    if partial.exists():
+        print_note(f"Resuming from {partial}")
     reference = read_batches(texts, full, tokenizer, shared.max_tokens)
     with progress_bar("Recovering the smaller model") as on_progress:
-        distances = recover(small, full, reference, on_progress=on_progress, **recovery)
+        distances = recover(
+            small, full, reference, resume=partial, on_progress=on_progress, **recovery
+        )
     print_note(
         f"Distance from the full model: {distances[0]:.3g} at the first step, "
         f"{distances[-1]:.3g} at the last"
