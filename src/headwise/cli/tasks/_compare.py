@@ -7,7 +7,7 @@ from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli.tasks._models import open_model
 from headwise.cli.tasks._texts import read_drawn_texts
-from headwise.report import Comparison, compare, load_study
+from headwise.report import Comparison, Study, compare, load_study
 from headwise.tables import HeadTable
 
 
@@ -36,7 +36,9 @@ def compare_models(
 
 def compare_files(before: Path, after: Path) -> Comparison:
     """Compare two studies that `headwise report --save` wrote, or tables of observe --per-text."""
-    sides = [
-        load_study(path) if path.is_dir() else HeadTable.load(path) for path in (before, after)
-    ]
-    return replace(compare(*sides), titles=(before.name, after.name))
+    comparison = compare(_results_in(before), _results_in(after))
+    return replace(comparison, titles=(before.name, after.name))
+
+
+def _results_in(path: Path) -> Study | HeadTable:
+    return load_study(path) if path.is_dir() else HeadTable.load(path)

@@ -56,8 +56,7 @@ def get_sample(
         weights |= zip(group, stacked, strict=True)
     for number, group in enumerate(_groups(content, "pairs", heads)):
         queries, n_keys = _shape(text, group)
-        shape = len(group), queries, None
-        keys = arrays.get(f"{place}.keys.{number}", *shape, dtype=np.int32)
+        keys = arrays.get(f"{place}.keys.{number}", len(group), queries, None, dtype=np.int32)
         shares = arrays.get(f"{place}.pairs.{number}", *keys.shape, dtype=np.float32)
         if not ((keys >= -1) & (keys < n_keys)).all():
             raise ValueError(f"{place}.keys.{number} holds positions beyond {n_keys} keys")
