@@ -41,7 +41,7 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "transliteration, T5": (transliteration_model, transliteration),
 }
 TITLES = ("task", "seed", "loss", "outcome", "set", "error", "all heads of the last half")
-TITLES += ("gain", "diagonal", "alone, median (worst) head")
+TITLES += ("gain", "straight line", "alone, median (worst) head")
 COSTS = ("outputs", "hw.align", "eager weights", "ratio", "rounds")
 HEADS = [(4, 1), (5, 0), (5, 3)]
 

@@ -135,33 +135,57 @@ def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:
     assert found.diagonal == 0.0
     assert found.outcome == "not found"
     with pytest.raises(
-        ArgumentError, match=r"not found; its mean error is 0\.00 .* spread evenly 0\.00"
+        ArgumentError, match=r"not found; its mean error is 0\.00 .* a straight line 0\.00"
     ):
         found.write_to(model)
     few = hw.find_alignment_heads(model, spelled(10, 0))
     assert few.outcome == "not tested: 5 held-out examples, 30 needed"
 
 
-def _doubled(n: int, seed: int) -> hw.AlignedBatch:
-    """The same, followed by letters that nothing is written for."""
+def _stretched(n: int, seed: int) -> hw.AlignedBatch:
+    """Each letter stands in the source one to six times; all but the first belong to the next one.
+
+    That is where the planted head looks: at what follows the letter written before.
+    """
+    rng, batch = np.random.default_rng(seed), spelled(n, seed)
+    counts = [rng.integers(1, 7, len(output)) for output in batch.outputs]
+    sources = [
+        np.repeat(np.array(output) - 20, times).tolist()
+        for output, times in zip(batch.outputs, counts, strict=True)
+    ]
+    starts = [[0, *(1 + np.cumsum([0, *times[:-2]])).tolist()] for times in counts]
+    spans = [
+        list(pairwise([*start, len(source)])) for start, source in zip(starts, sources, strict=True)
+    ]
+    inputs = {name: padded(sources, "right")[name] for name in ("input_ids", "attention_mask")}
+    return hw.AlignedBatch(inputs, batch.outputs, spans)
+
+
+def _trailing(n: int, seed: int) -> hw.AlignedBatch:
+    """A letter for each output, then letters that nothing is written for."""
     batch = spelled(n, seed)
-    tail = torch.full((n, 6), 45)
-    ids = torch.cat([batch.inputs["input_ids"], tail], 1)
+    ids = torch.cat([batch.inputs["input_ids"], torch.full((n, 6), 45)], 1)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     return hw.AlignedBatch(inputs, batch.outputs, batch.spans)
 
 
+def test_no_head_is_found_where_counting_outputs_is_enough() -> None:
+    found = hw.find_alignment_heads(PlantedPairs().eval(), [_trailing(16, n) for n in range(5)])
+    assert found.diagonal == 0.0
+    assert found.outcome == "not found"
+
+
 def test_found_heads_are_those_that_align_uses() -> None:
     model = PlantedPairs().eval()
-    found = hw.find_alignment_heads(model, [_doubled(16, seed) for seed in range(5)])
+    found = hw.find_alignment_heads(model, [_stretched(16, seed) for seed in range(5)])
     assert found.outcome == "found"
-    assert found.error < found.diagonal
+    assert found.error == 0.0 < 1.0 < found.diagonal
     assert "cross.L0.H2: found" in str(found)
     assert "<table" in found._repr_html_()
     assert "cross.L0.H2" in repr(found)
     found.write_to(model)
     assert model.generation_config.alignment_heads == [[0, 2]]
-    batch = _doubled(3, 99)
+    batch = _stretched(3, 99)
     named, written = (
         hw.align(model, batch.inputs, batch.outputs, heads=heads) for heads in ([(0, 2)], None)
     )

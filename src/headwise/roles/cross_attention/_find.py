@@ -40,7 +40,8 @@ def find_alignment_heads(
     between the first position of an output and its true one. The set grows greedily by the head
     whose weights, averaged with those of the set, have the least error on half of the examples;
     all numbers come from the other half. It is compared with all heads of the last half of the
-    layers, which Transformers takes where no heads are known, and with the diagonal.
+    layers, which Transformers takes where no heads are known, and with the best straight line:
+    outputs spread evenly over the source, or a line fitted on the first half.
 
     Args:
         batches: Sixty examples or more, with known spans.
@@ -79,7 +80,8 @@ class _Errors:
         error: The distance between the aligned first position and the true one.
         right: 1 where the largest weight lies in the span; ties share it.
         last_half: The error of the mean of all heads of the last half of the layers.
-        diagonal: The error of outputs spread evenly over the source.
+        places: Of each example the numbers of its tokens with a span, their places if spread evenly
+            over the source, and their true places.
         chance: The share of positions in the span.
         count: The number of tokens with a span.
     """
@@ -88,7 +90,7 @@ class _Errors:
     error: Float[np.ndarray, "M N"]
     right: Float[np.ndarray, "M N"]
     last_half: Float[np.ndarray, " M"]
-    diagonal: Float[np.ndarray, " M"]
+    places: tuple[Float[np.ndarray, "_ 3"], ...]
     chance: Float[np.ndarray, " M"]
     count: Float[np.ndarray, " M"]
 
@@ -111,16 +113,42 @@ class _Errors:
             error=np.array(error).T,
             right=np.array(right).T,
             last_half=np.array([e.error(e.shown(mean)) for e in examples]),
-            diagonal=np.array([e.diagonal() for e in examples]),
+            places=tuple(e.places() for e in examples),
             chance=np.array([e.chance() for e in examples]),
             count=np.array([float(len(e.tokens)) for e in examples]),
         )
 
     @classmethod
     def joined(cls, parts: Sequence["_Errors"]) -> "_Errors":
-        names = ("error", "right", "last_half", "diagonal", "chance", "count")
+        names = ("error", "right", "last_half", "chance", "count")
         sums = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-        return cls(parts[0].heads, **sums)
+        places = tuple(places for part in parts for places in part.places)
+        return cls(parts[0].heads, places=places, **sums)
+
+    def by_place(self, selection: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
+        """The error in each example of the best straight line through the selection half.
+
+        The lines are outputs spread evenly over the source, and two fitted ones: over the number
+        of an output, and over its place if spread evenly. No attention is involved.
+        """
+        known = np.concatenate(
+            [p for p, chosen in zip(self.places, selection, strict=True) if chosen]
+        )
+        lines = [(1, 0.0, 1.0)]
+        for column in (0, 1) if len(known) else ():
+            design = np.column_stack([np.ones(len(known)), known[:, column]])
+            start, slope = np.linalg.lstsq(design, known[:, 2], rcond=None)[0]
+            lines.append((column, start + 0.5, slope))
+        errors = np.array(
+            [
+                [
+                    np.abs(np.floor(start + slope * p[:, column]) - p[:, 2]).sum()
+                    for p in self.places
+                ]
+                for column, start, slope in lines
+            ]
+        )
+        return errors[errors[:, selection].sum(1).argmin()]
 
     def heads_by_error(self, selection: Bool[np.ndarray, " M"]) -> list[Head]:
         order = np.argsort(self.error[selection].sum(0), kind="stable")
@@ -181,7 +209,8 @@ def _table(
     seed: int,
 ) -> AlignmentHeads:
     held = ~selection
-    columns = np.column_stack([of_set, of_set - errors.last_half, of_set - errors.diagonal])[held]
+    diagonal = errors.by_place(selection)
+    columns = np.column_stack([of_set, of_set - errors.last_half, of_set - diagonal])[held]
     low, high = _intervals(columns, errors.count[held], seed)
     n, texts = max(errors.count[held].sum(), 1.0), int((errors.count[held] > 0).sum())
     found = "found" if high[2] < 0 else "not found"
@@ -195,7 +224,7 @@ def _table(
         ci_high=float(high[0]),
         last_half=float(errors.last_half[held].sum() / n),
         gain_over_last_half=(float(-high[1]), float(-low[1])),
-        diagonal=float(errors.diagonal[held].sum() / n),
+        diagonal=float(diagonal[held].sum() / n),
         model=fingerprint(model),
     )
 

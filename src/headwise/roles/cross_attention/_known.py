@@ -83,10 +83,12 @@ class KnownExample:
         pairs = zip(self.tokens, self.spans, strict=True)
         return float(sum(top[t, start:end].sum() / top[t].sum() for t, (start, end) in pairs))
 
-    def diagonal(self) -> float:
+    def places(self) -> Float[np.ndarray, "t 3"]:
+        """Of each token with a span its number, its place if spread evenly, and its true place."""
         step = len(self.columns) / self.n_outputs
         pairs = zip(self.tokens, self.spans, strict=True)
-        return float(sum(abs(int(t * step) - start) for t, (start, _) in pairs))
+        rows = [(token, token * step, start) for token, (start, _) in pairs]
+        return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
     def chance(self) -> float:
         return sum(end - start for start, end in self.spans) / len(self.columns)

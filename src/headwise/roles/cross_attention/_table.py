@@ -31,7 +31,8 @@ class AlignmentHeads:
         ci_high: The upper end.
         last_half: The error of the mean of all heads of the last half of the layers.
         gain_over_last_half: The interval of what the set gains over these heads.
-        diagonal: The error of outputs spread evenly over the source.
+        diagonal: The error of the best straight line: outputs spread evenly over the source, or a
+            line fitted to the places of outputs in the selection half.
         model: The fingerprint of the model's weights.
     """
 
@@ -69,9 +70,9 @@ class AlignmentHeads:
         if self.outcome != "found":
             raise ArgumentError(
                 f"AlignmentHeads.write_to: the set was {self.outcome}; its mean error is "
-                f"{self.error:.2f} positions, that of outputs spread evenly {self.diagonal:.2f}. "
-                f"Give more examples, or some whose borders do not follow from their length; or "
-                f"set generation_config.alignment_heads yourself if you want it nevertheless."
+                f"{self.error:.2f} positions, that of a straight line {self.diagonal:.2f}. Give "
+                f"more examples, or some whose borders do not follow from the number of an output; "
+                f"or set generation_config.alignment_heads yourself if you want it nevertheless."
             )
         if config is None:
             raise UnsupportedError(
@@ -89,7 +90,8 @@ class AlignmentHeads:
             f"{names}: {self.outcome}; mean error {self.error:.2f} positions "
             f"[{self.ci_low:.2f}, {self.ci_high:.2f}] over {counted(int(row['n']), 'output')} of "
             f"{counted(int(row['texts']), 'held-out example')}, {self.last_half:.2f} for all heads "
-            f"of the last half (gain [{low:.2f}, {high:.2f}]), {self.diagonal:.2f} for the diagonal"
+            f"of the last half (gain [{low:.2f}, {high:.2f}]), {self.diagonal:.2f} for a straight "
+            f"line"
         )
 
     def __repr__(self) -> str:
