@@ -132,6 +132,10 @@ def prune(
     where = "the given texts" if share is not None else "held-out texts, every second one"
     if share is not None and recovery.recover > 0:
         where += ", on which the smaller model was trained"
+    _print_pruned(result, where, out, curve)
+
+
+def _print_pruned(result: dict[str, Any], where: str, out: Path, curve: bool) -> None:
     _print_quality(result, where)
     _print_costs(result)
     if curve:

@@ -22,7 +22,16 @@ from headwise.cli.tasks._models import count_parameters, open_model
 from headwise.cli.tasks._quality import QualityInputs
 from headwise.cli.tasks._texts import Texts, note_split_texts, sentences_of
 from headwise.errors import ArgumentError
-from headwise.models import Format, as_format, batches, encode, example_input, save, source_files
+from headwise.models import (
+    Format,
+    as_format,
+    batches,
+    device_of,
+    encode,
+    example_input,
+    save,
+    source_files,
+)
 from headwise.recovery import recover
 from headwise.scoring import read_batches
 from headwise.surgery import Costs, Plan, costs, plan, prune, time_passes
@@ -85,23 +94,16 @@ def prune_model(
         f"{cost} of heads": change for cost, change in planned.costs.items()
     }
     sentences = sentences_of(training)
-    if sentences:
-        note_split_texts(sentences, full, tokenizer, shared)
-    reference = _encoded(sentences, full, tokenizer, shared) if sentences else None
+    reference = _reference(sentences, full, tokenizer, shared)
     inputs = curve_inputs(texts, scores.loss, full, tokenizer, shared) if options.curve else None
     small = prune(full, planned, fold="mean" if reference else None, reference=reference)
     distances = _recover(small, full, sentences, tokenizer, options.recovery, shared, out)
-    all_costs["parameters"] = count_parameters(full), count_parameters(small)
-    if options.timed:
-        all_costs |= _milliseconds(full, small)
+    all_costs |= _costs_in_all(full, small, options.timed)
     curves = None if inputs is None else curves_of(full, orders, inputs, options.recovery)
     save(small, out, format=options.format, tokenizer=tokenizer, source=name, force=force)
     _note_saved(out)
     quality = measured.compare(full, small, planned.removed, scores.heads) if measured else {}
-    if options.figure is not None:
-        print_note(f"A map of the plan: {save_figure(planned.plot(), options.figure)}")
-    if options.format == "padded":
-        print_note("The saved model is as large and as slow as before: removed heads are zeros")
+    _note_plan(planned, options)
     return {
         "removed": [str(head) for head in planned.removed],
         "why": planned.why,
@@ -110,6 +112,28 @@ def prune_model(
         "elbows": [] if curves is None else write_curves(curves, out),
         "recovery": distances,
     }
+
+
+def _reference(
+    sentences: list[str], model: nn.Module, tokenizer: Any, shared: Shared
+) -> list[Any] | None:
+    """The batches on which removed heads are replaced by their mean output; None without texts."""
+    if not sentences:
+        return None
+    note_split_texts(sentences, model, tokenizer, shared)
+    return _encoded(sentences, model, tokenizer, shared)
+
+
+def _costs_in_all(full: nn.Module, small: nn.Module, timed: bool) -> dict[str, tuple[float, ...]]:
+    parameters = {"parameters": (count_parameters(full), count_parameters(small))}
+    return parameters | (_milliseconds(full, small) if timed else {})
+
+
+def _note_plan(planned: Plan, options: PruneOptions) -> None:
+    if options.figure is not None:
+        print_note(f"A map of the plan: {save_figure(planned.plot(), options.figure)}")
+    if options.format == "padded":
+        print_note("The saved model is as large and as slow as before: removed heads are zeros")
 
 
 def _halves(texts: Texts, options: PruneOptions) -> tuple[Texts, Texts]:
@@ -174,8 +198,7 @@ def _check_format(format: Format, model: nn.Module, planned: Plan, *, folds: boo
 
 def _encoded(texts: list[str], model: nn.Module, tokenizer: Any, shared: Shared) -> list[Any]:
     pieces = encode(tokenizer, texts, model, shared.max_tokens)
-    device = next(model.parameters()).device
-    return [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device)]
+    return [vars(batch) for batch in batches(pieces, _BATCH_SIZE, device_of(model))]
 
 
 def _recover(

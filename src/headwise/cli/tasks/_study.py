@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
@@ -84,22 +86,9 @@ def study_model(
     show = show or Shown()
     shown = None if show.file is None else read_text_file(show.file)
     model, tokenizer = open_model(name, shared, text_for="study")
-    if reads_two_texts(model):
-        if pruning:
-            raise UnsupportedError(
-                f"report: --pruning with {type(model).__name__}, which reads two texts. Leave "
-                f"--pruning out."
-            )
-        if roles is None:
-            print_note(
-                f"Roles are not looked for: {type(model).__name__} reads two texts, and a role "
-                f"is a relation within one text"
-            )
-    else:
+    if not reads_two_texts(model):
         note_split_texts(texts, model, tokenizer, shared)
-    roles = not reads_two_texts(model) if roles is None else roles
-    if roles:
-        check_reads_one_text("report", model)
+    roles = _finds_roles(model, roles, pruning)
     with progress_bar(f"Studying {name}") as on_progress:
         result = study(
             model,
@@ -135,3 +124,26 @@ def look_at_text(name: str, text: str, target: str | None, shared: Shared) -> Lo
     """Open a model and look at one text."""
     model, tokenizer = open_model(name, shared, text_for="look")
     return look(model, tokenizer, text, target=target, title=_title(name))
+
+
+def _finds_roles(model: nn.Module, roles: bool | None, pruning: bool) -> bool:
+    """Whether roles are looked for: by default only in models that read one text.
+
+    Raises:
+        UnsupportedError: the model reads two texts, and roles or pruning were asked for.
+    """
+    if not reads_two_texts(model):
+        return roles is not False
+    if pruning:
+        raise UnsupportedError(
+            f"report: --pruning with {type(model).__name__}, which reads two texts. Leave "
+            f"--pruning out."
+        )
+    if roles:
+        check_reads_one_text("report", model)
+    if roles is None:
+        print_note(
+            f"Roles are not looked for: {type(model).__name__} reads two texts, and a role "
+            f"is a relation within one text"
+        )
+    return False
