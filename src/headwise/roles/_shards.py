@@ -117,7 +117,7 @@ def merge_roles(
     studied = Studied(
         texts=list(excerpts.values()),
         notes=notes_on(survey.tokenized(), survey.texts, trials),
-        copying=facts.get("copying", {}),
+        copying={head: tuple(score) for head, score in facts.get("copying", {}).items()},
         original=facts["original"],
         model=model,
     )
