@@ -157,7 +157,8 @@ class Plan:
 
     def _repr_html_(self) -> str:
         # A removed head is a gap in the grid.
-        kept = [float("nan") if head in self.removed else 1.0 for head in self._heads]
+        removed = set(self.removed)
+        kept = [float("nan") if head in removed else 1.0 for head in self._heads]
         return grid_html(str(self).splitlines()[0], self._heads, {"kept": np.array(kept)})
 
     @property
