@@ -54,6 +54,7 @@ def test_quality_is_that_of_both_models_on_the_texts(place: Path, tmp_path: Path
     assert after == pytest.approx(_loss(hw.load(tmp_path / "small"), tokenizer), rel=1e-4)
 
 
+@pytest.mark.full
 def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
     place: Path, tmp_path: Path
 ) -> None:

@@ -37,7 +37,10 @@ def read_all(path: Path, shards: int) -> int:
     return sum(1 for shard in range(shards) for _ in source.texts(shard, shards))
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "a.jsonl" else pytest.mark.full) for name in WRITERS],
+)
 def test_reading_takes_the_memory_of_few_texts(name: str, tmp_path: Path) -> None:
     texts = random_texts(200) * 30  # half a megabyte
     path = WRITERS[name](tmp_path / name, texts)
