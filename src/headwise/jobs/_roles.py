@@ -87,8 +87,7 @@ class RoleEvidence:
             UnsupportedError: the model reads two texts, or none.
         """
         check_reads_one_text("find_roles", opened.model)
-        limit = context_of(opened.model, opened.tokenizer)
-        limit = limit if opened.max_tokens is None else min(limit, opened.max_tokens)
+        limit = context_of(opened.model, opened.tokenizer, opened.max_tokens)
         return Survey.of(opened.tokenizer, corpus.read, corpus.shards, limit).as_json()
 
     def measure(

@@ -61,17 +61,21 @@ def limit_of(model: nn.Module, tokenizer: Any, max_tokens: int | None) -> int:
     """
     if max_tokens is not None and max_tokens < 2:
         raise ArgumentError(f"encode: max_tokens={max_tokens}. Give at least 2.")
-    limit = context_of(model, tokenizer)
-    return limit if max_tokens is None else min(limit, max_tokens)
+    return context_of(model, tokenizer, max_tokens)
 
 
-def context_of(model: nn.Module, tokenizer: Any) -> int:
-    """The context length of a model according to its configuration and its tokenizer."""
+def context_of(model: nn.Module, tokenizer: Any, max_tokens: int | None = None) -> int:
+    """The context length of a model according to its configuration and its tokenizer.
+
+    Args:
+        max_tokens: The most that is wanted; None is all.
+    """
     config = getattr(model, "config", None)
     parts = [config, *(getattr(config, part, None) for part in ("encoder", "decoder"))]
     known = [getattr(part, name, None) for part in parts for name in _LENGTHS]
     known.append(getattr(tokenizer, "model_max_length", None))
-    return int(min([size for size in known if size] + [LONGEST]))
+    limit = int(min([size for size in known if size] + [LONGEST]))
+    return limit if max_tokens is None else min(limit, max_tokens)
 
 
 _LENGTHS = (

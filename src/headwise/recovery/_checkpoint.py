@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from headwise._tensors import read_with_metadata, write_tensors
+from headwise._tensors import check_metadata, read_with_metadata, write_tensors
 from headwise.errors import InputError
 from headwise.files import write_beside
 
@@ -104,12 +104,8 @@ class RecoveryCheckpoint:
         tensors, metadata = read_with_metadata(
             path, "recover", "holds no unfinished recovery", _ADVICE
         )
-        for name, expected in self._about.items():
-            if metadata.get(name) != expected:
-                raise InputError(
-                    f"recover: the unfinished recovery in {path} has {name}="
-                    f"{metadata.get(name)!r}, not {expected!r}. {_ADVICE}"
-                )
+        says = f"recover: the unfinished recovery in {path} has"
+        check_metadata(metadata, self._about, says, _ADVICE)
         return tensors
 
     def _moments_of(

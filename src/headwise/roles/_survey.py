@@ -1,7 +1,7 @@
 """What all texts of a corpus say together, which every shard must know to find roles."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -73,8 +73,7 @@ class Survey:
         n_texts, repeated = _repeated(read, shards)
         tally = _Tally()
         for shard in range(shards):
-            left_out = {number for of_shard, number in repeated if of_shard == shard}
-            for window in windows(kept(read(shard), left_out)):
+            for window in windows(kept(read(shard), _numbers_in(repeated, shard))):
                 tally.add(window, tokenize(tokenizer, window, limit))
         found = cls(limit, n_texts, [list(place) for place in repeated], **tally.totals())
         check_tokens(n_texts, bool(found.tokens), found.unknown)
@@ -97,7 +96,7 @@ class Survey:
 
     def left_out(self, shard: int) -> set[int]:
         """The numbers of the texts of a shard that are left out."""
-        return {number for of_shard, number in self.repeated if of_shard == shard}
+        return _numbers_in(self.repeated, shard)
 
     def roles(self, relations: Mapping[str, Callable[[TokenText], Pairs]]) -> list[Role]:
         """The roles to test."""
@@ -118,6 +117,11 @@ class Survey:
 def kept(texts: Iterable[AnnotatedText], left_out: set[int]) -> Iterator[AnnotatedText]:
     """The texts of a shard but for some numbers."""
     return (text for number, text in enumerate(texts) if number not in left_out)
+
+
+def _numbers_in(places: Iterable[Sequence[int]], shard: int) -> set[int]:
+    """The numbers of the texts at places in a shard."""
+    return {number for of_shard, number in places if of_shard == shard}
 
 
 def _repeated(read: ReadShard, shards: int) -> tuple[int, list[tuple[int, int]]]:

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from headwise._tensors import read_with_metadata, write_tensors
+from headwise._tensors import check_metadata, read_with_metadata, write_tensors
 from headwise.errors import InputError
 from headwise.files import write_beside
 from headwise.scoring._task_score import Inputs
@@ -101,10 +101,6 @@ def _kind(value: Any) -> str:
 def _read(path: Path, about: Mapping[str, str]) -> dict[str, Tensor]:
     advice = "Name another file, or delete it to start again."
     tables, metadata = read_with_metadata(path, "importance", "holds no unfinished scores", advice)
-    for name, expected in about.items():
-        if metadata.get(name) != expected:
-            raise InputError(
-                f"importance: the unfinished scores in {path} are of "
-                f"{name}={metadata.get(name)!r}, not {expected!r}. {advice}"
-            )
+    says = f"importance: the unfinished scores in {path} are of"
+    check_metadata(metadata, about, says, advice)
     return tables

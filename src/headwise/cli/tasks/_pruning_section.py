@@ -7,14 +7,12 @@ from torch import nn
 
 from headwise._progress import progress_bar
 from headwise.cli._options import Shared
-from headwise.cli.tasks._curves import check_texts_suffice, curve_inputs, curves_of
+from headwise.cli.tasks._curves import curve_inputs, curves_of
 from headwise.cli.tasks._quality import share_at_elbow
 from headwise.errors import ArgumentError
 from headwise.report import Study
 from headwise.scoring import importance
 from headwise.surgery import plan
-
-__all__ = ["check_texts_suffice", "with_pruning"]
 
 
 def with_pruning(

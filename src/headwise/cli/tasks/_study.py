@@ -9,8 +9,9 @@ from torch import nn
 from headwise._progress import progress_bar
 from headwise.cli._options import Shared
 from headwise.cli._print import print_note
+from headwise.cli.tasks._curves import check_texts_suffice
 from headwise.cli.tasks._models import open_model
-from headwise.cli.tasks._pruning_section import check_texts_suffice, with_pruning
+from headwise.cli.tasks._pruning_section import with_pruning
 from headwise.cli.tasks._roles import find_roles_of
 from headwise.cli.tasks._texts import (
     STANDARD_INPUT,

@@ -73,8 +73,7 @@ def find_heads(
         raise ArgumentError(
             f"find_heads: Evidence(splits={evidence.splits}), but one split is made. Leave it out."
         )
-    limit = context_of(model, tokenizer)
-    limit = limit if max_tokens is None else min(limit, max_tokens)
+    limit = context_of(model, tokenizer, max_tokens)
     read = tokenized_examples(examples, tokenizer, limit)
     if len(read) < 2:
         raise ArgumentError(f"find_heads: {len(read)} examples. Give {2 * FEWEST_TEXTS} or more.")
