@@ -32,7 +32,7 @@ class Opened:
         fingerprint: The fingerprint of its weights.
         max_tokens: The most tokens in one text; a longer one becomes several. None is the
             model's context.
-        survey: What all texts say together; empty for a measurement that needs no survey.
+        survey: Statistics of the whole corpus; empty for a measurement that needs none.
     """
 
     model: nn.Module
@@ -47,7 +47,7 @@ class Measurement(Protocol):
     """One kind of result: measured on the texts of a shard, saved, and added up.
 
     Attributes:
-        surveys: Whether every shard must know what all texts say together.
+        surveys: Whether every shard needs statistics of the whole corpus.
     """
 
     @property
@@ -57,7 +57,7 @@ class Measurement(Protocol):
         """What is measured, as JSON: equal for equal measurements."""
 
     def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
-        """What all texts say together, as JSON."""
+        """Statistics of the whole corpus, as JSON."""
 
     def measure(self, opened: Opened, texts: Iterable[AnnotatedText], shard: int) -> Any:
         """The result on some texts; None if they have no token."""
@@ -74,12 +74,12 @@ class Measurement(Protocol):
 
 
 class WithoutSurvey:
-    """A measurement of texts that need not know each other."""
+    """A measurement for which each shard needs only its own texts."""
 
     surveys = False
 
     def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
-        """Nothing."""
+        """An empty survey."""
         return {}
 
 

@@ -64,7 +64,7 @@ class RoleEvidence:
 
     @classmethod
     def described(cls, about: Mapping[str, Any]) -> "RoleEvidence":
-        """What can merge shards of a job with this description; it cannot measure."""
+        """A measurement from the description of a job, which can merge shards but not measure."""
         nulls = about["evidence"]["nulls"]
         evidence = Evidence(
             **{**about["evidence"], "nulls": None if nulls is None else tuple(nulls)}
@@ -80,7 +80,7 @@ class RoleEvidence:
         }
 
     def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
-        """What all texts say together.
+        """Statistics of the whole corpus that every shard needs: duplicates, token counts, tags.
 
         Raises:
             InputError: no text has a token, or most tokens are unknown to the tokenizer.
@@ -114,5 +114,5 @@ class RoleEvidence:
 
 
 def _no_pairs(text: TokenText) -> Pairs:
-    """Stands for a relation whose pairs are counted already."""
+    """A placeholder for a relation: merging needs its name only."""
     return ()

@@ -2,7 +2,7 @@
 
 run/job.json             what is measured, on which texts, in how many shards, by which versions
 run/model.json           the fingerprint of the model's weights
-run/survey.json          for roles: what all texts say together
+run/survey.json          for roles: statistics of the whole corpus
 run/shards/00003.parquet the result of a shard (of roles .safetensors); one without a token has none
 run/shards/00003.json    written last: the shard is finished, with a hash of its result
 """
@@ -125,7 +125,7 @@ class RunFolder:
         return content
 
     def survey(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What all texts say together: made by the first process, while others wait.
+        """Statistics of the whole corpus: the first process makes them, and others wait.
 
         Raises:
             InputError: the file is damaged.

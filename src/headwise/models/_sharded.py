@@ -14,7 +14,7 @@ def is_sharded(value: Any) -> bool:
 
 
 def whole_tensor(value: Tensor) -> Tensor:
-    """All of a distributed tensor, which every process of its mesh must ask for together."""
+    """Gather a distributed tensor; a collective call that every process of its mesh must make."""
     sharded: Any = value
     return sharded.full_tensor() if is_sharded(value) else value
 

@@ -144,7 +144,7 @@ def _text_trial(
     tags: Sequence[str],
     seed: int,
 ) -> Trial:
-    """The trial of all texts, without the texts themselves."""
+    """A trial over all texts that holds their lengths and halves, but not the texts."""
     digests = [bytes.fromhex(digest) for part in parts for digest in part.about["digests"]]
     number = {digest: index for index, digest in enumerate(dict.fromkeys(digests))}
     rows = np.array([number[digests[row]] for row in merged.arrays["row"].tolist()])

@@ -1,4 +1,4 @@
-"""What all texts of a corpus say together, which every shard must know to find roles."""
+"""Statistics of a whole corpus that every shard needs to find roles."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ ReadShard = Callable[[int], Iterable[AnnotatedText]]
 
 @dataclass(frozen=True)
 class Survey:
-    """What all texts say together.
+    """Statistics of a whole corpus: its duplicates, token counts, dependencies and tags.
 
     Attributes:
         limit: The most tokens that the model reads at once.
@@ -110,7 +110,7 @@ class Survey:
         return trial_of_probes(*drawn, seed) if drawn[0] else None
 
     def tokenized(self) -> Tokenized:
-        """What is known of the tokens of all texts, without the tokens."""
+        """How many texts were cut and how many tokens are unknown, without the tokens."""
         return Tokenized((), self.cut_at_sentences, self.cut_within, self.unknown)
 
 

@@ -35,10 +35,10 @@ class DecodedTokens(NamedTuple):
 
 @dataclass
 class _Run:
-    """Copies of the queries and keys of one site's latest tokens, which nobody can change.
+    """Private copies of the queries and keys of one site's latest tokens.
 
     Attributes:
-        alike: All else about the call of each token.
+        alike: A call that stands for all of them: they differ in queries and keys alone.
         q_bits, k_bits: The memory of `q` and `k`, as whole numbers.
         before: The number of keys before the first of these tokens.
         n: The number of tokens.
