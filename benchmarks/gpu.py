@@ -1,10 +1,12 @@
-"""The Triton kernel compared with FlashAttention-2: output alone, and with statistics.
+"""The Triton kernel on a GPU: beside FlashAttention-2, in short calls, and in whole models.
 
     python benchmarks/gpu.py --into docs/triton.md
 
 All numbers of a table come from one run with interleaved variants, by wall clock after the GPU has
 finished. Ratios compare with torch's flash kernel on the same tensors, which computes the output
-alone; they are medians of ratios of the same round, with a 95 % interval. The target is 1.10.
+alone; they are medians of ratios of the same round, with a 95 % interval. "torch" is the kernel
+that torch itself takes, without a guard for masked NaN; "auto" is what `attend` takes. Whole models
+are of random weights, in bfloat16, and their ratios are to the same model unobserved.
 
 Without a GPU, the script can be tried in Triton's interpreter:
 
@@ -12,16 +14,22 @@ Without a GPU, the script can be tried in Triton's interpreter:
 """
 
 import argparse
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from _report import Row, machine, print_rows, publish, rows_of
 from _timing import Work, interleaved, rounds_for
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import headwise as hw
 from headwise.kernels import RowRequest, attend, make_rule, row_statistics
 
 # Texts, heads, tokens, width.
@@ -32,6 +40,9 @@ SIZES = (
     (8, 32, 2048, 128),
     (1, 32, 16384, 128),
 )
+# Texts and tokens that whole models read, and small calls.
+TEXTS = ((32, 512), (8, 2048), (2, 8192))
+SMALL = (1, 8, 128, 64)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -39,7 +50,7 @@ def main() -> None:
     options = _arguments()
     torch.set_grad_enabled(False)
     torch.manual_seed(0)
-    rows = print_rows(forward(options))
+    rows = print_rows(chain(forward(options), small(options), models(options)))
     publish(rows, machine(options), options.into)
 
 
@@ -72,15 +83,85 @@ def _works(size: tuple[int, ...], causal: bool, options: argparse.Namespace) -> 
     }
     works: dict[str, Work] = {
         "flash": partial(_flash, q, k, v, causal),
+        "torch": partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal),
         "heads alone": partial(attend, q, k, v, causal=causal, backend="triton"),
-        "a watch by rows": partial(
-            row_statistics, q, k, v, rule, requests["a watch"], backend="rows"
-        ),
+        "auto": partial(attend, q, k, v, causal=causal),
     }
     return works | {
         name: partial(row_statistics, q, k, v, rule, request, backend="triton")
         for name, request in requests.items()
     }
+
+
+def small(options: argparse.Namespace) -> Iterator[Row]:
+    """What calls take from Python, where the GPU has next to nothing to do."""
+    B, H, T, D = SMALL
+    kind = {"device": options.device, "dtype": DTYPES[options.dtype]}
+    q, k, v = (torch.randn(B, H, T, D, **kind) for _ in "qkv")
+    rule = make_rule(head_dim=D, is_causal=True).simplify(T, T)
+    request = RowRequest(heads=True, distance=True, keys=_neighbors(B, T).to(options.device))
+    calls: dict[str, Work] = {
+        "torch": partial(F.scaled_dot_product_attention, q, k, v, is_causal=True),
+        "heads alone": partial(attend, q, k, v, causal=True, backend="triton"),
+        "fused, guarded": partial(attend, q, k, v, causal=True, backend="fused"),
+        "a watch": partial(row_statistics, q, k, v, rule, request, backend="triton"),
+        "a watch by rows": partial(row_statistics, q, k, v, rule, request, backend="rows"),
+    }
+    works = {name: partial(_hundred_times, call) for name, call in calls.items()}
+    times = interleaved(works, rounds_for(works, options.seconds / 2, least=5), options.clock)
+    case = {"table": "100 short calls", "texts, heads, tokens, width": " x ".join(map(str, SMALL))}
+    yield from rows_of(case, times, "torch")
+
+
+def _hundred_times(call: Work) -> None:
+    for _ in range(100):
+        call()
+
+
+def models(options: argparse.Namespace) -> Iterator[Row]:
+    """A Llama-type model of 8 layers, unobserved, observed, and on headwise's kernels."""
+    hw.register_attention()
+    model, ours = (_llama(options, name) for name in ("sdpa", "headwise"))
+    ours.load_state_dict(model.state_dict())
+    ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "observed": partial(hw.observe, model),
+        "on headwise, observed": partial(hw.observe, ours),
+        "observed, without Triton": partial(_without_triton, model),
+    }
+    for n, (texts, tokens) in enumerate(options.texts):
+        ids = torch.randint(5, 1000, (texts, tokens), device=options.device)
+        read, read_ours = (
+            partial(m, input_ids=ids, logits_to_keep=1, use_cache=False) for m in (model, ours)
+        )
+        works: dict[str, Work] = {
+            "unobserved": read, "observed": read, "on headwise": read_ours,
+            "on headwise, observed": read_ours,
+        }  # fmt: skip
+        if n == 0:  # it takes seconds
+            works["observed, without Triton"] = read
+        times = interleaved(works, options.rounds, options.clock, ways)
+        case = {"table": "Whole models", "texts x tokens": f"{texts} x {tokens:,}"}
+        yield from rows_of(case, times, "unobserved")
+
+
+@contextmanager
+def _without_triton(model: nn.Module) -> Iterator[None]:
+    os.environ["HEADWISE_TRITON"] = "0"
+    try:
+        with hw.observe(model):
+            yield
+    finally:
+        del os.environ["HEADWISE_TRITON"]
+
+
+def _llama(options: argparse.Namespace, implementation: str) -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=1024, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=4,
+        intermediate_size=2816, vocab_size=1000, max_position_embeddings=20000,
+        attn_implementation=implementation,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    return model.to(options.device, DTYPES[options.dtype])
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -105,6 +186,8 @@ def _arguments() -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", type=size, nargs="*", default=SIZES, help="B,H,T,D")
+    parser.add_argument("--texts", type=size, nargs="*", default=TEXTS, help="texts,tokens")
+    parser.add_argument("--rounds", type=int, default=9, help="of whole models")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds per group of variants")

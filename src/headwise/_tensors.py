@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -14,8 +16,10 @@ from headwise.errors import InputError, OutputError
 __all__ = [
     "check_metadata",
     "output_errors",
+    "read_arrays",
     "read_tensors",
     "read_with_metadata",
+    "write_arrays",
     "write_tensors",
 ]
 
@@ -32,6 +36,16 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         InputError: the file cannot be read, or is no complete safetensors file.
     """
     return read_with_metadata(path)[0]
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The tensors in a safetensors file, as NumPy arrays.
+
+    Raises:
+        InputError: the file cannot be read, or is no complete safetensors file.
+        TypeError: NumPy has no dtype for a tensor.
+    """
+    return {name: tensor.numpy() for name, tensor in read_tensors(path).items()}
 
 
 def read_with_metadata(
@@ -95,6 +109,17 @@ def write_tensors(
             path,
             None if metadata is None else dict(metadata),
         )
+
+
+def write_arrays(arrays: Mapping[str, np.ndarray], path: str | os.PathLike[str]) -> None:
+    """Write NumPy arrays as safetensors.
+
+    Raises:
+        OutputError: they cannot be written, for example because the disk is full.
+    """
+    # torch takes no memory that is read-only or runs backwards.
+    whole = {name: np.require(array, requirements=("C", "W")) for name, array in arrays.items()}
+    write_tensors({name: torch.from_numpy(array) for name, array in whole.items()}, path)
 
 
 @contextmanager

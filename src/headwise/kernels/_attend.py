@@ -98,7 +98,7 @@ def attend(
         need_lse: Whether to return the log of the sum of the exponentials too.
         need_entropy: Whether to return the entropy of each query's weights too, −Σ p ln p: from
             0 to the log of the number of its keys.
-        backend: "auto", "native" (C++), "triton" (for GPUs, unmeasured), "fused" (torch's kernel)
+        backend: "auto", "native" (C++), "triton" (for GPUs), "fused" (torch's kernel)
             or "rows" (PyTorch).
     Returns:
         The heads; with extras an `AttendOutput`. The heads have the dtype of the inputs; for half

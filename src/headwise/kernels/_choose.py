@@ -19,8 +19,7 @@ BY_NAME = {kernel.name: kernel for kernel in KERNELS}
 def choose(problem: AttentionProblem, backend: str = "auto") -> KernelChoice:
     """Pick the kernel that computes this for `attend`, without reading the values of tensors.
 
-    It is the first that can and is expected to be faster than those after it. The kernel in
-    Triton, which was never measured, is taken only by name.
+    It is the first that can and is expected to be faster than those after it.
 
     Raises:
         ArgumentError: the name is unknown, or that kernel cannot do this.

@@ -40,9 +40,8 @@ def row_statistics(
 
     They are exact for every rule (softcap, sinks, biases, any mask), since they are computed from
     the weights themselves. Half precisions are computed in float32. `RowStatistics.kernel` names
-    the kernel that computed them: the native one wherever it can (`docs/kernel-choice.md`). The
-    kernel in Triton was never measured: it is chosen where it can compute this and
-    `HEADWISE_TRITON=1` is set.
+    the kernel that computed them: on a GPU the one in Triton and on a CPU the native one, wherever
+    they can (`docs/kernel-choice.md`).
 
     Args:
         backend: "auto", "native" (one pass in C++, on a CPU), "triton" (one pass on a GPU; it has
@@ -63,7 +62,7 @@ def row_statistics(
         if rule.bias is None and rule.sinks is None and type(rule.scale) is float:
             outline = outline_of(q, k, v, (rule.scale, rule.softcap, backend))
     elif rule.is_static and request.is_static:
-        words = (rule, request, backend, TRITON.is_preferred_for_statistics())
+        words = (rule, request, backend, TRITON.is_preferred_for_statistics(problem))
         outline = outline_of(q, k, v, words)
     describe = None if outline is None else known.get(outline)
     if describe is None:
@@ -128,7 +127,7 @@ def statistics_kernel(
 def _first(problem: AttentionProblem, request: RowRequest | None = None) -> AttentionKernel:
     """The first kernel that can and is expected to be faster than those after it."""
     for kernel in KERNELS:
-        if not kernel.is_preferred_for_statistics():
+        if not kernel.is_preferred_for_statistics(problem):
             continue
         if kernel.why_no_statistics(problem, request) is None:
             return kernel

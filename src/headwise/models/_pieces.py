@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ArgumentError, HeadwiseError, InputError, UnsupportedError
+from headwise.models._device import device_of
 from headwise.models._tokens import IGNORED, limit_of, pad, pieces_of
 
 # The main inputs of models of images and sound.
@@ -156,7 +157,7 @@ def decoder_ids(model: nn.Module, labels: Sequence[int]) -> list[int]:
         UnsupportedError: the model has no such function.
     """
     name, config = type(model).__name__, getattr(model, "config", None)
-    ids = torch.tensor([list(labels)], device=next(model.parameters()).device)
+    ids = torch.tensor([list(labels)], device=device_of(model))
     try:
         padding = getattr(config, "pad_token_id", None)
         if hasattr(model, "_shift_right") and _start_token(model) is None and padding is not None:

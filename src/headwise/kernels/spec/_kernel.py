@@ -70,7 +70,7 @@ class AttentionKernel(ABC):
         """Why the kernel cannot compute these statistics of rows; None if it can."""
         return "it has no statistics of rows"
 
-    def is_preferred_for_statistics(self) -> bool:
+    def is_preferred_for_statistics(self, problem: AttentionProblem) -> bool:
         """Whether it is faster than the kernels after it, for statistics that both can compute."""
         return True
 

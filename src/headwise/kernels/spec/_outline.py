@@ -47,9 +47,9 @@ def remember(known: dict[Outline, Known], outline: Outline, what: Known) -> Know
 
 def under_autocast(x: Tensor) -> bool:
     """Whether autocast is on for the device of a tensor; some, such as meta, have none."""
-    if x.is_cpu:  # it has autocast, and asking would take as long as other checks of a call
-        return torch.is_autocast_enabled("cpu")
     kind = x.device.type
+    if kind in ("cpu", "cuda"):  # torch.compile of torch 2.11 cannot ask whether they have it
+        return torch.is_autocast_enabled(kind)
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 

@@ -21,7 +21,6 @@ BiasLike = Bias | Float[Tensor, "*bias"]
 WindowLike = int | tuple[int | None, int | None]
 # Beyond this scale float32 may neither tell logits apart nor hold them: they take float64.
 LARGEST_SCALE = 1e10
-_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,13 @@ class AttentionRule:
         return self if visible is self.visible else replace(self, visible=visible)
 
     def visible_in(
-        self, tile: Tile, texts: slice = _ALL, heads: slice = _ALL
+        self, tile: Tile, texts: slice | None = None, heads: slice | None = None
     ) -> Bool[Tensor, "#B #H #R #n"] | None:
         """What may be attended to in a tile, for some texts and heads; None: everything."""
         return None if self.visible is None else _part(self.visible.tile(tile), texts, heads)
 
     def bias_in(
-        self, tile: Tile, texts: slice = _ALL, heads: slice = _ALL
+        self, tile: Tile, texts: slice | None = None, heads: slice | None = None
     ) -> Float[Tensor, "#B #H #R #n"] | None:
         """The bias of a tile, for some texts and heads."""
         return None if self.bias is None else _part(self.bias.tile(tile), texts, heads)
@@ -184,10 +183,10 @@ def _check_sinks(sinks: Tensor, H: int, device: torch.device) -> None:
         )
 
 
-def _part(whole: Tensor, texts: slice, heads: slice) -> Tensor:
-    """Some texts and heads, where the tensor tells them apart."""
-    if whole.shape[0] > 1:
+def _part(whole: Tensor, texts: slice | None, heads: slice | None) -> Tensor:
+    """Some texts and heads, where the tensor tells them apart; None: all of them."""
+    if texts is not None and whole.shape[0] > 1:
         whole = whole[texts]
-    if whole.shape[1] > 1:
+    if heads is not None and whole.shape[1] > 1:
         whole = whole[:, heads]
     return whole

@@ -1,6 +1,8 @@
-"""The Triton kernel's side of the contract: it was never measured, so it is taken by name only."""
+"""The Triton kernel's side of the contract."""
 
 import os
+
+import torch
 
 from headwise._torch_private import needs_gradient
 from headwise.kernels.spec import (
@@ -14,8 +16,10 @@ from headwise.kernels.spec import (
 )
 from headwise.kernels.triton._compute import attend_triton, triton_statistics, why_not_triton
 
-# 1 prefers this kernel for statistics wherever it can compute them.
+# 0 leaves this kernel out unless it is named; 1 prefers it for statistics also in Triton's
+# interpreter, which is slow.
 SWITCH = "HEADWISE_TRITON"
+HALVES = (torch.bfloat16, torch.float16)
 
 
 class TritonKernel(AttentionKernel):
@@ -32,7 +36,9 @@ class TritonKernel(AttentionKernel):
         return why_no_gradients_or_dropout(problem) or why_not_triton(problem)
 
     def is_preferred(self, problem: AttentionProblem) -> bool:
-        return False
+        # Without a mask torch's kernel is faster, and with one it needs a guard, which is slower.
+        is_half, is_masked = problem.q.dtype in HALVES, problem.rule.visible is not None
+        return is_half and is_masked and problem.q.is_cuda and os.environ.get(SWITCH) != "0"
 
     def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
         form = "none" if problem.rule.visible is None else "blocks"
@@ -46,8 +52,9 @@ class TritonKernel(AttentionKernel):
     ) -> str | None:
         return why_not_triton(problem, request)
 
-    def is_preferred_for_statistics(self) -> bool:
-        return os.environ.get(SWITCH) == "1"
+    def is_preferred_for_statistics(self, problem: AttentionProblem) -> bool:
+        switch = os.environ.get(SWITCH)
+        return switch != "0" if problem.q.is_cuda else switch == "1"
 
     def statistics(self, problem: AttentionProblem, request: RowRequest) -> RowStatistics:
         return triton_statistics(problem, request)

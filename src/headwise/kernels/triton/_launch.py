@@ -23,17 +23,23 @@ class Tiles(NamedTuple):
 def tiles_for(width: int, task: Fields) -> Tiles:
     """Blocks as in FlashAttention-2, where registers and shared memory hold them.
 
-    They follow the compiler's report of both, and were not tuned by time.
+    The fastest ones of a dozen on an H100 (`docs/triton.md`).
     """
     if task["q"].itemsize == 4:
         tiles = Tiles(32, 32, 4, 2) if width <= 128 else Tiles(16, 32, 4, 1)
-    elif width <= 64:
-        tiles = Tiles(128, 64, 4 if task["n_keys"] is None else 8, 3)
+    elif width <= 64 or (width <= 128 and task["heads"] is None):
+        tiles = Tiles(128, 64, 4, 3)
     else:
-        tiles = Tiles(128, 64, 8, 2) if width <= 128 else Tiles(64, 32, 8, 2)
+        stages = 3 if _has_room(task["q"]) else 2
+        tiles = Tiles(128, 64, 8, stages) if width <= 128 else Tiles(64, 32, 8, 2)
     # Tiles of masks and biases are as large as those of logits: one at a time.
     adds = task["mask"] is not None or task["bias"] is not None
     return tiles._replace(stages=1) if adds else tiles
+
+
+def _has_room(q: torch.Tensor) -> bool:
+    """Whether a multiprocessor of this GPU has 128 KB of shared memory and more."""
+    return q.is_cuda and torch.cuda.get_device_capability(q.device) in ((8, 0), (9, 0), (10, 0))
 
 
 def launch(fields: Fields) -> None:

@@ -20,13 +20,18 @@ class Queries(NamedTuple):
     h: Any  # their head
     rows: Any  # [ROWS]
     q: Any  # [ROWS, WIDTH]
+    at: Any  # [ROWS]: their positions in the text
+    # The first and the last key that lengths and windows leave to each row; a row beyond the last
+    # query sees none.
+    low: Any  # [ROWS]
+    high: Any  # [ROWS]
 
 
 class KeyBlock(NamedTuple):
     """A block of keys, as these queries see them."""
 
+    first: Any  # its first key
     keys: Any  # [KEYS]
-    seen: Any  # [ROWS, KEYS]; None: all of them
     logits: Any  # [ROWS, KEYS]: without bias; MASKED where masked
 
 
@@ -40,7 +45,16 @@ def queries_of(t, head, first):
     q = tl.load(
         address_of(t.q, t.q_stride, b, h, rows[:, None], columns[None, :]), mask=inside, other=0.0
     )
-    return Queries(b, h, rows, q)
+    low, high = 0, t.S
+    if t.key_range is not None:
+        low, high = tl.load(t.key_range + 2 * b), tl.load(t.key_range + 2 * b + 1)
+    position = rows + (t.S - t.T)
+    low = tl.maximum(position - t.left, low)
+    high = tl.where(rows < t.T, tl.minimum(position + t.right, high - 1), -1)
+    at = position.to(tl.float32)
+    if t.query_at is not None:
+        at = tl.load(t.query_at + b * t.T + rows, mask=rows < t.T, other=0.0)
+    return Queries(b, h, rows, q, at, low, high)
 
 
 @triton.jit
@@ -63,23 +77,24 @@ def extent(t, b, first):
 
 @triton.jit
 @no_type_check
-def logits_of_block(t, queries, keys, EDGE: tl.constexpr):
+def logits_of_block(t, queries, first, EDGE: tl.constexpr):
     """The logits of a block of keys; without EDGE none of them is masked."""
-    k = rows_of(t, t.k, t.k_stride, queries, keys, t.D, t.WIDTH)
+    keys = first + tl.arange(0, t.KEYS)
+    k = rows_of(t, t.k, t.k_stride, queries, keys, t.D, t.WIDTH, EDGE)
     logits = _logit(t, tl.dot(queries.q, tl.trans(k), input_precision="ieee"))
-    seen = None
     if EDGE:
-        seen = _visible(t, queries, queries.rows[:, None], keys[None, :])
+        low, high = queries.low[:, None], queries.high[:, None]
+        seen = _visible(t, queries, queries.rows[:, None], keys[None, :], low, high)
         logits = tl.where(seen, logits, MASKED)
-    return KeyBlock(keys, seen, logits)
+    return KeyBlock(first, keys, logits)
 
 
 @triton.jit
 @no_type_check
 def single_logits(t, queries, keys):
     """The logits of one key for each query, with bias, and whether it is visible."""
-    seen = _visible(t, queries, queries.rows, keys)
-    k = rows_of(t, t.k, t.k_stride, queries, tl.where(seen, keys, t.S), t.D, t.WIDTH)
+    seen = _visible(t, queries, queries.rows, keys, queries.low, queries.high)
+    k = rows_of(t, t.k, t.k_stride, queries, tl.where(seen, keys, t.S), t.D, t.WIDTH, True)
     logits = _logit(t, tl.sum(queries.q.to(tl.float32) * k.to(tl.float32), 1))
     if t.bias is not None or t.table is not None:
         logits += bias_of(t, queries, queries.rows, keys)
@@ -88,12 +103,18 @@ def single_logits(t, queries, keys):
 
 @triton.jit
 @no_type_check
-def rows_of(t, start, stride, queries, keys, width, WIDTH: tl.constexpr):
+def rows_of(t, start, stride, queries, keys, width, WIDTH: tl.constexpr, EDGE: tl.constexpr):
     """The rows of keys or values; 0 beyond the last of them, and beyond their width."""
     columns = tl.arange(0, WIDTH)
-    inside = (keys < t.S)[:, None] & (columns < width)[None, :]
     place = address_of(start, stride, queries.b, queries.h // t.G, keys[:, None], columns[None, :])
-    return tl.load(place, mask=inside, other=0.0)
+    if EDGE:
+        inside = (keys < t.S)[:, None] & (columns < width)[None, :]
+        x = tl.load(place, mask=inside, other=0.0)
+    elif width == WIDTH:
+        x = tl.load(place)
+    else:
+        x = tl.load(place, mask=(columns < width)[None, :], other=0.0)
+    return x
 
 
 @triton.jit
@@ -135,18 +156,13 @@ def _logit(t, product):
 
 @triton.jit
 @no_type_check
-def _visible(t, queries, i, j):
-    """Whether queries may attend to keys, for arrays of both that broadcast."""
-    ahead = j - (i + t.S - t.T)
-    inside = (j >= 0) & (j < t.S) & (i < t.T)
-    seen = inside & (ahead <= t.right) & (ahead >= -t.left)
-    if t.key_range is not None:
-        low, high = tl.load(t.key_range + 2 * queries.b), tl.load(t.key_range + 2 * queries.b + 1)
-        seen &= (j >= low) & (j < high)
+def _visible(t, queries, i, j, low, high):
+    """Whether queries may attend to keys, for arrays of all that broadcast."""
+    seen = (j >= low) & (j <= high)
     if t.documents is not None:
         ids = t.documents + queries.b * t.S
         own = tl.load(ids + (i + t.S - t.T), mask=i < t.T, other=0)
-        seen &= own == tl.load(ids + j, mask=(j >= 0) & (j < t.S), other=0)
+        seen &= own == tl.load(ids + j, mask=seen, other=0)
     if t.mask is not None:
         place = address_of(t.mask, t.mask_stride, queries.b, queries.h, i, j)
         seen &= tl.load(place, mask=seen, other=0) != 0

@@ -45,7 +45,7 @@ class Task(NamedTuple):
     table: Any  # by distance: that of query `i` and key `j` is at S - 1 + i - j
     table_stride: Strides | None
     sinks: Any  # [H]
-    query_at: Any  # [B, T]
+    query_at: Any  # [B, T]; without positions the last query is at the last key
     key_at: Any  # [B, S]
     N: int
     keys: Any  # [B, T, N]
@@ -160,12 +160,9 @@ def add_output(
 def add_distances(task: Fields, request: RowRequest) -> Named:
     """Add the mean distances; without positions the last query is at the last key."""
     q, T, S = task["q"], task["T"], task["S"]
-    if request.query_at is None or request.key_at is None:
-        queries, keys = torch.arange(S - T, S), torch.arange(S)
-    else:
-        queries, keys = request.query_at, request.key_at
-    task["query_at"] = _dense(queries, q, torch.float32, len(q), T)
-    task["key_at"] = _dense(keys, q, torch.float32, len(q), S)
+    if request.query_at is not None and request.key_at is not None:
+        task["query_at"] = _dense(request.query_at, q, torch.float32, len(q), T)
+        task["key_at"] = _dense(request.key_at, q, torch.float32, len(q), S)
     return add_output(task, "distance", "even_distance")
 
 

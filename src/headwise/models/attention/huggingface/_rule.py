@@ -1,6 +1,6 @@
 """How each implementation of the attention interface interprets its arguments, as a rule."""
 
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import and_
 from typing import Any
 
@@ -18,6 +18,7 @@ from headwise.models.attention._rule_mask import RuleMask
 from headwise.models.attention.huggingface._implementation import is_causal
 
 _FLEX = "flex_attention"
+_NUMBERS = frozenset((float, type(None)))
 
 
 def keys_read(
@@ -35,16 +36,23 @@ def rule_of(
     module: nn.Module, implementation: str, q: Tensor, k: Tensor, mask: Any, kwargs: dict[str, Any]
 ) -> AttentionRule:
     """The rule by which the implementation computes weights from these arguments."""
-    S = k.shape[2]
+    S, scale, softcap = k.shape[2], kwargs.get("scaling"), kwargs.get("softcap")
+    visible = _visible(module, implementation, q, S, mask, kwargs)
+    bias, sinks = _bias(kwargs.get("position_bias"), q, S), kwargs.get("s_aux")
+    are_numbers = type(scale) is float and type(softcap) in _NUMBERS
+    is_whole = visible is None and bias is None and sinks is None
+    if is_whole and are_numbers and not torch.compiler.is_compiling():
+        return _whole_rule(q.shape[-1], scale, softcap)
     return make_rule(
-        head_dim=q.shape[-1],
-        mask=_visible(module, implementation, q, S, mask, kwargs),
-        scale=kwargs.get("scaling"),
-        bias=_bias(kwargs.get("position_bias"), q, S),
-        softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux"),
+        head_dim=q.shape[-1], mask=visible, scale=scale, bias=bias, softcap=softcap, sinks=sinks,
         is_added=True,
-    )
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _whole_rule(head_dim: int, scale: float, softcap: float | None) -> AttentionRule:
+    """The rule of calls that see every key, as each decoded token does: the same at every call."""
+    return make_rule(head_dim=head_dim, scale=scale, softcap=softcap)
 
 
 def _visible(

@@ -1,0 +1,54 @@
+"""Which kernel computes on a GPU: the one in Triton wherever it is the fastest."""
+
+import pytest
+import torch
+
+import headwise as hw
+from headwise.kernels import RowRequest, attend, make_rule, row_statistics
+from headwise.kernels.triton import is_installed
+from headwise.layer import MultiHeadAttention
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA"),
+    pytest.mark.skipif(not is_installed(), reason="no Triton: pip install 'headwise[triton]'"),
+]
+
+
+def _backend(dtype: torch.dtype, **options: object) -> str:
+    q = torch.randn(1, 2, 5, 16, device="cuda", dtype=dtype)
+    return attend(q, q, q, need_lse=True, **options).backend
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_heads_under_a_mask_in_half_precision(dtype: torch.dtype) -> None:
+    assert _backend(dtype, causal=True) == "triton"
+    assert _backend(dtype) == "fused"
+
+
+def test_heads_in_single_precision_and_with_gradients() -> None:
+    assert _backend(torch.float32, causal=True) == "fused"
+    q = torch.randn(1, 2, 5, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    assert attend(q, q, q, causal=True, need_lse=True).backend == "fused"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 5, 16, device="cuda", dtype=dtype)
+    for switch, name in (("0", "blocks of rows"), ("1", "triton"), ("", "triton")):
+        monkeypatch.setenv("HEADWISE_TRITON", switch)
+        assert row_statistics(q, q, q, make_rule(head_dim=16), RowRequest()).kernel == name
+
+
+def test_a_watch_changes_no_bit_and_agrees_with_plain_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = torch.nn.Sequential(MultiHeadAttention(64, 4, 2)).to("cuda", torch.bfloat16)
+    x, tables = torch.randn(2, 300, 64, device="cuda", dtype=torch.bfloat16), []
+    for switch in ("1", "0"):
+        monkeypatch.setenv("HEADWISE_TRITON", switch)
+        with torch.no_grad():
+            plain = model(x)
+            with hw.observe(model) as watch:
+                assert torch.equal(model(x), plain)
+        tables.append(watch.table().frame().select_dtypes("number").to_numpy())
+    torch.testing.assert_close(*map(torch.tensor, tables), rtol=1e-3, atol=1e-4, equal_nan=True)
