@@ -237,6 +237,45 @@ def test_strides_of_any_kind_are_read() -> None:
     assert flipped.isfinite().all()
 
 
+SHARED = {
+    "full": {},
+    "causal": {"causal": True},
+    "wide window": {"window": (230, 230)},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+}
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("how", SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize(("n_kv_heads", "T"), [(4, 195), (2, 250)])
+def test_a_copy_of_keys_that_tiles_share_changes_no_bit(
+    how: dict[str, object], n_kv_heads: int, T: int
+) -> None:
+    """Keys with other heads between them are copied, where several tiles of queries read them."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, T, 21)
+    k, v = (torch.randn(2, 260, n_kv_heads, D).transpose(1, 2) for D in (21, 13))
+    arguments = {**how, "backend": "native", "need_lse": True, "need_entropy": True}
+    apart = attend(q, k, v, **arguments)
+    adjacent = attend(q, k.contiguous(), v.contiguous(), **arguments)
+    for name in ("heads", "lse", "entropy"):
+        assert torch.equal(getattr(apart, name), getattr(adjacent, name)), name
+
+
+@HALVES
+@pytest.mark.usefixtures("built_for_halves")
+def test_a_widened_copy_of_keys_changes_no_bit(half: torch.dtype) -> None:
+    """Half of the queries are too few for a copy, so each of their tiles widens the keys."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, T, 3, 40).transpose(1, 2).to(half) for T in (192, 230, 230))
+    whole = attend(q, k, v, backend="native", need_lse=True)
+    for rows in (slice(96), slice(96, 192)):
+        part = attend(q[:, :, rows], k, v, backend="native", need_lse=True)
+        assert torch.equal(part.heads, whole.heads[:, :, rows])
+        assert torch.equal(part.lse, whole.lse[:, :, rows])
+
+
 def _errors(
     T: int,
     D: int,

@@ -9,6 +9,7 @@
 #include "backward.hpp"
 #include "decode.hpp"
 #include "threads.hpp"
+#include "whole_head.hpp"
 
 namespace {
 
@@ -20,6 +21,7 @@ constexpr int KEPT_BLOCK = (KEYS + 1) * ROWS;
 struct Memory {
     void *whole;
     Workspace workspace;
+    WholeHead head;
 
     explicit Memory(const Problem &problem) {
         int64_t kept = problem.received ? (problem.S / KEYS + 1) * KEPT_BLOCK : KEYS * ROWS;
@@ -32,7 +34,10 @@ struct Memory {
                               {&workspace.single_logits, problem.N * ROWS},
                               {&key_at, problem.N * ROWS},
                               {&workspace.classes, 4 * problem.C * ROWS},
-                              {&workspace.shared_members, problem.C * ROWS}});
+                              {&workspace.shared_members, problem.C * ROWS},
+                              {&workspace.all_keys, copy_size(problem, problem.D)},
+                              {&workspace.all_values, copy_size(problem, problem.Dv)}});
+        if (!copies_heads(problem)) workspace.all_keys = workspace.all_values = nullptr;
         workspace.single_keys = reinterpret_cast<int32_t *>(key_at);
     }
     Memory(const Memory &) = delete;
@@ -127,7 +132,8 @@ bool attend(const QueryTile &queries, const QueryTile &next, Workspace &workspac
             : queries.workspace.logits;
         if (problem.heads)
             mix<N>(block.counts,
-                queries.rows_for_mix<Element>(block, problem.v, problem.v_stride, problem.Dv),
+                queries.rows_for_mix<Element>(block, problem.v, problem.v_stride, problem.Dv,
+                                              workspace.all_values),
                     problem.Dv, weights, softmax.factor,
                    fresh, queries.workspace.heads);
         fresh = false;
@@ -174,7 +180,7 @@ int64_t forward(const Problem &problem, std::atomic<bool> &nonfinite) {
     int64_t tiles = (problem.T + ROWS - 1) / ROWS, tasks = problem.B * problem.H * tiles;
     TicketLocks locks(problem.received ? problem.B * problem.H : 0);
     if (!locks.of) return NO_MEMORY;
-    return in_parallel<Memory>(problem, tasks, [&](int64_t task, const Memory &memory) {
+    return in_parallel<Memory>(problem, tasks, [&](int64_t task, Memory &memory) {
         Workspace workspace = memory.workspace;
         workspace.members = &members;
         // Under a causal mask the last tiles have the most to do: they come first.
@@ -183,6 +189,7 @@ int64_t forward(const Problem &problem, std::atomic<bool> &nonfinite) {
         };
         QueryTile queries = tile_index(task),
             next = tile_index(std::min(task + problem.threads, tasks - 1));
+        memory.head.copy(queries, workspace);
         TicketLock *lock = problem.received ? &locks.of[task / tiles] : nullptr;
         auto heads = [&]<int N,
             class Element>() { return attend<N, Element>(queries, next, workspace, lock); };

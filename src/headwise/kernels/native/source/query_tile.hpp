@@ -19,6 +19,8 @@ struct Workspace {
     float *classes;         // [4][C][lane]
     float *shared_members;  // [C]: members that all queries see
     const struct Members *members;
+    // [S][width]: keys and values of a head, widened; null where they are read as they were given.
+    float *all_keys = nullptr, *all_values = nullptr;
 };
 
 constexpr float MASKED_BELOW = MASKED / 2;  // logits below this are masked
@@ -137,15 +139,18 @@ struct QueryTile {
     // Keys or values of a block, as products along the width read them.
     template <class Element>
     Rows<Element> rows_for_dot(const Block &block, const void *array, const int64_t *stride,
-                        int64_t columns) const {
+                        int64_t columns, const float *widened = nullptr) const {
         if constexpr (UNIT<Element> == 2)
             return {shared<Pair>(array, stride, block.start), stride[2] / 2};
-        else return rows_for_mix<Element>(block, array, stride, columns);
+        else return rows_for_mix<Element>(block, array, stride, columns, widened);
     }
     // The same for products along the keys.
     template <class Element>
     Rows<Element> rows_for_mix(const Block &block, const void *array, const int64_t *stride,
-                      int64_t columns) const {
+                      int64_t columns, const float *widened = nullptr) const {
+        if constexpr (UNIT<Element> == 1)
+            if (int64_t wide = padded_width(columns); widened)
+                return {widened + block.start * wide, wide};
         return with_element_type(problem, [&]<class Stored>() -> Rows<Element> {
             const Stored *from = shared<Stored>(array, stride, block.start);
             if constexpr (std::is_same_v<Stored, Element>) return {from, stride[2]};
@@ -161,6 +166,7 @@ struct QueryTile {
         prefetch_rows<true>(problem.heads, problem.heads_stride, h, first, n, problem.Dv);
     }
     void prefetch_values(const Block &block) const {
+        if (workspace.all_values) return;
         prefetch_rows(problem.v, problem.v_stride, h / (problem.H / problem.Hkv), block.start,
                       block.n, problem.Dv);
     }
@@ -170,6 +176,7 @@ struct QueryTile {
                  problem.bias_stride[2], problem.bias_stride[2] ? n : 1, block.n);
     }
     void prefetch_keys(int64_t from) const {
+        if (workspace.all_keys) return;
         int64_t count = std::min<int64_t>(KEYS, stop - from);
         prefetch_rows(problem.k, problem.k_stride, h / (problem.H / problem.Hkv), from, count,
                       problem.D);
@@ -202,7 +209,8 @@ struct QueryTile {
 
     // The logits of a block, without bias; MASKED where they are masked.
     template <int N, class Element = float> void logits(const Block &block) const {
-        dots<N>(block, rows_for_dot<Element>(block, problem.k, problem.k_stride, problem.D),
+        dots<N>(block, rows_for_dot<Element>(block, problem.k, problem.k_stride, problem.D,
+                                             workspace.all_keys),
                 problem.D, workspace.queries, problem.scale, workspace.logits);
         cap_and_mask(block);
     }
