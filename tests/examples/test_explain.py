@@ -30,7 +30,7 @@ def test_every_step_is_shown_with_its_shape():
     titles = [line for line in lines if line and not line.startswith(" ")]
     assert titles == [
         "What 'it' attends to   heads 2 x width 4 = d_model 8",
-        "1. Score cards: how much, in each head   weights [2, 9]",
+        "1. Weights: how much, in each head   weights [2, 9]",
         "2. Heads: values times weights, added up   heads [2, 4]",
         "3. Concatenation: side by side   concat [8]",
         "4. W_O = identity: the heads stay apart   W_O [8, 8]",

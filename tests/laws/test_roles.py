@@ -413,17 +413,22 @@ def test_the_model_is_unchanged():
     assert not model._forward_hooks
 
 
-def test_a_map_of_roles_has_the_letter_of_each_head_and_counts_them(encoder: Roles) -> None:
+def test_a_map_of_roles_has_the_letter_or_sign_of_each_head_and_counts_them(
+    encoder: Roles,
+) -> None:
     ax = encoder.plot()
     strongest = encoder.found().drop_duplicates("name").set_index("name")["role"]
+    shapes = encoder.shapes().set_index("name")["shape"]
+    unlabelled = shapes[~shapes.index.isin(strongest.index)]
+    meanings = pd.concat([strongest, unlabelled.where(unlabelled == "diffuse", "sink")])
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
     letters = {}
     for line in legend:
-        letter, role, count = re.fullmatch(r"(.)  (.*), (\d+)", line).groups()
-        assert int(count) == (strongest == role).sum()
-        letters[role] = letter
+        letter, meaning, count = re.fullmatch(r"(.)  (.*), (\d+)", line).groups()
+        assert int(count) == (meanings == meaning).sum() > 0
+        letters[meaning] = letter
     drawn = {tuple(map(int, text.get_position())): text.get_text() for text in ax.texts}
     for name in dict.fromkeys(encoder.rows["name"]):
         head = Head.parse(name)
-        assert drawn[head.head, head.layer] == letters.get(strongest.get(name), "")
+        assert drawn[head.head, head.layer] == letters.get(meanings.get(name), "")
     plt.close(ax.figure)

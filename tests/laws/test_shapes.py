@@ -63,6 +63,17 @@ def shapes(roles: Roles) -> pd.DataFrame:
     return roles.shapes().set_index("head")
 
 
+def test_a_figure_marks_sinks_and_diffuse_heads(roles: Roles) -> None:
+    ax = roles.plot()
+    entries = [text.get_text() for text in ax.get_legend().get_texts()]
+    signs = [text.get_text() for text in ax.texts]
+    without_role = roles.shapes().loc[lambda rows: ~rows["name"].isin(roles.found()["name"])]
+    n_sinks = without_role["shape"].str.contains("sink").sum()
+    assert n_sinks
+    assert f"○  sink, {n_sinks}" in entries
+    assert (signs.count("○"), signs.count("≈")) == (n_sinks, len(without_role) - n_sinks)
+
+
 def test_a_sink_is_empty_or_broadcasts_by_the_values_that_are_read(shapes: pd.DataFrame) -> None:
     assert shapes.loc[[EMPTY, BROADCASTS], "token"].tolist() == ["first token"] * 2
     assert shapes.loc[EMPTY, "attention"] == pytest.approx(shapes.loc[BROADCASTS, "attention"])

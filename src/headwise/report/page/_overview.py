@@ -11,8 +11,8 @@ from headwise.report._study_data import StudyData
 from headwise.report.page._pictures import HeadCell, HeadMap, head_maps, tint
 from headwise.report.page._role_table import interval_text
 from headwise.report.page._visible_text import digits, visible
-from headwise.roles import Roles
-from headwise.tables import Curves, category_marks
+from headwise.roles import Roles, signs_of
+from headwise.tables import Curves, Head, category_marks
 
 # Roles named in the sentence; the legend has all of them.
 _NAMED = 5
@@ -110,8 +110,10 @@ def _states(roles: Roles) -> dict[str, HeadCell]:
         )
         for name in dict.fromkeys(rows["name"])
     }
-    for row in roles.shapes().to_dict("records"):
-        letter = "○" if "sink" in row["shape"] else "≈"
+    shapes = roles.shapes()
+    signs = signs_of(shapes)
+    for row in shapes.to_dict("records"):
+        letter, _ = signs[Head.parse(row["name"])]
         text = row["shape"] + (f", {row['carries']} by value" if row["carries"] else "")
         cells[row["name"]] = HeadCell("", letter, text)
     return cells

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from headwise._tensors import read_tensors, write_tensors
+from headwise._tensors import read_arrays, write_arrays
 
 
 class NamedArrays:
@@ -24,7 +23,7 @@ class NamedArrays:
             InputError: the file cannot be read.
             TypeError: NumPy has no dtype for a tensor.
         """
-        return cls({name: tensor.numpy() for name, tensor in read_tensors(path).items()})
+        return cls(read_arrays(path))
 
     def write(self, path: Path) -> None:
         """Write the arrays as safetensors.
@@ -32,7 +31,7 @@ class NamedArrays:
         Raises:
             OutputError: they cannot be written.
         """
-        write_tensors({name: torch.from_numpy(x) for name, x in self._arrays.items()}, path)
+        write_arrays(self._arrays, path)
 
     def put(self, name: str, array: Any, dtype: type = np.float64) -> None:
         """Add a copy of an array under a new name."""

@@ -40,27 +40,34 @@ def plot_categories(
     heads: Sequence[Head],
     categories: Mapping[Head, tuple[str, float]],
     ax: Any,
+    signs: Mapping[Head, tuple[str, str]] | None = None,
 ) -> Any:
     """Draw the category of each head as a hue and a letter, and its strength as lightness.
 
     Args:
         categories: The category and the strength, 0 to 1, of the heads that have one.
+        signs: A sign and its meaning for heads without a category.
     """
+    signs = {head: sign for head, sign in (signs or {}).items() if head not in categories}
     grid = HeadGrid(heads)
     ax = grid.axes(function, ax)
     styles = category_styles(categories)
     for head in heads:
         row, column = grid.place(head)
         category, strength = categories.get(head, ("", 0.0))
-        _, letter, hue = styles.get(category, (0, "", "#ffffff"))
+        sign, _ = signs.get(head, ("", ""))
+        _, letter, hue = styles.get(category, (0, sign, "#ffffff"))
         alpha = PALEST + (1 - PALEST) * min(max(strength, 0.0), 1.0)
-        square = {"markersize": 13, "markeredgecolor": "0.8", "markeredgewidth": 0.5}
-        ax.plot(column, row, "s", color=hue, alpha=alpha, **square)
+        square = {"markersize": 13, "markeredgecolor": "0.7", "markeredgewidth": 0.5}
+        ax.plot(column, row, "s", markerfacecolor=(hue, alpha), **square)
         ax.text(column, row, letter, ha="center", va="center_baseline", fontsize="small")
     for name, (count, letter, hue) in styles.items():
         text = printable(f"{letter}  {name}, {count}")
         ax.plot([], [], "s", color=hue, label=text)
-    if styles:
+    for (sign, meaning), count in Counter(signs.values()).most_common():
+        text = printable(f"{sign}  {meaning}, {count}")
+        ax.plot([], [], "s", color="#ffffff", markeredgecolor="0.7", label=text)
+    if styles or signs:
         legend = ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
         for text in legend.get_texts():
             text.set_parse_math(False)

