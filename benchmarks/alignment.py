@@ -95,7 +95,7 @@ def _row(found: AlignmentHeads) -> Row:
         "error": f"{found.error:.2f} [{found.ci_low:.2f}, {found.ci_high:.2f}]",
         "last half": f"{found.last_half:.2f}",
         "gain": f"[{low:.2f}, {high:.2f}]",
-        "diagonal": f"{found.diagonal:.2f}",
+        "straight line": f"{found.straight_line:.2f}",
         "alone": f"{alone.median():.2f} ({alone.max():.2f})",
     }
 

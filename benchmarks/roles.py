@@ -282,7 +282,11 @@ def role_rows(runs: dict[str, hw.Roles]) -> list[list[str]]:
             having += bool(labels)
         rows.append([role, f"{having} of {len(runs)}", *cells])
     rows.append(
-        ["sinks and diffuse heads", "", *(shapes_summary(r.shapes()) for r in runs.values())]
+        [
+            "sinks and diffuse heads",
+            "",
+            *(shapes_summary(r.shapes()) or "none" for r in runs.values()),
+        ]
     )
     return rows
 

@@ -131,8 +131,8 @@ def test_a_planted_head_aligns_and_is_written(tmp_path: Path) -> None:
     best = found.frame().set_index("name").loc["cross.L0.H2"]
     assert best["error"] == found.error == 0.0
     assert best["accuracy"] == 1.0
-    # One output for each letter: the diagonal is right, so no head is found against it.
-    assert found.diagonal == 0.0
+    # One output for each letter: the straight line is right, so no head is found against it.
+    assert found.straight_line == 0.0
     assert found.outcome == "not found"
     with pytest.raises(
         ArgumentError, match=r"not found; its mean error is 0\.00 .* a straight line 0\.00"
@@ -171,7 +171,7 @@ def _trailing(n: int, seed: int) -> hw.AlignedBatch:
 
 def test_no_head_is_found_where_counting_outputs_is_enough() -> None:
     found = hw.find_alignment_heads(PlantedPairs().eval(), [_trailing(16, n) for n in range(5)])
-    assert found.diagonal == 0.0
+    assert found.straight_line == 0.0
     assert found.outcome == "not found"
 
 
@@ -179,7 +179,7 @@ def test_found_heads_are_those_that_align_uses() -> None:
     model = PlantedPairs().eval()
     found = hw.find_alignment_heads(model, [_stretched(16, seed) for seed in range(5)])
     assert found.outcome == "found"
-    assert found.error == 0.0 < 1.0 < found.diagonal
+    assert found.error == 0.0 < 1.0 < found.straight_line
     assert "cross.L0.H2: found" in str(found)
     assert "<table" in found._repr_html_()
     assert "cross.L0.H2" in repr(found)

@@ -67,28 +67,33 @@ def simulated(rng, texts, heads, rate, spread=6.0, null=NULL):
     return family, scores, split
 
 
+def smallest_in(planted):
+    """The smallest effect that the test of the only role finds."""
+    return planted.measures["smallest"][0]
+
+
 @pytest.mark.parametrize(("texts", "spread"), [(120, 6.0), (240, 2.0), (400, 50.0)])
 def test_effects_of_the_stated_size_are_labelled_most_of_the_time(texts, spread):
     shares, sizes = [], []
     for seed in range(8):
         rng = np.random.default_rng([seed, texts])
-        control = plant(*simulated(rng, texts, 12, 0.5, spread), tests=30)
-        sizes.append(control.smallest[0])
+        planted = plant(*simulated(rng, texts, 12, 0.5, spread), tests=30)
+        sizes.append(smallest_in(planted))
         rng = np.random.default_rng([seed, texts])
-        family, *_ = simulated(rng, texts, 30, control.smallest[0], spread)
+        family, *_ = simulated(rng, texts, 30, smallest_in(planted), spread)
         (verdict,) = judge([family], seed=seed)
         shares.append(has_role(family, verdict).mean())
     assert np.mean(shares) > POWER - 0.1
     assert NULL + 0.1 < np.mean(sizes) < 0.95
     # Half of the distance to the null is labelled rarely: the size is not merely a safe one.
-    family, *_ = simulated(rng, texts, 30, (control.smallest[0] + NULL) / 2, spread)
+    family, *_ = simulated(rng, texts, 30, (smallest_in(planted) + NULL) / 2, spread)
     (verdict,) = judge([family], seed=0)
     assert has_role(family, verdict).mean() < 0.5
 
 
 def test_more_texts_show_smaller_effects():
     sizes = [
-        plant(*simulated(np.random.default_rng(0), texts, 12, 0.5), tests=500).smallest[0]
+        smallest_in(plant(*simulated(np.random.default_rng(0), texts, 12, 0.5), tests=500))
         for texts in (80, 160, 640, 2560)
     ]
     assert sizes == sorted(sizes, reverse=True)
@@ -97,16 +102,16 @@ def test_more_texts_show_smaller_effects():
 
 def test_a_planted_head_is_diluted_and_joins_its_role():
     family, scores, split = simulated(np.random.default_rng(1), 400, 3, 0.5)
-    control = plant(family, scores, split, tests=3)
-    assert control.family.value.shape == (200, 4)
-    np.testing.assert_array_equal(control.family.value[:, :3], family.value)
+    planted = plant(family, scores, split, tests=3)
+    assert planted.value.shape == (200, 4)
+    np.testing.assert_array_equal(planted.value[:, :3], family.value)
     baseline = family.nulls["offset"].sum() / family.count.sum()
     least = 0.1 / (1 - baseline)
     effect = baseline + (1 + least) / 2 * (1 - baseline)
-    assert control.effect[0] == pytest.approx(effect, abs=1e-6)
-    planted = control.family.value[:, 3].sum() / control.family.count[:, 3].sum()
-    assert planted == pytest.approx(effect, abs=0.06)
-    assert control.family.measures["chosen_half"][3] == pytest.approx(effect, abs=0.06)
+    assert planted.measures["planted_effect"][0] == pytest.approx(effect, abs=1e-6)
+    shown = planted.value[:, 3].sum() / planted.count[:, 3].sum()
+    assert shown == pytest.approx(effect, abs=0.06)
+    assert planted.measures["chosen_half"][3] == pytest.approx(effect, abs=0.06)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +126,9 @@ def test_the_least_lift_that_the_bars_allow(bar, points, baseline, least):
 def test_nothing_is_labelled_above_a_null_that_leaves_no_room():
     for null in (0.95, 1.0):
         drawn = simulated(np.random.default_rng(2), 300, 3, 1.0, null=null)
-        control = plant(*drawn, tests=3)
-        assert np.isnan(control.smallest[0])
-        assert control.effect[0] > 1
+        planted = plant(*drawn, tests=3)
+        assert np.isnan(smallest_in(planted))
+        assert planted.measures["planted_effect"][0] > 1
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
 from headwise.kernels import HeadBlock
 from headwise.models import load_tokenizer
 from headwise.roles.evaluation import Evaluator, heuristic_names
-from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights
-from headwise.roles.evaluation._evenness import Sinks
+from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights, evenness_of, sink_keys
 from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
 from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._tag_rules import FAR, SIDES
@@ -290,7 +289,7 @@ def test_evenness_beside_sinks_is_that_of_the_other_keys_alone(seed, causal):
     block = HeadBlock(
         slice(0, 1), weights[None, None], -torch.special.xlogy(weights, weights).sum(-1)[None, None]
     )
-    found = Sinks([item], n).evenness(block, visible[None, None])["content entropy"][0, 0]
+    found = evenness_of(block, visible[None, None], sink_keys([item], n))["content entropy"][0, 0]
     for query in range(2, n):
         keys = [key for key in range(1, n - 1) if visible[query, key]]
         left = weights[query, keys]
@@ -306,7 +305,7 @@ def test_a_row_with_nothing_left_beside_its_sink_is_not_diffuse():
     entropy = -torch.special.xlogy(weights, weights).sum(-1)
     block = HeadBlock(slice(0, 1), weights[None, None], entropy[None, None])
     visible = torch.ones(1, 1, 1, 4, dtype=torch.bool)
-    assert Sinks([item], 4).evenness(block, visible)["content entropy"].item() == 0.0
+    assert evenness_of(block, visible, sink_keys([item], 4))["content entropy"].item() == 0.0
 
 
 TAGS = ("N", "V", "V", "N")

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from headwise.corpora import AnnotatedText
-from headwise.errors import ArgumentError
+from headwise.errors import ArgumentError, HeadwiseError
+from headwise.files import build_from
 from headwise.jobs._measurement import Corpus, Opened, code_of
 from headwise.models import context_of
 from headwise.roles import (
@@ -90,6 +91,14 @@ class RoleEvidence:
         limit = context_of(opened.model, opened.tokenizer, opened.max_tokens)
         return Survey.of(opened.tokenizer, corpus.read, corpus.shards, limit).as_json()
 
+    def read_survey(self, content: Mapping[str, Any]) -> Survey:
+        """What `survey` returned.
+
+        Raises:
+            InputError: something is missing or of the wrong form.
+        """
+        return Survey.from_json(content)
+
     def measure(
         self, opened: Opened, texts: Iterable[AnnotatedText], shard: int
     ) -> RoleSums | None:
@@ -98,19 +107,32 @@ class RoleEvidence:
         Raises:
             UnsupportedError: the model cannot be observed exactly, or a null is not available.
         """
-        survey = Survey.from_json(opened.survey)
         return sums_of_shard(
-            opened.model, opened.tokenizer, texts, shard, survey, self._relations, self._evidence
+            opened.model,
+            opened.tokenizer,
+            texts,
+            shard,
+            opened.survey,
+            self._relations,
+            self._evidence,
         )
 
     def load(self, path: Path) -> RoleSums:
         """The sums of a shard."""
         return RoleSums.load(path)
 
-    def merge(self, results: Iterable[RoleSums], survey: Mapping[str, Any], model: str) -> Roles:
-        """The roles of the heads on the texts of all shards."""
-        read = Survey.from_json(survey)
-        return merge_roles(results, read, self._relations, self._evidence, model)
+    def merge(self, results: Iterable[RoleSums], survey: Survey, model: str) -> Roles:
+        """The roles of the heads on the texts of all shards.
+
+        Raises:
+            InputError: the sums of a shard are damaged, or do not fit the survey.
+        """
+        return build_from(
+            lambda: merge_roles(results, survey, self._relations, self._evidence, model),
+            "corpus: what lies in shards does not fit survey.json",
+            "Delete both, and run the job again.",
+            keep=(HeadwiseError,),
+        )
 
 
 def _no_pairs(text: TokenText) -> Pairs:

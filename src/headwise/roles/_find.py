@@ -17,7 +17,7 @@ from headwise.models import (
     tokenizer_of,
     without_compiler,
 )
-from headwise.roles._judged import Studied, judged, notes_on
+from headwise.roles._judged import judged, notes_on
 from headwise.roles.effects import BEHAVIOUR_LABELS, Score, copying_scores
 from headwise.roles.relations import (
     PROBED,
@@ -26,12 +26,14 @@ from headwise.roles.relations import (
     Tokenized,
     TokenText,
     gold_roles,
+    probe,
     texts_of,
     token_roles,
     tokenize,
 )
 from headwise.roles.results import Roles
 from headwise.roles.testing import (
+    SEQUENCES,
     Evaluated,
     Evidence,
     Trial,
@@ -103,18 +105,20 @@ def find_roles(
     limit = context_of(model, tokenizer, max_tokens)
     tokenized = _tokenized(tokenizer, texts, limit)
     text = text_trial(tokenized, texts, _roles(tokenized, relations or {}), evidence)
-    probe = probe_trial(tokenized, limit, evidence.seed)
-    trials = [text] if probe is None else [text, probe]
+    drawn = probe(tokenized.pieces, limit, SEQUENCES, evidence.seed)
+    probed = probe_trial(*drawn, evidence.seed)
+    trials = [text] if probed is None else [text, probed]
     evaluated = Evaluated.of(model, trials, evidence, on_progress)
-    copies = probe if evaluated.scores[0].causal else None
-    studied = Studied(
+    copies = probed if evaluated.scores[0].causal else None
+    return judged(
+        evaluated,
+        evidence,
         texts=distinct_texts(texts),
         notes=notes_on(tokenized, n_texts, trials),
         copying={} if copies is None else copying_of(model, copies, evidence.seed),
         original=originals_of(model, evaluated.scores[0].heads) or (),
         model=fingerprint(model),
     )
-    return judged(evaluated, studied, evidence)
 
 
 def _tokenized(tokenizer: Any, texts: Sequence[Any], limit: int) -> Tokenized:

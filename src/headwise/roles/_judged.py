@@ -1,7 +1,6 @@
 """From the scores of all trials to the table of roles."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -28,42 +27,41 @@ _EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakes
 EXCERPT = 200  # characters of a text shown as an example
 
 
-@dataclass(frozen=True)
-class Studied:
-    """What a table of roles says beside the evidence.
+def judged(
+    evaluated: Evaluated,
+    evidence: Evidence,
+    *,
+    texts: Sequence[str],
+    notes: Sequence[str],
+    copying: Mapping[str, Score],
+    original: Sequence[Any],
+    model: str,
+) -> Roles:
+    """The roles that follow from the scores of all trials.
 
-    Attributes:
+    Args:
         texts: The distinct texts.
+        notes: What the table says about the texts.
         copying: The copying score of each head by its name; none in an encoder.
         original: The name that each head had in the full model; none if it was not pruned.
         model: The fingerprint of the model.
     """
-
-    texts: Sequence[str]
-    notes: Sequence[str]
-    copying: Mapping[str, Score]
-    original: Sequence[Any]
-    model: str
-
-
-def judged(evaluated: Evaluated, studied: Studied, evidence: Evidence) -> Roles:
-    """The roles that follow from the scores of all trials."""
     text, heads = evaluated.trials[0][0], evaluated.scores[0].heads
     families = _families(evaluated, text, evidence.seed)
     rows = _tested(evaluated, families, evidence.seed)
-    if studied.copying:
-        rows = _with_copying(rows, studied.copying)
+    if copying:
+        rows = _with_copying(rows, copying)
     rows["label"] = labels_of_rows(rows, Effects())
-    if studied.original:
-        pairs = zip(heads, studied.original, strict=True)
+    if original:
+        pairs = zip(heads, original, strict=True)
         rows["original"] = rows["name"].map({str(head): str(was or "") for head, was in pairs})
-    held_out = _held_out(studied.texts, text)
+    held_out = _held_out(texts, text)
     return Roles(
         rows=rows,
         meanings={role.name: role.says for family in families for role in family.roles},
-        notes=(*studied.notes, evaluated.passes, _splits_note(evidence)),
+        notes=(*notes, evaluated.passes, _splits_note(evidence)),
         texts=_examples(rows, families[0], len(heads), held_out),
-        model=studied.model,
+        model=model,
         versions={name: version(name) for name in ("headwise", "torch")},
     )
 
@@ -81,16 +79,13 @@ def _tested(evaluated: Evaluated, families: Sequence[Family], seed: int) -> pd.D
     """The rows of all roles, each tested together with its planted head."""
     tests = sum(int(is_promising(family).sum()) + len(family.roles) for family in families)
     trials = zip(families, evaluated.scores, evaluated.trials[0], strict=True)
-    controls = [
+    planted = [
         plant(family, scores, trial.split, tests=tests, seed=seed)
         for family, scores, trial in trials
     ]
-    verdicts = judge([control.family for control in controls], seed=seed)
+    pairs = zip(planted, judge(planted, seed=seed), strict=True)
     heads = evaluated.scores[0].heads
-    return pd.concat(
-        [tested_rows(heads, *pair) for pair in zip(controls, verdicts, strict=True)],
-        ignore_index=True,
-    )
+    return pd.concat([tested_rows(heads, *pair) for pair in pairs], ignore_index=True)
 
 
 def _with_copying(rows: pd.DataFrame, scores: Mapping[str, Score]) -> pd.DataFrame:

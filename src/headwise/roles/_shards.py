@@ -10,7 +10,7 @@ from headwise.corpora import AnnotatedText
 from headwise.corpora.streams import windows
 from headwise.models import check_model, originals_of
 from headwise.roles._find import copying_of
-from headwise.roles._judged import EXCERPT, Studied, judged, notes_on
+from headwise.roles._judged import EXCERPT, judged, notes_on
 from headwise.roles._sums import (
     PROBE,
     SCHEMA,
@@ -114,14 +114,15 @@ def merge_roles(
     facts: dict[str, Any] = {}
     for part in reversed(parts):
         facts |= {name: part.about[name] for name in ("copying", "original") if name in part.about}
-    studied = Studied(
+    return judged(
+        _evaluated(merged, trials, evidence),
+        evidence,
         texts=list(excerpts.values()),
         notes=notes_on(survey.tokenized(), survey.texts, trials),
         copying={head: tuple(score) for head, score in facts.get("copying", {}).items()},
         original=facts["original"],
         model=model,
     )
-    return judged(_evaluated(merged, trials, evidence), studied, evidence)
 
 
 def _evaluated(

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
-from headwise._tensors import read_tensors, write_tensors
+from headwise._tensors import read_arrays, write_arrays
 from headwise.errors import InputError
 from headwise.files import build_from, parse_json, write_beside
 from headwise.roles.evaluation import DetailedScores, RoleScores, TagRows
@@ -47,10 +46,9 @@ class RoleSums:
             OutputError: the file cannot be written.
         """
         # As an array, since the library writes metadata in no fixed order.
-        text = np.frombuffer(json.dumps(self.about).encode(), np.uint8).copy()
-        arrays = {"about": text, **self.arrays}
+        text = np.frombuffer(json.dumps(self.about).encode(), np.uint8)
         with write_beside(path) as beside:
-            write_tensors({n: torch.from_numpy(a.copy()) for n, a in arrays.items()}, beside)
+            write_arrays({"about": text, **self.arrays}, beside)
         return path
 
     @classmethod
@@ -60,7 +58,7 @@ class RoleSums:
         Raises:
             InputError: the file is damaged.
         """
-        arrays = {name: tensor.numpy() for name, tensor in read_tensors(path).items()}
+        arrays = read_arrays(path)
         about = build_from(
             lambda: parse_json(arrays.pop("about").tobytes().decode()),
             f"corpus: {path} is damaged",

@@ -22,7 +22,7 @@ from headwise.roles.relations import (
     tokenize,
     words_in,
 )
-from headwise.roles.testing import SEQUENCES, Trial, digest_of_text, trial_of_probes
+from headwise.roles.testing import SEQUENCES, Trial, digest_of_text, probe_trial
 
 # Reads the texts of a shard, in order, without those of white space alone.
 ReadShard = Callable[[int], Iterable[AnnotatedText]]
@@ -91,8 +91,27 @@ class Survey:
             InputError: something is missing or of the wrong form.
         """
         return build_from(
-            lambda: cls(**content), "corpus: the survey of the texts is damaged", "Delete it."
+            lambda: cls(**content)._checked(),
+            "corpus: survey.json, the statistics of the whole corpus, is damaged",
+            "Delete it, and run the job again.",
         )
+
+    def _checked(self) -> "Survey":
+        """This survey.
+
+        Raises:
+            ValueError: a value is not of the form that is saved.
+        """
+        numbers = [self.tokens, self.counts, self.words, self.before, *self.repeated]
+        totals = [self.limit, self.texts, self.cut_at_sentences, self.cut_within]
+        is_whole = all(_are_whole(values) for values in (totals, *numbers))
+        if not (is_whole and all(_are_names(names) for names in (self.dependencies, self.tags))):
+            raise ValueError("a list holds something else than whole numbers, or names")
+        if any(len(place) != 2 for place in self.repeated):
+            raise ValueError("the place of a repeated text is not a shard and a number")
+        if len(self.tokens) != len(self.counts) or not 0 <= self.unknown <= 1:
+            raise ValueError("there are other numbers of tokens than of counts, or no share")
+        return self
 
     def left_out(self, shard: int) -> set[int]:
         """The numbers of the texts of a shard that are left out."""
@@ -107,11 +126,20 @@ class Survey:
     def probe_trial(self, seed: int) -> Trial | None:
         """Random sequences that repeat, with controls; None for too few different tokens."""
         drawn = draw_probe(self.before, self.words, self.limit, SEQUENCES, seed)
-        return trial_of_probes(*drawn, seed) if drawn[0] else None
+        return probe_trial(*drawn, seed)
 
     def tokenized(self) -> Tokenized:
         """How many texts were cut and how many tokens are unknown, without the tokens."""
         return Tokenized((), self.cut_at_sentences, self.cut_within, self.unknown)
+
+
+def _are_whole(values: Any) -> bool:
+    is_list = isinstance(values, list)
+    return is_list and all(type(n) is int and 0 <= n < 2**63 for n in values)
+
+
+def _are_names(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(name, str) for name in values)
 
 
 def kept(texts: Iterable[AnnotatedText], left_out: set[int]) -> Iterator[AnnotatedText]:

@@ -125,7 +125,7 @@ class _Errors:
         places = tuple(places for part in parts for places in part.places)
         return cls(parts[0].heads, places=places, **sums)
 
-    def by_place(self, selection: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
+    def straight_line(self, selection: Bool[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
         """The error in each example of the best straight line through the selection half.
 
         The lines are outputs spread evenly over the source, and two fitted ones: over the number
@@ -209,8 +209,8 @@ def _table(
     seed: int,
 ) -> AlignmentHeads:
     held = ~selection
-    diagonal = errors.by_place(selection)
-    columns = np.column_stack([of_set, of_set - errors.last_half, of_set - diagonal])[held]
+    straight_line = errors.straight_line(selection)
+    columns = np.column_stack([of_set, of_set - errors.last_half, of_set - straight_line])[held]
     low, high = _intervals(columns, errors.count[held], seed)
     n, texts = max(errors.count[held].sum(), 1.0), int((errors.count[held] > 0).sum())
     found = "found" if high[2] < 0 else "not found"
@@ -224,7 +224,7 @@ def _table(
         ci_high=float(high[0]),
         last_half=float(errors.last_half[held].sum() / n),
         gain_over_last_half=(float(-high[1]), float(-low[1])),
-        diagonal=float(diagonal[held].sum() / n),
+        straight_line=float(straight_line[held].sum() / n),
         model=fingerprint(model),
     )
 

@@ -24,15 +24,15 @@ class AlignmentHeads:
             the `n` outputs of `texts` examples, the error on the selection half (`chosen_half`),
             and whether it is in the set.
         heads: The heads of the set, in the order in which they joined.
-        outcome: `found` if the set is closer than the diagonal with 95 % confidence, `not found`,
-            or `not tested: ` and what is missing.
+        outcome: `found` if the set is closer than the best straight line with 95 % confidence,
+            `not found`, or `not tested: ` and what is missing.
         error: The error of the set.
         ci_low: The lower end of its interval.
         ci_high: The upper end.
         last_half: The error of the mean of all heads of the last half of the layers.
         gain_over_last_half: The interval of what the set gains over these heads.
-        diagonal: The error of the best straight line: outputs spread evenly over the source, or a
-            line fitted to the places of outputs in the selection half.
+        straight_line: The error of the best straight line: outputs spread evenly over the source,
+            or a line fitted to the places of outputs in the selection half.
         model: The fingerprint of the model's weights.
     """
 
@@ -44,7 +44,7 @@ class AlignmentHeads:
     ci_high: float
     last_half: float
     gain_over_last_half: tuple[float, float]
-    diagonal: float
+    straight_line: float
     model: str = ""
 
     def frame(self) -> pd.DataFrame:
@@ -70,9 +70,10 @@ class AlignmentHeads:
         if self.outcome != "found":
             raise ArgumentError(
                 f"AlignmentHeads.write_to: the set was {self.outcome}; its mean error is "
-                f"{self.error:.2f} positions, that of a straight line {self.diagonal:.2f}. Give "
-                f"more examples, or some whose borders do not follow from the number of an output; "
-                f"or set generation_config.alignment_heads yourself if you want it nevertheless."
+                f"{self.error:.2f} positions, that of a straight line {self.straight_line:.2f}. "
+                f"Give more examples, or some whose borders do not follow from the number of an "
+                f"output; or set generation_config.alignment_heads yourself if you want it "
+                f"nevertheless."
             )
         if config is None:
             raise UnsupportedError(
@@ -90,8 +91,8 @@ class AlignmentHeads:
             f"{names}: {self.outcome}; mean error {self.error:.2f} positions "
             f"[{self.ci_low:.2f}, {self.ci_high:.2f}] over {counted(int(row['n']), 'output')} of "
             f"{counted(int(row['texts']), 'held-out example')}, {self.last_half:.2f} for all heads "
-            f"of the last half (gain [{low:.2f}, {high:.2f}]), {self.diagonal:.2f} for a straight "
-            f"line"
+            f"of the last half (gain [{low:.2f}, {high:.2f}]), {self.straight_line:.2f} for a "
+            f"straight line"
         )
 
     def __repr__(self) -> str:

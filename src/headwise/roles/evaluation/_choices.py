@@ -119,15 +119,11 @@ class Choices:
 
         The candidate at offset −2 is the second one before the query.
         """
-        text, unit, candidate = (part.tolist() for part in (self.text, self.unit, self.candidate))
-        mentions = [_Mentions.of(item) for item in items]
-        start, length, repeats = (
-            np.array([getattr(mentions[t], name)[c] for t, c in zip(text, candidate, strict=True)])
-            for name in ("start", "length", "repeats")
-        )
-        ends = [(mentions[t].start[u], mentions[t].end[u]) for t, u in zip(text, unit, strict=True)]
-        own_start, own_end = np.array(ends).reshape(-1, 2).T
-        end = np.array([mentions[t].end[c] for t, c in zip(text, candidate, strict=True)])
+        mentions = [_mentions(item) for item in items]
+        first = np.cumsum([0, *(each.shape[1] for each in mentions)])[self.text.numpy()]
+        numbers = np.concatenate(mentions, axis=1)
+        start, end, length, repeats = numbers[:, first + self.candidate.numpy()]
+        own_start, own_end, *_ = numbers[:, first + self.unit.numpy()]
         place = np.where(start > own_start, start - own_end, end - own_start)
         rank = _ranks(self.query.numpy(), place, allowed[:, 0].numpy())
         at_offset = rank[:, None] == np.array(offsets)
@@ -138,25 +134,17 @@ class Choices:
         return values.new_zeros(self.n_queries, values.shape[1]).index_add_(0, self.query, values)
 
 
-@dataclass(frozen=True)
-class _Mentions:
+def _mentions(item: Item) -> Int64[np.ndarray, "4 mentions"]:
     """The first and the last token of each mention of a text, its characters, its occurrences."""
-
-    start: list[int]
-    end: list[int]
-    length: list[int]
-    repeats: list[int]
-
-    @classmethod
-    def of(cls, item: Item) -> "_Mentions":
-        units = item.units.get("mention", ())
-        names = item.mentions or [""] * len(units)
-        return cls(
-            start=[min(tokens, default=0) for tokens in units],
-            end=[max(tokens, default=0) for tokens in units],
-            length=[len(name) for name in names],
-            repeats=[item.text.count(name) if name else 0 for name in names],
-        )
+    units = item.units.get("mention", ())
+    names = item.mentions or [""] * len(units)
+    rows = (
+        [min(tokens, default=0) for tokens in units],
+        [max(tokens, default=0) for tokens in units],
+        [len(name) for name in names],
+        [item.text.count(name) if name else 0 for name in names],
+    )
+    return np.array(rows, dtype=np.int64)
 
 
 def _ranks(

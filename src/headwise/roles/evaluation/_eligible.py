@@ -1,6 +1,6 @@
 """The eligible pairs under a mask, and what attention weights score on them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,9 +8,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from headwise.kernels import HeadBlock
 from headwise.roles.evaluation._relation_index import RelationIndex, Segments, TokenPairs
+from headwise.roles.relations import Item
 
 _EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
+# Of the attention of a query: what less is left for the other keys is too little to spread.
+_LEAST_LEFT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,45 @@ class EligiblePairs:
         hits = torch.ge(table.index_select(0, segments.rows), high).to(ties).div_(ties)
         in_order = Segments(torch.arange(len(rows), device=rows.device), segments.starts)
         return in_order.sums(hits, _for_heads(weights, block))
+
+
+def sink_keys(items: Sequence[Item], S: int) -> Bool[Tensor, "B S"]:
+    """The keys of each text where attention may rest: the first token, and special tokens."""
+    sinks = torch.ones(len(items), S, dtype=torch.bool)
+    for row, item in enumerate(items):
+        inside = [tokens[0] for tokens in item.units["token"] if tokens[0]]
+        sinks[row, inside] = False
+        sinks[row, len(item.ids) :] = False
+    return sinks
+
+
+def evenness_of(
+    block: HeadBlock, visible: Bool[Tensor, "B #H T S"], sinks: Bool[Tensor, "B S"]
+) -> dict[str, Float[Tensor, "B h T"]]:
+    """The entropy of each row as a share of that of even attention, 0 to 1.
+
+    Over all keys, and over those that are no sinks: a row that leaves almost no attention to them
+    counts as 0.
+    """
+    visible = visible if visible.shape[1] == 1 else visible[:, block.heads]
+    # The positions of the sinks of each text, padded to the text with the most.
+    present, positions = sinks.to(torch.uint8).topk(int(sinks.sum(1).max()), dim=1)
+    sinks, present, positions = (part.to(visible.device) for part in (sinks, present, positions))
+    n_keys, n_content = visible.sum(-1), (visible & ~sinks[:, None, None]).sum(-1)
+    shape = (*block.weights.shape[:3], positions.shape[1])
+    on_sinks = block.weights.gather(3, positions[:, None, None].expand(shape))
+    on_sinks = on_sinks * present.bool()[:, None, None]
+    left = 1 - on_sinks.sum(-1)
+    # H = Σ over sinks + left · (H of the rest) − left ln left
+    content = (block.entropy + torch.special.xlogy(on_sinks, on_sinks).sum(-1)) / left
+    content = (content + left.clamp(min=_LEAST_LEFT).log()) * _per_nat(n_content)
+    content = torch.where(left > _LEAST_LEFT, content.clamp(0.0, 1.0), 0.0)
+    return {"entropy": block.entropy * _per_nat(n_keys), "content entropy": content}
+
+
+def _per_nat(n_keys: Int[Tensor, "B #h T"]) -> Float[Tensor, "B #h T"]:
+    """One over the entropy of even attention."""
+    return 1.0 / n_keys.clamp(min=2).float().log()
 
 
 def heads_last(values: Float[Tensor, "B h *rest"]) -> Float[Tensor, "N h"]:

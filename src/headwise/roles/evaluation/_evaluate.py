@@ -15,8 +15,13 @@ from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
 from headwise.models import check_reads_text, device_of, reads_two_texts, text_alone
-from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights, heads_last
-from headwise.roles.evaluation._evenness import Sinks
+from headwise.roles.evaluation._eligible import (
+    EligiblePairs,
+    HeadWeights,
+    evenness_of,
+    heads_last,
+    sink_keys,
+)
 from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
 from headwise.roles.evaluation._planted import planted_sums
 from headwise.roles.evaluation._relation_index import RelationIndex
@@ -153,7 +158,7 @@ class _Batch:
             self._mask[row, : len(item.ids)] = 1
         grids = [grid for grid in GRIDS if any(role.grid == grid for role in roles)]
         self._indexes = [RelationIndex(Units(grid, items, S), items, roles) for grid in grids]
-        self._sinks = Sinks(items, S)
+        self._sinks = sink_keys(items, S)
         self._cached: tuple[Tensor, list[EligiblePairs]] | None = None
 
     def run(self, model: nn.Module) -> None:
@@ -213,7 +218,7 @@ class _Batch:
         blocks: list[_Sums] = []
         for weights in layer.blocks():
             # No null model is compared by its evenness.
-            evenness = self._sinks.evenness(weights, layer.visible) if detailed else {}
+            evenness = evenness_of(weights, layer.visible, self._sinks) if detailed else {}
             block = HeadWeights(weights.heads, weights.weights, evenness)
             sums = {"value": _add(pairs.value(block) for pairs in grids)}
             if detailed:

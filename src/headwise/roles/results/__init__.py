@@ -1,7 +1,7 @@
 """The table of roles: its rows, its files, and what it says about one head."""
 
 from headwise.roles.results._rows import outcomes, tested_rows
-from headwise.roles.results._shapes import length_measures, shape_line, shapes_summary
+from headwise.roles.results._shapes import length_measures, shape_line, shapes_summary, signs_of
 from headwise.roles.results._table import Roles
 
 __all__ = [
@@ -10,5 +10,6 @@ __all__ = [
     "outcomes",
     "shape_line",
     "shapes_summary",
+    "signs_of",
     "tested_rows",
 ]

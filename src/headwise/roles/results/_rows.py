@@ -8,7 +8,7 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from headwise._display import printable
-from headwise.roles.testing import FEWEST_TEXTS, NULLS, Control, Family, Verdict, has_role
+from headwise.roles.testing import FEWEST_TEXTS, NULLS, Family, Verdict, has_role
 from headwise.tables import Head
 
 # Columns that are known only after the tests.
@@ -22,21 +22,22 @@ _NEEDED = f"{FEWEST_TEXTS} needed"
 _UNREACHABLE = "not tested: these texts could not have shown it"
 
 
-def tested_rows(heads: Sequence[Head], control: Control, verdict: Verdict) -> pd.DataFrame:
-    """A row per role and head, of the heads before the planted one of each role.
+def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
+    """A row per role and head, without the planted head that each role of the family has last.
 
     A role that was not found in a head counts as not tested if the planted head was not found
     either, or if no effect is large enough to be found.
     """
-    R, N = len(control.family.roles), len(heads)
-    found = has_role(control.family, verdict)
-    rows = role_rows([*heads, Head("", 0, 0)], control.family, verdict)
-    rows["smallest"] = np.repeat(control.smallest, N + 1)
+    R, N = len(family.roles), len(heads)
+    found = has_role(family, verdict)
+    rows = role_rows([*heads, Head("", 0, 0)], family, verdict)
+    rows["smallest"] = family.measures["smallest"]
     planted = rows.iloc[N :: N + 1]
     rows["control"] = np.repeat(planted["effect"].to_numpy(), N + 1)
+    effects = family.measures["planted_effect"][N :: N + 1].tolist()
     reasons = [
         _out_of_reach(row, effect)
-        for row, effect in zip(planted.to_dict("records"), control.effect.tolist(), strict=True)
+        for row, effect in zip(planted.to_dict("records"), effects, strict=True)
     ]
     reason = np.repeat(reasons, N + 1)
     unshown = ~found & (reason != "") & rows["p_adj"].notna().to_numpy()

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from headwise._display import counted
 from headwise.roles.relations import DIFFUSE, DIFFUSE_BESIDE_SINKS, SHAPES, SINKS
 from headwise.roles.testing import Family, lift
-from headwise.tables import DRAWS, resample_counts
+from headwise.tables import DRAWS, Head, resample_counts
 
 _THIRDS = 3
 _TAILS = [0.025, 0.975]
@@ -173,3 +173,11 @@ def shapes_summary(shapes: pd.DataFrame) -> str:
             f"{'attends' if diffuse.sum() == 1 else 'attend'} diffusely"
         )
     return "; ".join(parts)
+
+
+def signs_of(shapes: pd.DataFrame) -> dict[Head, tuple[str, str]]:
+    """The sign of each sink and diffuse head on a map of heads, and what it means."""
+    return {
+        Head.parse(row["name"]): ("○", "sink") if "sink" in row["shape"] else ("≈", "diffuse")
+        for row in shapes.to_dict("records")
+    }

@@ -25,7 +25,7 @@ from headwise.roles.results._rows import (
     strongest_by_head,
 )
 from headwise.roles.results._saved_rows import SCHEMA, fields_of, metadata_of
-from headwise.roles.results._shapes import is_shape, shape_rows, shapes_summary
+from headwise.roles.results._shapes import is_shape, shape_rows, shapes_summary, signs_of
 from headwise.tables import (
     Head,
     HeadLike,
@@ -248,6 +248,8 @@ class Roles:
     def plot(self, *, ax: Any = None) -> Any:
         """Draw the strongest role of each head: a hue and a letter, paler where it is weaker.
 
+        Heads without a role are marked ○ where they are sinks, and ≈ where they attend diffusely.
+
         Args:
             ax: Matplotlib axes to draw on. None makes a figure.
         Returns:
@@ -256,7 +258,8 @@ class Roles:
             ArgumentError: `ax` is not axes.
             MissingPackageError: matplotlib is not installed.
         """
-        return plot_categories("Roles.plot", self._heads(), strongest_by_head(self.found()), ax)
+        categories, signs = strongest_by_head(self.found()), signs_of(self.shapes())
+        return plot_categories("Roles.plot", self._heads(), categories, ax, signs)
 
     def save(self, path: str | Path) -> Path:
         """Save the table; the file's ending decides the format: .parquet, .csv or .json.

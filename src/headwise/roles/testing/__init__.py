@@ -1,6 +1,6 @@
 """Tests of hypotheses: trials, null models, planted controls, families, adjusted p, splits."""
 
-from headwise.roles.testing._control import Control, plant
+from headwise.roles.testing._control import plant
 from headwise.roles.testing._evidence import (
     FEWEST_TEXTS,
     LEVEL,
@@ -14,7 +14,6 @@ from headwise.roles.testing._evidence import (
     lift,
 )
 from headwise.roles.testing._families import NULLS
-from headwise.roles.testing._halves import DIGEST_SIZE, digest_of_text, halves_of_texts
 from headwise.roles.testing._nulls import Evidence
 from headwise.roles.testing._significance import step_down
 from headwise.roles.testing._splits import Evaluated, best_null_heads, resplit
@@ -22,19 +21,18 @@ from headwise.roles.testing._trials import (
     SEQUENCES,
     Split,
     Trial,
+    digest_of_text,
     distinct_texts,
+    halves_of_texts,
     probe_trial,
     text_trial,
-    trial_of_probes,
 )
 
 __all__ = [
-    "DIGEST_SIZE",
     "FEWEST_TEXTS",
     "LEVEL",
     "NULLS",
     "SEQUENCES",
-    "Control",
     "Evaluated",
     "Evidence",
     "Family",
@@ -56,5 +54,4 @@ __all__ = [
     "resplit",
     "step_down",
     "text_trial",
-    "trial_of_probes",
 ]

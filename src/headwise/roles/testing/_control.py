@@ -4,7 +4,7 @@ The positive control is a head that attends to the true pairs of a role, diluted
 attention. It joins the family as one more head, so that it meets the same nulls, tests and bars.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,26 +28,9 @@ PerRole = Float[np.ndarray, " R"]
 RolesPerText = Float[np.ndarray, "M R"]
 
 
-@dataclass(frozen=True)
-class Control:
-    """What the test of each role could have shown.
-
-    Attributes:
-        family: The family with the planted head of each role after its other heads.
-        effect: The score that the planted head is expected to have; above 1 if none can be
-            high enough.
-        smallest: The smallest effect that a head is labelled for with probability `POWER`; NaN
-            where no effect up to 1 is.
-    """
-
-    family: Family
-    effect: PerRole
-    smallest: PerRole
-
-
 def plant(
     family: Family, scores: DetailedScores, split: Split, *, tests: int, seed: int = 0
-) -> Control:
+) -> Family:
     """Add a planted head for each role of a family, and compute the smallest effects.
 
     The lift of the planted head is halfway between the least that the bars of the role allow
@@ -57,6 +40,11 @@ def plant(
     Args:
         tests: The number of hypotheses that p is adjusted for.
         seed: The seed of the queries that are drawn.
+    Returns:
+        The family with the planted head of each role after its other heads, and two further
+        measures of roles: `planted_effect`, the score that the planted head is expected to have,
+        above 1 if none can be high enough; and `smallest`, the smallest effect that a head is
+        labelled for with probability `POWER`, NaN where no effect up to 1 is.
     """
     R, N = len(family.roles), len(scores.heads)
     known = family.count.reshape(-1, R, N).sum((0, 2)) > 0  # no head can have some roles
@@ -73,28 +61,36 @@ def plant(
     effect = _above(baseline, (1 + least_lift(family.roles, baseline)) / 2)
     rng = np.random.default_rng([seed, R])
     value, chosen = (half.diluted(family.roles, effect, rng) for half in (held, selection))
-    measures = {name: np.full(R, np.nan) for name in family.measures}
-    measures["chosen_half"] = _rate(chosen.sum(0), selection.count.sum(0))
-    joined = replace(
+    chosen_half = _rate(chosen.sum(0), selection.count.sum(0))
+    null = stacked[strongest, :, np.arange(R)].T
+    smallest = _smallest_effect(family, baseline, null, held, selection.count.sum(0), N, tests)
+    of_roles = {"planted_effect": effect, "smallest": smallest}
+    joined = _joined(family, value, held.count, nulls, chosen_half, N)
+    joined.measures.update({name: np.repeat(each, N + 1) for name, each in of_roles.items()})
+    return joined
+
+
+def _joined(
+    family: Family,
+    value: RolesPerText,
+    count: RolesPerText,
+    nulls: Mapping[str, RolesPerText],
+    chosen_half: PerRole,
+    N: int,
+) -> Family:
+    """The family with one more head for each role, whose other measures are unknown."""
+    unknown = np.full(len(family.roles), np.nan)
+    measures = dict.fromkeys(family.measures, unknown) | {"chosen_half": chosen_half}
+    return replace(
         family,
         value=_with(family.value, value, N),
-        count=_with(family.count, held.count, N),
+        count=_with(family.count, count, N),
         nulls={name: _with(sums, nulls[name], N) for name, sums in family.nulls.items()},
         measures={
             name: _with(column[None], measures[name][None], N)[0]
             for name, column in family.measures.items()
         },
     )
-    power = _Power(
-        roles=family.roles,
-        baseline=baseline,
-        null=stacked[strongest, :, np.arange(R)].T,
-        count=held.count,
-        selection=selection.count.sum(0),
-        variation=_variation(family, N),
-        tests=tests,
-    )
-    return Control(joined, effect, power.smallest_effect())
 
 
 def least_lift(roles: Sequence[Role], baseline: PerRole) -> PerRole:
@@ -154,53 +150,46 @@ def _nulls(family: Family, held: _Planted, N: int) -> dict[str, RolesPerText]:
     return nulls
 
 
-@dataclass(frozen=True)
-class _Power:
-    """The probability that a head with some effect is labelled, in the normal approximation.
+def _smallest_effect(
+    family: Family,
+    baseline: PerRole,
+    null: RolesPerText,
+    held: _Planted,
+    selection: PerRole,
+    N: int,
+    tests: int,
+) -> PerRole:
+    """The smallest effect that is labelled with probability `POWER`, in the normal approximation.
 
     Texts and nulls are as observed. The score on either half varies with
     `variation · effect · (1 − effect) / queries`. A label needs the bars on both halves, and
     Student's t of the difference above the critical value of a Bonferroni correction, which is
     stricter than the test; the deviation of that t includes that of the null over texts.
 
-    Attributes:
+    Args:
         null: The sums of the strongest null over held-out texts.
-        count: The queries of held-out texts.
         selection: The number of queries of the selection half.
-        variation: How much more scores vary over texts than independent queries would.
+        N: The number of heads.
     """
-
-    roles: Sequence[Role]
-    baseline: PerRole
-    null: RolesPerText
-    count: RolesPerText
-    selection: PerRole
-    variation: PerRole
-    tests: int
-
-    def smallest_effect(self) -> PerRole:
-        effect = np.linspace(0, 1, _STEPS)[:, None]
-        enough = (self._probability(effect) >= POWER) & (effect > self.baseline)
-        return np.where(enough.any(0), effect[enough.argmax(0), 0], np.nan)
-
-    def _probability(self, effect: Float[np.ndarray, "E 1"]) -> Float[np.ndarray, "E R"]:
-        n = np.maximum(self.count.sum(0), 1)
-        texts = np.maximum((self.count > 0).sum(0), 2)
-        bar = _above(self.baseline, least_lift(self.roles, self.baseline))
-        spread = self.variation * effect * (1 - effect)
-        of_null = np.square(self.null - self.baseline * self.count).sum(0) / n**2
-        stats = require("scipy.stats", "hf", "find_roles")
-        critical = stats.t.isf(LEVEL / max(1, self.tests), texts - 1)
-        needed = np.maximum(bar, self.baseline + critical * np.sqrt(spread / n + of_null))
-        on_held, on_selection = (
-            stats.norm.cdf((effect - least) / (np.sqrt(spread / np.maximum(queries, 1)) + _TINY))
-            for least, queries in ((needed, n), (bar, self.selection))
-        )
-        return on_held * on_selection
+    stats = require("scipy.stats", "hf", "find_roles")
+    effect = np.linspace(0, 1, _STEPS)[:, None]  # E 1
+    n = np.maximum(held.count.sum(0), 1)
+    texts = np.maximum((held.count > 0).sum(0), 2)
+    bar = _above(baseline, least_lift(family.roles, baseline))
+    spread = _variation(family, N) * effect * (1 - effect)
+    of_null = np.square(null - baseline * held.count).sum(0) / n**2
+    critical = stats.t.isf(LEVEL / max(1, tests), texts - 1)
+    needed = np.maximum(bar, baseline + critical * np.sqrt(spread / n + of_null))
+    on_held, on_selection = (
+        stats.norm.cdf((effect - least) / (np.sqrt(spread / np.maximum(queries, 1)) + _TINY))
+        for least, queries in ((needed, n), (bar, selection))
+    )
+    enough = (on_held * on_selection >= POWER) & (effect > baseline)
+    return np.where(enough.any(0), effect[enough.argmax(0), 0], np.nan)
 
 
 def _variation(family: Family, N: int) -> PerRole:
-    """How much more the scores of heads vary over texts than independent queries would.
+    """How much more the scores of heads vary over held-out texts than independent queries would.
 
     A score that counts queries is never taken to vary less than they would.
     """

@@ -35,7 +35,8 @@ class Family:
         roles: The roles. The columns of the first role come first, one for each head.
         null_names: For each null, its name for each role: `offset -1`, say.
         measures: Further columns of the table: `chosen_half`, `mass` and `value`; and
-            `chosen_baseline`, what the strongest null scores on the selection half.
+            `chosen_baseline`, what the strongest null scores on the selection half. `plant` adds
+            `planted_effect` and `smallest`.
     """
 
     value: PerText

@@ -1,6 +1,6 @@
 """From scores to a family of hypotheses: held-out sums of every head, role and null."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +66,10 @@ class Baseline:
         )
 
 
+# A null, its name for each role, and what it scores.
+NamedBaseline = tuple[str, list[str], Baseline]
+
+
 def null_head_baseline(scores: RoleScores, split: Split) -> Baseline:
     """The best heads of a null model, for each head the best of those with as many queries.
 
@@ -104,66 +108,34 @@ def make_family(
     (selection_value, value), (selection_count, count) = (
         split.halves(sums * applies) for sums in (scores.value, scores.count)
     )
-    nulls = _Nulls.of(roles, value.shape)
-    even = split.halves(_chance(roles, scores) * applies)
-    nulls.add("chance", even[1], _rate(even[0].sum(0), selection_count.sum(0)))
-    names = [heuristic_names(role.grid) for role in roles]
-    for null, columns in (
-        ("offset", slice(len(OFFSETS))),
-        ("candidate", slice(len(OFFSETS), None)),
-    ):
-        sums = scores.heuristics[..., columns]
-        if sums.size:
-            best, baseline = _best_on_selection(split, sums, scores.heuristic_count)
-            nulls.add(null, baseline.rates * count, baseline.selection_rate)
-            nulls.names[null] = [
-                "".join(role_names[columns][index : index + 1])
-                for role_names, index in zip(names, best, strict=True)
-            ]
-    for null, (rule_names, baseline) in _tag_baselines(trial, scores).items():
-        nulls.add(null, baseline.rates * count, baseline.selection_rate)
-        nulls.names[null] = rule_names
-    for null, baseline in null_heads.items():
-        nulls.add(null, baseline.rates * count, baseline.selection_rate)
+    # Unknown unless they are filled in: sums on the held-out half, rates on the selection half.
+    held = {name: np.full(value.shape, np.nan, np.float32) for name in NULLS}
+    chosen = {name: np.full((1, *value.shape[1:]), np.nan) for name in NULLS}
+    even, held["chance"] = split.halves(_chance(roles, scores) * applies)
+    chosen["chance"][:] = _rate(even.sum(0), selection_count.sum(0))
+    heuristics = [*_fixed_baselines(trial, scores), *_tag_baselines(trial, scores)]
+    fitted = {null: baseline for null, _, baseline in heuristics} | dict(null_heads)
+    for null, baseline in fitted.items():
+        held[null] = baseline.rates * count
+        chosen[null][:] = baseline.selection_rate
     if contrast is not None:
-        nulls.add(trial.contrast_null, *_contrast_sums(trial, contrast, count))
-    held, chosen = (_where_applicable(sums, roles) for sums in (nulls.held, nulls.selection))
+        name = trial.contrast_null
+        held[name], chosen[name][:] = _contrast_sums(trial, contrast, count)
+    null_names = _default_names(roles) | {null: names for null, names, _ in heuristics}
+    held, chosen = (_where_applicable(nulls, roles) for nulls in (held, chosen))
     measures = {
         "chosen_half": _rate(_total(selection_value), _total(selection_count)),
         "chosen_baseline": _largest(list(chosen.values())),
     }
     measures |= _mass_measures(roles, scores, split, _total(count))
-    return Family(_flat(value), _flat(count), held, roles, nulls.names, measures)
+    return Family(_flat(value), _flat(count), held, roles, null_names, measures)
 
 
-@dataclass(frozen=True)
-class _Nulls:
-    """The nulls of a family: sums in each held-out text, rates on the selection half, names."""
-
-    held: dict[str, Float[np.ndarray, "held R N"]]
-    selection: dict[str, Float[np.ndarray, "1 R N"]]
-    names: dict[str, list[str]]
-
-    @classmethod
-    def of(cls, roles: Sequence[Role], shape: tuple[int, ...]) -> "_Nulls":
-        """Nulls that are unknown until they are added."""
-        names = {name: [_NULL_NAMES.get(name, "")] * len(roles) for name in NULLS}
-        names["chance"] = [
-            f"the limit of {EVEN}" if role.kind == "breadth" else "chance" for role in roles
-        ]
-        held = {name: np.full(shape, np.nan, np.float32) for name in NULLS}
-        selection = {name: np.full((1, *shape[1:]), np.nan) for name in NULLS}
-        return cls(held, selection, names)
-
-    def add(
-        self,
-        name: str,
-        held: Float[np.ndarray, "held R N"],
-        selection_rate: Float[np.ndarray, "R #N"],
-    ) -> None:
-        """Fill in a null."""
-        self.held[name] = held
-        self.selection[name][:] = selection_rate
+def _default_names(roles: Sequence[Role]) -> dict[str, list[str]]:
+    """The name of each null for each role, before any is fitted."""
+    names = {name: [_NULL_NAMES.get(name, "")] * len(roles) for name in NULLS}
+    limit = f"the limit of {EVEN}"
+    return names | {"chance": [limit if role.kind == "breadth" else "chance" for role in roles]}
 
 
 def _largest(rates: Sequence[Float[np.ndarray, "1 C"]]) -> Float[np.ndarray, " C"]:
@@ -172,22 +144,34 @@ def _largest(rates: Sequence[Float[np.ndarray, "1 C"]]) -> Float[np.ndarray, " C
     return np.where(np.isfinite(largest), largest, np.nan)
 
 
-def _tag_baselines(trial: Trial, scores: DetailedScores) -> dict[str, tuple[list[str], Baseline]]:
+def _fixed_baselines(trial: Trial, scores: DetailedScores) -> Iterator[NamedBaseline]:
+    """The offset, and the rule among candidates, that is best on the selection half."""
+    names = [heuristic_names(role.grid) for role in trial.evaluator.roles]
+    for null, columns in (
+        ("offset", slice(len(OFFSETS))),
+        ("candidate", slice(len(OFFSETS), None)),
+    ):
+        sums = scores.heuristics[..., columns]
+        if sums.size:
+            best, baseline = _best_on_selection(trial.split, sums, scores.heuristic_count)
+            chosen = [
+                "".join(role_names[columns][index : index + 1])
+                for role_names, index in zip(names, best, strict=True)
+            ]
+            yield null, chosen, baseline
+
+
+def _tag_baselines(trial: Trial, scores: DetailedScores) -> Iterator[NamedBaseline]:
     """The rules of parts of speech that are best on the selection half, on the other half."""
     rows, split, roles = scores.tag_rows, trial.split, trial.evaluator.roles
     if rows is None:
-        return {}
+        return
     selected = split.selection[split.text_of_item[rows.item]]
     rules = fit_tag_rules(rows, selected, trial.evaluator.tags, len(roles))
-    baselines = {}
-    for name, rule in rules.items():
+    for null, rule in rules.items():
         sums = np.zeros(scores.heuristic_count.shape, np.float32)
         np.add.at(sums[..., 0], (rows.item, rows.role), rule.value)
-        baselines[name] = (
-            rule.names,
-            _best_on_selection(split, sums, scores.heuristic_count)[1],
-        )
-    return baselines
+        yield null, rule.names, _best_on_selection(split, sums, scores.heuristic_count)[1]
 
 
 def _chance(roles: Sequence[Role], scores: DetailedScores) -> Float[np.ndarray, "P R N"]:

@@ -12,9 +12,8 @@ from headwise._progress import Progress
 from headwise.roles.evaluation import DetailedScores, RoleScores
 from headwise.roles.testing._evidence import Family, halves, has_role, judge
 from headwise.roles.testing._families import Baseline, make_family, null_head_baseline
-from headwise.roles.testing._halves import halves_of_texts
 from headwise.roles.testing._nulls import Evidence
-from headwise.roles.testing._trials import Trial
+from headwise.roles.testing._trials import Trial, halves_of_texts
 
 _DRAWS = 1000  # resamples of the test under each further split
 

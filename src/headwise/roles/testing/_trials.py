@@ -1,5 +1,6 @@
 """What every model is evaluated on: the texts of the corpus, and random sequences that repeat."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,12 +9,12 @@ from jaxtyping import Bool, Float, Int64
 
 from headwise.corpora import AnnotatedText
 from headwise.roles.evaluation import Evaluator
-from headwise.roles.relations import PROBED, Item, Role, Tokenized, as_item, probe
+from headwise.roles.relations import PROBED, Item, Role, Tokenized, as_item
 from headwise.roles.testing._evidence import halves
-from headwise.roles.testing._halves import digest_of_text, halves_of_texts
 from headwise.roles.testing._nulls import Evidence, shuffled
 
 SEQUENCES = 100  # of random tokens
+_DIGEST_SIZE = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,10 @@ def text_trial(
     return Trial(Evaluator(items, roles, tags), split, "shuffled", contrast, sizes)
 
 
-def probe_trial(tokenized: Tokenized, limit: int, seed: int) -> Trial | None:
-    """Random sequences that repeat, with controls that do not; None for too few tokens."""
-    repeated, controls = probe(tokenized.pieces, limit, SEQUENCES, seed)
+def probe_trial(repeated: Sequence[Item], controls: Sequence[Item], seed: int) -> Trial | None:
+    """The trial of sequences that repeat, and of as many that do not; None without any."""
     if not repeated:
         return None
-    return trial_of_probes(repeated, controls, seed)
-
-
-def trial_of_probes(repeated: Sequence[Item], controls: Sequence[Item], seed: int) -> Trial:
-    """The trial of sequences that repeat, and of as many that do not."""
     split = Split(np.arange(len(repeated)), halves(len(repeated), seed))
     return Trial(Evaluator(repeated, PROBED), split, "control", Evaluator(controls, PROBED))
 
@@ -112,3 +107,24 @@ def trial_of_probes(repeated: Sequence[Item], controls: Sequence[Item], seed: in
 def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:
     """The sampling units: distinct strings, however often one is annotated."""
     return list(dict.fromkeys(text.text for text in texts))
+
+
+def digest_of_text(text: str) -> bytes:
+    """What a text is known by wherever its sums are computed."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_SIZE).digest()
+
+
+def halves_of_texts(
+    digests: Sequence[bytes], seed: int = 0, number: int = 0
+) -> Bool[np.ndarray, " M"]:
+    """The texts of the selection half; the others are held out for reporting.
+
+    Texts are ranked by a hash of their digest, the seed and the number of the split, and the
+    first half of that order is the selection half. The same texts in another order, or from
+    several shards, have the same halves.
+    """
+    key = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=_DIGEST_SIZE).digest()
+    ranks = [hashlib.blake2b(text, digest_size=_DIGEST_SIZE, key=key).digest() for text in digests]
+    selection = np.zeros(len(ranks), dtype=bool)
+    selection[sorted(range(len(ranks)), key=ranks.__getitem__)[: len(ranks) // 2]] = True
+    return selection
