@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import headwise as hw
+from corpus_files import write_texts
 from folders import write_llama
 from headwise.caching import CachePlan, load_duo_attention, save_duo_attention
 from headwise.corpora import Example, Grammar, read_examples
 from headwise.errors import OutputError
+from headwise.jobs import CorpusJob, RolesRequest, merge_corpus
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
@@ -25,6 +27,7 @@ from headwise.roles import Roles
 from headwise.scoring._checkpoint import ScoringCheckpoint
 from headwise.surgery import Costs, LayerPlan, Plan
 from headwise.tables import Curves, HeadTable, Scores
+from planted import TOKENIZER, Planted, lines
 from small_files import HEADS, NAMES, SCORES, TEXTS
 from studies import make_roles, make_study
 
@@ -193,6 +196,30 @@ def _studies(folder: Path) -> Loaders:
     }
 
 
+def _job(folder: Path, request: hw.Request | RolesRequest) -> Loaders:
+    """The files of a finished job: of its model, its survey and a shard."""
+    run = _run_job(folder, request).folder.path
+    return {
+        f"job {type(request).__name__}, {path.name}": Loader(path, lambda _: merge_corpus(run))
+        for path in sorted(run.glob("**/*.*"))
+        if not path.name.startswith(".") and path.suffix != ".parquet"
+    }
+
+
+def _job_of_roles(folder: Path) -> Loaders:
+    evidence = hw.Evidence(nulls=("shuffled",), models=1, splits=1)
+    return _job(folder, RolesRequest(evidence=evidence))
+
+
+def _run_job(folder: Path, request: hw.Request | RolesRequest) -> CorpusJob:
+    folder.mkdir(parents=True, exist_ok=True)
+    data = write_texts(folder / "texts.txt", lines(8))
+    model = Planted((("offset -1", "same"),), causal=True)
+    job = hw.corpus(model, data, request, out=folder / "run", shards=1, tokenizer=TOKENIZER)
+    job.run()
+    return job
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in os.listdir(folder))
 
@@ -200,7 +227,8 @@ def _files(folder: Path) -> list[Path]:
 # How many of a thousand broken files each loader of a kind reads: the most where it costs least.
 SHARES = {
     ".parquet": 6, ".csv": 10, ".json": 10, "plans": 40, "task heads": 30, "checkpoints": 10,
-    "texts": 50, "Hugging Face": 3, "studies": 10,
+    "texts": 50, "Hugging Face": 3, "studies": 10, "jobs": 10,
+    "jobs of roles": 1,
 }  # fmt: skip
 KINDS: dict[str, Callable[[Path], Loaders]] = {
     ".parquet": lambda folder: _tables(folder, ".parquet"),
@@ -212,4 +240,6 @@ KINDS: dict[str, Callable[[Path], Loaders]] = {
     "texts": _texts,
     "Hugging Face": _hugging_face,
     "studies": _studies,
+    "jobs": lambda folder: _job(folder, hw.Request()),
+    "jobs of roles": _job_of_roles,
 }

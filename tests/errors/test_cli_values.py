@@ -154,6 +154,14 @@ def test_prompts_that_are_not_valid_text(place: Path, prompt: str) -> None:
     assert "--prompt" in refused(place, "train", "--out", "lab", "--prompt", prompt)
 
 
+def test_a_prompt_is_checked_before_training(place: Path) -> None:
+    line = refused(place, "train", "--out", "lab", "--prompt", "I frobnicate")
+    assert "does not know the word 'frobnicate'" in line
+    line = refused(place, "train", "--out", "lab", "--prompt", "I " * 40)
+    assert "the prompt has 41 tokens but the context holds 40" in line
+    assert not (place / "lab").exists()
+
+
 @pytest.mark.parametrize("command", [("roles",), ("roles", "--nulls", "none")])
 def test_half_of_a_surrogate_pair_in_a_file(place: Path, command: tuple[str, ...]) -> None:
     (place / "spans.jsonl").write_text('{"text": "one \\ud800 two"}\n', "ascii")

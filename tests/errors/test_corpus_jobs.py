@@ -161,11 +161,20 @@ def test_a_dataset_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monke
         open_source(name)
 
 
-@pytest.mark.parametrize("shards", [0, -1, 1.5, True, "3"])
+@pytest.mark.parametrize("shards", [0, -1, 1.5, True, "3", 2**20 + 1])
 def test_a_number_of_shards_that_is_none(shards: Any, data: Path, tmp_path: Path) -> None:
     with pytest.raises((ArgumentError, TypeError)):
         hw.corpus("model", data, out=tmp_path / "run", shards=shards)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("shards", [0, -3, 10**15, "2", None])
+def test_a_description_with_a_number_of_shards_that_is_none(shards: Any, done: CorpusJob) -> None:
+    path = done.folder.path / "job.json"
+    content = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(content | {"shards": shards}), "utf-8")
+    with pytest.raises(InputError, match=r"job\.json has schema 1 and .* from 1 to 1,048,576"):
+        merge_corpus(done.folder.path)
 
 
 def test_more_shards_than_bytes(tmp_path: Path) -> None:
@@ -440,7 +449,7 @@ def test_damaged_sums_of_roles(about: bytes | None, message: str, tmp_path: Path
 
 
 def test_a_damaged_survey() -> None:
-    with pytest.raises(InputError, match="the survey of the texts is damaged"):
+    with pytest.raises(InputError, match=r"survey\.json, .* is damaged"):
         Survey.from_json({"limit": 3})
 
 

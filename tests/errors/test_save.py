@@ -111,6 +111,10 @@ def test_an_unknown_format(tmp_path: Path) -> None:
     ("name", "gone", "options", "format", "message"),
     [
         ("Llama", {0: [0, 1]}, {}, "stock", r"there are 2 in model\.layers\.0.*uniform=True"),
+        (
+            "Mistral", {0: [0, 1], 1: [2, 3]}, {"fold": "mean", "reference": [{"input_ids": IDS}]},
+            "stock", r"o_proj\.bias is .* would be None.*Prune without fold \(at the command line",
+        ),
         ("Bert", {0: [1], 1: [2]}, {}, "stock", r"of 3 heads.*\(24, 18\) and would be \(24, 24\)"),
         ("GPT2", {0: [1, 2], 1: [2, 3]}, {}, "stock", "a GPT2LMHeadModel of 2 heads.*would be"),
         ("Llama", {0: [1]}, {"expand": True}, "padded", "more kv heads than the 2 that"),

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from headwise._tensors import write_tensors
 from headwise.errors import OutputError
 from headwise.files import _scratch, files_beside, folder_beside, write_beside
 
@@ -65,6 +67,31 @@ def test_cleaning_up_keeps_files_of_others(tmp_path: Path) -> None:
         file.write_text("one")
     assert len(list(tmp_path.iterdir())) == 5
     assert not (tmp_path / f"{_scratch.PREFIX}dead.json").exists()
+
+
+def test_files_have_the_mode_of_any_new_file(tmp_path: Path) -> None:
+    """Writers of tensors make a temporary file that only its owner may read."""
+
+    def write(path: Path) -> None:
+        write_tensors({"x": torch.ones(2)}, path)
+
+    (tmp_path / "files").mkdir()
+    before = os.umask(0o027)
+    try:
+        with write_beside(tmp_path / "one") as file:
+            write(file)
+        with folder_beside(tmp_path / "folder", False) as folder:
+            (folder / "inner").mkdir()
+            write(folder / "inner" / "tensors")
+            (folder / "tool").touch()
+            (folder / "tool").chmod(0o700)
+        with files_beside(tmp_path / "files", last="config") as files:
+            write(files / "config")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes["one"] == modes["tensors"] == modes["config"] == 0o640
+    assert (modes["tool"], modes["inner"]) == (0o740, 0o750)
 
 
 def test_files_are_synced_before_they_are_renamed(

@@ -110,7 +110,7 @@ def test_a_failed_save_leaves_the_old_study(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_named_arrays, "write_tensors", fail)
+    monkeypatch.setattr(_named_arrays, "write_arrays", fail)
     with pytest.raises(OutputError, match="No space left"):
         replace(study, title="new").save(folder, force=True)
     assert hw.load_study(folder).title == "Mini-GPT"

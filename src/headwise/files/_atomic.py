@@ -10,6 +10,7 @@ from pathlib import Path
 from headwise.errors import HeadwiseError, OutputError
 from headwise.files._scratch import (
     PREFIX,
+    give_default_modes,
     put_files_in_place,
     put_in_place,
     scratch_folder,
@@ -38,6 +39,7 @@ def write_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
         with scratch_folder(target) as folder:
             beside = folder / f"content{target.suffix}"
             yield beside
+            give_default_modes(folder)
             sync(beside)
             beside.replace(target)
             sync(target.parent)
@@ -64,6 +66,7 @@ def folder_beside(target: Path, force: bool) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         with scratch_folder(target) as new:
             yield new
+            give_default_modes(new)
             put_in_place(new, target)
 
 
@@ -87,6 +90,7 @@ def files_beside(folder: Path, last: str) -> Iterator[Path]:
         scratch_folder(folder / last) as new,
     ):
         yield new
+        give_default_modes(new)
         for path in (folder / name for name in os.listdir(new)):
             if path.is_dir():
                 raise OutputError(f"save: {path} is a folder. Choose another place.")

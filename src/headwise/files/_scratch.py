@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -48,6 +49,18 @@ def scratch_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(scratch, ignore_errors=True)
             if handle is not None:
                 os.close(handle)
+
+
+def give_default_modes(new: Path) -> None:
+    """Give the files in the folder that `scratch_folder` yielded the mode of any new file.
+
+    Some writers make a temporary file that only its owner may read. A file that more may read, or
+    execute, stays so.
+    """
+    default = new.with_name(_NAME).stat().st_mode
+    for path in new.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(stat.S_IMODE(path.stat().st_mode | default))
 
 
 def put_in_place(new: Path, target: Path) -> None:

@@ -14,7 +14,7 @@ from headwise.jobs._job import CorpusJob, merged
 from headwise.jobs._measurement import Measurement
 from headwise.jobs._model_source import ModelSource, fingerprint_in_memory
 from headwise.jobs._roles import RoleEvidence, RolesRequest
-from headwise.jobs._run_folder import SCHEMA, RunFolder
+from headwise.jobs._run_folder import MOST_SHARDS, SCHEMA, RunFolder
 from headwise.jobs._scoring import Importance, ImportanceRequest
 from headwise.jobs._statistics import Statistics
 from headwise.roles import Roles
@@ -71,8 +71,10 @@ def corpus(
     if shards is None:
         stored = (folder / "job.json").exists()
         shards = RunFolder(folder, None).shards if stored else source.default_shards()
-    if type(shards) is not int or shards < 1:
-        raise ArgumentError(f"corpus: shards={shards!r}. Give a whole number from 1 on.")
+    if type(shards) is not int or not 1 <= shards <= MOST_SHARDS:
+        raise ArgumentError(
+            f"corpus: shards={shards!r}. Give a whole number from 1 to {MOST_SHARDS:,}."
+        )
     source.check_shards(shards)
     about = about_job(measurement, source.describe(), shards, max_tokens)
     digest = fingerprint_in_memory(model)
@@ -96,17 +98,22 @@ def merge_corpus(folder: str | Path) -> HeadTable | Scores | Roles:
             f"corpus: the shards in {folder} were made with {versions}, and this is "
             f"{_versions()}. Merge them with the versions that made them."
         )
-    measured = dict(run.about.get("measured") or {})
-    kind = measured.get("kind")
-    if kind == "importance":
-        return merged(run, Importance(ImportanceRequest()))
-    if kind == "roles":
-        path = run.path / "job.json"
-        described = build_from(
-            lambda: RoleEvidence.described(measured), f"corpus: {path} is damaged", "Copy it again."
-        )
-        return merged(run, described)
-    return merged(run, Statistics(Request()))
+    path = run.path / "job.json"
+    measurement = build_from(
+        lambda: _described(run.about["measured"]), f"corpus: {path} is damaged", "Copy it again."
+    )
+    return merged(run, measurement)
+
+
+def _described(measured: Mapping[str, Any]) -> Measurement:
+    """The measurement of a job's description, which can merge shards but not measure."""
+    if measured["kind"] == "importance":
+        return Importance(ImportanceRequest())
+    if measured["kind"] == "roles":
+        return RoleEvidence.described(measured)
+    if measured["kind"] == "statistics":
+        return Statistics(Request())
+    raise ValueError(f"it measures {measured['kind']!r:.40}")
 
 
 def measurement_of(request: Request | ImportanceRequest | RolesRequest) -> Measurement:

@@ -130,7 +130,7 @@ class CorpusJob:
             return opened
         corpus = Corpus(lambda shard: TextCounts().filled(self._texts(shard)), self.shards)
         survey = self.folder.survey(lambda: self.measurement.survey(opened, corpus))
-        return replace(opened, survey=survey)
+        return replace(opened, survey=self.measurement.read_survey(survey))
 
     def compute_unclaimed(self, shard: int, opened: Opened) -> bool:
         """Compute a shard unless it is finished; False if another process computes it."""
@@ -164,6 +164,6 @@ def merged(folder: RunFolder, measurement: Measurement) -> Any:
             f"corpus: none of {folder.shards} shards in {folder.path} has a text with a token. "
             f"Give texts with words."
         )
-    survey = folder.read_survey() if measurement.surveys else {}
+    survey = measurement.read_survey(folder.read_survey()) if measurement.surveys else None
     results = (measurement.load(path) for path in paths)
     return measurement.merge(results, survey, folder.model()["model"])

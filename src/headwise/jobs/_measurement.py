@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any, Protocol, runtime_checkable
@@ -32,14 +32,15 @@ class Opened:
         fingerprint: The fingerprint of its weights.
         max_tokens: The most tokens in one text; a longer one becomes several. None is the
             model's context.
-        survey: Statistics of the whole corpus; empty for a measurement that needs none.
+        survey: Statistics of the whole corpus, as `Measurement.read_survey` returns them; None for
+            a measurement that needs none.
     """
 
     model: nn.Module
     tokenizer: Any
     fingerprint: str
     max_tokens: int | None = None
-    survey: Mapping[str, Any] = field(default_factory=dict)
+    survey: Any = None
 
 
 @runtime_checkable
@@ -59,16 +60,20 @@ class Measurement(Protocol):
     def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
         """Statistics of the whole corpus, as JSON."""
 
+    def read_survey(self, content: Mapping[str, Any]) -> Any:
+        """What `survey` returned, from JSON: read once in each process."""
+
     def measure(self, opened: Opened, texts: Iterable[AnnotatedText], shard: int) -> Any:
         """The result on some texts; None if they have no token."""
 
     def load(self, path: Path) -> Any:
         """A result from the file that its `save` wrote."""
 
-    def merge(self, results: Iterable[Any], survey: Mapping[str, Any], model: str) -> Any:
+    def merge(self, results: Iterable[Any], survey: Any, model: str) -> Any:
         """The result on the texts of all, added in their order.
 
         Args:
+            survey: Statistics of the whole corpus, as `read_survey` returns them.
             model: The fingerprint of the model.
         """
 
@@ -81,6 +86,9 @@ class WithoutSurvey:
     def survey(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
         """An empty survey."""
         return {}
+
+    def read_survey(self, content: Mapping[str, Any]) -> None:
+        """There is none."""
 
 
 @dataclass

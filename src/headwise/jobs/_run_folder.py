@@ -21,6 +21,8 @@ from headwise.errors import InputError, OutputError
 from headwise.files import build_from, claim, read_object, sweep, write_json
 
 SCHEMA = 1
+# Their numbers are listed in memory.
+MOST_SHARDS = 2**20
 _ADVICE = "Give a folder that a corpus job made."
 _SHARD = "headwise_shard"
 # What a folder may hold before its job is described: a killed process may have left them.
@@ -47,10 +49,13 @@ class RunFolder:
         stored = read_object(description, "corpus", _ADVICE)
         if about is not None:
             self._check_same(stored, json.loads(json.dumps(about)))
-        if stored.get("headwise_job") != SCHEMA or type(stored.get("shards")) is not int:
+        shards = stored.get("shards")
+        is_number = type(shards) is int and 1 <= shards <= MOST_SHARDS
+        if stored.get("headwise_job") != SCHEMA or not is_number:
             raise InputError(
                 f"corpus: {description} has schema {stored.get('headwise_job')!r} and "
-                f"{str(stored.get('shards'))[:40]} shards, not {SCHEMA} and a number. {_ADVICE}"
+                f"{str(shards)[:40]} shards, not {SCHEMA} and a number from 1 to "
+                f"{MOST_SHARDS:,}. {_ADVICE}"
             )
         self.about: Mapping[str, Any] = stored
         self.shards: int = stored["shards"]

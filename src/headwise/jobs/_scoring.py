@@ -1,6 +1,6 @@
 """The importance of every head on the texts of a shard: scores of single texts, side by side."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class Importance(WithoutSurvey):
         """The scores of a shard."""
         return Scores.load(path)
 
-    def merge(self, results: Iterable[Scores], survey: Mapping[str, Any], model: str) -> Scores:
+    def merge(self, results: Iterable[Scores], survey: None, model: str) -> Scores:
         """The scores of all texts, in the order of the parts.
 
         Raises:

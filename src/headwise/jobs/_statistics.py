@@ -1,7 +1,7 @@
 """Statistics of every head on the texts of a shard: what `observe` computes."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -87,9 +87,7 @@ class Statistics(WithoutSurvey):
         """The table of a shard."""
         return HeadTable.load(path)
 
-    def merge(
-        self, results: Iterable[HeadTable], survey: Mapping[str, Any], model: str
-    ) -> HeadTable:
+    def merge(self, results: Iterable[HeadTable], survey: None, model: str) -> HeadTable:
         """The table of all texts."""
         return reduce(add, results)
 
