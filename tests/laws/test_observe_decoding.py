@@ -167,6 +167,30 @@ def test_what_is_changed_after_a_call_does_not_matter(monkeypatch: pytest.Monkey
     _assert_as_alone(monkeypatch, model, work)
 
 
+def test_a_scale_that_changes_between_tokens_counts_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rules of calls without a mask are made once for each scale, not once for each module."""
+    model = _model()
+    seen: list[tuple[float, int]] = []
+    scale = model.model.layers[0].self_attn.scaling
+    describe = AttentionCall.row_statistics
+
+    def note(call: AttentionCall, request: Any) -> Any:
+        seen.append((call.rule.scale, call.q.shape[2]))
+        return describe(call, request)
+
+    def double(step: int, cache: Any) -> None:
+        if step == 6:
+            for layer in model.model.layers:
+                layer.self_attn.scaling = 2 * scale
+
+    monkeypatch.setattr(AttentionCall, "row_statistics", note)
+    _table(model, lambda _: _decode(model, DynamicCache(), 10, between=double), Request())
+    tokens = {x: sum(n for found, n in seen if found == x) for x in {found for found, _ in seen}}
+    assert tokens == {scale: 2 * (PROMPT.shape[1] + 6), 2 * scale: 2 * 4}
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "options",

@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import numpy as np
-import torch
 from jaxtyping import Float64
 
 from headwise.models import Site
 from headwise.tables import TextSums, Totals
-from headwise.watch._eligible_rows import CallSums
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, sum_rows
@@ -31,9 +29,10 @@ class _TextSums:
     parts: Float64[np.ndarray, "3 K M H"]
 
     @classmethod
-    def of(cls, calls: Sequence[tuple[int, CallRows]], sums: CallSums) -> "_TextSums":
+    def of(
+        cls, calls: Sequence[tuple[int, CallRows]], each: Float64[np.ndarray, "3 K _ H"]
+    ) -> "_TextSums":
         """The sums of calls, each with the number of its first text; texts may come again."""
-        each = torch.stack([sums.count, sums.total, sums.even]).cpu().numpy()
         n_texts = np.array([rows.layout.positions.n_texts for _, rows in calls])
         firsts = np.array([first for first, _ in calls])
         before = n_texts.cumsum() - n_texts
@@ -99,10 +98,10 @@ class _SiteSums:
         """Add up the latest calls."""
         if not self._calls:
             return
-        sums = sum_rows([rows for _, rows in self._calls], self._request)
-        texts = _TextSums.of(self._calls, sums)
+        sums, maximum = sum_rows([rows for _, rows in self._calls], self._request)
+        texts = _TextSums.of(self._calls, sums.cpu().numpy())
         self._calls, self._n_numbers = [], 0
-        highest = sums.maximum.double().masked_fill(sums.undefined, torch.nan).cpu().numpy().ravel()
+        highest = maximum.cpu().numpy().ravel()
         self._maximum = highest if self._maximum is None else np.fmax(self._maximum, highest)
         ended, self._open = (texts if self._open is None else self._open + texts).split(open_from)
         if ended.parts.shape[2]:

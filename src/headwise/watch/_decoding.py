@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,19 +17,6 @@ from headwise.watch._request import Request
 # larger one takes as long to compare with the calls before it as to describe at once.
 _TOKENS, _NUMBERS = 16, 1 << 17
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class DecodedTokens(NamedTuple):
-    """Tokens of a site that wait, as one call that reads them all.
-
-    Attributes:
-        forward_pass: The pass that read the last of them.
-    """
-
-    forward_pass: int
-    site: Site
-    call: AttentionCall
-    inputs: StackInputs
 
 
 @dataclass
@@ -61,12 +47,13 @@ class _Run:
             k = call.k.new_empty(B, Hkv, S + _TOKENS, D)
         alike = replace(call, q=q, k=k, v=k[..., :0], heads=q[..., :0])
         run = cls(alike, forward_pass - 1, q, k, _bits(q), _bits(k), S - 1)
-        run.k_bits[:, :, : S - 1] = _bits(call.k)[:, :, : S - 1]
-        run.add(call)
+        keys = _bits(call.k)
+        run.k_bits[:, :, : S - 1] = keys[:, :, : S - 1]
+        run._add(_bits(call.q), keys)
         return run
 
-    def continues_in(self, call: AttentionCall, forward_pass: int) -> bool:
-        """Whether a call reads the next token over the keys of those before it, to the last bit."""
+    def continue_in(self, call: AttentionCall, forward_pass: int) -> bool:
+        """Add a call, if it reads the next token over the keys of those before it, bit by bit."""
         (B, H, _, D), Hkv, S = self.q.shape, self.k.shape[1], self.before + self.n
         if call.q.shape != (B, H, 1, D) or call.k.shape != (B, Hkv, S + 1, D):
             return False
@@ -74,12 +61,16 @@ class _Run:
             return False
         if call.rule != self.alike.rule or forward_pass != self.forward_pass + 1:
             return False
-        return bool((self.k_bits[:, :, :S] == _bits(call.k)[:, :, :S]).all())
+        keys = _bits(call.k)
+        if not (self.k_bits[:, :, :S] == keys[:, :, :S]).all():
+            return False
+        self._add(_bits(call.q), keys)
+        return True
 
-    def add(self, call: AttentionCall) -> None:
+    def _add(self, queries: Int[np.ndarray, "B H 1 D"], keys: Int[np.ndarray, "B Hkv S D"]) -> None:
         S = self.before + self.n
-        self.q_bits[:, :, self.n] = _bits(call.q)[:, :, 0]
-        self.k_bits[:, :, S] = _bits(call.k)[:, :, S]
+        self.q_bits[:, :, self.n] = queries[:, :, 0]
+        self.k_bits[:, :, S] = keys[:, :, S]
         self.n += 1
         self.forward_pass += 1
 
@@ -137,10 +128,9 @@ class Decoding:
         if run is None:
             self.runs[site] = _Run.of(call, forward_pass)
             return True
-        if not run.continues_in(call, forward_pass):
+        if not run.continue_in(call, forward_pass):
             self._latest[site] = S + 1, False
             return False
-        run.add(call)
         return True
 
     def _may_wait(self, call: AttentionCall, inputs: StackInputs) -> bool:
@@ -155,8 +145,13 @@ class Decoding:
             self._inputs = inputs, S, _is_whole(inputs.text, S)
         return self._inputs[2]
 
-    def take_all(self) -> Iterator[DecodedTokens]:
-        """What has waited: first what earlier passes have read, then what the latest one has."""
+    def take_all(self) -> Iterator[tuple[int, Site, AttentionCall, StackInputs]]:
+        """What has waited: first what earlier passes have read, then what the latest one has.
+
+        Yields:
+            The pass that read the last of some tokens, their site, and one call that reads all of
+            them with its inputs.
+        """
         runs, self.runs = self.runs, {}
         latest = max((run.forward_pass for run in runs.values()), default=0)
         is_within_pass = any(run.forward_pass < latest for run in runs.values())
@@ -169,7 +164,7 @@ class Decoding:
                 if start < stop:
                     call, text = run.part(start, stop)
                     shared = inputs.setdefault((site.stack, text), StackInputs(text))
-                    yield DecodedTokens(forward_pass, site, call, shared)
+                    yield forward_pass, site, call, shared
 
 
 def _is_whole(text: Text, S: int) -> bool:

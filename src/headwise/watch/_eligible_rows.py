@@ -1,6 +1,6 @@
 """The text of each row, the rows that count for each statistic, and sums over them by text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,7 +78,6 @@ class EligibleRows:
         undefined: Whether no row of a head counts.
     """
 
-    names: tuple[str, ...]
     bits: Int[Tensor, "K B H T"]
     floor: Float[Tensor, "K B H T"]
     count: Float[Tensor, "K M H"]
@@ -87,19 +86,18 @@ class EligibleRows:
 
     @classmethod
     def of(
-        cls, rules: Mapping[str, Rule], real: Bool[Tensor, "B H T"], texts: RowTexts
+        cls, rules: Sequence[Rule], real: Bool[Tensor, "B H T"], texts: RowTexts
     ) -> "EligibleRows":
         """The rows that are real and eligible by the rule of each statistic."""
-        rows = stacked([real if rule is None else rule for rule, _ in rules.values()], real) & real
+        rows = stacked([real if rule is None else rule for rule, _ in rules], real) & real
         nowhere = torch.full(real.shape, torch.nan, device=real.device)
-        values = stacked([nowhere if even is None else even for _, even in rules.values()], nowhere)
+        values = stacked([nowhere if even is None else even for _, even in rules], nowhere)
         even = texts.sums(torch.where(rows, values, 0.0))
         no_even = torch.tensor(
-            [even is None for _, even in rules.values()], dtype=torch.bool, device=real.device
+            [even is None for _, even in rules], dtype=torch.bool, device=real.device
         )
         count = texts.sums(rows)
         return cls(
-            names=tuple(rules),
             bits=-rows.to(torch.int32),
             floor=torch.where(rows, 0.0, -torch.inf),
             count=count,
@@ -113,30 +111,20 @@ class EligibleRows:
             x.unsqueeze(1).expand(-1, n, *x.shape[1:]).flatten(1, 2)
             for x in (self.bits, self.floor, self.count, self.even)
         )
-        return EligibleRows(self.names, bits, floor, count, even, self.undefined)
+        return EligibleRows(bits, floor, count, even, self.undefined)
 
-    def sums_of(self, values: Float[Tensor, "K B H T"], texts: RowTexts) -> "CallSums":
-        """The sums of the statistics of one call."""
+    def sums_of(
+        self, values: Float[Tensor, "K B H T"], texts: RowTexts
+    ) -> tuple[Float[Tensor, "3 K M H"], Float[Tensor, "K H"]]:
+        """The sums of calls on `M` texts, and the largest values; NaN where no row counts.
+
+        Returns:
+            The number of rows, the sums over them and the sums under even attention, by text; and
+            the maximum of each statistic.
+        """
         # As bits, since filling by a mask takes longer than all the rest.
         as_bits = torch.int64 if values.dtype == torch.float64 else torch.int32
         kept = (values.view(as_bits) & self.bits).view(values.dtype)
-        highest = (kept + self.floor).amax((1, 3))
-        return CallSums(
-            self.names, self.count, texts.sums(kept), self.even, highest, self.undefined
-        )
-
-
-@dataclass(frozen=True)
-class CallSums:
-    """Sums of `K` statistics over the rows of each of `M` texts, for the heads of one site.
-
-    Attributes:
-        undefined: Where no row counts, so that there is no largest value.
-    """
-
-    names: tuple[str, ...]
-    count: Float[Tensor, "K M H"]
-    total: Float[Tensor, "K M H"]
-    even: Float[Tensor, "K M H"]
-    maximum: Float[Tensor, "K H"]
-    undefined: Bool[Tensor, "K H"]
+        highest = (kept + self.floor).amax((1, 3)).double()
+        sums = torch.stack([self.count, texts.sums(kept), self.even])
+        return sums, highest.masked_fill(self.undefined, torch.nan)

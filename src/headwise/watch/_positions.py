@@ -52,6 +52,12 @@ class Positions:
         """Whether the keys belong to another text than the queries."""
         return self.query_columns is None
 
+    @property
+    def are_columns(self) -> bool:
+        """Whether positions are columns, and the queries are the last ones of the keys."""
+        columns, n_keys = self.query_columns, self.key_real.shape[1]
+        return self.keys.is_whole and columns is not None and columns.stop == n_keys
+
     def index_of(self, position: Int[Tensor, "B T n"]) -> Int[Tensor, "B T n"]:
         """The column of the key at each position; NONE if the text has no such position."""
         if self.keys.is_whole:

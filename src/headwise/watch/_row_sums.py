@@ -11,7 +11,7 @@ from torch import Tensor
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, SharedRequest, under_autocast
 from headwise.models import AttentionCall, Text
-from headwise.watch._eligible_rows import CallSums, EligibleRows, RowTexts, Rule, stacked
+from headwise.watch._eligible_rows import EligibleRows, RowTexts, Rule, stacked
 from headwise.watch._layouts import CallLayout
 from headwise.watch._positions import Positions
 from headwise.watch._request import Request
@@ -56,8 +56,8 @@ def _row_request(request: Request, layout: CallLayout, heads: bool) -> RowReques
         keys=torch.cat([*columns.values()], dim=-1) if columns else None,
         classes=torch.cat(members, dim=-1) if members else None,
         top=bool(request.top),
-        query_at=positions.query_position,
-        key_at=positions.keys.position,
+        query_at=None if positions.are_columns else positions.query_position,
+        key_at=None if positions.are_columns else positions.keys.position,
         heads=heads,
     )
 
@@ -121,8 +121,10 @@ def _output_norms(rows: RowStatistics, call: AttentionCall, per_head: PerHead) -
     return projected_norms(heads, per_head)
 
 
-def sum_rows(calls: Sequence[CallRows], request: Request) -> CallSums:
-    """The sums of calls of one kind, text by text, for every statistic of a request.
+def sum_rows(
+    calls: Sequence[CallRows], request: Request
+) -> tuple[Float[Tensor, "3 K M H"], Float[Tensor, "K H"]]:
+    """The sums of calls of one kind by text, and the largest values, for every statistic.
 
     Padding rows are never counted. A row with a single visible key has a fixed weight of 1, so
     it counts only for logits, unless means are taken over all queries.
@@ -267,9 +269,7 @@ def _eligible_rows(call: CallRows, request: Request, texts: RowTexts) -> Eligibl
         rules[name] = rules[f"top({name})"] = eligible, seen / n_keys
         share = shares.get(f"value({name})")
         rules[f"value({name})"] = eligible if share is None else eligible & ~share.isnan(), None
-    return EligibleRows.of(
-        {name: rules.get(name, (None, None)) for name in request.names}, real, texts
-    )
+    return EligibleRows.of([rules.get(name, (None, None)) for name in request.names], real, texts)
 
 
 def _rules(
