@@ -35,6 +35,7 @@ import numpy as np, tempfile, torch
 import headwise as hw
 from pathlib import Path
 
+hw.progress(False)  # a slow machine would print it
 torch.manual_seed(0)
 layer, x = hw.MultiHeadAttention(12, 3), torch.randn(2, 5, 12)
 assert layer(x, mask=hw.masks.causal()).shape == (2, 5, 12)

@@ -42,6 +42,7 @@ class CheckedCommand(TyperCommand):
                 error.message = f"{values[-1]!r}. {error.message}"
             if values and " is not one of " in error.message:
                 choices = _QUOTED.findall(error.message.partition(" is not one of ")[2])
+                error.message = error.message.removeprefix("Value error, ").rstrip(".")
                 error.message += f".{did_you_mean(values[-1], choices)}"
             raise
         for param in params:

@@ -61,7 +61,7 @@ def render(example: WorkedExample, console: Console) -> None:
         f"What '{query}' attends to", f"heads {n_heads} x width {head_dim} = d_model {d_model}"
     )
     page.show(page.sentence(example))
-    page.title("1. Score cards: how much, in each head", f"weights {_shape(example.weights)}")
+    page.title("1. Weights: how much, in each head", f"weights {_shape(example.weights)}")
     for h in range(n_heads):
         page.show(Text(f"Head {h + 1}", "bold"), page.score_card(example, h))
     page.title("2. Heads: values times weights, added up", f"heads {_shape(example.heads)}")

@@ -5,7 +5,7 @@ from headwise.lab._data import make_tokenizer
 from headwise.lab._evaluate import Evaluation, EvaluationScores, evaluate
 from headwise.lab._model import MiniGPT, MiniGPTConfig
 from headwise.lab._run import TrainSettings
-from headwise.lab._sample import sample
+from headwise.lab._sample import encode_prompt, sample
 from headwise.lab._train import Trained, train
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "MiniGPTConfig",
     "TrainSettings",
     "Trained",
+    "encode_prompt",
     "evaluate",
     "load",
     "make_tokenizer",

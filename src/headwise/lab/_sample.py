@@ -42,7 +42,7 @@ def sample(
     for name, value in (("max_new_tokens", max_new_tokens), ("temperature", temperature)):
         if value < 0:
             raise ArgumentError(f"sample: {name} is {value}. Give 0 or more.")
-    ids = _read_prompt(tokenizer, prompt, model.config.context)
+    ids = encode_prompt(tokenizer, prompt, model.config.context)
     end = number_of(tokenizer, EOS)
     generator = torch.Generator().manual_seed(seed)
     with in_evaluation(model):
@@ -59,7 +59,14 @@ def sample(
     return tokenizer.decode(ids)
 
 
-def _read_prompt(tokenizer: "tokenizers.Tokenizer", prompt: str, context: int) -> list[int]:
+def encode_prompt(tokenizer: "tokenizers.Tokenizer", prompt: str, context: int) -> list[int]:
+    """The tokens of a prompt, `<bos>` first.
+
+    Args:
+        context: The most tokens that the model reads.
+    Raises:
+        InputError: a word of the prompt is unknown, or the prompt does not fit the context.
+    """
     for word in prompt.split():
         # No vocabulary has words with lone surrogates, and a tokenizer cannot look them up.
         known = not _SURROGATES.search(word) and tokenizer.token_to_id(word) is not None

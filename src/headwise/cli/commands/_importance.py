@@ -75,7 +75,7 @@ def importance(
     """
     files = [path for path in (text, pairs) if path is not None]
     if len(files) != 1:
-        raise ArgumentError("importance: give either --text or --pairs, what the model reads.")
+        raise ArgumentError("importance: give either --text or --pairs, not both or neither.")
     if out is not None:
         check_output(out, ".parquet", ".csv", ".json", force=force)
     check_figure(figure, force)

@@ -177,6 +177,8 @@ def _check_curve(curve: bool, beside: list[Path] | None) -> None:
 def _print_quality(result: Mapping[str, Any], where: str) -> None:
     """Print the quality before and after, on which texts, with its unit."""
     for unit, (before, after) in result["quality"].items():
+        # Rounding errors of a distance from itself would read as a quality.
+        before, after = (round(value, 6) + 0.0 for value in (before, after))
         print_result(f"{unit}: {before:.4g} before, {after:.4g} after (on {where})")
 
 

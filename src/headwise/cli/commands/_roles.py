@@ -110,7 +110,8 @@ def roles(
 
     Roles are evaluated on held-out texts. Prints the roles of heads, then what became of each
     role: found, not found (with the nearest head and the smallest effect that these texts could
-    have shown), or not tested. With -o, writes the table; with --json, prints the roles as JSON.
+    have shown), or not tested. With -o, writes the table instead, and prints what became of your
+    own relations; with --json, prints the roles as JSON.
     """
     if files == CorpusFiles():
         raise ArgumentError(
@@ -132,8 +133,12 @@ def roles(
     rows = result.found()
     if as_json:
         print_json(rows.to_dict("records"))
-    if out is None and not as_json:
+    elif out is None:
         print_roles(result)
+    elif relation:
+        outcomes = result.outcomes()
+        own = outcomes["role"].isin([path.rpartition(":")[2] for path in relation])
+        print_table(outcomes[own][_OUTCOME].rename(columns={"role": "name"}))
 
 
 def print_roles(result: "Roles") -> None:

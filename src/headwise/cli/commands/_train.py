@@ -60,7 +60,7 @@ def train(
 
     names = sorted(tasks.SETTINGS & values.keys())
     settings = {name: values[name] for name in names if values[name] is not None}
-    trained = tasks.train_mini_gpt(out, settings)
+    trained = tasks.train_mini_gpt(out, settings, prompt)
     sampled = None if prompt is None else sample(trained.model, trained.tokenizer, prompt)
     if as_json:
         print_json({"folder": str(out), **trained.facts(), "sample": sampled})

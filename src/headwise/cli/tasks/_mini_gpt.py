@@ -9,7 +9,7 @@ from headwise._progress import progress_bar
 from headwise.cli._print import print_note
 from headwise.errors import ArgumentError
 from headwise.files import build_from, read_object
-from headwise.lab import Trained, TrainSettings, train
+from headwise.lab import Trained, TrainSettings, encode_prompt, make_tokenizer, train
 from headwise.report import Study, study_lab
 
 SETTINGS = {field.name for field in fields(TrainSettings)}
@@ -25,17 +25,22 @@ def study_mini_gpt(folder: Path, settings: Mapping[str, Any], *, per_text: bool 
         return study_lab(trained, per_text=per_text, on_progress=on_progress)
 
 
-def train_mini_gpt(folder: Path, settings: Mapping[str, Any]) -> Trained:
+def train_mini_gpt(folder: Path, settings: Mapping[str, Any], prompt: str | None = None) -> Trained:
     """Train the Mini-GPT of a folder, resume an interrupted run, or load a finished one.
 
     Args:
         settings: Settings by name. All others are those of the finished run in the folder, or
             the defaults.
+        prompt: A text for the model to continue. It is checked here, before the training.
     Raises:
         ArgumentError: the folder holds a model that this command did not train.
+        InputError: the model would not know a word of the prompt, or have no room for it.
     """
     train_settings = replace(_settings_in(folder) or TrainSettings(), **settings)
     _check_ours(folder)
+    if prompt is not None:
+        vocabulary = train_settings.grammar().vocabulary
+        encode_prompt(make_tokenizer(vocabulary), prompt, train_settings.context)
     finished = (folder / _FACTS).exists()
     resumed = (folder / _CHECKPOINT).exists()
     label = f"{'Resuming the training of the' if resumed else 'Training a'} Mini-GPT in {folder}"

@@ -232,8 +232,8 @@ def _milliseconds(*models: nn.Module) -> dict[str, tuple[float, ...]]:
     """The milliseconds of a pass over 8 texts of 128 tokens, or of the longest context below."""
     config: Any = models[0].config
     length = min(_TIMED_TOKENS, getattr(config, "max_position_embeddings", _TIMED_TOKENS))
-    device = next(models[0].parameters()).device
-    ids = torch.randint(config.vocab_size, (_TIMED_TEXTS, length), device=device)
+    size = (_TIMED_TEXTS, length)
+    ids = torch.randint(config.vocab_size, size, device=device_of(models[0]))
     times = time_passes(models, {"input_ids": ids})
     return {
         "milliseconds of attention blocks": tuple(1000 * sum(time.blocks) for time in times),

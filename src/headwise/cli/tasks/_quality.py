@@ -76,13 +76,13 @@ class QualityInputs:
             )  # fmt: skip
         allowed = curves.allowance(AUTO_SHARE)
         elbow = curves.elbow("order", allowed)
-        bar = f"{allowed:.4g} {UNITS.get(curves.loss, curves.loss)}"
+        bar = f"{allowed:.4g} ({UNITS.get(curves.loss, curves.loss)})"
         if elbow.heads == 0:
             raise ArgumentError(
                 f"prune: --remove auto: the first head already raises the loss by more than {bar}. "
                 f"Give a share, such as --remove 0.1, or score the heads on more texts."
             )
-        of_what = "" if curves.compares else f" ({AUTO_SHARE:.0%} of the full model's)"
+        of_what = "" if curves.compares else f", {AUTO_SHARE:.0%} of the full model's"
         print_note(
             f"auto: {elbow} of {len(scores.heads)} heads can be removed before the loss grows by "
             f"{bar}{of_what}"

@@ -12,7 +12,7 @@ from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._interrupts import reversible
-from headwise.models import Attention, call_model, find_attentions, hooked
+from headwise.models import Attention, call_model, device_of, find_attentions, hooked
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def time_passes(
     """
 
     def now(model: nn.Module) -> float:
-        if next(model.parameters()).is_cuda:
+        if device_of(model).type == "cuda":
             torch.cuda.synchronize()
         return clock()
 

@@ -37,10 +37,13 @@ def as_stock(model: nn.Module, batch: Any) -> nn.Module:
             return rebuild(cls, _configuration(model, cls, sizes), model.state_dict())
         except Exception as error:  # configurations raise any exception
             errors.append(_last_line(error))
+    advice = "Choose"
+    if "would be None" in errors[-1]:  # a weight without a place, such as a bias
+        advice = "Prune without fold (at the command line without --text), or choose"
     raise UnsupportedError(
         f"save: no configuration builds a {type(model).__name__} of {counts.heads} heads and "
-        f"{counts.kv_heads} kv heads in each layer like this one ({errors[-1]}). Choose the format "
-        f"'padded', 'remote-code' or 'headwise'."
+        f"{counts.kv_heads} kv heads in each layer like this one ({errors[-1]}). "
+        f"{advice} the format 'padded', 'remote-code' or 'headwise'."
     )
 
 
