@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import masks, reference
+from headwise._library import library
 from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
@@ -259,6 +260,26 @@ def test_short_causal_texts_are_cut_into_blocks_by_what_the_cpu_can(
         monkeypatch.setattr(cpu, "HAS_AMX", has_amx)
         rule = make_rule(head_dim=8, is_causal=True)
         assert choose(AttentionProblem(q, q, q, rule), "fused").form == form
+
+
+@pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
+@pytest.mark.parametrize(("dtype", "H", "T", "expected"), [
+    (torch.bfloat16, 2, 1, "native"),
+    (torch.bfloat16, 2, 8, "native"),
+    (torch.bfloat16, 8, 2, "native"),
+    (torch.bfloat16, 8, 3, "fused"),
+    (torch.bfloat16, 2, 512, "fused"),
+    (torch.float16, 8, 3, "native"),
+    (torch.float16, 2, 512, "native"),
+    (torch.float32, 2, 512, "native"),
+])  # fmt: skip
+def test_on_a_cpu_with_amx_bfloat16_is_native_for_few_rows_of_a_kv_head_alone(
+    dtype: torch.dtype, H: int, T: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "HAS_AMX", True)
+    q, k = torch.zeros(1, H, T, 64, dtype=dtype), torch.zeros(1, 2, 512, 64, dtype=dtype)
+    rule = make_rule(head_dim=64).simplify(T, 512)
+    assert choose(AttentionProblem(q, k, k, rule), "auto").backend == expected
 
 
 def test_dropout_scales_what_it_keeps() -> None:

@@ -34,6 +34,9 @@ MORE_IN_TRAINING = 2
 # Fewer queries would leave most lanes of a vector empty, unless heads are packed: then it is faster
 # for any number of keys.
 LEAST_QUERIES = 8
+# Queries of the heads that share a kv head up to which bfloat16 is faster than torch's kernel with
+# AMX, whose tiles multiply 16 of them at once.
+MOST_ROWS_BESIDE_AMX = 8
 
 
 class NativeKernel(AttentionKernel):
@@ -83,11 +86,12 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
     if torch.compiler.is_exporting() or q.dtype == torch.float64:
         return False
     single = q.dtype == torch.float32
-    # With AMX half precision is unmeasured.
-    if cpu.HAS_AMX and not single:
-        return False
     B, H, T, D = q.shape
-    if is_packed(T, q, k):
+    packed = is_packed(T, q, k)
+    if cpu.HAS_AMX and q.dtype == torch.bfloat16:
+        rows_of_kv_head = T * H // k.shape[1]
+        return packed and rows_of_kv_head <= MOST_ROWS_BESIDE_AMX
+    if packed:
         return True
     least = LEAST_PRODUCTS if single else LEAST_PRODUCTS_HALF
     least += MORE_IN_TRAINING if needs_gradient(q, k) else 0
