@@ -287,7 +287,7 @@ def test_on_a_cpu_with_amx_bfloat16_is_native_for_few_rows_of_a_kv_head_alone(
 @pytest.mark.parametrize(("dtype", "H", "S", "expected"), [
     (torch.bfloat16, 8, 4096, True),
     (torch.bfloat16, 8, 64, False),  # what a call takes in Python is more
-    (torch.bfloat16, 2, 32768, False),  # a single query for each kv head
+    (torch.bfloat16, 2, 32768, True),
     (torch.float16, 2, 4096, True),
     (torch.float32, 8, 64, False),
 ])  # fmt: skip

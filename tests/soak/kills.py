@@ -29,6 +29,7 @@ import torch
 import headwise as hw
 from children import exit_status, start_child
 from headwise.corpora import Grammar
+from headwise.jobs import RolesRequest
 from headwise.lab import MiniGPT, MiniGPTConfig, TrainSettings, make_tokenizer, train
 from headwise.lab import load as load_lab
 from headwise.lab import save as save_lab
@@ -117,6 +118,20 @@ def _corpus(folder: Path) -> None:
     job.merge().save(folder / "table.json")
 
 
+def _roles(folder: Path) -> None:
+    request = RolesRequest(evidence=hw.Evidence(nulls=("permuted",), models=1, splits=2))
+    options = {"out": folder / "run", "shards": 3, "tokenizer": _tokenizer()}
+    job = hw.corpus(_model(), folder / "texts.txt", request, **options)
+    job.run()
+    job.merge().save(folder / "roles.csv")
+
+
+def _read_roles(folder: Path) -> str:
+    if not (folder / "roles.csv").exists():
+        return ""
+    return _read_table(hw.Roles, folder, "roles.csv")
+
+
 def _read_corpus(folder: Path) -> str:
     if not (folder / "table.json").exists():
         return ""
@@ -180,6 +195,7 @@ VERBS = {
         _recover, lambda folder: _read_small(folder / "small"), lambda folder: _prune(folder, (0,))
     ),
     "corpus": Verb(_corpus, _read_corpus, _texts),
+    "roles of a corpus": Verb(_roles, _read_roles, _texts),
     "report": Verb(
         lambda folder: _page(folder, 12), _read_page, lambda folder: _page(folder, 8)
     ),

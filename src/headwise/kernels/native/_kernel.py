@@ -102,15 +102,12 @@ def is_faster_than_a_call(q: Tensor, k: Tensor) -> bool:
     """Whether it is faster even than torch's function by itself, if it can compute this.
 
     A token on few keys is not where torch's kernel is fast, too: in float32, and in bfloat16 with
-    AMX, where a kv head of a single query gains nothing at any length. What its call takes in
-    Python decides.
+    AMX. What its call takes in Python decides.
     """
     if not is_faster(q, k):
         return False
     B, H, T, D = q.shape
     beside_amx = cpu.HAS_AMX and q.dtype == torch.bfloat16
-    if beside_amx and T * H == k.shape[1]:
-        return False
     is_long = B * H * T * k.shape[2] * D >= _n_threads() << LEAST_PRODUCTS
     return is_long or not (q.dtype == torch.float32 or beside_amx)
 
