@@ -84,6 +84,12 @@ def test_simplifying_a_mask_drops_only_rules_that_hide_nothing(first: Mask, seco
         )
 
 
+@pytest.mark.parametrize("window", [(None, None), (S - 1, None), (None, T - 1), (S, T)])
+def test_a_window_that_hides_nothing_simplifies_to_none(window: tuple) -> None:
+    assert masks.window(window).simplify(T, S) is None
+    assert (masks.window(window) & masks.causal()).simplify(T, S) == masks.causal()
+
+
 @given(first=_some(), second=_some(), seed=st.integers(0, 2**31))
 def test_reaches_finds_the_queries_that_see_a_marked_key(
     first: Mask, second: Mask, seed: int

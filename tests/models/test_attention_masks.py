@@ -87,6 +87,16 @@ def test_a_rule_says_what_the_tensor_says(name: str, padded: str) -> None:
     assert torch.equal(_entries(mask, name).expand(B, 1, T, T), plain)
 
 
+@pytest.mark.parametrize("all_real", [None, torch.ones(B, T, dtype=torch.bool)])
+@pytest.mark.parametrize("name", ["causal", "bidirectional"])
+def test_there_is_no_mask_where_sdpa_has_none(name: str, all_real: Tensor | None) -> None:
+    arguments = {"batch_size": B, "q_length": T, "kv_length": T, "attention_mask": all_real}
+    arguments |= {"mask_function": FUNCTIONS[name][0], "allow_is_causal_skip": name == "causal"}
+    arguments |= {"allow_is_bidirectional_skip": name == "bidirectional"}
+    assert sdpa_mask(**arguments) is None
+    assert attention_mask(**arguments) is None
+
+
 @pytest.mark.parametrize("padded", ["none", "left"])
 @pytest.mark.parametrize("name", ["causal", "sliding", "chunked"])
 @pytest.mark.parametrize(

@@ -111,9 +111,9 @@ class Window(Mask):
         # The last query is at the last key, the first one T - 1 keys before it.
         left = None if self.left is None or statically(self.left >= S - 1) else self.left
         right = None if self.right is None or statically(self.right >= T - 1) else self.right
-        if (left, right) == (self.left, self.right):
-            return self
-        return None if left is None and right is None else Window(left, right)
+        if left is None and right is None:
+            return None
+        return self if (left, right) == (self.left, self.right) else Window(left, right)
 
     def reaches(self, marked: Bool[Tensor, "B H S"], T: int) -> Bool[Tensor, "B H T"]:
         S = marked.shape[-1]
