@@ -105,10 +105,14 @@ def machine(options: argparse.Namespace) -> str:
 
 
 def cpu_name() -> str:
-    """The CPU's name, where the system tells it."""
+    """The CPU's name, where the system tells it, and what it has to multiply bfloat16 with."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else []
-    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "a CPU")
+    fields = {key.strip(): value.strip() for key, _, value in (x.partition(":") for x in lines)}
+    flags = fields.get("flags", "").split()
+    products = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags]
+    name = fields.get("model name", "a CPU")
+    return f"{name} with {' and '.join(products)}" if products else name
 
 
 def peak_of(work: Callable[[], object]) -> int:

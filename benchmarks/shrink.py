@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import insert, table
+from _report import cpu_name, insert, table
 from _timing import CLOCKS
 from pruning import Material, material_from_pairs, material_from_text
 from scipy.stats import spearmanr
@@ -139,7 +139,8 @@ def main() -> None:
     cells = [*of_encoder(options), *of_decoder(options)]
     about = (
         f"Medians of {options.passes} passes over 2 texts of {options.tokens} tokens, float32, "
-        f"cpu, {torch.get_num_threads()} threads, {options.clock} clock, torch {torch.__version__}."
+        f"{cpu_name()}, {torch.get_num_threads()} threads, {options.clock} clock, "
+        f"torch {torch.__version__}."
     )
     text = f"{about}\n\n{table(TITLES, cells, 1)}"
     print(text)
