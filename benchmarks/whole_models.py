@@ -12,6 +12,7 @@ a faster kernel can gain at most. "Observed" is over the same model on headwise,
 """
 
 import argparse
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -37,6 +38,8 @@ PARTS = {
 # The number of rounds of lines that take long.
 LEAST = 3
 VOCABULARY = 1000
+# Outputs that differ by more, as a part of the largest, are not those of the same model.
+WRONG = 0.1
 
 
 class Model(NamedTuple):
@@ -108,6 +111,8 @@ def main() -> None:
     options = _arguments()
     torch.set_num_threads(options.threads)
     hw.register_attention()
+    if "zentorch" in options.compiled:
+        importlib.import_module("zentorch")  # which registers its backend
     if options.read:
         saved = [json.loads(Path(file).read_text("utf-8")) for file in options.read]
         rows, where = [row for one in saved for row in one["rows"]], saved[0]["machine"]
@@ -145,7 +150,10 @@ def _of_case(
     with torch.inference_mode():
         if whole in parts:
             works = {name: partial(model, **inputs) for name, model in rivals.items()}
-            yield from _timed(whole, case, works | {WATCHED: works[OURS]}, options, ours)
+            works |= {WATCHED: works[OURS]}
+            for backend in options.compiled:
+                works[f"sdpa, {backend}"] = partial(_compiled(variants[SDPA], backend), **inputs)
+            yield from _timed(whole, case, _right(works), options, ours)
         if decodes and TOKEN in parts:
             caches = {name: model(**inputs).past_key_values for name, model in rivals.items()}
             works = {name: partial(_token, variants[name], cache) for name, cache in caches.items()}
@@ -165,6 +173,25 @@ def _variants(model: nn.Module) -> dict[str, nn.Module]:
         for weight in variants[name].parameters():
             weight.requires_grad_()
     return variants
+
+
+def _compiled(model: nn.Module, backend: str) -> Work:
+    """A model compiled by a backend of torch.compile."""
+    torch.compiler.reset()
+    return torch.compile(model, backend=backend)
+
+
+def _right(works: dict[str, Work]) -> dict[str, Work]:
+    """The works whose outputs are those of `sdpa` but for rounding; the others are named."""
+    expected = works[SDPA]()[0].float()
+    right = {}
+    for name, work in works.items():
+        difference = (work()[0].float() - expected).abs().max() / expected.abs().max()
+        if difference < WRONG:
+            right[name] = work
+        else:
+            print(f"{name}: outputs differ by {difference:.2f} of the largest; left out")
+    return right
 
 
 def _token(model: nn.Module, cache: transformers.Cache) -> None:
@@ -229,6 +256,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each line")
+    parser.add_argument("--compiled", nargs="+", default=[], help="backends of torch.compile")
     parser.add_argument("--rounds", type=int, help="instead of --seconds")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names of models")
     parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=[*PARTS])
