@@ -144,10 +144,13 @@ def _filler(rng: torch.Generator) -> Iterator[int]:
 
 
 def _dense_text(length: int, rng: torch.Generator) -> tuple[list[int], list[int]]:
-    """Statements at random places; most of them repeat an earlier one."""
-    density = 0.04 + 0.4 * float(torch.rand((), generator=rng))  # of tokens in statements
-    if length < 200:
-        density = 0.7
+    """Statements at random places; most of them repeat an earlier one.
+
+    Half of the longer texts have none in their middle third, so that answers are far away.
+    """
+    how_dense, how_far = torch.rand(2, generator=rng).tolist()
+    density = 0.7 if length < 200 else 0.01 * 44**how_dense  # of tokens in statements
+    silent = range(length // 3, 2 * length // 3) if length >= 200 and how_far < 0.5 else range(0)
     n_keys = max(2, min(32, length // 24))
     keys = [KEYS[i] for i in torch.randperm(len(KEYS), generator=rng)[:n_keys].tolist()]
     said: dict[int, list[int]] = {}
@@ -157,7 +160,7 @@ def _dense_text(length: int, rng: torch.Generator) -> tuple[list[int], list[int]
     for start, which in draws:
         if len(ids) >= length:
             break
-        if start > chance and len(ids) < length - 16:
+        if len(ids) in silent or (start > chance and len(ids) < length - 16):
             ids.append(next(filler))
             labels.append(IGNORED)
             continue
