@@ -148,9 +148,12 @@ def _dense_text(length: int, rng: torch.Generator) -> tuple[list[int], list[int]
 
     Half of the longer texts have none in their middle third, so that answers are far away.
     """
-    how_dense, how_far = torch.rand(2, generator=rng).tolist()
-    density = 0.7 if length < 200 else 0.01 * 44**how_dense  # of tokens in statements
-    silent = range(length // 3, 2 * length // 3) if length >= 200 and how_far < 0.5 else range(0)
+    how_dense = float(torch.rand((), generator=rng))
+    density, silent = 0.7, range(0)  # of tokens in statements
+    if length >= 200:
+        density = 0.01 * 44**how_dense
+        if torch.rand((), generator=rng) < 0.5:
+            silent = range(length // 3, 2 * length // 3)
     n_keys = max(2, min(32, length // 24))
     keys = [KEYS[i] for i in torch.randperm(len(KEYS), generator=rng)[:n_keys].tolist()]
     said: dict[int, list[int]] = {}
