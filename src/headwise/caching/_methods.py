@@ -104,7 +104,7 @@ class StreamedModel:
 
 
 def real_tokens(inputs: Inputs) -> Bool[Tensor, "B T"]:
-    """Which tokens of a batch are no padding."""
+    """Which tokens of a batch are not padding."""
     mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
     return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
 
@@ -160,8 +160,11 @@ def leave_one_out(streamed: StreamedModel, on_progress: Progress) -> PerHead:
 
 
 def mass(streamed: StreamedModel, on_progress: Progress) -> PerHead:
-    """The weights outside of first tokens and window, the mean over the queries that have such
-    keys, and the largest of the query heads of a kv head."""
+    """The attention weight on keys outside the first tokens and the window.
+
+    Its mean over the queries that have such keys, and of that the maximum over the query heads
+    that read a kv head.
+    """
     return _observed(streamed, _mass_outside, on_progress)
 
 
