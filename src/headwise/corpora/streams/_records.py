@@ -156,7 +156,7 @@ def _go_to_line(file: BinaryIO, position: int) -> None:
 
 
 def _go_behind_line_before(file: BinaryIO, path: str, position: int) -> bool:
-    """Go to the first line that begins at `position` or after it, and say what it follows.
+    """Go to the first line that begins at `position` or after it.
 
     Returns:
         Whether the line before it is not blank, so that it continues a paragraph.
