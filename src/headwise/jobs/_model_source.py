@@ -49,7 +49,7 @@ class ModelSource:
         )
 
     def weights(self) -> str:
-        """Names the weight files by their sizes, times and headers, and the dtype.
+        """Identifies the weight files by their sizes, times and headers, and the dtype.
 
         A process that finds the same files as the one that hashed them need not hash them again.
         Empty for a model that is not a folder.
