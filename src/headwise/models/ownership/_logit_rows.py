@@ -20,7 +20,7 @@ _DEFAULT_TOLERANCE = 1e-3
 # c = √max g over the query heads that read them, and queries by the rest.
 #   query  g_h / c          key    c
 #   whole  g_h, as the keys they meet belong to all heads
-#   half   √g_h, as the rows of queries and keys are not told apart
+#   half   √g_h, as the rows of queries and keys cannot be distinguished
 Share = Literal["query", "key", "whole", "half"]
 _Used = Mapping[str, Bool[Tensor, "_ _"]]
 
@@ -146,7 +146,7 @@ def _rows_of(model: nn.Module, site: str, call: LogitCall, trace: LogitTrace) ->
 
 
 def _key_groups(used: _Used, n_heads: int) -> tuple[Int[Tensor, " H"], dict[str, Tensor], bool]:
-    """Which keys each query head reads, the outputs that are theirs alone, and if others exist.
+    """The key group of each query head, the outputs of one group alone, and if others exist.
 
     Keys that a group of queries shares may have been repeated for each of them.
     """

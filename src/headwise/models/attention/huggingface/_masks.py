@@ -1,4 +1,4 @@
-"""Masks of Hugging Face models in their cheapest form: a rule where one says the same."""
+"""Masks of Hugging Face models in their cheapest form: a rule where one is equivalent."""
 
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -54,8 +54,8 @@ def attention_mask(
     """The mask of an attention layer, as transformers asks an implementation for it.
 
     Returns:
-        None where the kernel's causal flag or no mask says the same, as under `sdpa`; else a mask
-        that is a rule where the parts of `mask_function` are known ones; else booleans.
+        None where no mask, or the kernel's causal flag, is equivalent, as under `sdpa`; else a
+        rule, if all parts of `mask_function` are known; else booleans.
     """
     rule = None
     if _may_be_rule(batch_size * q_length * kv_length, q_length, use_vmap, device, attention_mask):
@@ -78,7 +78,7 @@ def attention_mask(
 def _may_be_rule(
     n_entries: int, T: int, use_vmap: bool, device: torch.device | str, real: Tensor | None
 ) -> bool:
-    """Whether a rule may pay: not for few entries or a single query, nor while being traced."""
+    """Whether a rule may be faster: not with few entries or one query, nor while being traced."""
     if torch.compiler.is_compiling() or is_traced() or use_vmap:
         return False
     on_cpu = torch.device(device).type == "cpu"
@@ -91,7 +91,7 @@ class _Rule(NamedTuple):
 
 
 def _rule(at: _Lengths, function: MaskFunction, real: Bool[Tensor, "B _"] | None) -> _Rule | None:
-    """What a mask function and padding hide, as a rule; None if no rule says the same."""
+    """A mask function and padding as a rule; None if no rule is equivalent."""
     parts = list(_parts(function, at))
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
@@ -107,7 +107,7 @@ def _rule(at: _Lengths, function: MaskFunction, real: Bool[Tensor, "B _"] | None
 
 
 def _parts(function: MaskFunction, at: _Lengths) -> Iterator[Mask | None]:
-    """The rules that together say what a mask function of transformers does; None: unknown."""
+    """The rules that a mask function of transformers combines; None for an unknown one."""
     name, known = _name(function), _variables(function)
     if function is masking_utils.causal_mask_function:
         yield Window(None, 0)
