@@ -102,7 +102,7 @@ def _tokenizers(models: Pair, tokenizers: Pair) -> list[Any]:
 
 
 def _request_for(tokenizer: Any, request: Request | None) -> Request:
-    """The request with the sums of each text; None is what any change of a head can show in."""
+    """The request with the sums of each text; None is every statistic that a change can show in."""
     if request is not None:
         return replace(request, per_text=True)
     classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
@@ -110,7 +110,7 @@ def _request_for(tokenizer: Any, request: Request | None) -> Request:
 
 
 def _half(on_progress: Progress | None, number: int) -> Progress | None:
-    """Progress over both models, which take as long as each other."""
+    """Progress over both models, which take equally long."""
     if on_progress is None:
         return None
     return lambda done, total: on_progress(done + number * total, 2 * total)

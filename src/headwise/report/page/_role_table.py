@@ -14,7 +14,7 @@ COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out qu
 OUTCOME_COLUMNS = ("Role", "Outcome", "Nearest head", "Effect", "Strongest null", "Needed")
 MAX_ROWS = 100  # of the table; each head's own panel shows all of its roles
 
-# Of so many heads the whole evidence is on the page, unless all is wanted.
+# The most heads with their whole evidence on the page, unless the page is to be full.
 _HEADS_WITH_EVIDENCE = 300
 _LEVEL = 0.05  # of the adjusted p
 # For example, a head that attends to another text.
