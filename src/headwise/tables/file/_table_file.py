@@ -144,7 +144,7 @@ def originals_of_rows(frame: pd.DataFrame) -> tuple[Head | None, ...]:
     """The column `original`: each head's address in the original model, None where it has none.
 
     Raises:
-        ValueError: a cell is no name of a head.
+        ValueError: a cell is not the name of a head.
     """
     return tuple(Head.parse(name) if name else None for name in texts_of(frame, "original"))
 
