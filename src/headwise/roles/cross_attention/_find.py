@@ -80,8 +80,8 @@ class _Errors:
         error: The distance between the aligned first position and the true one.
         right: 1 where the largest weight lies in the span; ties share it.
         last_half: The error of the mean of all heads of the last half of the layers.
-        places: Of each example the numbers of its tokens with a span, their places if spread evenly
-            over the source, and their true places.
+        places: For each example, the numbers of its tokens with a span, their places if spread
+            evenly over the source, and their true places.
         chance: The share of positions in the span.
         count: The number of tokens with a span.
     """

@@ -19,7 +19,7 @@ RULES = ("nearest", "first", "longest", "most repeated")
 class Choices:
     """The candidates of every query of a role that is a choice, as entries of one list.
 
-    A candidate of another piece of the text, or one that shares a token with the query, is none.
+    Units of another piece of the text, or that share a token with the query, are left out.
 
     Attributes:
         n_queries: The number of queries of all roles.
@@ -150,7 +150,7 @@ def _mentions(item: Item) -> Int64[np.ndarray, "4 mentions"]:
 def _ranks(
     query: Int64[np.ndarray, " C"], place: Int64[np.ndarray, " C"], allowed: Bool[np.ndarray, " C"]
 ) -> Int64[np.ndarray, " C"]:
-    """Of each candidate, its number among those after its query, or below 0 among those before."""
+    """The rank of each candidate by distance: 1, 2, … after its query, −1, −2, … before it."""
     ranks = np.zeros(len(query), dtype=np.int64)
     for side in (1, -1):
         there = np.flatnonzero(allowed & (side * place > 0))

@@ -13,7 +13,8 @@ from headwise.roles.evaluation._relation_index import RelationIndex, Segments, T
 from headwise.roles.relations import Item
 
 _EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
-# Of the attention of a query: what less is left for the other keys is too little to spread.
+# A share of the attention of a query: if less than this is left for keys that are no sinks, the
+# evenness over them is 0.
 _LEAST_LEFT = 1e-3
 
 

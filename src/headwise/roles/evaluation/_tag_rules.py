@@ -1,8 +1,7 @@
 """Rules that name a word by parts of speech and order alone, fitted to each role.
 
-What such a rule can do needs no parse. It names the nearest or the second nearest word on one side
-whose part of speech belongs to a set; the sets are grown greedily. Nothing but the queries that
-a caller selects is used to fit.
+Such a rule needs no parse: it names the nearest or the second nearest word on one side whose part
+of speech belongs to a set. The sets are grown greedily, on the queries that a caller selects.
 """
 
 from collections.abc import Sequence
