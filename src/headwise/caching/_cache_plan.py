@@ -183,7 +183,7 @@ class _Planner:
         return max(fitting)
 
     def _fewest(self, most: float) -> int:
-        """The fewest heads that keep all tokens in a plan with a measured loss of at most `most`."""
+        """The fewest heads with all tokens for which the plan's measured loss is at most `most`."""
         low, high = 0, len(self._order)
         while low < high:
             middle = (low + high) // 2
