@@ -159,10 +159,10 @@ class _Planner:
         plan = self._plan(n_full)
         lost = self._reading.loss_of(plan)
         if len(self._scores) > 1:
-            other = self._several(plan.nbytes(self._n_tokens))
-            other_loss = self._reading.loss_of(other)
-            if other_loss < lost:
-                plan, lost = other, other_loss
+            mixed = self._several(plan.nbytes(self._n_tokens))
+            mixed_loss = self._reading.loss_of(mixed)
+            if mixed_loss < lost:
+                plan, lost = mixed, mixed_loss
         method = self._scores[self._largest].method
         why = f"{goal}={value:g} by {method} of the loss {self._reading.loss.name}"
         measured = {"loss of the full cache": base, "loss of this cache": lost}

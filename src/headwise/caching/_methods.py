@@ -129,12 +129,12 @@ def gradient(streamed: StreamedModel, on_progress: Progress) -> PerHead:
     return _slopes(streamed, 1.0, on_progress)
 
 
-def _slopes(streamed: StreamedModel, at: float, on_progress: Progress) -> PerHead:
+def _slopes(streamed: StreamedModel, gate: float, on_progress: Progress) -> PerHead:
     """One backward pass per batch scores all texts, since each text has gates of its own."""
     slopes = []
     for batch, inputs in enumerate(streamed.batches):
         texts = len(inputs["input_ids"])
-        gates = torch.full((texts, len(streamed.heads)), at, dtype=torch.float64)
+        gates = torch.full((texts, len(streamed.heads)), gate, dtype=torch.float64)
         gates = gates.to(inputs["input_ids"].device).requires_grad_()
         total = streamed.losses(batch, gates).sum()
         slopes.append(-torch.autograd.grad(total, gates)[0])

@@ -78,10 +78,10 @@ def open_model(
     if isinstance(model, ModelSource):
         opened = model.open(worker)
         return opened, load_tokenizer(model.name) if tokenizer is None else tokenizer
-    found = tokenizer_of(model, tokenizer)
-    if found is None:
+    resolved = tokenizer_of(model, tokenizer)
+    if resolved is None:
         raise ArgumentError(f"corpus: {type(model).__name__} without a tokenizer. Give tokenizer=.")
-    return check_model("corpus", model), found
+    return check_model("corpus", model), resolved
 
 
 def fingerprint_in_memory(model: nn.Module | ModelSource) -> str:

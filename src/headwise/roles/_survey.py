@@ -75,9 +75,9 @@ class Survey:
         for shard in range(shards):
             for window in windows(kept(read(shard), _numbers_in(repeated, shard))):
                 tally.add(window, tokenize(tokenizer, window, limit))
-        found = cls(limit, n_texts, [list(place) for place in repeated], **tally.totals())
-        check_tokens(n_texts, bool(found.tokens), found.unknown)
-        return found
+        survey = cls(limit, n_texts, [list(place) for place in repeated], **tally.totals())
+        check_tokens(n_texts, bool(survey.tokens), survey.unknown)
+        return survey
 
     def as_json(self) -> dict[str, Any]:
         """The content of a file."""

@@ -167,9 +167,9 @@ def _go_behind_line_before(file: BinaryIO, path: str, position: int) -> bool:
     while end > 0:
         begin = max(0, end - _BLOCK)
         file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            end = begin + found + 1
+        line_break = file.read(end - begin).rfind(b"\n")
+        if line_break >= 0:
+            end = begin + line_break + 1
             break
         end = begin
     file.seek(end)

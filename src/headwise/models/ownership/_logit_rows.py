@@ -78,10 +78,10 @@ def find_logit_rows(
         )
     _refuse_clamped(model)
     reshard(model)
-    found = {site: _rows_of(model, site, calls[0], trace) for site, calls in trace.calls.items()}
-    _refuse_tied_or_frozen(model, found)
-    _try(model, batch, layers, trace, found)
-    return found
+    rows = {site: _rows_of(model, site, calls[0], trace) for site, calls in trace.calls.items()}
+    _refuse_tied_or_frozen(model, rows)
+    _try(model, batch, layers, trace, rows)
+    return rows
 
 
 def _refuse_clamped(model: nn.Module) -> None:
@@ -95,11 +95,11 @@ def _refuse_clamped(model: nn.Module) -> None:
             )
 
 
-def _refuse_tied_or_frozen(model: nn.Module, found: Mapping[str, LogitRows]) -> None:
+def _refuse_tied_or_frozen(model: nn.Module, rows_by_site: Mapping[str, LogitRows]) -> None:
     users: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         users.setdefault(id(weight), []).append(name)
-    for site, rows in found.items():
+    for site, rows in rows_by_site.items():
         for _, part in rows.rows:
             weight = model.get_parameter(part.parameter)
             parents = {id(model.get_submodule(x.rpartition(".")[0])) for x in users[id(weight)]}
@@ -237,15 +237,15 @@ def _try(
     batch: Any,
     layers: Collection[int] | None,
     trace: LogitTrace,
-    found: Mapping[str, LogitRows],
+    rows: Mapping[str, LogitRows],
 ) -> None:
     """Scale the logits of all heads by factors of their own, and compare them; then undo it."""
     generator = torch.Generator().manual_seed(0)
     factors = {
         site: 0.3 + 0.7 * torch.rand(len(x.groups), generator=generator, dtype=torch.float64)
-        for site, x in found.items()
+        for site, x in rows.items()
     }
-    changes = [part for site, x in found.items() for part in x.scaled(factors[site])]
+    changes = [part for site, x in rows.items() for part in x.scaled(factors[site])]
     saved = scale_rows(model, changes)
     try:
         after = trace_logits(model, batch, layers, replayed=trace.inputs)

@@ -60,15 +60,15 @@ def _pieces_of_both(
 ) -> tuple[list[int], list[list[Piece]]]:
     """For each piece its text, and the pieces of both models; their tokens are the same."""
     pairs = _pairs_for(inner, texts)
-    both = _tokenizers(models, tokenizers)
-    limits = [context_of(*side) for side in zip(inner, both, strict=True)]
+    resolved = _tokenizers(models, tokenizers)
+    limits = [context_of(*side) for side in zip(inner, resolved, strict=True)]
     limit = min(limits if max_tokens is None else [max_tokens, *limits])
     owners: list[int] = []
     pieces: list[list[Piece]] = [[], []]
     for number, pair in enumerate(pairs):
         sides = [
             as_pieces(tokenizer, [pair], model, limit)
-            for model, tokenizer in zip(inner, both, strict=True)
+            for model, tokenizer in zip(inner, resolved, strict=True)
         ]
         tokens = [[list(piece.source) for piece in side] for side in sides]
         if tokens[0] != tokens[1]:
@@ -98,7 +98,9 @@ def _pairs_for(models: Sequence[nn.Module], texts: Any) -> list[tuple[str, str |
 
 def _tokenizers(models: Pair, tokenizers: Pair) -> list[Any]:
     sides = zip(models, tokenizers, strict=True)
-    return [tokenizer_of(without_compiler(model), given, "compare") for model, given in sides]
+    return [
+        tokenizer_of(without_compiler(model), tokenizer, "compare") for model, tokenizer in sides
+    ]
 
 
 def _request_for(tokenizer: Any, request: Request | None) -> Request:

@@ -120,10 +120,10 @@ def _nearest_roles(roles: Roles) -> dict[str, str]:
 
 def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
     """What ablating each head does to each behaviour, with whether that is significant."""
-    found: dict[str, list[Payload]] = {}
+    by_head: dict[str, list[Payload]] = {}
     for effect in roles.ablation_effects.alone:
         numbers = [effect.effect, effect.low, effect.high]
-        found.setdefault(effect.heads[0], []).append(
+        by_head.setdefault(effect.heads[0], []).append(
             {
                 "behaviour": visible(effect.behaviour),
                 "meaning": visible(roles.ablation_effects.says[effect.behaviour]),
@@ -136,7 +136,7 @@ def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
                 "significant": bool(effect.p < _LEVEL and (effect.low > 0 or effect.high < 0)),
             }
         )
-    return found
+    return by_head
 
 
 def _shapes_sentence(roles: Roles) -> str:
