@@ -28,7 +28,7 @@ def require(module: str, extra: str, function: str) -> Any:
 def is_tokenizer_of_rust(tokenizer: Any) -> bool:
     """Whether it is a `tokenizers.Tokenizer` rather than one of transformers.
 
-    It does not import that package: without it, nothing is one.
+    This does not import that package; where it was not imported, the answer is False.
     """
     tokenizers = sys.modules.get("tokenizers")
     return tokenizers is not None and isinstance(tokenizer, tokenizers.Tokenizer)

@@ -34,7 +34,7 @@ _bar_is_open = False
 
 
 def progress(shown: bool) -> None:
-    """Show progress bars for long work, or do not; they are shown unless this turns them off.
+    """Turn progress bars for long work on or off; they are on by default.
 
     A function that takes `on_progress=` calls it in either case, and then shows no bar.
     """
@@ -43,7 +43,7 @@ def progress(shown: bool) -> None:
 
 
 class _Steps:
-    """How far some work is: its label, the steps done and in all, and a word about them."""
+    """The progress of some work: its label, the steps done and in all, and a word on the step."""
 
     def __init__(self, label: str) -> None:
         self.label = " ".join(printable(label).split())
@@ -61,7 +61,7 @@ class _Steps:
         return (time.monotonic() - self.start) / self.done * (self.total - self.done)
 
     def state(self) -> str:
-        """How far the work is, and how long it takes: `3/8 reading, 0:05 left`."""
+        """The steps and the remaining time: `3/8 reading, 0:05 left`."""
         seconds = self.seconds_left
         if seconds is None:
             return f"{_clock(time.monotonic() - self.start)} so far"
@@ -84,7 +84,7 @@ def progress_bar(label: str) -> Iterator[Callable[..., None]]:
 
     Yields:
         `on_progress(done, total, word="")`, to be called with the number of finished steps, the
-        number of all steps, and perhaps a word about them.
+        number of all steps, and optionally a word on the present step.
     """
     global _bar_is_open
     steps = _Steps(label)

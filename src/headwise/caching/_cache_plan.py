@@ -91,13 +91,14 @@ def cache_plan(
     Args:
         texts: Long texts on which heads are scored, in every form that `importance` takes;
             `retrieval_batches` makes some for any model. None with `full`.
-        full: The kv heads that keep all tokens, for a plan of one's own: `{layer: [kv heads]}`.
+        full: The kv heads that keep all tokens, for a plan of your own: `{layer: [kv heads]}`.
         keep: The largest share of kv heads that keep all tokens.
         bytes: The most bytes of the cache of one text of `n_tokens`.
         loss: The largest increase of the mean loss; found by measuring plans.
-        window: How many of the last tokens the others keep, a query's own included. Of several
-            sizes each head gets the one by which the heads lose least for the bytes of the
-            largest, if that was measured to lose less.
+        window: How many of the last tokens the others keep, a query's own included. With
+            several sizes each head gets its own: the choice that loses least in the bytes that
+            the largest size for all would take. If the measured loss is no lower, all get the
+            largest.
         n_tokens: The length of a text for which bytes are counted. None is the longest text.
         per_layer: Whether all layers keep the same share.
         domains: Other texts by name, to report how far their scores agree.
@@ -158,10 +159,10 @@ class _Planner:
         plan = self._plan(n_full)
         lost = self._reading.loss_of(plan)
         if len(self._scores) > 1:
-            other = self._several(plan.nbytes(self._n_tokens))
-            other_loss = self._reading.loss_of(other)
-            if other_loss < lost:
-                plan, lost = other, other_loss
+            mixed = self._several(plan.nbytes(self._n_tokens))
+            mixed_loss = self._reading.loss_of(mixed)
+            if mixed_loss < lost:
+                plan, lost = mixed, mixed_loss
         method = self._scores[self._largest].method
         why = f"{goal}={value:g} by {method} of the loss {self._reading.loss.name}"
         measured = {"loss of the full cache": base, "loss of this cache": lost}
@@ -182,7 +183,7 @@ class _Planner:
         return max(fitting)
 
     def _fewest(self, most: float) -> int:
-        """The fewest heads with all tokens whose plan was measured to lose no more."""
+        """The fewest heads with all tokens for which the plan's measured loss is at most `most`."""
         low, high = 0, len(self._order)
         while low < high:
             middle = (low + high) // 2

@@ -46,7 +46,7 @@ class LayerCachePlan:
         return [head for head, window in enumerate(self.windows) if window is None]
 
     def tokens(self, n_tokens: int, sinks: int, windows: Sequence[Window] | None = None) -> int:
-        """The tokens that all kv heads of the layer keep of a text, here or with other windows."""
+        """How many tokens all kv heads of the layer keep of a text, with these or other windows."""
         most = min(n_tokens, self.sliding_window or n_tokens)
         limit = self.sliding_window or float("inf")
         return sum(
@@ -59,7 +59,7 @@ def read_layer(entry: Mapping[str, Any]) -> LayerCachePlan:
     """The plan of a layer from a file.
 
     Raises:
-        ValueError: an entry is no number of the kind that is needed.
+        ValueError: an entry is not a number of the right kind.
     """
     windows, losses = tuple(entry["windows"]), tuple(map(float, entry["losses"]))
     if type(entry["layer"]) is not int or len(losses) not in (0, len(windows)):

@@ -104,7 +104,7 @@ class StreamedModel:
 
 
 def real_tokens(inputs: Inputs) -> Bool[Tensor, "B T"]:
-    """Which tokens of a batch are no padding."""
+    """Which tokens of a batch are not padding."""
     mask, ids = inputs.get("attention_mask"), inputs["input_ids"]
     return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
 
@@ -129,12 +129,12 @@ def gradient(streamed: StreamedModel, on_progress: Progress) -> PerHead:
     return _slopes(streamed, 1.0, on_progress)
 
 
-def _slopes(streamed: StreamedModel, at: float, on_progress: Progress) -> PerHead:
+def _slopes(streamed: StreamedModel, gate: float, on_progress: Progress) -> PerHead:
     """One backward pass per batch scores all texts, since each text has gates of its own."""
     slopes = []
     for batch, inputs in enumerate(streamed.batches):
         texts = len(inputs["input_ids"])
-        gates = torch.full((texts, len(streamed.heads)), at, dtype=torch.float64)
+        gates = torch.full((texts, len(streamed.heads)), gate, dtype=torch.float64)
         gates = gates.to(inputs["input_ids"].device).requires_grad_()
         total = streamed.losses(batch, gates).sum()
         slopes.append(-torch.autograd.grad(total, gates)[0])
@@ -160,8 +160,11 @@ def leave_one_out(streamed: StreamedModel, on_progress: Progress) -> PerHead:
 
 
 def mass(streamed: StreamedModel, on_progress: Progress) -> PerHead:
-    """The weights outside of first tokens and window, the mean over the queries that have such
-    keys, and the largest of the query heads of a kv head."""
+    """The attention weight on keys outside the first tokens and the window.
+
+    Its mean over the queries that have such keys, and of that the maximum over the query heads
+    that read a kv head.
+    """
     return _observed(streamed, _mass_outside, on_progress)
 
 

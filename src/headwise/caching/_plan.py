@@ -73,8 +73,8 @@ class CachePlan:
         """The plan in which these kv heads of each layer keep all tokens.
 
         Args:
-            full: For each layer its kv heads that keep all tokens; in layers that are left out
-                none does.
+            full: For each layer its kv heads that keep all tokens; layers that are left out
+                have none.
             n_kv_heads: The number of kv heads, of all layers or of each.
         Raises:
             HeadError: a layer or head does not exist, or is named twice.
@@ -139,7 +139,7 @@ class CachePlan:
 
         `with plan.cache(model) as cache: model.generate(**x, past_key_values=cache)`. Batches are
         padded on the left; the first tokens are those of each text. The model is unchanged when
-        the block ends, also by an error. `cache.nbytes` is what the cache holds, and
+        the block ends, also after an error. `cache.nbytes` is what the cache holds, and
         `cache.reset()` empties it for another text.
 
         Raises:

@@ -172,9 +172,9 @@ class ScoringTexts:
             for batch in self.batches:
                 for row, real in enumerate(real_tokens(batch)):
                     cache.reset()
-                    one = _one_text(batch, row, real)
-                    output = self.model(**one, past_key_values=cache, use_cache=True)
-                    losses.append(self.loss.per_text(output, one)[0])
+                    text = _one_text(batch, row, real)
+                    output = self.model(**text, past_key_values=cache, use_cache=True)
+                    losses.append(self.loss.per_text(output, text)[0])
         return float(torch.stack(losses).double().mean())
 
 

@@ -15,9 +15,9 @@ _ARC = {"PRON": "nsubj", "ADV": "advmod"}
 def annotate(line: Line) -> AnnotatedText:
     """Annotate a line of the grammar; a repeated sequence gets its words alone.
 
-    The head of every word is the verb of its clause, that of a comma the verb after it, that of
-    the verb of a later clause the first verb of its language (`conj`), and that of the first
-    Spanish verb the first English one (`parataxis`). A pronoun and its translation are mentions
+    Every word depends on the verb of its clause, a comma on the verb after it, the verb of a
+    later clause on the first verb of its language (`conj`), and the first Spanish verb on the
+    first English one (`parataxis`). A pronoun and its translation are mentions
     of one entity. Each Spanish word is linked with the English word that it translates.
     """
     text = str(line)

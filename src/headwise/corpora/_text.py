@@ -21,8 +21,8 @@ class Arc:
 class Mention:
     """The characters from `start` to `end` refer to the entity with this number.
 
-    `pronoun` says that the mention is a pronoun, where the annotation tells; a mention that is a
-    single word tagged `PRON` is one in any case.
+    `pronoun` marks a mention that is annotated as a pronoun. A mention that is a single word
+    tagged `PRON` is a pronoun in any case.
     """
 
     start: int

@@ -105,11 +105,11 @@ def _check_layers(config: _Config) -> None:
     """Refuse layers that mix tokens by something other than attention."""
     kinds = config.fields.get("layer_types") or config.fields.get("layers_block_type") or []
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    other = sorted({str(kind) for kind in kinds} - set(_ATTENTION))
-    if other:
+    unsupported = sorted({str(kind) for kind in kinds} - set(_ATTENTION))
+    if unsupported:
         raise UnsupportedError(
-            f"count: {config.path} has layers of the kind {', '.join(other)}, which cannot be "
-            f"counted. Count the others with --d-model and --heads."
+            f"count: {config.path} has layers of the kind {', '.join(unsupported)}, which cannot "
+            f"be counted. Count the others with --d-model and --heads."
         )
 
 

@@ -77,7 +77,7 @@ class CorpusJob:
         Raises:
             ArgumentError: there is no such shard, `workers` is below 1, both are named, or the
                 model in memory cannot be sent to another process.
-            InputError: the model is another than that of the folder, or a text cannot be read.
+            InputError: the folder belongs to another model, or a text cannot be read.
             OutputError: the folder cannot be written, or another process computes the shard.
             WorkerError: a worker was killed.
         """

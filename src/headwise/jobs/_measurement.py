@@ -17,7 +17,7 @@ class Corpus:
     """The texts of all shards, without those of white space alone.
 
     Attributes:
-        read: Reads those of a shard, in order.
+        read: Reads the texts of a shard, in order.
     """
 
     read: Callable[[int], Iterable[AnnotatedText]]
@@ -70,7 +70,7 @@ class Measurement(Protocol):
         """A result from the file that its `save` wrote."""
 
     def merge(self, results: Iterable[Any], survey: Any, model: str) -> Any:
-        """The result on the texts of all, added in their order.
+        """The result on the texts of all shards, added in order.
 
         Args:
             survey: Statistics of the whole corpus, as `read_survey` returns them.
@@ -109,9 +109,9 @@ class TextCounts:
 
 
 def code_of(function: Callable[..., Any]) -> str:
-    """Names a function by its place and its code, so that a changed one has another name.
+    """Identifies a function by its module, its name and a hash of its code.
 
-    Values that it takes from elsewhere, such as variables of an enclosing function, do not count.
+    Values from outside the function, such as variables of an enclosing one, are not hashed.
     """
     code = getattr(function, "__code__", None)
     if code is None:

@@ -49,7 +49,7 @@ class ModelSource:
         )
 
     def weights(self) -> str:
-        """Names the weight files by their sizes, times and headers, and the dtype.
+        """Identifies the weight files by their sizes, times and headers, and the dtype.
 
         A process that finds the same files as the one that hashed them need not hash them again.
         Empty for a model that is not a folder.
@@ -78,10 +78,10 @@ def open_model(
     if isinstance(model, ModelSource):
         opened = model.open(worker)
         return opened, load_tokenizer(model.name) if tokenizer is None else tokenizer
-    found = tokenizer_of(model, tokenizer)
-    if found is None:
+    resolved = tokenizer_of(model, tokenizer)
+    if resolved is None:
         raise ArgumentError(f"corpus: {type(model).__name__} without a tokenizer. Give tokenizer=.")
-    return check_model("corpus", model), found
+    return check_model("corpus", model), resolved
 
 
 def fingerprint_in_memory(model: nn.Module | ModelSource) -> str:

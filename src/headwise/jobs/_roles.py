@@ -55,7 +55,7 @@ class RolesRequest:
 
 
 class RoleEvidence:
-    """Sums of each text for every head, role and null; roles are judged from those of all."""
+    """Sums of each text for every head, role and null; merging tests the sums of all shards."""
 
     surveys = True
 

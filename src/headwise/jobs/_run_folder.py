@@ -37,7 +37,7 @@ class RunFolder:
         path: The folder; it is created, unless `about` is None.
         about: The description of the job. None reads that of the folder.
     Raises:
-        InputError: the folder belongs to another job, or to none where `about` is None.
+        InputError: the folder belongs to another job, or `about` is None and it holds no job.
         OutputError: the folder cannot be written.
     """
 
@@ -94,10 +94,10 @@ class RunFolder:
                 )
 
     def check_model(self, fingerprint: str, weights: str = "") -> None:
-        """Note the model of the job, or refuse another.
+        """Record the model of the job, or refuse another model.
 
         Args:
-            weights: What its files are; see `ModelSource.weights`.
+            weights: What identifies its files; see `ModelSource.weights`.
         Raises:
             InputError: shards were computed with another model.
         """
@@ -184,8 +184,8 @@ class RunFolder:
         """Write the result of a shard, then that it is finished.
 
         Args:
-            result: What has a method `save`, or None for a shard without a token.
-            facts: What is noted about the shard.
+            result: An object with a method `save`, or None for a shard without a token.
+            facts: Facts about the shard, written into its record.
         Raises:
             OutputError: it cannot be written; the shard stays unfinished.
         """

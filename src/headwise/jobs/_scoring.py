@@ -43,7 +43,7 @@ class ImportanceRequest:
 
 
 class Importance(WithoutSurvey):
-    """Scores of each text; those of shards are listed one below the other."""
+    """Scores of each text; merging concatenates those of the shards."""
 
     def __init__(self, request: ImportanceRequest) -> None:
         self._request = request

@@ -29,7 +29,7 @@ from headwise.watch import Request, observe
 
 # Texts in one batch, and tokens with padding, unless a single text has more.
 _BATCH_SIZE, _BATCH_TOKENS = 16, 2**14
-# Parts of a request that are about the latest batch, or that are passed for each one.
+# Parts of a request that describe the latest batch, or that are passed for each batch.
 _NOT_OF_SHARDS = ("pairs", "spans", "received", "per_query", "maps")
 
 
@@ -37,7 +37,7 @@ class Statistics(WithoutSurvey):
     """The sums of a request's statistics; tables of shards add up to the table of all.
 
     Raises:
-        ArgumentError: the request needs something for each batch, or keeps something of one.
+        ArgumentError: the request takes arguments for each batch, or keeps data of the latest one.
     """
 
     def __init__(self, request: Request) -> None:

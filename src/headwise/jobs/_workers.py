@@ -47,8 +47,8 @@ def compute_with(job: ShardedJob, workers: int, on_progress: Progress) -> None:
     """Compute every unfinished shard in processes of their own.
 
     Raises:
-        ArgumentError: the job cannot be sent to another process, or this one is being started
-            by such a call itself.
+        ArgumentError: the job cannot be sent to another process, or this process is a
+            worker that such a call is starting.
         WorkerError: a worker was killed before all shards were finished.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -127,7 +127,7 @@ def _end_of(code: int) -> str:
 
 
 def _work(job: ShardedJob, number: int, sender: Connection) -> None:
-    """What a worker does; errors of ours are sent, others show their traceback."""
+    """The main function of a worker: our errors are sent, others show their traceback."""
     # The parent ends the workers when it is interrupted.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -138,7 +138,7 @@ def _work(job: ShardedJob, number: int, sender: Connection) -> None:
 
 
 def _compute_unfinished(job: ShardedJob, worker: int, on_shard: Callable[[], None]) -> None:
-    """Compute shards that nobody else computes, until there are none."""
+    """Compute shards that no other process computes, until none is left."""
     opened = None
     any_computed, collected = True, time.monotonic()
     while any_computed:

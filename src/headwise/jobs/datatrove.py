@@ -36,7 +36,7 @@ class WatchHeads(PipelineStep):  # type: ignore[misc]
         model: The folder or hub name of a model, or a `ModelSource`. Each rank opens it.
         out: The folder of the results.
         request: The statistics to compute, or an `ImportanceRequest`. None is `Request()`.
-        name: What names the documents: a later run with another name is another job.
+        name: A name for the documents: a later run with another name is another job.
         tokenizer: The model's tokenizer. None is the one beside it.
         max_tokens: The most tokens in one text. None is the model's context.
         keep: Whether documents are passed on to later steps. They are then all in memory until

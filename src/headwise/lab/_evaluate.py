@@ -31,8 +31,8 @@ class EvaluationScores:
         conjugation: The share of English verb forms predicted as the most likely next word, for
             verbs that occurred earlier in the line with the subject he, she, y'all or they.
         translation: The share of Spanish lines that greedy decoding gets completely right.
-        conjugation_with_adverb: The same for forms separated from their subject by an adverb.
-        translation_with_adverb: The same for lines that contain an adverb.
+        conjugation_with_adverb: `conjugation` of forms separated from the subject by an adverb.
+        translation_with_adverb: `translation` of lines that contain an adverb.
     """
 
     loss: float

@@ -151,7 +151,7 @@ class NTKScaling:
     magnitude: float = 1.0
 
     def scale(self, frequencies: Float[Tensor, " pairs"], rope: RoPE) -> Float[Tensor, " pairs"]:
-        """Divide each frequency by more the lower it is, the lowest by `factor`."""
+        """Divide the lowest frequency by `factor`, the highest by 1, others by a power between."""
         pair = torch.arange(len(frequencies), dtype=frequencies.dtype, device=frequencies.device)
         return frequencies * self.factor ** (-pair / max(1, len(frequencies) - 1))
 

@@ -44,11 +44,11 @@ class Mask:
         return range(S)
 
     def shared(self, rows: range, T: int, S: int) -> range:
-        """A range of keys that all these queries see, as far as known without a tensor."""
+        """A range of keys that all these queries see, as far as it follows without a tensor."""
         return range(0)
 
     def simplify(self, T: int, S: int) -> "Mask | None":
-        """The same rule for these lengths without parts that mask nothing; None: no part does."""
+        """The same rule without parts that mask nothing at these lengths; None if none is left."""
         return self
 
     def texts(self) -> Int[Tensor, "#B S"] | None:

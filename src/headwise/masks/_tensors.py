@@ -128,7 +128,7 @@ def from_flex(block_mask: Any) -> Mask:
 
 @dataclass(frozen=True)
 class _Flex(Mask):
-    """A rule in the lowered of flex attention, where queries are counted from the first one."""
+    """A mask function of flex attention, which counts queries from the first one."""
 
     rule: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     made_for: tuple[int, int]

@@ -1,4 +1,4 @@
-"""Masks taken apart: rules into what kernels read directly, tensors into a mask and a bias."""
+"""Splits rules into parts that kernels read directly, and tensors into a mask and a bias."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

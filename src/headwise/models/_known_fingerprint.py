@@ -40,7 +40,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def remember_fingerprint(model: nn.Module, digest: str) -> None:
-    """Take a fingerprint as that of a model's weights as they are, so that they are not hashed.
+    """Record the fingerprint of a model's present weights, so that they are not hashed again.
 
     Only for weights that were hashed elsewhere, such as by another process that opened the same
     files. Weights whose changes cannot be followed are hashed all the same.

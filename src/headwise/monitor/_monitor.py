@@ -185,8 +185,8 @@ class HeadMonitor(TrainerEvents):
     def max_logit(self) -> dict[str, Float[Tensor, " H"]]:
         """The largest logit of each head over the watched steps since the last reset.
 
-        That is `scale · q·k` over visible keys, over all ranks, as a QK-clip of one's own needs
-        it. It takes no communication beyond that of `step()`.
+        That is `scale · q·k` over visible keys, over all ranks, as your own QK-clip would
+        need it. It takes no communication beyond that of `step()`.
 
         Returns:
             One number per query head, by layer (`L5`), on the model's device.

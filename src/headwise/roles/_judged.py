@@ -41,7 +41,7 @@ def judged(
 
     Args:
         texts: The distinct texts.
-        notes: What the table says about the texts.
+        notes: Sentences about the texts, for `Roles.notes`.
         copying: The copying score of each head by its name; none in an encoder.
         original: The name that each head had in the full model; none if it was not pruned.
         model: The fingerprint of the model.

@@ -1,4 +1,4 @@
-"""Sums of each text for every head, role and null: measured, saved, and put one below the other."""
+"""Sums of each text for every head, role and null: measured, saved, and concatenated."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from headwise.tables import Head
 SCHEMA = 1
 TEXTS, PROBE = "texts", "probe"  # the trials
 _TAGS = "tags"
-# Sums of the watched model; `tag_rows` and what is no sum are stored apart.
+# Sums of the watched model; `tag_rows`, and fields that are not sums, are stored apart.
 _DETAILS = tuple(
     f.name for f in fields(DetailedScores) if f.name not in ("heads", "causal", "tag_rows")
 )
@@ -32,7 +32,7 @@ class RoleSums:
     """What the heads of a model score on each text of a shard, with every null and baseline.
 
     Attributes:
-        about: What is no array, as JSON.
+        about: Everything but the arrays, as JSON.
         arrays: Sums by trial and name; the first axis is that of texts.
     """
 
@@ -103,7 +103,7 @@ def evaluate_trial(model: nn.Module, trial: Trial, evidence: Evidence, first: in
 
 
 def _is_of_queries(name: str) -> bool:
-    """Whether an array is of queries, which are the same for all heads of most models."""
+    """Whether an array depends on queries alone, and is equal for all heads of most models."""
     return name.split(".")[-1] in ("count", "chance") and not name.startswith(_TAGS)
 
 
@@ -113,7 +113,7 @@ def _narrow(array: np.ndarray) -> np.ndarray:
 
 
 def joined(parts: Sequence[RoleSums]) -> RoleSums:
-    """The sums of parts one below the other."""
+    """The sums of all parts, concatenated along the texts."""
     about = {**parts[0].about, "causal": all(part.about["causal"] for part in parts)}
     return RoleSums(about, dict(_joined_arrays([part.arrays for part in parts])))
 

@@ -65,7 +65,7 @@ class Survey:
     def of(cls, tokenizer: Any, read: ReadShard, shards: int, limit: int) -> "Survey":
         """Read a corpus twice: to find texts that occur more than once, and to count tokens.
 
-        Memory grows with the number of distinct texts, by some hundred bytes for each.
+        Memory grows with the number of distinct texts, by a few hundred bytes each.
 
         Raises:
             InputError: no text has a token, or most tokens are unknown to the tokenizer.
@@ -75,9 +75,9 @@ class Survey:
         for shard in range(shards):
             for window in windows(kept(read(shard), _numbers_in(repeated, shard))):
                 tally.add(window, tokenize(tokenizer, window, limit))
-        found = cls(limit, n_texts, [list(place) for place in repeated], **tally.totals())
-        check_tokens(n_texts, bool(found.tokens), found.unknown)
-        return found
+        survey = cls(limit, n_texts, [list(place) for place in repeated], **tally.totals())
+        check_tokens(n_texts, bool(survey.tokens), survey.unknown)
+        return survey
 
     def as_json(self) -> dict[str, Any]:
         """The content of a file."""
@@ -143,7 +143,7 @@ def _are_names(values: Any) -> bool:
 
 
 def kept(texts: Iterable[AnnotatedText], left_out: set[int]) -> Iterator[AnnotatedText]:
-    """The texts of a shard but for some numbers."""
+    """The texts of a shard without those that are left out, by their numbers."""
     return (text for number, text in enumerate(texts) if number not in left_out)
 
 

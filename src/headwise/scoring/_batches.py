@@ -37,7 +37,7 @@ BatchesLike: TypeAlias = Several[str] | Several[Mapping[str, Any]]
 def read_batches(
     texts_or_batches: BatchesLike, model: nn.Module, tokenizer: Any, max_tokens: int | None = None
 ) -> list[Inputs]:
-    """Return batches on the model's device: ready ones as they are, or batches made from texts.
+    """Return batches on the model's device: ready batches unchanged, or batches made from texts.
 
     A masked language model gets a share of the tokens of each text masked, the same ones in
     every call. An encoder-decoder gets each text as its own target.

@@ -134,7 +134,7 @@ def _order(scores: Scores) -> list[_Unit]:
     units: dict[tuple[str, int, int], list[int]] = {}
     for row, (head, kv_head) in enumerate(zip(scores.heads, scores.kv_heads.tolist(), strict=True)):
         layer = head.stack, head.layer
-        # Of a single group any head can be removed: the others still form an equal group.
+        # In a layer with a single group any head can be removed: the others still form a group.
         units.setdefault((*layer, kv_head if len(groups[layer]) > 1 else row), []).append(row)
     # A unit is removed in the round of its last head; its importance is the mean of its heads.
     ranked = sorted(

@@ -74,7 +74,7 @@ def has_interval(counts: Float[np.ndarray, "M N"]) -> Bool[np.ndarray, " N"]:
 def ends_of(
     ratios: Float[np.ndarray, "draws known"], known: Bool[np.ndarray, " N"], level: float
 ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, " N"]]:
-    """The ends of the interval in each column, NaN in the columns that are not known."""
+    """The ends of the interval in each known column, NaN in the others."""
     ends = np.full((2, len(known)), np.nan)
     if known.any():
         ends[:, known] = np.nanquantile(ratios, tails_of(level), axis=0)

@@ -144,8 +144,9 @@ class Scores:
         """Orders of removal from `n` resamples of the scored texts, drawn with replacement.
 
         Other texts would give other scores and another order. Curves of several such orders under
-        one name have an elbow whose interval covers that too, beside the evaluated texts. Rounds
-        stay as they are: an order within a round is drawn, not the heads of the round.
+        one name have an elbow whose interval covers that variation as well as that of the
+        evaluated texts. Rounds stay as they are: an order within a round is drawn, not the heads
+        of the round.
 
         Raises:
             ArgumentError: `n` is below 1, or there is a single text.

@@ -83,7 +83,7 @@ _KINDS = {
 
 
 def _kind_of(data: bytes) -> str:
-    """What a file is that is no UTF-8 text, by its first bytes; empty if they do not say."""
+    """The kind of a file that is not UTF-8 text, by its first bytes; empty if unknown."""
     for start, kind in _KINDS.items():
         if data.startswith(start):
             return kind

@@ -156,7 +156,7 @@ def _go_to_line(file: BinaryIO, position: int) -> None:
 
 
 def _go_behind_line_before(file: BinaryIO, path: str, position: int) -> bool:
-    """Go to the first line that begins at `position` or after it, and say what it follows.
+    """Go to the first line that begins at `position` or after it.
 
     Returns:
         Whether the line before it is not blank, so that it continues a paragraph.
@@ -167,9 +167,9 @@ def _go_behind_line_before(file: BinaryIO, path: str, position: int) -> bool:
     while end > 0:
         begin = max(0, end - _BLOCK)
         file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n")
-        if found >= 0:
-            end = begin + found + 1
+        line_break = file.read(end - begin).rfind(b"\n")
+        if line_break >= 0:
+            end = begin + line_break + 1
             break
         end = begin
     file.seek(end)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from headwise.corpora._text import AnnotatedText
 
-# Texts that are read and tokenized together: so many, or so many characters. Texts of similar
+# The most texts, and the most characters, that are read and tokenized together. Texts of similar
 # length among them share a batch.
 _TEXTS, _CHARACTERS = 1024, 2**21
 

@@ -59,7 +59,7 @@ def as_tensor(x: Any) -> Any:
     return x.entries() if isinstance(x, RuleMask) else x
 
 
-# What is known of a mask without its entries; compilers ask for all of it.
+# Properties that are read without computing the entries; compilers read all of them.
 _PROPERTIES = (
     "_base", "device", "dtype", "grad", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta",
     "is_mkldnn", "is_nested", "is_quantized", "is_sparse", "layout", "ndim", "requires_grad",

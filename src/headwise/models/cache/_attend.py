@@ -1,4 +1,4 @@
-"""Attention of query heads to keys that a cache has dropped in part."""
+"""Attention of query heads to a cache that has dropped some of the keys."""
 
 from dataclasses import replace
 from functools import reduce
@@ -147,7 +147,7 @@ class StreamingRule:
         return self._first.to(device)[:, None]
 
     def _all_positions(self, n: int, device: torch.device) -> Int[Tensor, "1 n"]:
-        """The positions of slots that are all in use, by a window that is used in turn."""
+        """The positions of the tokens in `n` full slots: sinks first, then a ring of the window."""
         slot, last = torch.arange(n, device=device)[None], self._S - 1
         return torch.where(slot < self._sinks, slot, last - (last - slot) % self._window)
 

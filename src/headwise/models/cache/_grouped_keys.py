@@ -61,8 +61,8 @@ class CallKeys:
         for group, entries in self.groups:
             rows = self._query_heads(group, H)
             queries = q if len(self.groups) == 1 else q.index_select(1, rows)
-            one = rule_of_heads(rule, rows, T, self.n_columns)
-            parts.append((rows, self._attend_group(queries, group, entries, one)))
+            group_rule = rule_of_heads(rule, rows, T, self.n_columns)
+            parts.append((rows, self._attend_group(queries, group, entries, group_rule)))
         if len(parts) == 1:
             return parts[0][1]
         heads = parts[0][1].new_empty(*q.shape[:3], parts[0][1].shape[3])

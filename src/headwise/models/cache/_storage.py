@@ -243,9 +243,9 @@ class StreamingGroup(HeadGroup):
         positions = self.positions(n_slots, first, slots.k.device)
         self._ring, self._slots = ring, None
         moved = self._reserve(slots, min(self.sinks + ring, self.length), self.sinks + ring)
-        for row, at in enumerate(positions):
+        for row, in_row in enumerate(positions):
             rows = slice(None) if len(positions) == 1 else slice(row, row + 1)
-            index = torch.nonzero(at >= 0).flatten()
-            places = self._slot_of(at[index])
+            index = torch.nonzero(in_row >= 0).flatten()
+            places = self._slot_of(in_row[index])
             for buffer, x in zip(moved, slots, strict=True):
                 buffer[rows].index_copy_(2, places, x[rows].index_select(2, index))

@@ -27,8 +27,8 @@ class TextBatch:
         self._ids: Int[Tensor, "B n"] | None = None
         self.n_columns = -1  # the columns after the pass that runs
 
-    def begin(self, inputs: Mapping[str, Any], seen: int) -> None:
-        """Note what a forward pass reads after `seen` columns.
+    def begin(self, inputs: Mapping[str, Any], n_cached: int) -> None:
+        """Record what a forward pass reads after `n_cached` columns.
 
         Raises:
             ArgumentError: the attention mask is of another text, or has padding within texts.
@@ -37,13 +37,13 @@ class TextBatch:
         tokens = ids if isinstance(ids, Tensor) else inputs.get("inputs_embeds")
         if not isinstance(tokens, Tensor):
             return
-        stop = seen + tokens.shape[1]
-        self.first = _first_columns(inputs.get("attention_mask"), stop, seen, self.first)
+        stop = n_cached + tokens.shape[1]
+        self.first = _first_columns(inputs.get("attention_mask"), stop, n_cached, self.first)
         self.n_columns = stop
-        before = tokens[:, :0] if seen == 0 else self._ids
+        before = tokens[:, :0] if n_cached == 0 else self._ids
         self._ids = None
         if isinstance(ids, Tensor) and before is not None and len(before) == len(ids):
-            self._ids = torch.cat((before[:, :seen], ids.detach()), 1)
+            self._ids = torch.cat((before[:, :n_cached], ids.detach()), 1)
 
     def check_call(self, stop: int) -> None:
         """Refuse keys that do not belong to the forward pass that runs.
@@ -64,21 +64,21 @@ class TextBatch:
                 f"Call the model that plan.cache(model) was entered for."
             )
 
-    def check_text(self, ids: Any, seen: int) -> None:
-        """Refuse to continue another text than the first `seen` columns hold.
+    def check_text(self, ids: Any, n_cached: int) -> None:
+        """Refuse to continue another text than the first `n_cached` columns hold.
 
         Raises:
             ArgumentError: the first tokens differ.
         """
-        if not seen or self._ids is None or not isinstance(ids, Tensor):
+        if not n_cached or self._ids is None or not isinstance(ids, Tensor):
             return
-        text = self._ids[:, :seen]
-        if ids.shape[1] >= seen and torch.equal(ids[:, :seen], text):
+        text = self._ids[:, :n_cached]
+        if ids.shape[1] >= n_cached and torch.equal(ids[:, :n_cached], text):
             return
         raise ArgumentError(
-            f"CachePlan.cache: the cache holds {len(text)} x {seen} tokens of another text than "
-            f"these {len(ids)} x {ids.shape[1]}. Enter plan.cache(model) again for each text, or "
-            f"call cache.reset()."
+            f"CachePlan.cache: the cache holds {len(text)} x {n_cached} tokens of another text "
+            f"than these {len(ids)} x {ids.shape[1]}. Enter plan.cache(model) again for each text, "
+            f"or call cache.reset()."
         )
 
     def select(self, index: Int[Tensor, " beams"]) -> None:
@@ -94,7 +94,7 @@ class TextBatch:
 
 
 def _first_columns(
-    mask: Any, n_columns: int, seen: int, before: Int[Tensor, " B"] | None
+    mask: Any, n_columns: int, n_cached: int, before: Int[Tensor, " B"] | None
 ) -> Int[Tensor, " B"] | None:
     """The column of the first token of each text; None if no row is padded."""
     if mask is None and before is None:
@@ -107,9 +107,9 @@ def _first_columns(
         )
     if mask.shape[1] != n_columns:
         raise ArgumentError(
-            f"CachePlan.cache: an attention mask of {mask.shape[1]} columns, but {seen} tokens in "
-            f"the cache and {n_columns - seen} new ones. Enter plan.cache(model) again for each "
-            f"text."
+            f"CachePlan.cache: an attention mask of {mask.shape[1]} columns, but {n_cached} tokens "
+            f"in the cache and {n_columns - n_cached} new ones. Enter plan.cache(model) again for "
+            f"each text."
         )
     real = mask != 0
     first = (real.cumsum(1) == 0).sum(1)
@@ -118,12 +118,12 @@ def _first_columns(
             f"CachePlan.cache: padding within or after texts, which begin at columns "
             f"{first.tolist()} of {n_columns}. Pad on the left."
         )
-    if before is not None and bool(((before != first) & (before < seen)).any()):
+    if before is not None and bool(((before != first) & (before < n_cached)).any()):
         raise ArgumentError(
             f"CachePlan.cache: texts begin at columns {first.tolist()}, but at {before.tolist()} "
             f"in the cache. Enter plan.cache(model) again for each text."
         )
-    if before is None and bool(((first < seen) & (first > 0)).any()):
+    if before is None and bool(((first < n_cached) & (first > 0)).any()):
         raise ArgumentError(
             f"CachePlan.cache: texts begin at columns {first.tolist()}, but at 0 in the cache. "
             f"Enter plan.cache(model) again for each text."

@@ -71,7 +71,7 @@ def _token_vectors(args: Iterable[Any]) -> list[Tensor]:
 
 
 def _ignore(_: AttentionCall) -> None:
-    """The receiver of calls where nothing captures them."""
+    """The callback where nothing captures calls."""
 
 
 class ActiveModules:
@@ -84,7 +84,7 @@ class ActiveModules:
         calls: The module calls that have not returned, the innermost last.
         captured_elsewhere: How many active modules or functions have a capture of their own,
             so that the function mode must skip what they call.
-        understanding: What is known of the model from its passes so far.
+        understanding: What earlier passes have shown about the model.
         interception: What intercepts its calls.
         unmatched_softmax: The number of axes of a softmax whose product with values was not
             found, by the identity of its module.
@@ -167,7 +167,7 @@ class ActiveModules:
         self._on_call(call)
 
     def attends(self, module: nn.Module) -> None:
-        """Note that a module attends: its calls matter, and those of what contains several."""
+        """Record that a module attends: it is followed, and what contains several such modules."""
         if not self.is_whole:
             return
         needed = self.understanding.needed

@@ -33,8 +33,8 @@ from headwise.models.capture.softmax import SoftmaxTracker
 class FunctionCapture(TorchFunctionMode):
     """Captures `scaled_dot_product_attention` and attention that a module implements by hand.
 
-    The function mode sees every call of torch in its thread, which attention by hand needs. Once
-    a model is known to have none, the operators alone are observed: torch calls nothing else.
+    Attention by hand needs the function mode, which receives every call of torch in its thread.
+    Once a model is known to have none, only the operators of attention are observed.
     """
 
     def __init__(self, active: ActiveModules, softmaxes: SoftmaxTracker) -> None:
@@ -63,7 +63,7 @@ class FunctionCapture(TorchFunctionMode):
         return True
 
     def end_pass(self, *_: Any) -> None:
-        """Forget what was followed; nothing is while only operators are observed."""
+        """Forget the tensors that were followed; observed operators follow none."""
         if self._is_on:
             self._softmaxes.clear()
 

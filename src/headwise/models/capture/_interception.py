@@ -15,7 +15,7 @@ from headwise.models._hooks import Hooks
 
 @dataclass
 class Understanding:
-    """What is known of a model from the forward passes that were followed as a whole.
+    """What the forward passes that were followed as a whole have shown about a model.
 
     Attributes:
         called: Every module that was called so far, by identity.
@@ -38,7 +38,7 @@ class Understanding:
 
     @property
     def needs_all(self) -> bool:
-        """Whether calls can only be understood among all others."""
+        """Whether every call must be followed, because single calls are ambiguous."""
         return self.by_hand or self.compiled or self.ambiguous
 
 
@@ -55,13 +55,13 @@ class FunctionInterception(Protocol):
 
 
 class Interception:
-    """Intercepts a model's calls: all of them, until a pass that was called alike is understood.
+    """Intercepts a model's calls: all of them, until one pass of the same form was followed.
 
     From then on the only hooks are on modules that attend, on those that contain several calls of
-    attention, and on those that begin a pass; no function mode is on. What takes another way is
-    noticed nevertheless: modules that were not called so far keep their hooks, and calls of
-    `scaled_dot_product_attention` and of a softmax are observed as operators. Either one begins
-    to intercept everything again.
+    attention, and on those that begin a pass; no function mode is on. A pass that takes
+    another way is still detected: modules that were not called so far keep their hooks, and calls
+    of `scaled_dot_product_attention` and of a softmax are observed as operators. Any such call
+    starts the interception of everything again.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Interception:
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module is called and none was active: a pass begins."""
         known = self._known
-        if in_backward() or in_func_transform():  # a pass in a pass, or state that is put back
+        if in_backward() or in_func_transform():  # a pass within a pass, or state that is restored
             return
         call = _way_of(module, args, kwargs)
         is_here = threading.get_ident() == self._functions.thread
@@ -105,7 +105,7 @@ class Interception:
         self.widen()
 
     def end(self) -> None:
-        """A pass has ended: if it was followed as a whole, its like are understood."""
+        """A pass has ended: if it was followed as a whole, passes of its form are understood."""
         if self._learning is not None:
             self._known.calls.add(self._learning)
             self._learning = None

@@ -116,7 +116,7 @@ class Sites:
     def place_of(self, call: AttentionCall, active: ActiveModules) -> tuple[str, bool]:
         """The stack of a call, and whether it is cross-attention.
 
-        Only where all modules are followed do the modules around a call say so.
+        The modules around a call are known only while all modules are followed.
         """
         key = id(call.module)
         if active.is_whole or key not in self._places:

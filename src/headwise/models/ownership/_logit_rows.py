@@ -20,7 +20,7 @@ _DEFAULT_TOLERANCE = 1e-3
 # c = √max g over the query heads that read them, and queries by the rest.
 #   query  g_h / c          key    c
 #   whole  g_h, as the keys they meet belong to all heads
-#   half   √g_h, as the rows of queries and keys are not told apart
+#   half   √g_h, as the rows of queries and keys cannot be distinguished
 Share = Literal["query", "key", "whole", "half"]
 _Used = Mapping[str, Bool[Tensor, "_ _"]]
 
@@ -78,10 +78,10 @@ def find_logit_rows(
         )
     _refuse_clamped(model)
     reshard(model)
-    found = {site: _rows_of(model, site, calls[0], trace) for site, calls in trace.calls.items()}
-    _refuse_tied_or_frozen(model, found)
-    _try(model, batch, layers, trace, found)
-    return found
+    rows = {site: _rows_of(model, site, calls[0], trace) for site, calls in trace.calls.items()}
+    _refuse_tied_or_frozen(model, rows)
+    _try(model, batch, layers, trace, rows)
+    return rows
 
 
 def _refuse_clamped(model: nn.Module) -> None:
@@ -95,11 +95,11 @@ def _refuse_clamped(model: nn.Module) -> None:
             )
 
 
-def _refuse_tied_or_frozen(model: nn.Module, found: Mapping[str, LogitRows]) -> None:
+def _refuse_tied_or_frozen(model: nn.Module, rows_by_site: Mapping[str, LogitRows]) -> None:
     users: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
         users.setdefault(id(weight), []).append(name)
-    for site, rows in found.items():
+    for site, rows in rows_by_site.items():
         for _, part in rows.rows:
             weight = model.get_parameter(part.parameter)
             parents = {id(model.get_submodule(x.rpartition(".")[0])) for x in users[id(weight)]}
@@ -146,7 +146,7 @@ def _rows_of(model: nn.Module, site: str, call: LogitCall, trace: LogitTrace) ->
 
 
 def _key_groups(used: _Used, n_heads: int) -> tuple[Int[Tensor, " H"], dict[str, Tensor], bool]:
-    """Which keys each query head reads, the outputs that are theirs alone, and if others exist.
+    """The key group of each query head, the outputs of one group alone, and if others exist.
 
     Keys that a group of queries shares may have been repeated for each of them.
     """
@@ -237,15 +237,15 @@ def _try(
     batch: Any,
     layers: Collection[int] | None,
     trace: LogitTrace,
-    found: Mapping[str, LogitRows],
+    rows: Mapping[str, LogitRows],
 ) -> None:
     """Scale the logits of all heads by factors of their own, and compare them; then undo it."""
     generator = torch.Generator().manual_seed(0)
     factors = {
         site: 0.3 + 0.7 * torch.rand(len(x.groups), generator=generator, dtype=torch.float64)
-        for site, x in found.items()
+        for site, x in rows.items()
     }
-    changes = [part for site, x in found.items() for part in x.scaled(factors[site])]
+    changes = [part for site, x in rows.items() for part in x.scaled(factors[site])]
     saved = scale_rows(model, changes)
     try:
         after = trace_logits(model, batch, layers, replayed=trace.inputs)

@@ -64,8 +64,8 @@ def trace_logits(
 
     Args:
         layers: The layers whose calls are traced, counted from 0. None is all of them.
-        replayed: What modules are called with in place of their inputs, by their names: so the
-            logits of a layer depend on its own weights alone. Nothing is attached to the graph.
+        replayed: Inputs that replace those of modules, by the modules' names, so that the logits of
+            a layer depend on its own weights alone. Nothing is attached to the graph.
     Raises:
         UnsupportedError: the logits of a call are unknown.
     """

@@ -29,7 +29,8 @@ def run(model: nn.Module, batch: Any) -> Any:
 def call_model(model: nn.Module, batch: Any) -> Any:
     """Call a model with keyword arguments, a tuple of arguments, or a single argument.
 
-    A model that draws at random makes the same draws in each call, and those of others stay.
+    A model that draws random numbers draws the same ones in each call; the random state of the
+    caller is unchanged.
 
     Raises:
         ArgumentError: the batch is a text, or holds one.
@@ -194,7 +195,7 @@ def float_outputs(model: nn.Module, batch: Any) -> list[Tensor]:
 
 
 def differs_from_itself(model: nn.Module, batch: Any) -> bool:
-    """Whether a model returns something else for the same batch, although it draws the same."""
+    """Whether outputs for the same batch differ although the model draws the same numbers."""
     return bool(output_difference(float_outputs(model, batch), float_outputs(model, batch)))
 
 

@@ -30,7 +30,7 @@ def output_dependence(
     ]
     used: dict[str, Tensor] = {}
     for (name, _), grads in zip(calls, zip(*rows, strict=True), strict=True):
-        if grads[0] is None:  # heads are parts of one tensor: no gradient to one is none to any
+        if grads[0] is None:  # heads are parts of one tensor: without one gradient there is none
             continue
         units = torch.stack([(grad != 0).flatten(0, -2).any(0) for grad in grads]).cpu()
         used[name] = used[name] | units if name in used else units

@@ -59,8 +59,8 @@ def find_ownership(
     """Find the ownership maps of the weights around each attention, by running the model once.
 
     A head owns an index if its query, key, value or output depends on it and no other head's
-    does. A key/value head owns it if those of all query heads that read it do. Layers that share
-    their weights have the maps of the first of them.
+    does. A key/value head owns it if exactly the query heads that read that head depend on
+    it. Layers that share their weights have the maps of the first of them.
 
     Returns:
         The maps of each attention, including those of its output projection. No head owns an
@@ -217,7 +217,7 @@ def _dependence(parts: Parts, weights: dict[str, Tensor]) -> dict[str, Dependenc
 
 
 def _follow_biases(model: nn.Module, dependence: dict[str, Dependence]) -> None:
-    """Let the rows of a linear layer depend on what its bias does, where its input is zero.
+    """Let rows of a linear layer whose input is zero depend on the heads of its bias.
 
     No gradient reaches such rows, as those of the values in the first layer of DETR's decoder.
     """
@@ -271,7 +271,7 @@ def _owners(part: str, uses: Bool[Tensor, "H n *_"]) -> tuple[Tensor, Tensor] | 
 
 
 def _with_biases(model: nn.Module, maps: list[OwnershipMap]) -> list[OwnershipMap]:
-    """The same maps, and for what goes with rows or channels of a weight the map of these.
+    """These maps, and maps of biases and statistics that belong to rows or channels of a weight.
 
     A bias of keys changes no output, because it shifts all logits of a query equally, so
     gradients do not always show its owner; the statistics of a batch norm have no gradients.

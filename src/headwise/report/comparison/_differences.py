@@ -105,8 +105,8 @@ def _two_sided(gains: PerText, draws: int, seed: int) -> Column:
 def _influence(before: TextSums, after: TextSums, paired: bool) -> PerText:
     """How far each text moves the difference of the means; their mean is the difference.
 
-    Other texts after are further rows. Each model's rows are weighted by the share of its texts,
-    so that the variance of the mean over rows is the sum of both variances.
+    If the models read different texts, the rows of both follow one another, weighted by the share
+    of each model's texts, so that the variance of the mean over rows is the sum of both variances.
     """
     parts = [_centred(sums) for sums in (before, after)]
     difference = _mean(after) - _mean(before)

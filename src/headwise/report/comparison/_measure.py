@@ -60,15 +60,15 @@ def _pieces_of_both(
 ) -> tuple[list[int], list[list[Piece]]]:
     """For each piece its text, and the pieces of both models; their tokens are the same."""
     pairs = _pairs_for(inner, texts)
-    both = _tokenizers(models, tokenizers)
-    limits = [context_of(*side) for side in zip(inner, both, strict=True)]
+    resolved = _tokenizers(models, tokenizers)
+    limits = [context_of(*side) for side in zip(inner, resolved, strict=True)]
     limit = min(limits if max_tokens is None else [max_tokens, *limits])
     owners: list[int] = []
     pieces: list[list[Piece]] = [[], []]
     for number, pair in enumerate(pairs):
         sides = [
             as_pieces(tokenizer, [pair], model, limit)
-            for model, tokenizer in zip(inner, both, strict=True)
+            for model, tokenizer in zip(inner, resolved, strict=True)
         ]
         tokens = [[list(piece.source) for piece in side] for side in sides]
         if tokens[0] != tokens[1]:
@@ -98,11 +98,13 @@ def _pairs_for(models: Sequence[nn.Module], texts: Any) -> list[tuple[str, str |
 
 def _tokenizers(models: Pair, tokenizers: Pair) -> list[Any]:
     sides = zip(models, tokenizers, strict=True)
-    return [tokenizer_of(without_compiler(model), given, "compare") for model, given in sides]
+    return [
+        tokenizer_of(without_compiler(model), tokenizer, "compare") for model, tokenizer in sides
+    ]
 
 
 def _request_for(tokenizer: Any, request: Request | None) -> Request:
-    """The request with the sums of each text; None is what any change of a head can show in."""
+    """The request with the sums of each text; None is every statistic that a change can show in."""
     if request is not None:
         return replace(request, per_text=True)
     classes = {name: ids for name, (ids, _) in token_classes(tokenizer).items()}
@@ -110,7 +112,7 @@ def _request_for(tokenizer: Any, request: Request | None) -> Request:
 
 
 def _half(on_progress: Progress | None, number: int) -> Progress | None:
-    """Progress over both models, which take as long as each other."""
+    """Progress over both models, which take equally long."""
     if on_progress is None:
         return None
     return lambda done, total: on_progress(done + number * total, 2 * total)

@@ -31,9 +31,9 @@ def role_changes(
     """
     was, now = (_by_head(*side) for side in zip((before, after), originals, strict=True))
     left = set(originals[1].values())
-    found = {key for rows in (was, now) for key, row in rows.items() if row["found"]}
+    keys = {key for rows in (was, now) for key, row in rows.items() if row["found"]}
     records = []
-    for head, role in sorted(found):
+    for head, role in sorted(keys):
         rows = was.get((head, role)), now.get((head, role))
         records.append(
             {

@@ -120,10 +120,10 @@ def _states(roles: Roles) -> dict[str, HeadCell]:
 
 
 def _role_clauses(roles: Roles, counts: Mapping[str, int]) -> list[Clause]:
-    found = roles.found().drop_duplicates("name")
+    strongest = roles.found().drop_duplicates("name")
     clauses = []
     for label in counts:
-        having = found[found["label"] == label].to_dict("records")
+        having = strongest[strongest["label"] == label].to_dict("records")
         verb = "looks" if len(having) == 1 else "look"
         after = f"{verb} {_target(label)}"
         clauses.append(
@@ -132,11 +132,11 @@ def _role_clauses(roles: Roles, counts: Mapping[str, int]) -> list[Clause]:
             )
         )
     clauses.sort(key=lambda clause: -clause.count)
-    rest = clauses[_NAMED:]
-    if not rest:
+    unnamed = clauses[_NAMED:]
+    if not unnamed:
         return clauses
-    total = sum(clause.count for clause in rest)
-    rows = [row for clause in rest for row in clause.rows]
+    total = sum(clause.count for clause in unnamed)
+    rows = [row for clause in unnamed for row in clause.rows]
     verb = "has" if total == 1 else "have"
     more = Clause(total, f"{verb} other roles", "Other roles", rows=rows)
     return [*clauses[:_NAMED], more]

@@ -28,8 +28,9 @@ def pack_samples(
 ) -> list[Payload]:
     """The samples as the page reads them, as far as they fit.
 
-    Every text has an equal share of what is left. Within it, first come the tokens, then what the
-    keys of each layer receive, then heads in `order`. A text whose tokens do not fit ends the list.
+    Every text has an equal share of the remaining bytes. Within it the tokens come first, then what
+    the keys of each layer receive, then heads in `order`. A text whose tokens do not fit ends the
+    list.
 
     Args:
         heads: All heads in the order of the page, which refers to them by position.

@@ -14,7 +14,7 @@ COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out qu
 OUTCOME_COLUMNS = ("Role", "Outcome", "Nearest head", "Effect", "Strongest null", "Needed")
 MAX_ROWS = 100  # of the table; each head's own panel shows all of its roles
 
-# Of so many heads the whole evidence is on the page, unless all is wanted.
+# The most heads with their whole evidence on the page, unless the page is to be full.
 _HEADS_WITH_EVIDENCE = 300
 _LEVEL = 0.05  # of the adjusted p
 # For example, a head that attends to another text.
@@ -120,10 +120,10 @@ def _nearest_roles(roles: Roles) -> dict[str, str]:
 
 def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
     """What ablating each head does to each behaviour, with whether that is significant."""
-    found: dict[str, list[Payload]] = {}
+    by_head: dict[str, list[Payload]] = {}
     for effect in roles.ablation_effects.alone:
         numbers = [effect.effect, effect.low, effect.high]
-        found.setdefault(effect.heads[0], []).append(
+        by_head.setdefault(effect.heads[0], []).append(
             {
                 "behaviour": visible(effect.behaviour),
                 "meaning": visible(roles.ablation_effects.says[effect.behaviour]),
@@ -136,7 +136,7 @@ def _effects_of_heads(roles: Roles) -> dict[str, list[Payload]]:
                 "significant": bool(effect.p < _LEVEL and (effect.low > 0 or effect.high < 0)),
             }
         )
-    return found
+    return by_head
 
 
 def _shapes_sentence(roles: Roles) -> str:

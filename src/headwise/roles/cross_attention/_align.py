@@ -33,7 +33,7 @@ class Alignment:
     mass: Float[np.ndarray, " T"]
 
     def times(self, seconds: float) -> Float[np.ndarray, "T 2"]:
-        """The spans in seconds, where one source position lasts so long (Whisper's: 0.02)."""
+        """The spans in seconds, for source positions of `seconds` each (0.02 for Whisper)."""
         times: Float[np.ndarray, "T 2"] = self.spans * seconds
         return times
 
@@ -60,8 +60,8 @@ def align(
         heads: Cross-attention heads, as `(layer, head)` or by name. None are those in the model's
             `generation_config.alignment_heads`.
         first: The first output to align; those before it are a prompt.
-        lengths: The number of source positions of each example. None are all that are no padding;
-            Whisper pads sound to 30 seconds, so give the frames of the sound itself there.
+        lengths: The number of source positions of each example. None takes all that are not
+            padding; Whisper pads sound to 30 seconds, so give the frames of the sound itself.
     Returns:
         For each example, the spans of its outputs from `first` on, in source positions.
     Raises:
@@ -86,7 +86,7 @@ def align(
 
 
 def aligned(weights: Float[np.ndarray, "T S"]) -> Alignment:
-    """The alignment of one example, by its weights over the positions that are no padding."""
+    """The alignment of one example, from its weights over positions that are not padding."""
     weights = weights / weights.sum(-1, keepdims=True).clip(1e-30)
     spans = monotone_spans(weights)
     mass = [row[start:end].sum() for row, (start, end) in zip(weights, spans, strict=True)]

@@ -80,8 +80,8 @@ class _Errors:
         error: The distance between the aligned first position and the true one.
         right: 1 where the largest weight lies in the span; ties share it.
         last_half: The error of the mean of all heads of the last half of the layers.
-        places: Of each example the numbers of its tokens with a span, their places if spread evenly
-            over the source, and their true places.
+        places: For each example, the numbers of its tokens with a span, their places if spread
+            evenly over the source, and their true places.
         chance: The share of positions in the span.
         count: The number of tokens with a span.
     """
@@ -213,12 +213,12 @@ def _table(
     columns = np.column_stack([of_set, of_set - errors.last_half, of_set - straight_line])[held]
     low, high = _intervals(columns, errors.count[held], seed)
     n, texts = max(errors.count[held].sum(), 1.0), int((errors.count[held] > 0).sum())
-    found = "found" if high[2] < 0 else "not found"
+    outcome = "found" if high[2] < 0 else "not found"
     needed = f"not tested: {texts} held-out examples, {FEWEST_TEXTS} needed"
     return AlignmentHeads(
         rows=_rows(errors, selection, chosen, seed),
         heads=tuple(chosen),
-        outcome=found if texts >= FEWEST_TEXTS else needed,
+        outcome=outcome if texts >= FEWEST_TEXTS else needed,
         error=float(of_set[held].sum() / n),
         ci_low=float(low[0]),
         ci_high=float(high[0]),

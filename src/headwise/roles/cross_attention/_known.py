@@ -84,7 +84,7 @@ class KnownExample:
         return float(sum(top[t, start:end].sum() / top[t].sum() for t, (start, end) in pairs))
 
     def places(self) -> Float[np.ndarray, "t 3"]:
-        """Of each token with a span its number, its place if spread evenly, and its true place."""
+        """For each token with a span: its number, its place if spread evenly, its true place."""
         step = len(self.columns) / self.n_outputs
         pairs = zip(self.tokens, self.spans, strict=True)
         rows = [(token, token * step, start) for token, (start, _) in pairs]

@@ -32,7 +32,7 @@ _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """The cross-attention calls of one pass; no weights are computed before they are asked for.
+    """The cross-attention calls of one pass; weights are computed head by head, when needed.
 
     Attributes:
         rows: For each example the number of queries, one for each output.
@@ -104,14 +104,14 @@ def cross_attention(
     return CrossAttention(dict(calls), [len(output) for output in outputs])
 
 
-# What earlier passes found out about a model, as long as it has the same modules.
+# What earlier passes have shown about a model, as long as it has the same modules.
 _UNDERSTOOD: WeakKeyDictionary[nn.Module, tuple[list[ref[nn.Module]], Understanding]] = (
     WeakKeyDictionary()
 )
 
 
 def _understanding_of(model: nn.Module) -> Understanding:
-    """What is known of a model, so that only its first pass is followed as a whole."""
+    """What earlier passes have shown about a model: only its first is followed as a whole."""
     modules = list(model.modules())
     known, understanding = _UNDERSTOOD.get(model, ([], Understanding()))
     if [module() for module in known] != modules:

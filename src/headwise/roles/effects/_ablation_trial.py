@@ -206,11 +206,11 @@ def _effect(
 ) -> Effect:
     names = tuple(str(head) for head in heads)
     ends, control = _interval(growth, seed), trial.control_growth(heads)
-    found = Effect(names, trial.behaviour.name, float(growth.mean()), *ends, len(growth), p)
+    effect = Effect(names, trial.behaviour.name, float(growth.mean()), *ends, len(growth), p)
     if not len(control):
-        return found
+        return effect
     excess = _interval(growth - control, seed)[0]
-    return replace(found, control=float(control.mean()), excess_low=excess)
+    return replace(effect, control=float(control.mean()), excess_low=excess)
 
 
 def _interval(growth: Losses, seed: int) -> tuple[float, float]:

@@ -106,7 +106,7 @@ def _batch_scores(
 def _ranks(
     logits: Float[Tensor, "B S S"], ids: Int[Tensor, "B S"], real: Bool[Tensor, "B S"]
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """For keys as rows and tokens of the sequence as columns: wins minus losses of a key's own."""
+    """Per text: wins minus losses of each key's own token against other tokens; their number."""
     weights = real[..., None].to(logits)
     mean = (logits * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True)
     logits = logits - mean  # what the head writes whatever it reads

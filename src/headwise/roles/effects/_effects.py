@@ -26,8 +26,8 @@ class Effect:
         p: For the null hypothesis of no growth, adjusted over all heads and behaviours tried;
             NaN below 30 texts, and for a group, because groups are selected by their effect.
         control: The mean growth of the loss on the behaviour's control; NaN without one.
-        excess_low: The lower end of the interval of what the growth exceeds that on the control,
-            text by text.
+        excess_low: The lower end of the interval of the growth minus that on the control, text by
+            text.
     """
 
     heads: tuple[str, ...]

@@ -20,8 +20,8 @@ def labels_of_rows(rows: pd.DataFrame, effects: Effects) -> list[str]:
     """The label of each row: "" unless found, its role, or the behaviour that was shown as well.
 
     A behaviour is shown by the copying score, if its whole interval has the right sign, or by
-    ablation: it costs the behaviour significantly and specifically. Specific is an effect that
-    exceeds that on the behaviour's control, where the control loses at most a tenth of it. For
+    ablation: it costs the behaviour significantly and specifically. An effect is specific if it
+    exceeds that on the behaviour's control, and the control loses at most a tenth of it. For
     heads that back each other up, the effect of their group counts.
     """
     shown = _shown_by_ablation(effects)

@@ -13,7 +13,8 @@ from headwise.roles.evaluation._relation_index import RelationIndex, Segments, T
 from headwise.roles.relations import Item
 
 _EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
-# Of the attention of a query: what less is left for the other keys is too little to spread.
+# A share of the attention of a query: if less than this is left for keys that are no sinks, the
+# evenness over them is 0.
 _LEAST_LEFT = 1e-3
 
 
@@ -110,15 +111,15 @@ class EligiblePairs:
     @cached_property
     def _entropy_rows(self) -> dict[str, tuple[Segments, Tensor]]:
         """The rows of the queries of each score of evenness, if a role has that score."""
-        index, found = self.index, {}
+        index, by_score = self.index, {}
         for score in ("entropy", "content entropy"):
             keep = index.scored_by(score)
             rows = index.text[keep] * index.units.n + index.unit[keep]
             segments = Segments.of(rows, index.cell[keep], index.n_cells)
             if len(rows):
                 eligible = self.eligible[keep].to(self._device)
-                found[score] = segments.to(self._device), eligible
-        return found
+                by_score[score] = segments.to(self._device), eligible
+        return by_score
 
     @cached_property
     def _mass_segments(self) -> tuple[Segments, Tensor]:

@@ -187,12 +187,12 @@ class _Batch:
     ) -> list[TagRows]:
         """The rows of both grids that have parts of speech, with these numbers of the texts."""
         grids = self._eligible_under(_visible_to_any(layers)) if tags else []
-        found = [
+        parts = [
             tag_rows(pairs, self.items, tags)
             for pairs in grids
             if pairs.index.units.grid != "mention"
         ]
-        return [replace(rows, item=texts[rows.item]) for rows in found]
+        return [replace(rows, item=texts[rows.item]) for rows in parts]
 
     def sums(self, layers: Sequence[Layer], detailed: bool) -> _Sums:
         """Sums of every text and role; in detail with heuristics and masses."""

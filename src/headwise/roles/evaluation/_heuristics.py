@@ -4,15 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
-from headwise.roles.evaluation._choices import RULES
 from headwise.roles.evaluation._eligible import EligiblePairs
+from headwise.roles.evaluation._relation_index import Choices
 from headwise.roles.evaluation._tag_rules import FAR, SIDES, TagRows
 from headwise.roles.relations import Grid, Item
 
 OFFSETS = tuple(range(-10, 11))
+_RULES = ("nearest", "first", "longest", "most repeated")  # among the candidates of a choice
 
 
 def heuristic_names(grid: Grid) -> list[str]:
@@ -22,7 +23,7 @@ def heuristic_names(grid: Grid) -> list[str]:
     """
     if grid == "mention":
         names = [f"candidate {offset:+d}" for offset in OFFSETS]
-        return names + [f"{rule} candidate" for rule in RULES]
+        return names + [f"{rule} candidate" for rule in _RULES]
     return [f"offset {offset:+d}" for offset in OFFSETS]
 
 
@@ -35,11 +36,56 @@ def heuristic_sums(eligible: EligiblePairs, items: Sequence[Item]) -> Float[Tens
     index = eligible.index
     if index.units.grid == "mention":
         choosable = eligible.choosable
-        scores = index.choices.rule_scores(items, OFFSETS, choosable)
+        scores = _rule_scores(index.choices, items, choosable)
         values = index.choices.hits(scores, choosable) * eligible.eligible
     else:
         values = _at_offsets(eligible, torch.arange(len(index.text))) * eligible.eligible
     return values.new_zeros(index.n_cells, values.shape[1]).index_add_(0, index.cell, values)
+
+
+def _rule_scores(
+    choices: Choices, items: Sequence[Item], allowed: Bool[Tensor, "C 1"]
+) -> Float[Tensor, "C K"]:
+    """How rules score the candidates: one rule per offset, then `_RULES`.
+
+    The candidate at offset −2 is the second one before the query.
+    """
+    mentions = [_mentions(item) for item in items]
+    first = np.cumsum([0, *(each.shape[1] for each in mentions)])[choices.text.numpy()]
+    numbers = np.concatenate(mentions, axis=1)
+    start, end, length, repeats = numbers[:, first + choices.candidate.numpy()]
+    own_start, own_end, *_ = numbers[:, first + choices.unit.numpy()]
+    place = np.where(start > own_start, start - own_end, end - own_start)
+    rank = _ranks(choices.query.numpy(), place, allowed[:, 0].numpy())
+    at_offset = rank[:, None] == np.array(OFFSETS)
+    rules = np.stack([-np.abs(place), -start, length, repeats], axis=-1)
+    return torch.from_numpy(np.concatenate([at_offset, rules], axis=-1)).float()
+
+
+def _mentions(item: Item) -> Int64[np.ndarray, "4 mentions"]:
+    """The first and the last token of each mention of a text, its characters, its occurrences."""
+    units = item.units.get("mention", ())
+    names = item.mentions or [""] * len(units)
+    rows = (
+        [min(tokens, default=0) for tokens in units],
+        [max(tokens, default=0) for tokens in units],
+        [len(name) for name in names],
+        [item.text.count(name) if name else 0 for name in names],
+    )
+    return np.array(rows, dtype=np.int64)
+
+
+def _ranks(
+    query: Int64[np.ndarray, " C"], place: Int64[np.ndarray, " C"], allowed: Bool[np.ndarray, " C"]
+) -> Int64[np.ndarray, " C"]:
+    """The rank of each candidate by distance: 1, 2, … after its query, −1, −2, … before it."""
+    ranks = np.zeros(len(query), dtype=np.int64)
+    for side in (1, -1):
+        there = np.flatnonzero(allowed & (side * place > 0))
+        order = there[np.lexsort((side * place[there], query[there]))]
+        first = np.searchsorted(query[order], query[order])
+        ranks[order] = side * (np.arange(len(order)) - first + 1)
+    return ranks
 
 
 def tag_rows(eligible: EligiblePairs, items: Sequence[Item], tags: Sequence[str]) -> TagRows:

@@ -63,11 +63,11 @@ class _PlantedAttention:
         self._even = self._visible.float()
         self._even /= self._even.sum(-1, keepdim=True).clamp(min=1)
         pairs = index.token_pairs
-        seen = self._visible[index.text[pairs.query], pairs.query_token, pairs.key_token]
-        seen &= ~index.breadth[pairs.query]
+        allowed = self._visible[index.text[pairs.query], pairs.query_token, pairs.key_token]
+        allowed &= ~index.breadth[pairs.query]
         row = self._row(index.role[pairs.query], index.text[pairs.query], pairs.query_token)
         S = visible.shape[-1]
-        entries = torch.unique((row * S + pairs.key_token)[seen])
+        entries = torch.unique((row * S + pairs.key_token)[allowed])
         self._keys = entries % S
         rows, n_keys = torch.unique_consecutive(entries // S, return_counts=True)
         # A last row without keys stands for all that have none.
@@ -81,8 +81,8 @@ class _PlantedAttention:
         index, pairs = self._index, self._index.mass_pairs
         text = index.text[pairs.query]
         row, _ = self._find(index.role[pairs.query], text, pairs.query_token)
-        seen = self._visible[text, pairs.query_token, pairs.key_token]
-        weights = seen * pairs.share / self._n_keys[row].clamp(min=1)
+        allowed = self._visible[text, pairs.query_token, pairs.key_token]
+        weights = allowed * pairs.share / self._n_keys[row].clamp(min=1)
         return weights.new_zeros(len(index.text)).index_add_(0, pairs.query, weights)
 
     def between_units(

@@ -1,8 +1,7 @@
 """Rules that name a word by parts of speech and order alone, fitted to each role.
 
-What such a rule can do needs no parse. It names the nearest or the second nearest word on one side
-whose part of speech belongs to a set; the sets are grown greedily. Nothing but the queries that
-a caller selects is used to fit.
+Such a rule needs no parse: it names the nearest or the second nearest word on one side whose part
+of speech belongs to a set. The sets are grown greedily, on the queries that a caller selects.
 """
 
 from collections.abc import Sequence
@@ -126,19 +125,19 @@ class _Fitted:
         """What the rule of its group scores on every query; an unknown group gets another's."""
         if not len(self.groups):
             return rows.chance
-        at = np.minimum(np.searchsorted(self.groups, group), len(self.groups) - 1)
+        rule = np.minimum(np.searchsorted(self.groups, group), len(self.groups) - 1)
         query = np.arange(len(group))
-        inside = self.sets[at][:, None]
-        distance = np.where(inside, rows.distance[query, self.side[at]], FAR)
+        inside = self.sets[rule][:, None]
+        distance = np.where(inside, rows.distance[query, self.side[rule]], FAR)
         distance = distance.reshape(len(group), -1)
-        right = rows.right[query, self.side[at]].reshape(len(group), -1)
+        right = rows.right[query, self.side[rule]].reshape(len(group), -1)
         nearest = distance.min(-1, keepdims=True)
-        second = self.rank[at] == 1
+        second = self.rank[rule] == 1
         distance = np.where(second[:, None] & (distance == nearest), FAR, distance)
         named = distance.argmin(-1)
         exists = distance[query, named] < FAR
         value = np.where(exists, right[query, named], rows.chance)
-        offset = self.offset[at]
+        offset = self.offset[rule]
         return np.where(offset >= 0, rows.offsets[query, offset], value)
 
 
@@ -225,11 +224,11 @@ def _merged(
     closer, equal = c < a, c == a
     first, hit_first = np.where(closer, c, a), np.where(closer, hit_c, hit_a)
     # The second is the smaller of the two that remain.
-    one, hit_one = np.where(closer, a, b), np.where(closer, hit_a, hit_b)
-    other = np.where(closer | equal, d, c)
-    hit_other = np.where(closer | equal, hit_d, hit_c)
-    second = np.minimum(one, other)
-    hit_second = np.where(other < one, hit_other, hit_one)
+    farther, hit_farther = np.where(closer, a, b), np.where(closer, hit_a, hit_b)
+    following = np.where(closer | equal, d, c)
+    hit_following = np.where(closer | equal, hit_d, hit_c)
+    second = np.minimum(farther, following)
+    hit_second = np.where(following < farther, hit_following, hit_farther)
     return np.stack([first, second], 1), np.stack([hit_first, hit_second], 1)
 
 

@@ -126,7 +126,7 @@ def _sinks() -> list[Role]:
 
 
 def _breadths() -> list[Role]:
-    """Evenness is compared with its limit alone, so that there is no range to cover."""
+    """Evenness is compared with its limit alone, so no lift is needed."""
     even = "a token → all visible tokens, evenly"
     beside = "a token → all visible tokens that are no sinks, evenly"
     return [

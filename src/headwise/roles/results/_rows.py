@@ -153,10 +153,10 @@ def _none_found(rows: Iterable[tuple[str, bool, float]]) -> str:
         return _UNREACHABLE if beyond else untested(max(texts.values(), default=0))
     if not few:
         return "no role found"
-    found = f"no role found among {sum(tested.values())} tested"
+    line = f"no role found among {sum(tested.values())} tested"
     if short:
-        found += f"; {len(short)} {untested(max(short)).replace(': ', ': at most ')}"
-    return f"{found}; {beyond} {_UNREACHABLE}" if beyond else found
+        line += f"; {len(short)} {untested(max(short)).replace(': ', ': at most ')}"
+    return f"{line}; {beyond} {_UNREACHABLE}" if beyond else line
 
 
 def shortfall(row: Mapping[Any, Any]) -> str:

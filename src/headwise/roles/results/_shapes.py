@@ -49,20 +49,20 @@ def length_measures(
     value, count = (sums[:, sinks].astype(np.float64) for sums in (family.value, family.count))
     order = np.argsort(lengths, kind="stable")
     third = len(order) // _THIRDS
-    found = {
+    measures = {
         "short": _rate(value[order[:third]], count[order[:third]]),
         "long": _rate(value[order[len(order) - third :]], count[order[len(order) - third :]]),
     }
     once = np.ones((1, len(lengths)))
     resamples = resample_counts(len(lengths), DRAWS, seed).astype(np.float64)
     draws = _slopes(value, count, lengths, resamples)
-    found["by_length"] = _slopes(value, count, lengths, once)[0]
+    measures["by_length"] = _slopes(value, count, lengths, once)[0]
     known = ~np.isnan(draws).all(0)
     low, high = np.full((2, len(known)), np.nan)
     if known.any():
         low[known], high[known] = np.nanquantile(draws[:, known], _TAILS, axis=0)
-    found |= {"by_length.low": low, "by_length.high": high}
-    return {name: _spread(column, sinks) for name, column in found.items()}
+    measures |= {"by_length.low": low, "by_length.high": high}
+    return {name: _spread(column, sinks) for name, column in measures.items()}
 
 
 def _slopes(
@@ -113,17 +113,17 @@ def _shape_of(by_role: Mapping[str, Mapping[Any, Any]]) -> dict[str, Any]:
     parts = ["sink"] * bool(sinks) + ["diffuse"] * bool(spread is not None and spread["found"])
     if not parts:
         return {}
-    found: dict[str, Any] = {"shape": " + ".join(parts), "token": "", "carries": ""}
-    found["evenness"] = np.nan if even is None else even["effect"]
-    found["evenness_beside_sinks"] = np.nan if beside is None else beside["effect"]
+    shape: dict[str, Any] = {"shape": " + ".join(parts), "token": "", "carries": ""}
+    shape["evenness"] = np.nan if even is None else even["effect"]
+    shape["evenness_beside_sinks"] = np.nan if beside is None else beside["effect"]
     if sinks:
         sink = max(sinks, key=lambda row: row["effect"])
-        found["token"] = " and ".join(row["role"] for row in sinks)
-        found["attention"] = sink["effect"]
-        found |= {key: sink[key] for key in ("ci_low", "ci_high", "value")}
-        found |= {key: sink.get(key, np.nan) for key in _LENGTH_COLUMNS}
-        found["carries"] = _carries(sink)
-    return found
+        shape["token"] = " and ".join(row["role"] for row in sinks)
+        shape["attention"] = sink["effect"]
+        shape |= {key: sink[key] for key in ("ci_low", "ci_high", "value")}
+        shape |= {key: sink.get(key, np.nan) for key in _LENGTH_COLUMNS}
+        shape["carries"] = _carries(sink)
+    return shape
 
 
 def _carries(sink: Mapping[Any, Any]) -> str:

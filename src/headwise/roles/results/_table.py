@@ -112,7 +112,7 @@ class Roles:
         return outcomes_by_role(self._role_rows)
 
     def shapes(self) -> pd.DataFrame:
-        """The heads that are sinks or attend diffusely: where attention rests, not what it seeks.
+        """The heads that are sinks or attend diffusely, whatever the text says.
 
         Returns:
             A row per head: name, stack, layer, head, then `shape` (`sink`, `diffuse` or

@@ -60,8 +60,8 @@ class Masses:
     def best_set(self, selection: Bool[np.ndarray, " M"], most: int) -> list[int]:
         """A set whose mean mass decides best on some examples, grown one head at a time.
 
-        A head joins if the set then decides more examples rightly; of equal ones, the head that
-        leaves the largest mean margin.
+        A head joins if the set then decides more examples rightly; among equal heads, the one
+        that leaves the largest mean margin.
         """
         chosen_from = self._only(selection)
         order = np.argsort(-chosen_from.margins().mean(0), kind="stable")[:_CANDIDATES]

@@ -138,7 +138,7 @@ def _worst_gain(
 ) -> Float[np.ndarray, " _"]:
     """The gain of a text of average size where the null is always right and the head never.
 
-    Evenness is no share of queries that are right: its worst gain is the least that was observed.
+    Evenness is not a share of right queries, so its worst gain is the least observed one.
     """
     count = family.count[:, keep]
     size = _divide(count.sum(0, dtype=np.float64), (count > 0).sum(0).astype(np.float64), 0.0)

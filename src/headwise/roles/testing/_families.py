@@ -30,8 +30,8 @@ _NULL_NAMES = {
 }
 _NULL_MODELS = ("permuted", "random")
 _CLASSES = ("class", "set", "by class")
-# Which nulls apply to each kind of role. An offset is no null for an offset. No head is a null
-# for evenness, since small weights make attention even: the limit of evenness stands for chance.
+# Which nulls apply to each kind of role. An offset cannot be a null for an offset, nor a
+# head for evenness, since small weights make attention even: its limit is used in place of chance.
 _APPLICABLE = {
     "offset": ("chance", *_NULL_MODELS),
     "sink": ("chance", *_NULL_MODELS),
@@ -71,7 +71,7 @@ NamedBaseline = tuple[str, list[str], Baseline]
 
 
 def null_head_baseline(scores: RoleScores, split: Split) -> Baseline:
-    """The best heads of a null model, for each head the best of those with as many queries.
+    """The best heads of a null model: each head is compared with those of as many queries.
 
     A layer with a sliding window has fewer eligible queries, and easier ones.
     """
@@ -108,7 +108,7 @@ def make_family(
     (selection_value, value), (selection_count, count) = (
         split.halves(sums * applies) for sums in (scores.value, scores.count)
     )
-    # Unknown unless they are filled in: sums on the held-out half, rates on the selection half.
+    # NaN until a null fills them in: sums on the held-out half, rates on the selection half.
     held = {name: np.full(value.shape, np.nan, np.float32) for name in NULLS}
     chosen = {name: np.full((1, *value.shape[1:]), np.nan) for name in NULLS}
     even, held["chance"] = split.halves(_chance(roles, scores) * applies)

@@ -19,7 +19,7 @@ READ = ("permuted", "random", "shuffled")
 
 @dataclass(frozen=True)
 class Evidence:
-    """Which nulls heads are compared with, beside those that cost nothing, and the seed.
+    """Which nulls to evaluate besides those that cost no pass over the texts, and the seed.
 
     A null is a baseline without knowledge of the relation. Each null here costs a pass over the
     texts. `permuted` is the best head of the same model with the entries of every weight matrix

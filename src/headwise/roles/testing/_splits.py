@@ -80,16 +80,16 @@ class Evaluated:
 
         NaN without a further split.
         """
-        found = []
+        per_split = []
         for split in range(1, len(self.trials)):
             families = self.families(split)
             verdicts = judge(families, draws=_DRAWS, seed=seed, intervals=False)
             pairs = zip(families, verdicts, strict=True)
-            found.append([has_role(*pair) for pair in pairs])
-        if not found:
+            per_split.append([has_role(*pair) for pair in pairs])
+        if not per_split:
             sizes = (scores.value.shape[1:] for scores in self.scores)
             return [np.full(roles * heads, np.nan) for roles, heads in sizes]
-        return [np.mean(columns, axis=0) for columns in zip(*found, strict=True)]
+        return [np.mean(columns, axis=0) for columns in zip(*per_split, strict=True)]
 
     @property
     def passes(self) -> str:

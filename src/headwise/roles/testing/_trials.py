@@ -50,7 +50,7 @@ class Trial:
         evaluator: The items and their roles.
         contrast_null: The name of the null that the contrast serves.
         contrast: The same items altered so that the relations of some roles mean nothing.
-        sizes: Of each item of text, its tokens and 1.
+        sizes: The number of tokens of each item, and 1, to average them over a text.
     """
 
     evaluator: Evaluator
@@ -61,7 +61,7 @@ class Trial:
 
     @property
     def lengths(self) -> Float[np.ndarray, " held"]:
-        """The tokens that the model reads at once of each held-out text, in the mean."""
+        """The mean number of tokens in the items of each held-out text."""
         assert self.sizes is not None
         total, pieces = self.split.halves(self.sizes)[1][:, 0].T
         return total / pieces
@@ -110,7 +110,7 @@ def distinct_texts(texts: Sequence[AnnotatedText]) -> list[str]:
 
 
 def digest_of_text(text: str) -> bytes:
-    """What a text is known by wherever its sums are computed."""
+    """A hash that identifies a text in every shard and process."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_SIZE).digest()
 
 

@@ -180,8 +180,8 @@ def _keys_of(model: nn.Module, layer: UngroupedLayer, factors: Mapping[str, Tens
     layout, symmetries = layer.layout, layer.keys
     q = _weighted_rows(layout.q, model, factors)
     moments = _sum_by_kv_head(q @ q.mT, layer)
-    # Positions rotate the other features independently, so on average each pair has a weight of
-    # its own and no correlation with others.
+    # Positions rotate each pair of the other features at its own speed, so on average a pair has
+    # one weight, and no correlation with other pairs.
     metric = torch.diag_embed(moments.diagonal(dim1=1, dim2=2))
     block = (..., symmetries.free[:, None], symmetries.free)
     metric[block] = moments[block]
@@ -211,7 +211,7 @@ def _weighted_rows(
 
 
 def _distances(features: Features, symmetries: Symmetries) -> Float64[np.ndarray, "n n"]:
-    """The loss of every two heads by sharing, as a share of the size of all features."""
+    """What every two heads lose by sharing features, as a share of the size of all features."""
     n = len(features.metric)
     losses, total = np.zeros((n, n)), 0.0
     for i, j in combinations(range(n), 2):

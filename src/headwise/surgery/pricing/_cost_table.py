@@ -1,4 +1,4 @@
-"""`Costs`: the cost of each head of a model, with which plans keep a budget."""
+"""`Costs`: the cost of each head of a model, from which plans keep a budget."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ _WHY_MISSING = {
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """What removing each head saves, and what its key/value head saves with its last query head.
+    """What removing each head saves, and what removing the last query head of a kv head saves.
 
     Attributes:
         heads: The address of each head.
@@ -48,7 +48,7 @@ class Costs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The costs that are known of this model."""
+        """The names of the costs that this model has."""
         return (*self.own, *(["seconds"] if self.seconds else []))
 
     def __str__(self) -> str:

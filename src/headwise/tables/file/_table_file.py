@@ -113,11 +113,11 @@ def read_saved(
     """
     frame, about = read_table_file(Path(path))
     name, version = schema
-    other = next((what for key, what in _KINDS.items() if key in about and key != name), None)
-    if name not in about and other is not None:
+    content = next((label for key, label in _KINDS.items() if key in about and key != name), None)
+    if name not in about and content is not None:
         raise InputError(
-            f"{kind}.load: {path} holds {other}, not {_KINDS[name]}. Give a file that {kind}.save "
-            f"wrote."
+            f"{kind}.load: {path} holds {content}, not {_KINDS[name]}. Give a file that "
+            f"{kind}.save wrote."
         )
     if about.get(name) != version:
         raise InputError(
@@ -144,7 +144,7 @@ def originals_of_rows(frame: pd.DataFrame) -> tuple[Head | None, ...]:
     """The column `original`: each head's address in the original model, None where it has none.
 
     Raises:
-        ValueError: a cell is no name of a head.
+        ValueError: a cell is not the name of a head.
     """
     return tuple(Head.parse(name) if name else None for name in texts_of(frame, "original"))
 

@@ -47,8 +47,8 @@ def attention_forward(
 ) -> tuple[Float[Tensor, "B T H Dv"], Float[Tensor, "B H T S"] | None]:
     """The heads of an attention layer, and its weights if the model was asked for them.
 
-    Calls that torch computes as fast go to the function of `sdpa`, and so does what only that
-    function takes.
+    Calls that torch computes as fast, or that only torch can compute, go to the function of
+    `sdpa`.
 
     Raises:
         UnsupportedError: the layer passes sinks in a form of its own.
@@ -112,7 +112,7 @@ class Call(NamedTuple):
         return not (fits and mask_fits) or more.get("cache") is not None
 
     def native_problem(self) -> AttentionProblem | None:
-        """What the native kernel computes, in a pass that gives statistics, too; None if not."""
+        """The call for the native kernel, which can add statistics; None if it cannot."""
         is_added = self.mask is not None and self.mask.is_floating_point()
         if self.is_left_to_torch or self.needs_weights or is_added or under_autocast(self.q):
             return None
@@ -121,7 +121,7 @@ class Call(NamedTuple):
         return problem if computes_natively(problem) else None
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as they are computed with."""
+        """Queries, keys and values as the kernel reads them: the used keys, in autocast's dtype."""
         q, k, v, S = self.q, self.k, self.v, self._n_keys()
         if k.shape[2] != S:
             k, v = k[:, :, :S], v[:, :, :S]

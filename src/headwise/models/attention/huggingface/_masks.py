@@ -1,4 +1,4 @@
-"""Masks of Hugging Face models in their cheapest form: a rule where one says the same."""
+"""Masks of Hugging Face models in their cheapest form: a rule where one is equivalent."""
 
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -54,8 +54,8 @@ def attention_mask(
     """The mask of an attention layer, as transformers asks an implementation for it.
 
     Returns:
-        None where the kernel's causal flag or no mask says the same, as under `sdpa`; else a mask
-        that is a rule where the parts of `mask_function` are known ones; else booleans.
+        None where no mask, or the kernel's causal flag, is equivalent, as under `sdpa`; else a
+        rule, if all parts of `mask_function` are known; else booleans.
     """
     rule = None
     if _may_be_rule(batch_size * q_length * kv_length, q_length, use_vmap, device, attention_mask):
@@ -78,7 +78,7 @@ def attention_mask(
 def _may_be_rule(
     n_entries: int, T: int, use_vmap: bool, device: torch.device | str, real: Tensor | None
 ) -> bool:
-    """Whether a rule may pay: not for few entries or a single query, nor while being traced."""
+    """Whether a rule may be faster: not with few entries or one query, nor while being traced."""
     if torch.compiler.is_compiling() or is_traced() or use_vmap:
         return False
     on_cpu = torch.device(device).type == "cpu"
@@ -90,24 +90,26 @@ class _Rule(NamedTuple):
     n_keys: int  # keys after these are hidden from every query
 
 
-def _rule(at: _Lengths, function: MaskFunction, real: Bool[Tensor, "B _"] | None) -> _Rule | None:
-    """What a mask function and padding hide, as a rule; None if no rule says the same."""
-    parts = list(_parts(function, at))
+def _rule(
+    lengths: _Lengths, function: MaskFunction, real: Bool[Tensor, "B _"] | None
+) -> _Rule | None:
+    """A mask function and padding as a rule; None if no rule is equivalent."""
+    parts = list(_parts(function, lengths))
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
-    visible, n_keys = reduce(and_, known), at.S
-    if visible != Window(None, None) and at.n_keys != at.S:
+    visible, n_keys = reduce(and_, known), lengths.S
+    if visible != Window(None, None) and lengths.n_keys != lengths.S:
         # Rules count queries from the last key on: the unused end of a cache must be hidden.
-        if at.n_keys > at.S or Window(None, 0) not in known:
+        if lengths.n_keys > lengths.S or Window(None, 0) not in known:
             return None
-        n_keys = at.n_keys
-    keys = None if real is None else _real_keys(real, at.first_key, n_keys)
+        n_keys = lengths.n_keys
+    keys = None if real is None else _real_keys(real, lengths.first_key, n_keys)
     return _Rule(visible if keys is None else visible & keys, n_keys)
 
 
-def _parts(function: MaskFunction, at: _Lengths) -> Iterator[Mask | None]:
-    """The rules that together say what a mask function of transformers does; None: unknown."""
+def _parts(function: MaskFunction, lengths: _Lengths) -> Iterator[Mask | None]:
+    """The rules that a mask function of transformers combines; None for an unknown one."""
     name, known = _name(function), _variables(function)
     if function is masking_utils.causal_mask_function:
         yield Window(None, 0)
@@ -118,22 +120,22 @@ def _parts(function: MaskFunction, at: _Lengths) -> Iterator[Mask | None]:
     elif name == "sliding_window_bidirectional_overlay":
         yield Window(known["sliding_window"], known["sliding_window"])
     elif name == "chunked_overlay":
-        position = torch.arange(at.n_keys) + at.first_key - known["left_padding"][:, None]
+        position = torch.arange(lengths.n_keys) + lengths.first_key - known["left_padding"][:, None]
         yield documents(position // known["chunk_size"])
     elif name == "and_masks":
-        yield from _all_parts(known["mask_functions"], at)
+        yield from _all_parts(known["mask_functions"], lengths)
     else:
         yield None
 
 
-def _all_parts(functions: tuple[MaskFunction, ...], at: _Lengths) -> Iterator[Mask | None]:
+def _all_parts(functions: tuple[MaskFunction, ...], lengths: _Lengths) -> Iterator[Mask | None]:
     if [_name(function) for function in functions] == _PACKED:
         # Within a packed text, positions and columns differ by a constant.
         ids, remapped = (_variables(function) for function in functions)
         yield documents(ids["packed_sequence_mask"])
         functions = (remapped["mask_function"],)
     for function in functions:
-        yield from _parts(function, at)
+        yield from _parts(function, lengths)
 
 
 def _name(function: MaskFunction) -> str:

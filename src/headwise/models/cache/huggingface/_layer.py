@@ -92,7 +92,7 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
-        """Add keys and values; what is returned only our attention can read."""
+        """Add keys and values; only our attention can read the tensors that are returned."""
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise ArgumentError(
                 "CachePlan.cache: the keys require gradients, which cannot pass through memory "
@@ -147,7 +147,7 @@ class HeadCacheLayer(CacheLayerMixin):  # type: ignore[misc]
                 )
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last tokens, of which a number below 0 says how many."""
+        """Take back the last tokens; their number is negative, as in transformers."""
         n, first = -tokens_to_remove, self._texts.first
         for group in self._groups:
             if isinstance(group, StreamingGroup):

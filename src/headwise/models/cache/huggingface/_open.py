@@ -38,7 +38,7 @@ def open_cache(model: nn.Module, windows: Mapping[int, Windows], sinks: int) -> 
         wrap_interface(attend_cached, CACHES)
         hooks.callback(unwrap_interface, CACHES)
         hooks.callback(setattr, texts, "is_open", False)
-        # The model around the layers may be called without what is around itself.
+        # The base model may be called without the head around it.
         for module in {id(m): m for m in (model, getattr(model, "base_model", model))}.values():
             _follow(hooks, module, cache)
         with _checked_texts(model, cache):

@@ -1,14 +1,7 @@
-"""Every use of PyTorch's private interface, and what may be done to a tensor while it is traced.
-
-No other file names a private part of torch. Nothing here runs on import without a fallback, so a
-new version of torch is met in this file alone.
-"""
+"""What may be done to a tensor while it is traced, mapped over or differentiated."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,12 +18,6 @@ except ImportError:
 
     class FakeTensor(Tensor):  # type: ignore[no-redef]
         """Stands in where torch has moved its own: no tensor is one."""
-
-
-def cpu_multiplies_bfloat16_tiles() -> bool:
-    """Whether this CPU has AMX; False where this version of torch does not say."""
-    is_supported = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return is_supported is not None and bool(is_supported())
 
 
 def can_read(*tensors: Tensor) -> bool:
@@ -153,145 +140,9 @@ def mapped_with(x: Tensor, others: Iterable[Tensor]) -> Tensor:
     return x
 
 
-def fused_kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any) -> int:
-    """Which kernel `scaled_dot_product_attention` would take: a value of `SDPBackend`."""
-    return int(torch._fused_sdp_choice(q, k, v, mask, **how))
-
-
-def flash_on_cpu(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **how: Any
-) -> tuple[Tensor, Tensor]:
-    """Torch's flash kernel on a CPU: the heads and their log-sum-exp."""
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    heads, lse = flash(q, k, v, attn_mask=mask, **how)
-    return heads, lse
-
-
-def without_function_modes() -> AbstractContextManager[None]:
-    """A context in which functions of torch reach no function mode and no tensor subclass."""
-    context: AbstractContextManager[None] = torch._C.DisableTorchFunction()
-    return context
-
-
-def without_tensor_subclasses() -> AbstractContextManager[None]:
-    """A context in which functions of torch reach no tensor subclass; function modes stay."""
-    context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
-    return context
-
-
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Apply a function to everything in nested tuples, lists and dictionaries."""
-    from torch.utils._pytree import tree_map
-
-    return tree_map(function, tree)
-
-
 def in_backward() -> bool:
     """Whether autograd is running a backward pass in this thread."""
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def has_function_modes() -> bool:
-    """Whether any function mode is active in this thread."""
-    return torch._C._len_torch_function_stack() > 0
-
-
-def push_function_mode(mode: Any) -> None:
-    """Make a function mode the innermost one."""
-    modes: Any = torch.overrides  # its functions bear no types
-    modes._push_mode(mode)
-
-
-def pop_function_mode() -> Any:
-    """Remove the innermost function mode and return it."""
-    modes: Any = torch.overrides
-    return modes._pop_mode()
-
-
-# The operators whose calls can be observed, by their names.
-SOFTMAX, FUSED_ATTENTION = "softmax", "scaled_dot_product_attention"
-# Called with the name of an operator, what computes it, and its arguments; returns its result.
-OperatorObserver = Callable[..., Any]
-# A dispatch key above all that compute or differentiate, which torch itself leaves free.
-_OBSERVED_KEY = "TESTING_ONLY_GenericMode"
-
-
-class _Observers(threading.local):
-    """The observers of this thread, the innermost last, and the guard that is open with them."""
-
-    def __init__(self) -> None:
-        self.all: list[OperatorObserver] = []
-        self.guard: Any = None
-
-
-_observers = _Observers()
-
-
-@cache
-def can_observe_operators() -> bool:
-    """Whether calls of single operators can be observed at no cost for the others."""
-    try:
-        _make_observable()
-    except (AttributeError, RuntimeError):  # another version of torch, or another user of the key
-        return False
-    return True
-
-
-@cache
-def _make_observable() -> tuple[Any, ...]:
-    """Kernels of the observed operators under a key that is on only while there are observers."""
-    library: Any = torch.library  # its functions bear no types
-    fallback = library.Library("_", "IMPL")
-    fallback.fallback(library.fallthrough_kernel, _OBSERVED_KEY)
-    kernels = library.Library("aten", "IMPL", _OBSERVED_KEY)
-    kernels.impl("softmax.int", partial(_observed, SOFTMAX, torch.ops.aten.softmax.int))
-    fused = torch.ops.aten.scaled_dot_product_attention.default
-    kernels.impl(FUSED_ATTENTION, partial(_observed, FUSED_ATTENTION, fused))
-    return fallback, kernels  # which unregister when they are collected
-
-
-@cache
-def _observed_key() -> Any:
-    return torch._C._dispatch_key_parse(_OBSERVED_KEY)
-
-
-def _observed(name: str, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call an operator through the observers of this thread, which do not observe each other."""
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_observed_key())):
-        # A compiler traces with tensors of its own, and what it traces runs later.
-        if type(args[0]).__module__.startswith("torch._subclasses"):
-            return operator(*args, **kwargs)
-        call = operator
-        for observer in _observers.all:
-            call = partial(observer, name, call)
-        return call(*args, **kwargs)
-
-
-def observe_operators(observer: OperatorObserver) -> None:
-    """Let an observer receive the observed operators' calls in this thread."""
-    if observer not in _observers.all:
-        _observers.all.append(observer)
-    if not torch._C._dispatch_tls_is_dispatch_key_included(_observed_key()):
-        _observers.guard = torch._C._IncludeDispatchKeyGuard(_observed_key())
-        _observers.guard.__enter__()
-
-
-def stop_observing_operators(observer: OperatorObserver) -> None:
-    """Undo `observe_operators`; nothing if the observer is not there."""
-    if observer in _observers.all:
-        _observers.all.remove(observer)
-    if not _observers.all and _observers.guard is not None:
-        _observers.guard.__exit__(None, None, None)
-        _observers.guard = None
-
-
-def without_operator_observers(most: int) -> AbstractContextManager[None]:
-    """A context in which no operator is observed, if there are no more observers than `most`."""
-    if not 0 < len(_observers.all) <= most:
-        return nullcontext()
-    keys = torch._C.DispatchKeySet(_observed_key())
-    context: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(keys)
-    return context
 
 
 def in_func_transform() -> bool:

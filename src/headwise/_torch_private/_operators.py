@@ -1,0 +1,94 @@
+"""Observing calls of single operators, at no cost for the others."""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+# The operators whose calls can be observed, by their names.
+SOFTMAX, FUSED_ATTENTION = "softmax", "scaled_dot_product_attention"
+# Called with the name of an operator, what computes it, and its arguments; returns its result.
+OperatorObserver = Callable[..., Any]
+# A dispatch key above all that compute or differentiate, which torch itself leaves free.
+_OBSERVED_KEY = "TESTING_ONLY_GenericMode"
+
+
+class _Observers(threading.local):
+    """The observers of this thread, the innermost last, and the guard that is open with them."""
+
+    def __init__(self) -> None:
+        self.all: list[OperatorObserver] = []
+        self.guard: Any = None
+
+
+_observers = _Observers()
+
+
+@cache
+def can_observe_operators() -> bool:
+    """Whether calls of single operators can be observed at no cost for the others."""
+    try:
+        _make_observable()
+    except (AttributeError, RuntimeError):  # another version of torch, or another user of the key
+        return False
+    return True
+
+
+@cache
+def _make_observable() -> tuple[Any, ...]:
+    """Kernels of the observed operators under a key that is on only while there are observers."""
+    library: Any = torch.library  # its functions bear no types
+    fallback = library.Library("_", "IMPL")
+    fallback.fallback(library.fallthrough_kernel, _OBSERVED_KEY)
+    kernels = library.Library("aten", "IMPL", _OBSERVED_KEY)
+    kernels.impl("softmax.int", partial(_observed, SOFTMAX, torch.ops.aten.softmax.int))
+    fused = torch.ops.aten.scaled_dot_product_attention.default
+    kernels.impl(FUSED_ATTENTION, partial(_observed, FUSED_ATTENTION, fused))
+    return fallback, kernels  # which unregister when they are collected
+
+
+@cache
+def _observed_key() -> Any:
+    return torch._C._dispatch_key_parse(_OBSERVED_KEY)
+
+
+def _observed(name: str, operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call an operator through the observers of this thread, which do not observe each other."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_observed_key())):
+        # A compiler traces with tensors of its own, and what it traces runs later.
+        if type(args[0]).__module__.startswith("torch._subclasses"):
+            return operator(*args, **kwargs)
+        call = operator
+        for observer in _observers.all:
+            call = partial(observer, name, call)
+        return call(*args, **kwargs)
+
+
+def observe_operators(observer: OperatorObserver) -> None:
+    """Let an observer receive the observed operators' calls in this thread."""
+    if observer not in _observers.all:
+        _observers.all.append(observer)
+    if not torch._C._dispatch_tls_is_dispatch_key_included(_observed_key()):
+        _observers.guard = torch._C._IncludeDispatchKeyGuard(_observed_key())
+        _observers.guard.__enter__()
+
+
+def stop_observing_operators(observer: OperatorObserver) -> None:
+    """Undo `observe_operators`; nothing if the observer is not there."""
+    if observer in _observers.all:
+        _observers.all.remove(observer)
+    if not _observers.all and _observers.guard is not None:
+        _observers.guard.__exit__(None, None, None)
+        _observers.guard = None
+
+
+def without_operator_observers(most: int) -> AbstractContextManager[None]:
+    """A context in which no operator is observed, if there are no more observers than `most`."""
+    if not 0 < len(_observers.all) <= most:
+        return nullcontext()
+    keys = torch._C.DispatchKeySet(_observed_key())
+    context: AbstractContextManager[None] = torch._C._ExcludeDispatchKeyGuard(keys)
+    return context
