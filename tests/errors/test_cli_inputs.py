@@ -17,6 +17,7 @@ limit = 3
 def earlier(text): return [(i, i - 1) for i in range(1, len(text.tokens))]
 def two(text, other): return []
 def failing(text): return [(0, text.tokens[99])]
+def yielding(text): yield text.tokens[99], 0
 def leaving(text): raise SystemExit(3)
 """
 
@@ -91,6 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "roles model --text t.txt --relation rules.py:failing",
             "rules.py fails (IndexError: tuple index out of range) for the text 'I work you work'",
         ),
+        ("roles model --text t.txt --relation rules.py:yielding", "fails (IndexError: tuple index"),
         ("roles model --text t.txt --relation rules.py:leaving", "rules.py fails (SystemExit: 3)"),
         (
             "observe model --text t.txt --statistics entropy,top(frst)",

@@ -1,6 +1,6 @@
 """Relations of the user's own, from Python files that the user names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
@@ -80,7 +80,8 @@ def _with_named_failures(function: Callable[[TokenText], Any], path: Path, name:
     @wraps(function)
     def relation(text: TokenText) -> Any:
         try:
-            return function(text)
+            result = function(text)
+            return list(result) if isinstance(result, Iterator) else result  # runs a generator
         except (Exception, SystemExit) as error:  # whatever the function raises
             raise InputError(
                 f"--relation: {name} in {path} fails ({type(error).__name__}: {error}) for the "
