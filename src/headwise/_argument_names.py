@@ -16,8 +16,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _BLOCKED = "where True = blocked; here True = may attend"
 MASKS = {
     "is_causal": "causal=True (with fewer queries than keys, the last query sees the last key)",
-    "attn_mask": "mask=, where True = may attend, as in scaled_dot_product_attention; for the mask "
-    f"of nn.MultiheadAttention, {_BLOCKED}, give mask=masks.from_blocked(attn_mask)",
+    "attn_mask": "mask=, where True = may attend, as in scaled_dot_product_attention. In "
+    "nn.MultiheadAttention True = blocked: give mask=masks.from_blocked(attn_mask)",
     "key_padding_mask": f"mask=masks.from_blocked(key_padding_mask[:, None, None]), {_BLOCKED}",
     "src_key_padding_mask": f"mask=masks.from_blocked(mask[:, None, None]), {_BLOCKED}",
     "attention_mask": "mask=masks.from_binary(attention_mask[:, None, None]), where 1 = may attend",
@@ -48,6 +48,7 @@ ATTEND = MASKS | {
 LAYER = {
     "embed_dim": "d_model=",
     "hidden_size": "d_model=",
+    "n_embd": "d_model=",
     "d_in": "d_model=",
     "num_heads": "n_heads=",
     "n_head": "n_heads=",
@@ -157,7 +158,9 @@ def _advice(
         if name in ours:
             continue
         if name in names:
-            return f"{name} has another name here. Give {names[name]}."
+            is_absent = names[name].startswith("nothing")
+            problem = "is not needed here" if is_absent else "has another name here"
+            return f"{name} {problem}. Give {names[name]}."
         if close := get_close_matches(name, ours, 1):
             return f"there is no argument {name}. Did you mean {close[0]}?"
         listed = ", ".join(other for other in ours if other != "self")

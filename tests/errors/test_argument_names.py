@@ -72,6 +72,23 @@ SCORES = Scores((Head("", 0, 0), Head("", 0, 1)), np.array([0, 1]), np.array([[4
             lambda: hw.reference.MultiHeadAttention(6, num_heads=2),
             "MultiHeadAttention: num_heads .*n_heads=",
         ),
+        (lambda: hw.MultiHeadAttention(n_embd=6, n_head=2), "n_embd .*Give d_model="),
+        (
+            lambda: hw.MultiHeadAttention.from_state_dict({}, num_heads=2),
+            "from_state_dict: num_heads .*Give n_heads=",
+        ),
+        (
+            lambda: hw.reference.MultiHeadAttention(6, 2).forward(X.numpy(), is_causal=True),
+            r"forward: is_causal .*mask=np.tri\(.*True = may attend",
+        ),
+        (
+            lambda: hw.reference.MultiHeadAttention(6, 2)(X.numpy(), attn_mask=MASK.numpy()),
+            "attn_mask .*True = blocked: give mask=~attn_mask",
+        ),
+        (
+            lambda: hw.load("model", trust_remote_code=True),
+            "trust_remote_code is not needed here. Give nothing: code beside",
+        ),
         (lambda: hw.plan(SCORES, 0.3), "plan: only the scores have no name. Give remove=0.3"),
         (lambda: hw.plan(SCORES, amount=0.3), "plan: amount .*remove=0.3"),
         (lambda: hw.plan(SCORES, keep=0.7), "plan: keep .*the share of heads to remove: 1 - keep"),

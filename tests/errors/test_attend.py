@@ -100,6 +100,11 @@ def test_attend_refuses(
         (lambda: masks.from_blocked(torch.zeros(3).bool()), ShapeError, r"\(3,\)"),
         (lambda: masks.from_flex(torch.ones(2, 2).bool()), MaskError, "a Tensor"),
         (lambda: masks.from_additive(torch.tensor([[0.5, 0.0]])), MaskError, "0.5"),
+        (
+            lambda: masks.from_additive(torch.tensor([[0.0, -1e9]])),
+            MaskError,
+            r"between -1e\+09 and 0 .*masks.from_blocked\(mask < 0\) if they block keys",
+        ),
         (lambda: masks.from_additive(torch.zeros(2, 2).bool()), MaskError, "torch.bool"),
         (lambda: masks.from_additive(torch.eye(3)), MaskError, r"\(3, 3\).*only 0 and 1"),
         (lambda: masks.from_binary(torch.tensor([[0.0, 0.5]])), MaskError, "holds 0.5"),

@@ -12,12 +12,27 @@ from folders import write_llama
 WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 
 
+RULES = """
+limit = 3
+def earlier(text): return [(i, i - 1) for i in range(1, len(text.tokens))]
+def two(text, other): return []
+def failing(text): return [(0, text.tokens[99])]
+def yielding(text): yield text.tokens[99], 0
+def leaving(text): raise SystemExit(3)
+"""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("inputs")
     write_llama(place / "model", WORDS, hidden_size=12, num_attention_heads=6)
     (place / "t.txt").write_text("I work you work\nhe works\n", "utf-8")
     (place / "link.html").symlink_to(place / "t.txt")
+    (place / "lines.jsonl").write_text('{"text": "I work"}\n{"text": "he works"}\n', "utf-8")
+    (place / "pretty.json").write_text('{\n "a": [\n  1]\n}\n', "utf-8")
+    (place / "trees.conllu").write_text("# text = I\n1\tI" + "\t_" * 8 + "\n", "utf-8")
+    (place / "cut.safetensors").write_bytes((5000).to_bytes(8, "little") + b'{"a": {')
+    (place / "rules.py").write_text(RULES, "utf-8")
     done = headwise("observe", place / "model", "--text", place / "t.txt", "-o", place / "tab.csv")
     assert done.code == 0, done.err
     return place
@@ -47,6 +62,46 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("prune model --by tab.csv --remove 0.3 -o out", "not the importance of heads (Scores)"),
         ("report model --text - --show -", "--text and --show both read standard input"),
+        (
+            "observe model --text lines.jsonl",
+            "lines.jsonl is JSON, not plain text. Write its texts",
+        ),
+        (
+            "observe model --text pretty.json",
+            "pretty.json is JSON, not plain text. Write its texts",
+        ),
+        ("observe model --text trees.conllu", "trees.conllu is CoNLL-U, not plain text. Name it"),
+        (
+            "observe model --text cut.safetensors",
+            "cut.safetensors is a safetensors file, not UTF-8",
+        ),
+        ("observe t.txt --text t.txt", "t.txt is a file, not a folder. Give the folder of a model"),
+        ("observe ./modle --text t.txt", "modle is not a folder. Did you mean model? Give"),
+        ("observe modle --text t.txt", "(We couldn't connect to"),
+        ("observe modle --text t.txt", "). Did you mean model? Give a model's folder"),
+        ("observe model --txt t.txt", "Try headwise observe --help."),
+        ("observe model", "Missing option '--text'. Try headwise observe --help."),
+        ("obsrve model", "Did you mean 'observe'? Try headwise --help."),
+        ("roles model --text t.txt --relation rules.py:limit", "has no function limit. It has"),
+        ("roles model --text t.txt --relation rules.py:earler", "Did you mean earlier? It has"),
+        (
+            "roles model --text t.txt --relation rules.py:two",
+            "rules.py cannot be called with one argument, the TokenText (missing a required",
+        ),
+        (
+            "roles model --text t.txt --relation rules.py:failing",
+            "rules.py fails (IndexError: tuple index out of range) for the text 'I work you work'",
+        ),
+        ("roles model --text t.txt --relation rules.py:yielding", "fails (IndexError: tuple index"),
+        ("roles model --text t.txt --relation rules.py:leaving", "rules.py fails (SystemExit: 3)"),
+        (
+            "observe model --text t.txt --statistics entropy,top(frst)",
+            "top of 'frst', but no mass has that name. Did you mean first?",
+        ),
+        (
+            "observe model --text t.txt --statistics top(first),top(first)",
+            "top of 'first' is requested twice. Leave one of them out.",
+        ),
         ("report --study model", "model/study.json holds no study"),
         (
             "report model --text t.txt --save t.txt",

@@ -116,3 +116,9 @@ STATE = {f"W_{role}": W for role in "qkvo"}
 def test_what_does_not_load_is_named(state, options, error, message) -> None:
     with pytest.raises(error, match=f"^from_state_dict: .*{message}"):
         hw.MultiHeadAttention.from_state_dict(state, 3, **options)
+
+
+def test_load_state_dict_names_the_way_in_for_textbook_names() -> None:
+    state = {f"W_{role}.weight": torch.zeros(6, 6) for role in "qkvo"}
+    with pytest.raises(ArgumentError, match=r"unknown \['W_k.*from_state_dict\(state, n_heads\)"):
+        hw.MultiHeadAttention(6, 2).load_state_dict(state)

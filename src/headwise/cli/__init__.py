@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except typer.TyperException as error:  # a usage error
         message = error.format_message().rstrip(".").replace("?.", "?")
         end = "" if message.endswith("?") else "."
-        code = print_error(f"{message}{end} Try headwise --help.")
+        context = getattr(error, "ctx", None)
+        command_path = context.command_path if context else "headwise"
+        code = print_error(f"{message}{end} Try {command_path} --help.")
     except OSError as error:  # such as a full disk
         code = print_error(f"{error.filename or 'headwise'}: {error.strerror or error}.")
     except (MemoryError, RuntimeError) as error:

@@ -9,7 +9,7 @@ EXAMPLES = {
     "heads": "headwise heads gpt2 --examples examples.jsonl --out heads.json",
     "importance": "headwise importance gpt2 --text texts.txt --out scores.parquet",
     "prune": "headwise prune gpt2 --by scores.parquet --remove 0.3 --text texts.txt --out smaller",
-    "group": "headwise group gpt2 --kv-heads 4 --text texts.txt --out grouped",
+    "group": "headwise group Qwen/Qwen3-0.6B --kv-heads 4 --text texts.txt --out grouped",
     "cache": "headwise cache gpt2 --keep 0.5 --window 256 --out plan.json",
     "compare": "headwise compare gpt2 ./fine-tuned --text texts.txt --out compare.html",
     "corpus": "headwise corpus gpt2 --data 'data/*.parquet' --out run --workers 2",

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from headwise._argument_names import LAYER, suggests
 from headwise.errors import ArgumentError, UnsupportedError
 from headwise.layer._biases import PositionBias
 from headwise.layer._core import HeadAttention, HeadNorm
@@ -72,6 +73,7 @@ class ConvertibleLayer(nn.Module):
         return translate(state, (self.n_heads * self.head_dim, keys, values))
 
     @classmethod
+    @suggests({other: ours for other, ours in LAYER.items() if ours == "n_heads="})
     def from_state_dict(
         cls: type[Layer], state_dict: Mapping[str, Any], n_heads: int, **options: Any
     ) -> Layer:

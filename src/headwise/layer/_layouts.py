@@ -79,10 +79,12 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     )
     if unknown or missing:
         biases = {name for name in state if name.endswith("_proj.bias")}
-        advice = "bias='qkv'" if biases == _INNER_BIASES else "the options of those tensors"
+        options = "bias='qkv'" if biases == _INNER_BIASES else "the options of those tensors"
+        advice = f"Make the layer with {options}."
+        if {*missing} >= {"q_proj.weight", "k_proj.weight", "v_proj.weight"}:
+            advice = "MultiHeadAttention.from_state_dict(state, n_heads) reads textbooks' names."
         raise ArgumentError(
-            f"MultiHeadAttention.load_state_dict: unknown {unknown}, missing {missing}. "
-            f"Make the layer with {advice}."
+            f"MultiHeadAttention.load_state_dict: unknown {unknown}, missing {missing}. {advice}"
         )
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape:

@@ -66,7 +66,8 @@ def from_additive(additive: Float[Tensor, "*shape"]) -> Mask:
     if bool(bias.any()):
         raise MaskError(
             f"from_additive: entries between {bias.min().item():g} and {bias.max().item():g} "
-            f"are a bias, not a mask. Give them as attend(bias=...)."
+            f"are a bias, not a mask. Give masks.from_blocked(mask < 0) if they block keys, as "
+            f"-1e9 does in textbooks, or attend(bias=mask) to add them."
         )
     return Dense(visible)
 

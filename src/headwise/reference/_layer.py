@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Num
 from numpy.typing import DTypeLike
 
-from headwise._argument_names import LAYER, suggests
+from headwise._argument_names import LAYER, MASKS, suggests
 from headwise.errors import ShapeError
 from headwise.reference._formula import Mask, additive, scaled_dot_product
 
@@ -15,6 +15,18 @@ Rows = Num[np.ndarray, "*B T d_model"]
 Memory = Num[np.ndarray, "*B S d_model"]
 Out = Float[np.ndarray, "*B T d_model"]
 Weights = Float[np.ndarray, "*B H T S"]
+
+_ADDITIVE = "mask=, booleans (True = may attend) or floats added to the logits"
+_CAUSAL = "mask=np.tri(len(x), dtype=bool), where True = may attend"
+_FORWARD = MASKS | {
+    "is_causal": _CAUSAL,
+    "causal": _CAUSAL,
+    "attn_mask": f"{_ADDITIVE}. In nn.MultiheadAttention True = blocked: give mask=~attn_mask",
+    "key_padding_mask": "mask=~key_padding_mask[:, None, None], where True = may attend",
+    "attention_mask": "mask=attention_mask[:, None, None].astype(bool), where True = may attend",
+    "key": "memory=, the input of keys and values",
+    "context": "memory=, the input of keys and values",
+}
 
 
 class MultiHeadAttention:
@@ -49,6 +61,7 @@ class MultiHeadAttention:
             setattr(layer, name, getattr(self, name).astype(dtype))
         return layer
 
+    @suggests(_FORWARD)
     def forward(
         self,
         x: Rows,

@@ -116,11 +116,14 @@ class Request:
         masses = (*OFFSETS, *self.classes, *self.relations, *self.pairs, *self.spans)
         for measure, names in (("top", self.top), ("value", self.value)):
             for name in names:
-                if name not in masses or names.count(name) > 1:
+                if names.count(name) > 1:
                     raise ArgumentError(
-                        f"Request: {measure} of {name!r} is requested twice, or no mass has "
-                        f"that name.{did_you_mean(name, masses)} "
-                        f"Choose from {', '.join(masses)}, each once."
+                        f"Request: {measure} of {name!r} is requested twice. Leave one of them out."
+                    )
+                if name not in masses:
+                    raise ArgumentError(
+                        f"Request: {measure} of {name!r}, but no mass has that name."
+                        f"{did_you_mean(name, masses)} Choose from {', '.join(masses)}."
                     )
 
     @classmethod

@@ -155,7 +155,9 @@ def _share_of(remove: str) -> float | None:
     except ValueError:
         share = float("nan")
     if not 0 <= share <= 1:
-        raise ArgumentError(f"prune: --remove {remove}. Give a share from 0 to 1, or auto.")
+        raise ArgumentError(
+            f"prune: --remove {remove}. Give a share between 0 and 1, such as 0.3, or auto."
+        )
     return share
 
 

@@ -1,9 +1,13 @@
 """Relations of the user's own, from Python files that the user names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
+from headwise._display import did_you_mean
 from headwise.errors import ArgumentError, InputError
 from headwise.roles import Pairs, TokenText
 
@@ -18,7 +22,7 @@ def load_relations(sources: Sequence[str], model: str) -> dict[str, Relation]:
     Raises:
         ArgumentError: a source is not FILE.py:NAME, lies in the model's folder, or two have one
             name.
-        InputError: the file cannot be read or fails, or has no such function.
+        InputError: the file cannot be read or fails, or has no such function of one argument.
     """
     relations: dict[str, Relation] = {}
     for source in sources:
@@ -42,14 +46,14 @@ def load_relations(sources: Sequence[str], model: str) -> dict[str, Relation]:
 
 def _function(path: Path, name: str) -> Relation:
     if not path.is_file():
-        raise InputError(f"--relation: {path} is no file. Give FILE.py:NAME.")
+        raise InputError(f"--relation: {path} is not a file. Give FILE.py:NAME.")
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None  # it ends in .py
     assert spec.loader is not None
     module = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the file raises
+    except (Exception, SystemExit) as error:  # whatever the file raises
         raise InputError(
             f"--relation: {path} fails ({type(error).__name__}: {error}). Correct it."
         ) from error
@@ -57,6 +61,31 @@ def _function(path: Path, name: str) -> Relation:
     if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value)]
         raise InputError(
-            f"--relation: {path} has no function {name}. It has {', '.join(functions) or 'none'}."
+            f"--relation: {path} has no function {name}.{did_you_mean(name, functions)} It has "
+            f"{', '.join(functions) or 'none'}."
         )
-    return function
+    try:
+        signature(function).bind(None)
+    except TypeError as error:
+        raise InputError(
+            f"--relation: {name}{signature(function)} in {path} cannot be called with one "
+            f"argument, the TokenText ({error}). Write def {name}(text): ..."
+        ) from error
+    return _with_named_failures(function, path, name)
+
+
+def _with_named_failures(function: Callable[[TokenText], Any], path: Path, name: str) -> Relation:
+    """The function, whose exceptions name it, its file and the text."""
+
+    @wraps(function)
+    def relation(text: TokenText) -> Any:
+        try:
+            result = function(text)
+            return list(result) if isinstance(result, Iterator) else result  # runs a generator
+        except (Exception, SystemExit) as error:  # whatever the function raises
+            raise InputError(
+                f"--relation: {name} in {path} fails ({type(error).__name__}: {error}) for the "
+                f"text {text.text.text[:40]!r}. Correct it."
+            ) from error
+
+    return relation

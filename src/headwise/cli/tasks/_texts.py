@@ -1,7 +1,9 @@
 """Texts and sentence pairs from files, drawn as the options of a command ask for it."""
 
+import json
 import random
 import sys
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,15 +44,39 @@ def read_text_file(path: Path) -> list[str]:
     """The texts of a file, or of standard input for `-`.
 
     Raises:
-        InputError: the file holds no texts, or is a table that headwise saved.
+        InputError: the file holds no texts, is a table that headwise saved, or holds JSON or
+            CoNLL-U, whose keys and columns are not text.
     """
-    texts = read_texts(_opened(path))
+    source = _opened(path)
+    texts = read_texts(source)
     if texts[0].startswith(_TABLE_STARTS):
         raise InputError(
             f"read_texts: {path} is a table or a plan that headwise saved, not text. Name a text "
             f"file."
         )
+    if kind := _kind_of_markup(texts):
+        raise InputError(f"read_texts: {source} is {kind}, not plain text. {_TEXT_ADVICE[kind]}")
     return texts
+
+
+_TEXT_ADVICE = {
+    "JSON": "Write its texts to a file, one per line, or name it with roles --spans if it holds "
+    "annotated texts.",
+    "CoNLL-U": "Name it with roles --conllu, or write its sentences to a file, one per line.",
+}
+
+
+def _kind_of_markup(texts: list[str]) -> str:
+    """The format that a file is in by its first lines; empty for plain text."""
+    lines = (line for text in texts for line in text.split("\n"))
+    first = next((line for line in lines if not line.startswith("# ")), "")
+    if len(first.split("\t")) == 10:
+        return "CoNLL-U"
+    for candidate in (first, "\n".join(texts)) if first.startswith("{") else ():
+        with suppress(ValueError, RecursionError):
+            json.loads(candidate)
+            return "JSON"
+    return ""
 
 
 def _opened(path: Path) -> Path | _StandardInput:

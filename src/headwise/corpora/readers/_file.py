@@ -58,7 +58,9 @@ def decode(data: bytes, source: Source, who: str) -> str:
         InputError: they are not UTF-8.
     """
     if kind := _kind_of(data):
-        raise InputError(f"{who}: {name_of(source)} is {kind}, not text. Name a UTF-8 text file.")
+        raise InputError(
+            f"{who}: {name_of(source)} is {kind}, not UTF-8 text. Name a UTF-8 text file."
+        )
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -82,13 +84,16 @@ _KINDS = {
 }
 
 
+_LONGEST_HEADER = 100_000_000  # of a safetensors file, in bytes, by its specification
+
+
 def _kind_of(data: bytes) -> str:
     """The kind of a file that is not UTF-8 text, by its first bytes; empty if unknown."""
     for start, kind in _KINDS.items():
         if data.startswith(start):
             return kind
     # A safetensors file: the length of a JSON header, then the header.
-    is_tensors = data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < len(data)
+    is_tensors = data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < _LONGEST_HEADER
     return "a safetensors file" if is_tensors else ""
 
 

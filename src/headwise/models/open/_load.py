@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from headwise._argument_names import LOAD, suggests
-from headwise._display import counted
+from headwise._display import counted, did_you_mean
 from headwise._packages import require
 from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
@@ -124,9 +124,25 @@ def _folder(source: str | Path) -> Path | None:
             )
         _refuse_pickles(path)
         return path
-    if path.exists() or not _HUB_NAME.fullmatch(name):
-        raise InputError(f"load: {path} is not a folder. Give a model's folder or a hub name.")
+    if path.exists():
+        raise InputError(
+            f"load: {path} is a file, not a folder. Give the folder of a model, which holds "
+            f"config.json, or a hub name."
+        )
+    if not _HUB_NAME.fullmatch(name):
+        raise InputError(
+            f"load: {path} is not a folder.{_nearest_folder(path)} Give a model's folder or a hub "
+            f"name."
+        )
     return None
+
+
+def _nearest_folder(path: Path) -> str:
+    """The folder whose name is nearest to that of one that does not exist, as a question."""
+    with suppress(OSError):
+        names = [beside.name for beside in path.parent.iterdir() if beside.is_dir()]
+        return did_you_mean(path.name, names)
+    return ""
 
 
 def _refuse_pickles(folder: Path) -> None:
@@ -156,8 +172,8 @@ def _refuse_unreachable(name: str) -> None:
         if responded and not isinstance(error, RepositoryNotFoundError):
             return  # it exists but is busy or needs a token, which its client handles
         raise InputError(
-            f"load: {name} is neither a folder nor a reachable hub model ({_line(error)}). "
-            f"Give a model's folder or a hub name."
+            f"load: {name} is neither a folder nor a reachable hub model ({_line(error)})."
+            f"{_nearest_folder(Path(name))} Give a model's folder or a hub name."
         ) from error
 
 
@@ -182,7 +198,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
     except HeadwiseError:
         raise
     except Exception as error:  # transformers raises anything from OSError to KeyError here
-        raise InputError(f"load: {source} {_why_not(error, folder)}") from error
+        raise InputError(f"load: {source} {_why_not(error, source, folder)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         raise InputError(
@@ -209,7 +225,7 @@ def _progress_bar_in_terminals_only() -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _why_not(error: Exception, folder: Path | None) -> str:
+def _why_not(error: Exception, source: str | Path, folder: Path | None) -> str:
     """The reason why a model cannot be opened, and what to do."""
     line = _line(error)
     if isinstance(error, SafetensorError):
@@ -219,8 +235,12 @@ def _why_not(error: Exception, folder: Path | None) -> str:
             "cannot be opened: its weights have other sizes than its configuration says. A pruned "
             "model must be written by headwise.save."
         )
-    problem = "cannot be opened" if folder else "is neither a folder nor a reachable hub model"
-    return f"{problem} ({line}). Give a model's folder or a hub name."
+    if folder:
+        return f"cannot be opened ({line}). Give a model's folder or a hub name."
+    return (
+        f"is neither a folder nor a reachable hub model ({line}).{_nearest_folder(Path(source))} "
+        f"Give a model's folder or a hub name."
+    )
 
 
 def _model_class(source: str, **pinned: str) -> Any:
