@@ -1,11 +1,11 @@
-"""Decoded tokens: read one at a time over a cache that grows, and described many at a time."""
+"""Decoded tokens: read one by one over a growing cache, and described many at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from headwise._torch_private import is_eager
@@ -15,8 +15,8 @@ from headwise.watch._request import Request
 
 # Tokens of a site that are described together, and numbers in a cache up to which they wait: a
 # larger one takes as long to compare with the calls before it as to describe at once.
-_TOKENS, _NUMBERS = 16, 1 << 17
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_TOKENS, _NUMBERS = 32, 1 << 17
+_INTEGERS = {2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @dataclass
@@ -54,17 +54,19 @@ class _Run:
 
     def continue_in(self, call: AttentionCall, forward_pass: int) -> bool:
         """Add a call, if it reads the next token over the keys of those before it, bit by bit."""
+        q, k, rule = call.q, call.k, self.alike.rule
         (B, H, _, D), Hkv, S = self.q.shape, self.k.shape[1], self.before + self.n
-        if call.q.shape != (B, H, 1, D) or call.k.shape != (B, Hkv, S + 1, D):
+        if q.shape != (B, H, 1, D) or k.shape != (B, Hkv, S + 1, D):
             return False
-        if call.q.dtype != self.q.dtype or call.k.dtype != self.k.dtype:
+        if q.dtype != self.q.dtype or k.dtype != self.k.dtype:
             return False
-        if call.rule != self.alike.rule or forward_pass != self.forward_pass + 1:
+        is_alike = call.rule is rule or call.rule == rule
+        if not is_alike or forward_pass != self.forward_pass + 1:
             return False
-        keys = _bits(call.k)
+        keys = _bits(k)
         if not (self.k_bits[:, :, :S] == keys[:, :, :S]).all():
             return False
-        self._add(_bits(call.q), keys)
+        self._add(_bits(q), keys)
         return True
 
     def _add(self, queries: Int[np.ndarray, "B H 1 D"], keys: Int[np.ndarray, "B Hkv S D"]) -> None:
@@ -86,7 +88,9 @@ class _Run:
 
 def _bits(x: Float[Tensor, "B H n D"]) -> Int[np.ndarray, "B H n D"]:
     """The memory of a tensor, which is written and compared faster as NumPy's whole numbers."""
-    bits: Int[np.ndarray, "B H n D"] = x.view(_INTEGERS[x.itemsize]).numpy()
+    # NumPy has no bfloat16.
+    memory = (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
+    bits: Int[np.ndarray, "B H n D"] = memory.view(_INTEGERS[x.itemsize])
     return bits
 
 
@@ -109,6 +113,10 @@ class Decoding:
         # The number of keys expected at each site's next call, and whether its cache only grows.
         self._latest: dict[Site, tuple[int, bool]] = {}
         self._inputs: tuple[StackInputs, int, bool] | None = None
+
+    def expect(self, site: Site, S: int) -> None:
+        """Expect a token over `S` keys at the next call of a site."""
+        self._latest[site] = S, True
 
     def is_full(self, site: Site) -> bool:
         """Whether no further token of a site can wait with those that do."""
@@ -171,7 +179,13 @@ def _is_whole(text: Text, S: int) -> bool:
     """Whether `S` columns are a text without padding, of which this pass reads the last."""
     if text.tokens not in (None, 1) or text.cached not in (None, S - 1):
         return False
-    if text.real is not None and (text.real.shape[1] != S or not bool(text.real.all())):
+    if text.real is not None and (text.real.shape[1] != S or not _values(text.real).all()):
         return False
     position = text.positions
-    return position is None or (position.shape[1] == 1 and bool((position == S - 1).all()))
+    return position is None or (position.shape[1] == 1 and bool((_values(position) == S - 1).all()))
+
+
+def _values(x: Shaped[Tensor, "B n"]) -> Shaped[np.ndarray, "B n"]:
+    """The values of a tensor of few numbers, of which NumPy makes less work."""
+    values: Shaped[np.ndarray, "B n"] = x.cpu().numpy()
+    return values

@@ -187,7 +187,10 @@ class Recorder:
         """Compute the statistics of a call and add their sums."""
         self._add_decoded()
         inputs = self._inputs.of(site.stack)
-        layout = self._layout(site, call, inputs, self._kind(site, call, inputs.text.tokens))
+        kind = self._kind(site, call, inputs.text.tokens)
+        if kind == "within" and call.q.shape[2] > 1:
+            self._decoding.expect(site, call.k.shape[2] + 1)
+        layout = self._layout(site, call, inputs, kind)
         rows, call_rows = self._describe_rows(site, call, layout, need_heads)
         if verify and rows.heads is not None:
             heads = rows.heads if call.join is None else call.join(rows.heads.to(call.heads.dtype))

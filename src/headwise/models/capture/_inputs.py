@@ -1,7 +1,7 @@
 """The text that a model reads: its token ids, and which of them are padding."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from types import FunctionType
@@ -127,7 +127,7 @@ class InputTracker:
         """Read the arguments of each forward pass."""
         with Hooks() as hooks:
             for name, module in self._modules.items():
-                begin = partial(self._begin, name, inspect.signature(module.forward))
+                begin = partial(self._begin, name, _positional(module.forward))
                 hooks.before(module, begin, with_kwargs=True)
                 hooks.after(module, partial(self._end, name), always_call=True)
             yield self
@@ -135,7 +135,7 @@ class InputTracker:
     def _begin(
         self,
         name: str,
-        signature: inspect.Signature,
+        positional: Sequence[str],
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -145,8 +145,8 @@ class InputTracker:
                 f"export: {type(module).__name__} cannot be exported while its heads are watched "
                 f"or edited. Export it outside the block."
             )
-        arguments = signature.bind_partial(*args, **kwargs).arguments
-        arguments |= arguments.pop("kwargs", {})
+        # A call that does not fit the signature is refused by the model itself.
+        arguments = {**dict(zip(positional, args, strict=False)), **kwargs}
         text = _text(arguments)
         self._inputs[name] = StackInputs(text, _text(arguments, "encoder_"))
         if name == "":
@@ -192,6 +192,13 @@ def _parameters(forward: Callable[..., Any]) -> Collection[str]:
     return _known[function]
 
 
+def _positional(forward: Callable[..., Any]) -> list[str]:
+    """The parameters that may be given by their places, in this order."""
+    parameters = inspect.signature(forward).parameters.values()
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+
+
 def _reads_text(parameters: Collection[str]) -> bool:
     return "attention_mask" in parameters and not {"input_ids", "inputs_embeds"}.isdisjoint(
         parameters
@@ -203,11 +210,14 @@ def _without_cross(stack: str) -> str:
 
 
 def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
-    if prefix == "encoder_" and not [name for name in arguments if name.startswith(prefix)]:
+    is_given = not prefix or [name for name in arguments if name.startswith(prefix)]
+    if not is_given and prefix == "encoder_":
         return _NO_TEXT
     no_tokens = any(arguments.get(name) is not None for name in _NO_TOKENS)
     if no_tokens and "input_ids" not in arguments:
-        return Text()
+        return _NO_TEXT
+    if not is_given:
+        return Text(cached=_cached(arguments))
     # A mask of four axes says which queries see which keys, not what is padding.
     mask = _two_axes(arguments.get(f"{prefix}attention_mask"))
     ids = _two_axes(arguments.get(f"{prefix}input_ids"))
@@ -218,13 +228,14 @@ def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
         ids=ids,
         real=None if mask is None else mask.to(torch.bool, copy=True),  # it may change later
         positions=_two_axes(arguments.get(f"{prefix}position_ids")),
-        cached=None if is_encoder else _length(arguments.get("past_key_values")),
+        cached=None if is_encoder else _cached(arguments),
         tokens=tokens.shape[1] if isinstance(tokens, Tensor) and tokens.ndim in (2, 3) else None,
     )
 
 
-def _length(cache: Any) -> int | Tensor | None:
-    """The number of tokens in a cache, copied if the cache counts in place."""
+def _cached(arguments: Mapping[str, Any]) -> int | Tensor | None:
+    """The number of tokens in the cache, copied if the cache counts in place."""
+    cache: Any = arguments.get("past_key_values")
     length = cache.get_seq_length() if hasattr(cache, "get_seq_length") else None
     return length.clone() if isinstance(length, Tensor) else length
 
