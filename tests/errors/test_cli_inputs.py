@@ -13,7 +13,7 @@ WORDS = ("<pad>", "<s>", "</s>", "I", "work", "you", "he", "works", "they")
 
 
 RULES = """
-limit = 3
+limit, builtin = 3, dict
 def earlier(text): return [(i, i - 1) for i in range(1, len(text.tokens))]
 def two(text, other): return []
 def failing(text): return [(0, text.tokens[99])]
@@ -93,6 +93,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "rules.py fails (IndexError: tuple index out of range) for the text 'I work you work'",
         ),
         ("roles model --text t.txt --relation rules.py:yielding", "fails (IndexError: tuple index"),
+        ("roles model --text t.txt --relation rules.py:builtin", "fails (TypeError: 'TokenText'"),
         ("roles model --text t.txt --relation rules.py:leaving", "rules.py fails (SystemExit: 3)"),
         (
             "observe model --text t.txt --statistics entropy,top(frst)",

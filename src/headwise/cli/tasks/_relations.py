@@ -1,6 +1,7 @@
 """Relations of the user's own, from Python files that the user names."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import wraps
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
@@ -65,7 +66,8 @@ def _function(path: Path, name: str) -> Relation:
             f"{', '.join(functions) or 'none'}."
         )
     try:
-        signature(function).bind(None)
+        with suppress(ValueError):  # a built-in function may have no signature
+            signature(function).bind(None)
     except TypeError as error:
         raise InputError(
             f"--relation: {name}{signature(function)} in {path} cannot be called with one "
