@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from headwise import _library
 from headwise._library import SETS, library, open_library
+from headwise.kernels.spec import cpu
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Without a GPU, Triton kernels are interpreted; this must be set before Triton is imported.
@@ -24,6 +25,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _without_amx() -> Iterator[None]:
+    """Kernels are chosen as on a CPU without AMX; the tests of AMX say that they have it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "HAS_AMX", False)
+        yield
 
 
 # The one native build that is named, or all builds for this processor.
