@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwise import masks, reference
-from headwise._library import library
 from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
@@ -19,7 +18,6 @@ from headwise.kernels import (
     attend,
     choose,
     make_rule,
-    native_is_faster,
 )
 from headwise.kernels.fused import _form
 from headwise.kernels.rows import _cells
@@ -261,43 +259,6 @@ def test_short_causal_texts_are_cut_into_blocks_by_what_the_cpu_can(
         monkeypatch.setattr(cpu, "HAS_AMX", has_amx)
         rule = make_rule(head_dim=8, is_causal=True)
         assert choose(AttentionProblem(q, q, q, rule), "fused").form == form
-
-
-@pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
-@pytest.mark.parametrize(("dtype", "H", "T", "expected"), [
-    (torch.bfloat16, 2, 1, "native"),
-    (torch.bfloat16, 2, 8, "native"),
-    (torch.bfloat16, 8, 2, "native"),
-    (torch.bfloat16, 8, 3, "fused"),
-    (torch.bfloat16, 2, 512, "fused"),
-    (torch.float16, 8, 3, "native"),
-    (torch.float16, 2, 512, "native"),
-    (torch.float32, 2, 512, "native"),
-])  # fmt: skip
-def test_on_a_cpu_with_amx_bfloat16_is_native_for_few_rows_of_a_kv_head_alone(
-    dtype: torch.dtype, H: int, T: int, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "HAS_AMX", True)
-    q, k = torch.zeros(1, H, T, 64, dtype=dtype), torch.zeros(1, 2, 512, 64, dtype=dtype)
-    rule = make_rule(head_dim=64).simplify(T, 512)
-    assert choose(AttentionProblem(q, k, k, rule), "auto").backend == expected
-
-
-@pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
-@pytest.mark.parametrize(("dtype", "H", "S", "expected"), [
-    (torch.bfloat16, 8, 4096, True),
-    (torch.bfloat16, 8, 64, False),  # what a call takes in Python is more
-    (torch.bfloat16, 2, 32768, True),
-    (torch.float16, 2, 4096, True),
-    (torch.float32, 8, 64, False),
-])  # fmt: skip
-def test_with_amx_a_token_is_native_where_that_is_faster_than_the_function_of_torch(
-    dtype: torch.dtype, H: int, S: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "HAS_AMX", True)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    q, k = torch.zeros(1, H, 1, 64, dtype=dtype), torch.zeros(1, 2, S, 64, dtype=dtype)
-    assert native_is_faster(q, k) is expected
 
 
 def test_dropout_scales_what_it_keeps() -> None:

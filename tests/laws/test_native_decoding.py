@@ -13,8 +13,18 @@ from torch import Tensor
 from describing import assert_same, cast, described, everything
 from headwise import masks
 from headwise._library import library
-from headwise.kernels import RowRequest, RowStatistics, attend, make_rule, row_statistics
+from headwise.kernels import (
+    AttentionProblem,
+    RowRequest,
+    RowStatistics,
+    attend,
+    choose,
+    make_rule,
+    native_is_faster,
+    row_statistics,
+)
 from headwise.kernels.native._compute import FEW, is_packed
+from headwise.kernels.spec import cpu
 from strategies import Problem
 
 pytestmark = pytest.mark.skipif(not library(), reason=f"no native kernel: {library().why}")
@@ -185,3 +195,38 @@ def test_attend_chooses_the_native_kernel_for_few_queries(dtype: torch.dtype) ->
     assert (many.backend, many.choice.packed) == ("native", False)
     learned = attend(q, k.clone().requires_grad_(), v, need_lse=True, backend="native")
     assert (learned.backend, learned.choice.packed) == ("native", False)
+
+
+@pytest.mark.parametrize(("dtype", "H", "T", "expected"), [
+    (torch.bfloat16, 2, 1, "native"),
+    (torch.bfloat16, 2, 8, "native"),
+    (torch.bfloat16, 8, 2, "native"),
+    (torch.bfloat16, 8, 3, "fused"),
+    (torch.bfloat16, 2, 512, "fused"),
+    (torch.float16, 8, 3, "native"),
+    (torch.float16, 2, 512, "native"),
+    (torch.float32, 2, 512, "native"),
+])  # fmt: skip
+def test_on_a_cpu_with_amx_bfloat16_is_native_for_few_rows_of_a_kv_head_alone(
+    dtype: torch.dtype, H: int, T: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "HAS_AMX", True)
+    q, k = torch.zeros(1, H, T, 64, dtype=dtype), torch.zeros(1, 2, 512, 64, dtype=dtype)
+    rule = make_rule(head_dim=64).simplify(T, 512)
+    assert choose(AttentionProblem(q, k, k, rule), "auto").backend == expected
+
+
+@pytest.mark.parametrize(("dtype", "H", "S", "expected"), [
+    (torch.bfloat16, 8, 4096, True),
+    (torch.bfloat16, 8, 64, False),  # what a call takes in Python is more
+    (torch.bfloat16, 2, 32768, True),
+    (torch.float16, 2, 4096, True),
+    (torch.float32, 8, 64, False),
+])  # fmt: skip
+def test_with_amx_a_token_is_native_where_that_is_faster_than_the_function_of_torch(
+    dtype: torch.dtype, H: int, S: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "HAS_AMX", True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    q, k = torch.zeros(1, H, 1, 64, dtype=dtype), torch.zeros(1, 2, S, 64, dtype=dtype)
+    assert native_is_faster(q, k) is expected
