@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -201,18 +202,33 @@ class EligiblePairs:
         return in_order.sums(hits, _for_heads(weights, block))
 
 
-def sink_keys(items: Sequence[Item], S: int) -> Bool[Tensor, "B S"]:
-    """The keys of each text where attention may rest: the first token, and special tokens."""
+class SinkKeys(NamedTuple):
+    """The keys of each text where attention may rest: the first token, and special tokens.
+
+    Attributes:
+        mask: Whether a key is one.
+        positions: Those of each text, padded to the text with the most.
+        present: Which positions are not padding.
+    """
+
+    mask: Bool[Tensor, "B S"]
+    positions: Int[Tensor, "B n"]
+    present: Bool[Tensor, "B n"]
+
+
+def sink_keys(items: Sequence[Item], S: int) -> SinkKeys:
+    """The sinks of texts that are padded to `S` tokens."""
     sinks = torch.ones(len(items), S, dtype=torch.bool)
     for row, item in enumerate(items):
         inside = [tokens[0] for tokens in item.units["token"] if tokens[0]]
         sinks[row, inside] = False
         sinks[row, len(item.ids) :] = False
-    return sinks
+    present, positions = sinks.to(torch.uint8).topk(int(sinks.sum(1).max()), dim=1)
+    return SinkKeys(sinks, positions, present.bool())
 
 
 def evenness_of(
-    block: HeadBlock, visible: Bool[Tensor, "B #H T S"], sinks: Bool[Tensor, "B S"]
+    block: HeadBlock, visible: Bool[Tensor, "B #H T S"], sinks: SinkKeys
 ) -> dict[str, Float[Tensor, "B h T"]]:
     """The entropy of each row as a share of that of even attention, 0 to 1.
 
@@ -220,13 +236,11 @@ def evenness_of(
     counts as 0.
     """
     visible = visible if visible.shape[1] == 1 else visible[:, block.heads]
-    # The positions of the sinks of each text, padded to the text with the most.
-    present, positions = sinks.to(torch.uint8).topk(int(sinks.sum(1).max()), dim=1)
-    sinks, present, positions = (part.to(visible.device) for part in (sinks, present, positions))
-    n_keys, n_content = visible.sum(-1), (visible & ~sinks[:, None, None]).sum(-1)
+    mask, positions, present = (part.to(visible.device) for part in sinks)
+    n_keys, n_content = visible.sum(-1), (visible & ~mask[:, None, None]).sum(-1)
     shape = (*block.weights.shape[:3], positions.shape[1])
     on_sinks = block.weights.gather(3, positions[:, None, None].expand(shape))
-    on_sinks = on_sinks * present.bool()[:, None, None]
+    on_sinks = on_sinks * present[:, None, None]
     left = 1 - on_sinks.sum(-1)
     # H = Σ over sinks + left · (H of the rest) − left ln left
     content = (block.entropy + torch.special.xlogy(on_sinks, on_sinks).sum(-1)) / left
