@@ -88,7 +88,7 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
     single = q.dtype == torch.float32
     B, H, T, D = q.shape
     packed = is_packed(T, q, k)
-    if cpu.HAS_AMX and q.dtype == torch.bfloat16:
+    if _is_multiplied_in_tiles(q):
         rows_of_kv_head = T * H // k.shape[1]
         return packed and rows_of_kv_head <= MOST_ROWS_BESIDE_AMX
     if packed:
@@ -101,15 +101,19 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
 def is_faster_than_a_call(q: Tensor, k: Tensor) -> bool:
     """Whether it is faster even than torch's function by itself, if it can compute this.
 
-    A token on few keys is not where torch's kernel is fast, too: in float32, and in bfloat16 with
-    AMX. What its call takes in Python decides.
+    In float32, and in bfloat16 with AMX, a token on few keys is not: torch's kernel is nearly as
+    fast there, and its function takes less time in Python.
     """
     if not is_faster(q, k):
         return False
     B, H, T, D = q.shape
-    beside_amx = cpu.HAS_AMX and q.dtype == torch.bfloat16
     is_long = B * H * T * k.shape[2] * D >= _n_threads() << LEAST_PRODUCTS
-    return is_long or not (q.dtype == torch.float32 or beside_amx)
+    return is_long or not (q.dtype == torch.float32 or _is_multiplied_in_tiles(q))
+
+
+def _is_multiplied_in_tiles(q: Tensor) -> bool:
+    """Whether torch's kernel multiplies these with AMX, which the native kernel does not use."""
+    return cpu.HAS_AMX and q.dtype == torch.bfloat16
 
 
 @constant_when_traced

@@ -171,10 +171,7 @@ def _refuse_unreachable(name: str) -> None:
         responded = isinstance(error, HfHubHTTPError)
         if responded and not isinstance(error, RepositoryNotFoundError):
             return  # it exists but is busy or needs a token, which its client handles
-        raise InputError(
-            f"load: {name} is neither a folder nor a reachable hub model ({_line(error)})."
-            f"{_nearest_folder(Path(name))} Give a model's folder or a hub name."
-        ) from error
+        raise InputError(f"load: {name} {_unreachable(name, error)}") from error
 
 
 def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None) -> nn.Module:
@@ -237,9 +234,13 @@ def _why_not(error: Exception, source: str | Path, folder: Path | None) -> str:
         )
     if folder:
         return f"cannot be opened ({line}). Give a model's folder or a hub name."
+    return _unreachable(source, error)
+
+
+def _unreachable(source: str | Path, error: Exception) -> str:
     return (
-        f"is neither a folder nor a reachable hub model ({line}).{_nearest_folder(Path(source))} "
-        f"Give a model's folder or a hub name."
+        f"is neither a folder nor a reachable hub model ({_line(error)})."
+        f"{_nearest_folder(Path(source))} Give a model's folder or a hub name."
     )
 
 
