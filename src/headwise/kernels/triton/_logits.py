@@ -11,6 +11,9 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 # The logit of a masked key: far below any other, and finite, so that 0 times it is 0.
 MASKED = tl.constexpr(-1.0e30)
+# Logits below this are masked.
+MASKED_BELOW = tl.constexpr(-0.5e30)
+INF = tl.constexpr(float("inf"))
 
 
 class Queries(NamedTuple):

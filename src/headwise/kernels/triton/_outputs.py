@@ -5,12 +5,9 @@ from typing import Any, NamedTuple, no_type_check
 import triton
 import triton.language as tl
 
-from headwise.kernels.triton._logits import LOG2E, address_of, single_logits
+from headwise.kernels.triton._logits import INF, LOG2E, MASKED_BELOW, address_of, single_logits
 
 LN2 = tl.constexpr(0.6931471805599453)
-INF = tl.constexpr(float("inf"))
-# Logits below this are masked.
-MASKED_BELOW = tl.constexpr(-0.5e30)
 
 
 class FinishedRows(NamedTuple):
@@ -104,10 +101,8 @@ def _write_heads(t, queries, sums, end):
 def _write_classes(t, queries, sums, end, row):
     if t.classes is not None:
         columns = tl.arange(0, t.CLASSES)[None, :]
-        place, inside = (
-            row[:, None] * t.C + columns,
-            (queries.rows < t.T)[:, None] & (columns < t.C),
-        )
+        place = row[:, None] * t.C + columns
+        inside = (queries.rows < t.T)[:, None] & (columns < t.C)
         tl.store(t.class_mass + place, sums.classes * end.weight[:, None], mask=inside)
         tl.store(t.class_keys + place, sums.members, mask=inside)
 

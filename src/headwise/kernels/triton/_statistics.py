@@ -13,16 +13,17 @@ import triton
 import triton.language as tl
 
 from headwise.kernels.triton._logits import (
+    INF,
     MASKED,
+    MASKED_BELOW,
     bias_of,
     extent,
     logits_of_block,
     queries_of,
     rows_of,
 )
-from headwise.kernels.triton._outputs import MASKED_BELOW, write_outputs
+from headwise.kernels.triton._outputs import write_outputs
 
-INF = tl.constexpr(float("inf"))
 NAN = tl.constexpr(float("nan"))
 
 
