@@ -151,9 +151,8 @@ def _of_case(
         if whole in parts:
             works = {name: partial(model, **inputs) for name, model in rivals.items()}
             works |= {WATCHED: works[OURS]}
-            for backend in options.compiled:
-                works[f"sdpa, {backend}"] = partial(_compiled(variants[SDPA], backend), **inputs)
-            yield from _timed(whole, case, _right(works), options, ours)
+            works |= _compiled(variants[SDPA], inputs, options.compiled)
+            yield from _timed(whole, case, works, options, ours)
         if decodes and TOKEN in parts:
             caches = {name: model(**inputs).past_key_values for name, model in rivals.items()}
             works = {name: partial(_token, variants[name], cache) for name, cache in caches.items()}
@@ -175,23 +174,19 @@ def _variants(model: nn.Module) -> dict[str, nn.Module]:
     return variants
 
 
-def _compiled(model: nn.Module, backend: str) -> Work:
-    """A model compiled by a backend of torch.compile."""
-    torch.compiler.reset()
-    return torch.compile(model, backend=backend)
-
-
-def _right(works: dict[str, Work]) -> dict[str, Work]:
-    """The works whose outputs are those of `sdpa` but for rounding; the others are named."""
-    expected = works[SDPA]()[0].float()
-    right = {}
-    for name, work in works.items():
+def _compiled(model: nn.Module, inputs: dict[str, Tensor], backends: list[str]) -> dict[str, Work]:
+    """The model compiled by each backend of torch.compile whose outputs are right."""
+    works: dict[str, Work] = {}
+    for backend in backends:
+        torch.compiler.reset()
+        work = partial(torch.compile(model, backend=backend), **inputs)
+        expected = model(**inputs)[0].float()
         difference = (work()[0].float() - expected).abs().max() / expected.abs().max()
         if difference < WRONG:
-            right[name] = work
+            works[f"sdpa, {backend}"] = work
         else:
-            print(f"{name}: outputs differ by {difference:.2f} of the largest; left out")
-    return right
+            print(f"{backend}: outputs differ by {difference:.2f} of the largest; left out")
+    return works
 
 
 def _token(model: nn.Module, cache: transformers.Cache) -> None:

@@ -72,11 +72,16 @@ def _kind_of_markup(texts: list[str]) -> str:
     first = next((line for line in lines if not line.startswith("# ")), "")
     if len(first.split("\t")) == 10:
         return "CoNLL-U"
-    for candidate in (first, "\n".join(texts)) if first.startswith("{") else ():
-        with suppress(ValueError, RecursionError):
-            json.loads(candidate)
-            return "JSON"
+    if first.startswith("{") and (_is_json(first) or _is_json("\n".join(texts))):
+        return "JSON"
     return ""
+
+
+def _is_json(text: str) -> bool:
+    with suppress(ValueError, RecursionError):
+        json.loads(text)
+        return True
+    return False
 
 
 def _opened(path: Path) -> Path | _StandardInput:

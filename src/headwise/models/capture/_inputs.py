@@ -210,7 +210,7 @@ def _without_cross(stack: str) -> str:
 
 
 def _text(arguments: Mapping[str, Any], prefix: str = "") -> Text:
-    is_given = not prefix or [name for name in arguments if name.startswith(prefix)]
+    is_given = any(name.startswith(prefix) for name in arguments)
     if not is_given and prefix == "encoder_":
         return _NO_TEXT
     no_tokens = any(arguments.get(name) is not None for name in _NO_TOKENS)
