@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,39 @@ def test_cleaning_up_keeps_files_of_a_living_process(tmp_path: Path) -> None:
         assert file.read_text() == "one"
         assert (folder / "content").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "one.json", "other.json"]
+
+
+@pytest.mark.parametrize("moment", ["before it is opened", "before it is locked"])
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its creation and its lock, another process takes the folder for a dead one's."""
+    name = "mkdtemp" if moment == "before it is opened" else "_open_folder"
+    module = _scratch.tempfile if name == "mkdtemp" else _scratch
+    make, swept = getattr(module, name), []
+
+    def make_and_sweep(*args: Any, **options: Any) -> Any:
+        made = make(*args, **options)
+        if not swept:
+            swept.append(made)
+            _scratch.sweep(tmp_path)
+            assert not [*tmp_path.iterdir()]
+        return made
+
+    monkeypatch.setattr(module, name, make_and_sweep)
+    with write_beside(tmp_path / "one.json") as file:
+        file.write_text("one")
+    assert swept
+    assert (tmp_path / "one.json").read_text() == "one"
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
+
+
+def test_a_folder_that_is_removed_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match=r"nowhere.*cannot be written"),
+        write_beside(tmp_path / "nowhere" / "one.json"),
+    ):
+        raise AssertionError("the block has no file to write")
 
 
 def test_cleaning_up_keeps_files_of_others(tmp_path: Path) -> None:

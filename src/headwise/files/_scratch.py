@@ -35,20 +35,40 @@ def scratch_folder(target: Path) -> Iterator[Path]:
     Folders left beside `target` by a dead process are swept first.
     """
     sweep(target.parent)
+    scratch, handle = _new_locked_folder(target.parent)
+    try:
+        (scratch / _NAME).write_bytes(os.fsencode(target.name))
+        (scratch / _NEW).mkdir()
+        yield scratch / _NEW
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def _new_locked_folder(parent: Path) -> tuple[Path, int | None]:
+    """A new temporary folder and the handle that locks it; None on Windows.
+
+    Until it is locked, the sweep of another process may take it for one that a dead process left.
+    """
     while True:
-        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=PREFIX))
-        handle = _open_folder(scratch)
+        scratch = Path(tempfile.mkdtemp(dir=parent, prefix=PREFIX))
         try:
-            if handle is not None and lock(handle, wait=True) and not scratch.exists():
+            handle = _open_folder(scratch)
+        except FileNotFoundError:
+            if parent.exists():
                 continue
-            (scratch / _NAME).write_bytes(os.fsencode(target.name))
-            (scratch / _NEW).mkdir()
-            yield scratch / _NEW
-            return
-        finally:
+            raise
+        if handle is None:
+            return scratch, None
+        try:
+            if not lock(handle, wait=True) or scratch.exists():
+                return scratch, handle
+        except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
-            if handle is not None:
-                os.close(handle)
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def give_default_modes(new: Path) -> None:
