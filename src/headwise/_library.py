@@ -13,7 +13,7 @@ from pathlib import Path
 
 BUILT = Path(__file__).parent / "kernels" / "native" / "lib"
 # The instruction sets that kernels are built for, best first.
-SETS = ("avx512bf16", "avx512", "avx2", "neon")
+SETS = ("amx", "avx512bf16", "avx512", "avx2", "neon")
 # Set to 0 for no native kernel, to the name of one of them, or to the path of another build.
 SWITCH = "HEADWISE_NATIVE"
 NOT_BUILT = (

@@ -223,7 +223,7 @@ def test_help_shows_the_true_defaults() -> None:
 def test_the_version_names_torch_and_the_native_kernel() -> None:
     versions, native = headwise("--version").out.splitlines()
     assert re.fullmatch(r"headwise \d\S+ \(torch 2\.\S+\)", versions)
-    assert re.fullmatch(r"native kernel: (none|avx512bf16|avx512|avx2|neon) \(.+\)", native)
+    assert re.fullmatch(r"native kernel: (none|amx|avx512bf16|avx512|avx2|neon) \(.+\)", native)
 
 
 def test_the_version_is_printed_without_delay() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from describing import assert_same, cast, described, everything
 from headwise import masks
-from headwise._library import library
+from headwise._library import Library, library
 from headwise.kernels import (
     AttentionProblem,
     RowRequest,
@@ -23,6 +23,7 @@ from headwise.kernels import (
     native_is_faster,
     row_statistics,
 )
+from headwise.kernels.native import _kernel
 from headwise.kernels.native._compute import FEW, is_packed
 from headwise.kernels.spec import cpu
 from strategies import Problem
@@ -197,23 +198,39 @@ def test_attend_chooses_the_native_kernel_for_few_queries(dtype: torch.dtype) ->
     assert (learned.backend, learned.choice.packed) == ("native", False)
 
 
-@pytest.mark.parametrize(("dtype", "H", "T", "expected"), [
-    (torch.bfloat16, 2, 1, "native"),
-    (torch.bfloat16, 2, 8, "native"),
-    (torch.bfloat16, 8, 2, "native"),
-    (torch.bfloat16, 8, 3, "fused"),
-    (torch.bfloat16, 2, 512, "fused"),
-    (torch.float16, 8, 3, "native"),
-    (torch.float16, 2, 512, "native"),
-    (torch.float32, 2, 512, "native"),
+@pytest.mark.parametrize(("dtype", "H", "T", "D", "without_tiles", "with_tiles"), [
+    (torch.bfloat16, 2, 1, 64, "native", "native"),
+    (torch.bfloat16, 2, 8, 64, "native", "native"),
+    (torch.bfloat16, 8, 2, 64, "native", "native"),
+    (torch.bfloat16, 8, 3, 64, "fused", "fused"),
+    (torch.bfloat16, 2, 512, 64, "fused", "native"),
+    (torch.bfloat16, 2, 512, 80, "fused", "fused"),  # not whole tiles
+    (torch.float16, 8, 3, 64, "native", "native"),
+    (torch.float16, 2, 512, 64, "native", "native"),
+    (torch.float32, 2, 512, 64, "native", "native"),
 ])  # fmt: skip
-def test_on_a_cpu_with_amx_bfloat16_is_native_for_few_rows_of_a_kv_head_alone(
-    dtype: torch.dtype, H: int, T: int, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_amx_bfloat16_is_native_in_tiles_or_for_few_rows_of_a_kv_head(
+    dtype: torch.dtype, H: int, T: int, D: int, without_tiles: str, with_tiles: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(cpu, "HAS_AMX", True)
-    q, k = torch.zeros(1, H, T, 64, dtype=dtype), torch.zeros(1, 2, 512, 64, dtype=dtype)
-    rule = make_rule(head_dim=64).simplify(T, 512)
-    assert choose(AttentionProblem(q, k, k, rule), "auto").backend == expected
+    q, k = torch.zeros(1, H, T, D, dtype=dtype), torch.zeros(1, 2, 512, D, dtype=dtype)
+    problem = AttentionProblem(q, k, k, make_rule(head_dim=D).simplify(T, 512))
+    for name, expected in (("avx512bf16", without_tiles), ("amx", with_tiles)):
+        built = Library(name, "", library().functions)
+        monkeypatch.setattr(_kernel, "library", lambda built=built: built)
+        assert choose(problem, "auto").backend == expected
+
+
+def test_training_in_bfloat16_stays_with_torch_on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass of the native kernel multiplies no tiles."""
+    monkeypatch.setattr(cpu, "HAS_AMX", True)
+    monkeypatch.setattr(_kernel, "library", lambda: Library("amx", "", library().functions))
+    q = torch.zeros(1, 8, 512, 64, dtype=torch.bfloat16, requires_grad=True)
+    rule = make_rule(head_dim=64).simplify(512, 512)
+    assert choose(AttentionProblem(q, q, q, rule), "auto").backend == "fused"
+    frozen = q.detach()
+    assert choose(AttentionProblem(frozen, frozen, frozen, rule), "auto").backend == "native"
 
 
 @pytest.mark.parametrize(("dtype", "H", "S", "expected"), [

@@ -34,9 +34,11 @@ MORE_IN_TRAINING = 2
 # Fewer queries would leave most lanes of a vector empty, unless heads are packed: then it is faster
 # for any number of keys.
 LEAST_QUERIES = 8
-# Queries of the heads that share a kv head up to which bfloat16 is faster than torch's kernel with
-# AMX, whose tiles multiply 16 of them at once.
+# Queries of the heads that share a kv head up to which bfloat16 without tiles beats torch's
+# kernel with AMX, whose tiles multiply 16 of them at once.
 MOST_ROWS_BESIDE_AMX = 8
+# Numbers of a head that fill the row of a tile.
+TILE_DEPTH = 32
 
 
 class NativeKernel(AttentionKernel):
@@ -85,16 +87,16 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
     # An exported program is for other places, where the native kernel may not be.
     if torch.compiler.is_exporting() or q.dtype == torch.float64:
         return False
-    single = q.dtype == torch.float32
     B, H, T, D = q.shape
     packed = is_packed(T, q, k)
-    if _is_multiplied_in_tiles(q):
-        rows_of_kv_head = T * H // k.shape[1]
-        return packed and rows_of_kv_head <= MOST_ROWS_BESIDE_AMX
+    rows_of_kv_head, trained = T * H // k.shape[1], needs_gradient(q, k)
+    tiles = _torch_multiplies_tiles(q)
     if packed:
-        return True
-    least = LEAST_PRODUCTS if single else LEAST_PRODUCTS_HALF
-    least += MORE_IN_TRAINING if needs_gradient(q, k) else 0
+        return not tiles or rows_of_kv_head <= MOST_ROWS_BESIDE_AMX
+    if tiles and (trained or not _multiplies_tiles(D)):
+        return False
+    least = LEAST_PRODUCTS if tiles or q.dtype == torch.float32 else LEAST_PRODUCTS_HALF
+    least += MORE_IN_TRAINING if trained else 0
     return T >= LEAST_QUERIES and B * H * T * k.shape[2] * D >= _n_threads() << least
 
 
@@ -108,12 +110,17 @@ def is_faster_than_a_call(q: Tensor, k: Tensor) -> bool:
         return False
     B, H, T, D = q.shape
     is_long = B * H * T * k.shape[2] * D >= _n_threads() << LEAST_PRODUCTS
-    return is_long or not (q.dtype == torch.float32 or _is_multiplied_in_tiles(q))
+    return is_long or not (q.dtype == torch.float32 or _torch_multiplies_tiles(q))
 
 
-def _is_multiplied_in_tiles(q: Tensor) -> bool:
-    """Whether torch's kernel multiplies these with AMX, which the native kernel does not use."""
+def _torch_multiplies_tiles(q: Tensor) -> bool:
+    """Whether torch's kernel multiplies these with AMX."""
     return cpu.HAS_AMX and q.dtype == torch.bfloat16
+
+
+def _multiplies_tiles(head_dim: int) -> bool:
+    """Whether the native kernel does, for more than a few queries; not in its backward pass."""
+    return library().name == "amx" and head_dim % TILE_DEPTH == 0
 
 
 @constant_when_traced

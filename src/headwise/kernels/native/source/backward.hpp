@@ -7,6 +7,7 @@
 // queries are processed from the last to the first: under a causal mask all shares see the last
 // one, so that all tasks begin at once and rarely wait.
 #pragma once
+#include "block_products.hpp"
 #include "softmax/online_softmax.hpp"
 #include "threads.hpp"
 
@@ -30,8 +31,9 @@ struct BackwardWorkspace {
     float *slope;  // [key][lane]: of the softcap
     float *q_rows, *g_rows;  // [lane][D], [lane][Dv]: row by row, or pairs of two rows
     float *dk, *dv;  // [key][D], [key][Dv]: of the keys of a share
+    TileRegisters registers;
 
-    explicit BackwardWorkspace(const Problem &problem) {
+    explicit BackwardWorkspace(const Problem &problem) : registers(uses_tiles(problem)) {
         int64_t D = padded_width(problem.D), Dv = padded_width(problem.Dv),
             keys = share_size(problem);
         whole = allocate({{&workspace.queries, problem.D * ROWS},
@@ -90,8 +92,9 @@ inline void outer(int keys, const Element *p, const float *x, int64_t width, int
     if (column < width) outer_columns<1>(keys, p, x + column, width, n, sums + column);
 }
 
-// The backward pass of a tile of queries.
-template <int N, class Element> struct Backward {
+// The backward pass of a tile of queries. Logits are those of the forward pass to the last bit.
+template <int N, class Products> struct Backward {
+    using Element = Products::Numbers;
     const QueryTile &queries;
     const Problem &problem;
     const BackwardWorkspace &buffers;
@@ -101,7 +104,7 @@ template <int N, class Element> struct Backward {
 
     Backward(const QueryTile &queries, const BackwardWorkspace &buffers) : queries(queries),
         problem(queries.problem), buffers(buffers) {
-        queries.transpose_queries<Element>();
+        Products::transpose_queries(queries);
         queries.transpose_rows<Element>(problem.grad_heads, problem.grad_heads_stride, problem.Dv,
                                         buffers.g);
         with_element_type(problem, [&]<class Stored>() {
@@ -121,7 +124,7 @@ template <int N, class Element> struct Backward {
 
     // Adds the part of a block to the gradients of its keys and values, and of the queries.
     void add(const Block &block, float *dk, float *dv) {
-        queries.template logits<N, Element>(block);
+        Products::template logits<N>(queries, block);
         if (problem.softcap) keep_slopes(block);
         queries.add_bias(block);
         Rows<Element> values =
@@ -266,13 +269,14 @@ struct KeyShare {
         if (own != first && (start >= queries.stop || stop <= queries.start)) return;
         TicketLock &lock =
             locks[(b * problem.H + h) * ((problem.T + ROWS - 1) / ROWS) + tile_index];
-        specialized(queries, [&]<int N,
-                    class Element>() { add<N, Element>(queries, lock, own - first); });
+        specialized(queries, [&]<int N, class Products>() {
+            add<N, Products>(queries, lock, own - first);
+        });
     }
 
-    template <int N, class Element>
+    template <int N, class Products>
     void add(const QueryTile &queries, TicketLock &lock, int32_t own) const {
-        Backward<N, Element> backward(queries, buffers);
+        Backward<N, Products> backward(queries, buffers);
         for (int64_t from = start; from < stop; from += KEYS) {
             Block block = queries.block(from, std::min(from + KEYS, stop));
             int64_t at = block.start - start;

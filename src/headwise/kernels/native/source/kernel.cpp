@@ -22,8 +22,9 @@ struct Memory {
     void *whole;
     Workspace workspace;
     WholeHead head;
+    TileRegisters registers;
 
-    explicit Memory(const Problem &problem) {
+    explicit Memory(const Problem &problem) : registers(uses_tiles(problem)) {
         int64_t kept = problem.received ? (problem.S / KEYS + 1) * KEPT_BLOCK : KEYS * ROWS;
         float *key_at = nullptr;
         whole = allocate({{&workspace.queries, padded_width(problem.D) * ROWS},
@@ -109,11 +110,11 @@ void prefetch_last(const QueryTile &queries, const QueryTile &next) {
 }
 
 // Returns whether all heads are finite. `next` is what this thread computes next.
-template <int N, class Element>
+template <int N, class Products>
 bool attend(const QueryTile &queries, const QueryTile &next, Workspace &workspace,
             TicketLock *lock) {
     const Problem &problem = queries.problem;
-    queries.transpose_queries<Element>();
+    Products::transpose_queries(queries);
     OnlineSoftmax softmax(queries);
     const float *kept = workspace.logits;
     bool fresh = true, finite = true;
@@ -122,20 +123,14 @@ bool attend(const QueryTile &queries, const QueryTile &next, Workspace &workspac
         if (block.empty) continue;
         if (problem.heads) queries.prefetch_values(block);
         queries.prefetch_bias(block);
-        queries.logits<N, Element>(block);
+        Products::template logits<N>(queries, block);
         softmax.add_unbiased(block);
         queries.add_bias(block);
-        softmax.add<Element>(block);
+        softmax.add<typename Products::Numbers>(block);
         if (from + KEYS < queries.stop) queries.prefetch_keys(from + KEYS);
         else prefetch_last(queries, next);
-        const float *weights = UNIT<Element> == 2 ? queries.workspace.pairs
-            : queries.workspace.logits;
         if (problem.heads)
-            mix<N>(block.counts,
-                queries.rows_for_mix<Element>(block, problem.v, problem.v_stride, problem.Dv,
-                                              workspace.all_values),
-                    problem.Dv, weights, softmax.factor,
-                   fresh, queries.workspace.heads);
+            Products::template mix<N>(queries, block, softmax.factor, softmax.rescaled, fresh);
         fresh = false;
         if (!lock) continue;
         for (int vec = 0; vec < N; vec++)
@@ -191,8 +186,9 @@ int64_t forward(const Problem &problem, std::atomic<bool> &nonfinite) {
             next = tile_index(std::min(task + problem.threads, tasks - 1));
         memory.head.copy(queries, workspace);
         TicketLock *lock = problem.received ? &locks.of[task / tiles] : nullptr;
-        auto heads = [&]<int N,
-            class Element>() { return attend<N, Element>(queries, next, workspace, lock); };
+        auto heads = [&]<int N, class Products>() {
+            return attend<N, Products>(queries, next, workspace, lock);
+        };
         if (!specialized(queries, heads)) nonfinite = true;
     });
 }
@@ -266,6 +262,9 @@ int64_t headwise_runs_here() {
            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
 #if defined(__AVX512BF16__)
            __builtin_cpu_supports("avx512bf16") &&
+#endif
+#if defined(__AMX_BF16__)
+           may_use_tiles() &&
 #endif
            __builtin_cpu_supports("avx512cd");
 #elif defined(__AVX2__)

@@ -6,8 +6,9 @@
 #pragma once
 #include "vectors.hpp"
 
-// Vectors of queries in a tile, and keys in a block: 48 queries and 64 keys with AVX-512.
-constexpr int V = 3, ROWS = V * W, KEYS = 64;
+// Vectors of queries in a tile, and keys in a block: 48 queries and 64 keys with AVX-512. Products
+// take so little time with AMX that what is done once for each block counts.
+constexpr int V = 3, ROWS = V * W, KEYS = TILES ? 128 : 64;
 // Keys (or columns of values) in a register tile: with V vectors each, what the registers hold.
 constexpr int TILE_KEYS = W == 8 ? 4 : 8;
 

@@ -422,14 +422,3 @@ inline QueryTile query_tile(const Problem &problem, const Workspace &workspace, 
                      std::min<int64_t>(ROWS, problem.T - first));
 }
 
-// Calls a function template for the number of vectors, and for pairs where products are of these.
-template <class Call> auto specialized(const QueryTile &queries, Call call) {
-    auto with = [&]<class Element>() {
-        if (queries.vectors == 3) return call.template operator()<3, Element>();
-        if (queries.vectors == 2) return call.template operator()<2, Element>();
-        return call.template operator()<1, Element>();
-    };
-    if constexpr (PAIRS)
-        if (QueryTile::uses_pairs(queries.problem)) return with.template operator()<Pair>();
-    return with.template operator()<float>();
-}

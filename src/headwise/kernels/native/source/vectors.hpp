@@ -32,6 +32,11 @@ constexpr bool PAIRS = true;
 #else
 constexpr bool PAIRS = false;
 #endif
+#if defined(__AMX_BF16__)
+constexpr bool TILES = true;
+#else
+constexpr bool TILES = false;
+#endif
 
 #define INLINE inline __attribute__((always_inline))
 // Tiles stay in registers only where all their loops are unrolled.
@@ -97,6 +102,16 @@ INLINE Shorts narrow(Floats x, Float16) {
 INLINE Floats paired(Floats first, Floats second) {
     return (Floats)(widen_bits(narrow(first, BFloat16{}))
                     | widen_bits(narrow(second, BFloat16{})) << 16);
+}
+// The same in a third of the instructions, with ties rounded up. For numbers >= 0: some NaN would
+// become 0.
+INLINE Floats paired_weights(Floats first, Floats second) {
+    UInts low = ((UInts)first + 0x8000) >> 16, high = (UInts)second + 0x8000;
+#if defined(__AVX512BF16__)
+    return (Floats)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)high);
+#else
+    return (Floats)(low | (high & 0xffff0000));
+#endif
 }
 INLINE void add_product(Floats &sum, float x, Floats y) { sum += x * y; }
 INLINE void add_pairs(Floats &sum, Floats x, Floats y) {

@@ -198,8 +198,12 @@ struct OnlineSoftmax {
             float *pairs = workspace.pairs + vec * W;
             int r = 0;
             for (; r + 2 <= block.counts[vec]; r += 2)
-                store(pairs + r / 2 * ROWS, paired(take(r), take(r + 1)));
-            if (r < block.counts[vec]) store(pairs + r / 2 * ROWS, paired(take(r), Floats{}));
+                store(pairs + r / 2 * ROWS, paired_weights(take(r), take(r + 1)));
+            if (r < block.counts[vec]) store(pairs + r / 2 * ROWS, paired_weights(take(r), Floats{}));
+            // Tiles are multiplied whole.
+            if constexpr (TILES)
+                for (int i = (block.counts[vec] + 1) / 2; i < KEYS / 2; i++)
+                    store(pairs + i * ROWS, Floats{});
         } else {
             for (int r = 0; r < block.counts[vec]; r++) take(r);
         }
