@@ -6,7 +6,7 @@ from headwise.roles.evaluation._evaluate import (
     RoleScores,
     check_reads_one_text,
 )
-from headwise.roles.evaluation._heuristics import OFFSETS, heuristic_names
+from headwise.roles.evaluation._synthetic_heads import OFFSETS, heuristic_names
 from headwise.roles.evaluation._tag_rules import TagRows, TagRule, fit_tag_rules
 from headwise.roles.evaluation._units import Units
 
