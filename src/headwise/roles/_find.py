@@ -17,8 +17,8 @@ from headwise.models import (
     tokenizer_of,
     without_compiler,
 )
-from headwise.roles._judged import judged, notes_on
-from headwise.roles.effects import BEHAVIOUR_LABELS, Score, copying_scores
+from headwise.roles._judged import Evaluated, judged, notes_on
+from headwise.roles.effects import Score, copying_scores
 from headwise.roles.relations import (
     PROBED,
     Pairs,
@@ -31,10 +31,9 @@ from headwise.roles.relations import (
     token_roles,
     tokenize,
 )
-from headwise.roles.results import Roles
+from headwise.roles.results import BEHAVIOUR_LABELS, Roles
 from headwise.roles.testing import (
     SEQUENCES,
-    Evaluated,
     Evidence,
     Trial,
     distinct_texts,

@@ -4,11 +4,9 @@ from headwise.roles.effects._ablation_trial import AblationTrial, ablate_each, f
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, behaviour
 from headwise.roles.effects._copying import Score, copying_scores
 from headwise.roles.effects._effects import WITHOUT, Effect, Effects, Group, group_line
-from headwise.roles.effects._labels import BEHAVIOUR_LABELS, labels_of_rows
 from headwise.roles.effects._language import agreement, repetition, translation
 
 __all__ = [
-    "BEHAVIOUR_LABELS",
     "WITHOUT",
     "AblationTrial",
     "Behaviour",
@@ -23,7 +21,6 @@ __all__ = [
     "copying_scores",
     "find_groups",
     "group_line",
-    "labels_of_rows",
     "repetition",
     "translation",
 ]
