@@ -39,17 +39,12 @@ class RoleScores:
     """Per-text sums for every role and head, from one pass over the texts.
 
     Attributes:
-        causal: Whether no head may attend to later tokens.
         value: What each head scores.
         count: The number of queries.
-        chance: What even attention would score.
     """
 
-    heads: tuple[Head, ...]
-    causal: bool
     value: Float[np.ndarray, "M R N"]
     count: Float[np.ndarray, "M R N"]
-    chance: Float[np.ndarray, "M R N"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,8 @@ class DetailedScores(RoleScores):
     """Scores with further measures, which are needed of the watched model alone.
 
     Attributes:
+        causal: Whether no head may attend to later tokens.
+        chance: What even attention would score.
         mass: The attention on the relation.
         value_mass: The same with each key weighted by the norm of its projected value, as a
             share of the sum over all keys of the query; NaN without a known output projection.
@@ -68,6 +65,9 @@ class DetailedScores(RoleScores):
             None without tags.
     """
 
+    heads: tuple[Head, ...]
+    causal: bool
+    chance: Float[np.ndarray, "M R N"]
     mass: Float[np.ndarray, "M R N"]
     value_mass: Float[np.ndarray, "M R N"]
     heuristics: Float[np.ndarray, "M R K"]
@@ -135,13 +135,11 @@ class Evaluator:
             name: np.concatenate([part[name].numpy() for part in parts])[original_order]
             for name in parts[0]
         }
-        causal = not sums.pop("ahead").any()
         if detailed:
+            sums["causal"] = not sums.pop("ahead").any()
+            sums["heads"] = tuple(head for layer in layers for head in layer.heads)
             sums["tag_rows"] = TagRows.joined(rows) if self.tags and rows else None
-        return sums | {
-            "causal": causal,
-            "heads": tuple(head for layer in layers for head in layer.heads),
-        }
+        return sums
 
 
 class _Batch:
@@ -193,8 +191,8 @@ class _Batch:
         """Sums of every text and role; in detail with heuristics and masses."""
         per_layer = [self._layer_sums(layer, detailed) for layer in layers]
         sums = {name: torch.cat([part[name] for part in per_layer], -1) for name in per_layer[0]}
-        visible = _visible_to_any(layers)
         if detailed:
+            visible = _visible_to_any(layers)
             grids = self._eligible_under(visible)
             heuristics = [heuristic_sums(pairs) for pairs in grids]
             most = max(part.shape[-1] for part in heuristics)
@@ -204,7 +202,9 @@ class _Batch:
             sums["planted_chance"] = _add(pairs.chance for pairs in grids)
         shape = (len(self.items), self._n_roles, -1)
         sums = {name: part.view(shape) for name, part in sums.items()}
-        return sums | {"ahead": visible.triu(1).any().cpu().expand(len(self.items))}
+        if detailed:
+            sums["ahead"] = visible.triu(1).any().cpu().expand(len(self.items))
+        return sums
 
     def _layer_sums(self, layer: Layer, detailed: bool) -> _Sums:
         grids = self._eligible_under(layer.visible)
@@ -227,7 +227,8 @@ class _Batch:
             blocks.append(sums)
         joined = {name: torch.cat([part[name] for part in blocks], -1).cpu() for name in blocks[0]}
         joined["count"] = _add(pairs.count for pairs in grids).expand(-1, H)
-        joined["chance"] = _add(pairs.chance for pairs in grids).expand(-1, H)
+        if detailed:
+            joined["chance"] = _add(pairs.chance for pairs in grids).expand(-1, H)
         return joined
 
     def _eligible_under(self, visible: Bool[Tensor, "B hv T S"]) -> list[EligiblePairs]:
