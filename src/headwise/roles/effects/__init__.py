@@ -1,6 +1,6 @@
 """Ablation effects: how much behaviours of a model depend on the heads that have a role."""
 
-from headwise.roles.effects._ablation_trial import AblationTrial, ablate_each, find_groups
+from headwise.roles.effects._ablation_trial import ablate_each
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, behaviour
 from headwise.roles.effects._copying import Score, copying_scores
 from headwise.roles.effects._effects import WITHOUT, Effect, Effects, Group, group_line
@@ -8,7 +8,6 @@ from headwise.roles.effects._language import agreement, repetition, translation
 
 __all__ = [
     "WITHOUT",
-    "AblationTrial",
     "Behaviour",
     "BehaviourBatch",
     "Effect",
@@ -19,7 +18,6 @@ __all__ = [
     "agreement",
     "behaviour",
     "copying_scores",
-    "find_groups",
     "group_line",
     "repetition",
     "translation",
