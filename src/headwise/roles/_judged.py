@@ -14,11 +14,9 @@ from headwise._display import counted
 from headwise._progress import Progress
 from headwise.roles.effects import Score
 from headwise.roles.evaluation import DetailedScores, RoleScores
-from headwise.roles.relations import PROBED, Tokenized
+from headwise.roles.relations import PROBED
 from headwise.roles.results import Roles, labels_of_rows, length_measures, tested_rows
 from headwise.roles.testing import (
-    FEWEST_TEXTS,
-    SEQUENCES,
     Baseline,
     Evidence,
     Family,
@@ -245,34 +243,6 @@ def _held_out(texts: Sequence[str], trial: Trial) -> list[str]:
     """The texts on which nothing was selected."""
     pairs = zip(texts, trial.split.selection, strict=True)
     return [text for text, selected in pairs if not selected]
-
-
-def notes_on(tokenized: Tokenized, n_texts: int, trials: Sequence[Trial]) -> tuple[str, ...]:
-    selection = trials[0].split.selection
-    distinct, held = len(selection), int((~selection).sum())
-    notes = [
-        f"{distinct} distinct texts of {n_texts}; heads, rules and null heads chosen on "
-        f"{distinct - held}, all numbers from the other {held}",
-    ]
-    if tokenized.unknown:
-        notes.append(f"{tokenized.unknown:.1%} of the tokens are unknown to the tokenizer")
-    if tokenized.cut_at_sentences or tokenized.cut_within:
-        cut = tokenized.cut_at_sentences + tokenized.cut_within
-        notes.append(
-            f"{counted(cut, 'text was', 'texts were')} longer than what is read at once and "
-            f"cut between sentences, {tokenized.cut_within} of them also within one"
-        )
-    if held < FEWEST_TEXTS:
-        notes.append(
-            f"roles of text were not tested: {held} held-out texts, not {FEWEST_TEXTS}; give "
-            f"{2 * FEWEST_TEXTS} distinct texts or more"
-        )
-    notes.append(
-        f"{SEQUENCES} sequences of random tokens that repeat, and as many controls"
-        if len(trials) > 1
-        else "too few different tokens, or too short a context, for sequences"
-    )
-    return tuple(notes)
 
 
 def _examples(

@@ -9,8 +9,8 @@ from torch import nn
 from headwise.corpora import AnnotatedText
 from headwise.corpora.streams import windows
 from headwise.models import check_model, originals_of
-from headwise.roles._find import copying_of
-from headwise.roles._judged import EXCERPT, Evaluated, judged, notes_on
+from headwise.roles._find import copying_of, notes_on
+from headwise.roles._judged import EXCERPT, Evaluated, judged
 from headwise.roles._sums import (
     PROBE,
     SCHEMA,
@@ -59,9 +59,9 @@ def sums_of_shard(
     parts: list[RoleSums] = []
     read: list[str] = []
     for window in windows(kept(texts, survey.left_out(shard))):
-        tokenized = tokenize(tokenizer, window, survey.limit)
-        if tokenized.pieces:
-            trial = text_trial(tokenized, window, roles, evidence, survey.tags)
+        pieces = tokenize(tokenizer, window, survey.limit).pieces
+        if pieces:
+            trial = text_trial(pieces, window, roles, evidence, survey.tags)
             parts.append(evaluate_trial(model, trial, evidence, len(read)))
         read += distinct_texts(window)
     about: dict[str, Any] = {
