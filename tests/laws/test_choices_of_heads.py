@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwise.kernels import HeadBlock
 from headwise.roles import find_roles
 from headwise.roles.evaluation import OFFSETS, Evaluator, heuristic_names
-from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights
-from headwise.roles.evaluation._heuristics import heuristic_sums
+from headwise.roles.evaluation._eligible import EligiblePairs, heads_last
 from headwise.roles.evaluation._relation_index import RelationIndex
+from headwise.roles.evaluation._synthetic_heads import heuristic_sums
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, tokenize
 from planted import TOKENIZER, Planted, pronouns
@@ -93,8 +94,9 @@ def test_a_choice_equals_its_definition(seed, incoming, causal):
     weights = torch.tensor(rng.integers(1, 4, (2, 1, 16, 16))).float() * visible
     weights /= weights.sum(-1, keepdim=True)
     units = Units("mention", items, 16)
-    eligible = EligiblePairs(RelationIndex(units, items, [role]), visible)
-    block = HeadWeights(slice(0, 1), weights.clone(), {})
+    eligible = EligiblePairs(RelationIndex(units, [role]), visible)
+    block = HeadBlock(slice(0, 1), weights.clone(), torch.zeros(2, 1, 16))
+    value = eligible.value(block, heads_last(block.weights), {})
     folded, seen = units.fold(weights)[:, 0], units.fold(visible.float())[:, 0] > 0
     for text, item in enumerate(items):
         expected = [0.0, 0, 0.0]
@@ -113,7 +115,7 @@ def test_a_choice_equals_its_definition(seed, incoming, causal):
             expected[0] += np.mean(tied)
             expected[1] += 1
             expected[2] += np.mean([is_right for _, is_right in options])
-        measured = [eligible.value(block)[text], eligible.count[text], eligible.chance[text]]
+        measured = [value[text], eligible.count[text], eligible.chance[text]]
         np.testing.assert_allclose([x.item() for x in measured], expected, atol=1e-5)
 
 
@@ -130,12 +132,10 @@ def rules(units, query, right, mentions=(), text=""):
     )
     role = Role("r", "", lambda text: (), "mention", score="choice")
     eligible = EligiblePairs(
-        RelationIndex(Units("mention", [item], 20), [item], [role]),
+        RelationIndex(Units("mention", [item], 20), [role]),
         torch.ones(1, 1, 20, 20, dtype=torch.bool),
     )
-    return dict(
-        zip(heuristic_names("mention"), heuristic_sums(eligible, [item])[0].tolist(), strict=True)
-    )
+    return dict(zip(heuristic_names("mention"), heuristic_sums(eligible)[0].tolist(), strict=True))
 
 
 def test_rules_that_choose_by_hand():

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from headwise.corpora import AnnotatedText, Arc, list_corpus
+from headwise.kernels import HeadBlock
 from headwise.roles import find_roles
 from headwise.roles.evaluation import DetailedScores, Evaluator
-from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights
+from headwise.roles.evaluation._eligible import EligiblePairs, heads_last
 from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import GRIDS, Role, as_item, gold_roles, token_roles, tokenize
@@ -166,7 +167,7 @@ def planted_by_definition(item, roles, causal):
     visible = torch.ones(1, 1, S, S, dtype=torch.bool)
     visible = visible.tril() if causal else visible
     for grid in GRIDS:
-        index = RelationIndex(Units(grid, [item], S), [item], roles)
+        index = RelationIndex(Units(grid, [item], S), roles)
         eligible = EligiblePairs(index, visible)
         scores = np.zeros(len(roles))
         for column, role in enumerate(roles):
@@ -178,7 +179,8 @@ def planted_by_definition(item, roles, causal):
             wanted = torch.where(wanted.any(1, keepdim=True), wanted, visible[0, 0].float())
             weights = (wanted / wanted.sum(1, keepdim=True))[None, None]
             even = dict.fromkeys(("entropy", "content entropy"), torch.ones(1, 1, S))
-            scores[column] = eligible.value(HeadWeights(slice(0, 1), weights, even))[column, 0]
+            block = HeadBlock(slice(0, 1), weights, torch.zeros(1, 1, S))
+            scores[column] = eligible.value(block, heads_last(weights), even)[column, 0]
         yield scores
 
 

@@ -17,7 +17,6 @@ from headwise.roles.relations import Item, Role
 from headwise.roles.testing._families import Baseline, null_head_baseline
 from headwise.roles.testing._nulls import initialised, permuted, shuffled
 from headwise.roles.testing._trials import Split
-from headwise.tables import Head
 from planted import TOKENIZER, Planted, lines
 
 CONFIG = MiniGPTConfig(len(TOKENIZER.get_vocab()), n_layers=1, n_heads=2, d_model=8)
@@ -94,11 +93,7 @@ def test_a_null_head_sees_as_many_keys():
     rng = np.random.default_rng(0)
     count = np.stack([np.full((20, 2), 3.0), np.full((20, 2), 30.0)] * 2, axis=-1)  # M R N
     value = count * np.array([0.2, 0.6, 0.4, 0.5]) * rng.choice([0.99, 1.01], (20, 2, 1))
-    heads = tuple(Head("", 0, number) for number in range(4))
-    best = null_head_baseline(
-        RoleScores(heads, True, value, count, value),
-        Split(np.arange(20), np.arange(20) < 10),
-    )
+    best = null_head_baseline(RoleScores(value, count), Split(np.arange(20), np.arange(20) < 10))
     np.testing.assert_allclose(best.rates.mean(0), [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
     np.testing.assert_allclose(best.selection_rate, [[0.4, 0.6, 0.4, 0.6]] * 2, rtol=0.02)
     weaker = replace(best, selection_rate=best.selection_rate - 0.1, rates=best.rates * 0)

@@ -16,10 +16,10 @@ from headwise.corpora import AnnotatedText, Arc, Grammar, Mention, annotate
 from headwise.kernels import HeadBlock
 from headwise.models import load_tokenizer
 from headwise.roles.evaluation import Evaluator, heuristic_names
-from headwise.roles.evaluation._eligible import EligiblePairs, HeadWeights, evenness_of, sink_keys
-from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
+from headwise.roles.evaluation._eligible import EligiblePairs, evenness_of, heads_last, sink_keys
 from headwise.roles.evaluation._relation_index import RelationIndex
-from headwise.roles.evaluation._tag_rules import FAR, SIDES
+from headwise.roles.evaluation._synthetic_heads import heuristic_sums
+from headwise.roles.evaluation._tag_rules import FAR, SIDES, tag_rows
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import Item, Role, as_item, gold_roles, probe, token_roles, tokenize
 from headwise.watch import Request, observe
@@ -160,10 +160,17 @@ def scored(weights, visible, role, pairs, units=None):
     item = Item(
         tuple(range(n)), {role.grid: units or [(token,) for token in range(n)]}, {role.name: pairs}
     )
-    index = RelationIndex(Units(role.grid, [item], n), [item], [role])
+    index = RelationIndex(Units(role.grid, [item], n), [role])
     eligible = EligiblePairs(index, visible[None, None])
-    block = HeadWeights(slice(0, 1), weights[None, None].clone(), {"entropy": torch.zeros(1, 1, n)})
-    return [sums.item() for sums in (eligible.value(block), eligible.count, eligible.chance)]
+    value = value_of(eligible, weights[None, None].clone(), {"entropy": torch.zeros(1, 1, n)})
+    return [sums.item() for sums in (value, eligible.count, eligible.chance)]
+
+
+def value_of(eligible, weights, evenness):
+    """What heads with these weights score in each cell."""
+    rows = weights.new_zeros(weights.shape[:3])  # no entropy is read
+    block = HeadBlock(slice(0, weights.shape[1]), weights, rows)
+    return eligible.value(block, heads_last(weights), evenness)
 
 
 TOP, MASS = (Role("r", "", lambda text: (), score=score) for score in ("top", "mass"))
@@ -206,11 +213,11 @@ def test_heads_that_see_different_keys_are_counted_apart():
     visible = torch.stack([full, near])[None]
     weights = visible / visible.sum(-1, keepdim=True)
     for role in (TOP, MASS):
-        eligible = EligiblePairs(RelationIndex(Units("token", [item], 3), [item], [role]), visible)
-        block = HeadWeights(slice(0, 2), weights.clone(), {})
+        eligible = EligiblePairs(RelationIndex(Units("token", [item], 3), [role]), visible)
+        value = value_of(eligible, weights.clone(), {})
         assert eligible.count.tolist() == [[2, 1]]
-        torch.testing.assert_close(eligible.value(block), torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
-        torch.testing.assert_close(eligible.chance, eligible.value(block))
+        torch.testing.assert_close(value, torch.tensor([[1 / 3 + 1 / 2, 1 / 2]]))
+        torch.testing.assert_close(eligible.chance, value)
 
 
 def test_exactly_even_attention_scores_chance():
@@ -261,11 +268,11 @@ def heuristics_of(grid, units, pairs, kind="structure"):
     size = sum(map(len, words))
     members = {"word": words, "token": [(token,) for token in range(size)]}
     item = Item(tuple(range(size)), members, {"r": pairs}, TAGS[: len(words)])
-    index = RelationIndex(Units(grid, [item], size), [item], [replace(TOP, grid=grid, kind=kind)])
+    index = RelationIndex(Units(grid, [item], size), [replace(TOP, grid=grid, kind=kind)])
     eligible = EligiblePairs(index, torch.ones(1, 1, size, size, dtype=torch.bool))
-    rows = tag_rows(eligible, [item], ["N", "V"])
+    rows = tag_rows(eligible, ["N", "V"])
     named = np.where(rows.distance < FAR, rows.right, rows.chance[:, None, None, None]).sum(0)
-    offsets = heuristic_sums(eligible, [item])[0].tolist()
+    offsets = heuristic_sums(eligible)[0].tolist()
     return dict(zip(heuristic_names(grid), offsets, strict=True)), {
         f"{rank} {tag} {side}": named[SIDES.index(side), number, column]
         for side in SIDES

@@ -17,8 +17,8 @@ from headwise.models import (
     tokenizer_of,
     without_compiler,
 )
-from headwise.roles._judged import judged, notes_on
-from headwise.roles.effects import BEHAVIOUR_LABELS, Score, copying_scores
+from headwise.roles._judged import Evaluated, judged
+from headwise.roles.effects import Score, copying_scores
 from headwise.roles.relations import (
     PROBED,
     Pairs,
@@ -31,10 +31,10 @@ from headwise.roles.relations import (
     token_roles,
     tokenize,
 )
-from headwise.roles.results import Roles
+from headwise.roles.results import BEHAVIOUR_LABELS, Roles
 from headwise.roles.testing import (
+    FEWEST_TEXTS,
     SEQUENCES,
-    Evaluated,
     Evidence,
     Trial,
     distinct_texts,
@@ -105,8 +105,9 @@ def find_roles(
     n_texts, texts = texts_of("find_roles", corpus)
     limit = context_of(model, tokenizer, max_tokens)
     tokenized = _tokenized(tokenizer, texts, limit)
-    text = text_trial(tokenized, texts, _roles(tokenized, relations or {}), evidence)
-    drawn = probe(tokenized.pieces, limit, SEQUENCES, evidence.seed)
+    pieces = tokenized.pieces
+    text = text_trial(pieces, texts, _roles(pieces, relations or {}), evidence)
+    drawn = probe(pieces, limit, SEQUENCES, evidence.seed)
     probed = probe_trial(*drawn, evidence.seed)
     trials = [text] if probed is None else [text, probed]
     evaluated = Evaluated.of(model, trials, evidence, on_progress)
@@ -145,9 +146,8 @@ def check_tokens(n_texts: int, any_token: bool, unknown: float) -> None:
 
 
 def _roles(
-    tokenized: Tokenized, relations: Mapping[str, Callable[[TokenText], Pairs]]
+    pieces: Sequence[TokenText], relations: Mapping[str, Callable[[TokenText], Pairs]]
 ) -> list[Role]:
-    pieces = tokenized.pieces
     return with_relations([*token_roles(pieces), *gold_roles(pieces)], relations)
 
 
@@ -166,6 +166,35 @@ def with_relations(
     if duplicates:
         raise ArgumentError(f"find_roles: {duplicates[0]!r} is a role already. Rename yours.")
     return roles
+
+
+def notes_on(tokenized: Tokenized, n_texts: int, trials: Sequence[Trial]) -> tuple[str, ...]:
+    """How the texts were read and split, in sentences."""
+    selection = trials[0].split.selection
+    distinct, held = len(selection), int((~selection).sum())
+    notes = [
+        f"{distinct} distinct texts of {n_texts}; heads, rules and null heads chosen on "
+        f"{distinct - held}, all numbers from the other {held}",
+    ]
+    if tokenized.unknown:
+        notes.append(f"{tokenized.unknown:.1%} of the tokens are unknown to the tokenizer")
+    if tokenized.cut_at_sentences or tokenized.cut_within:
+        cut = tokenized.cut_at_sentences + tokenized.cut_within
+        notes.append(
+            f"{counted(cut, 'text was', 'texts were')} longer than what is read at once and "
+            f"cut between sentences, {tokenized.cut_within} of them also within one"
+        )
+    if held < FEWEST_TEXTS:
+        notes.append(
+            f"roles of text were not tested: {held} held-out texts, not {FEWEST_TEXTS}; give "
+            f"{2 * FEWEST_TEXTS} distinct texts or more"
+        )
+    notes.append(
+        f"{SEQUENCES} sequences of random tokens that repeat, and as many controls"
+        if len(trials) > 1
+        else "too few different tokens, or too short a context, for sequences"
+    )
+    return tuple(notes)
 
 
 def copying_of(model: nn.Module, probe: Trial, seed: int) -> dict[str, Score]:

@@ -1,30 +1,162 @@
 """From the scores of all trials to the table of roles."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
+from torch import nn
 
 from headwise._display import counted
-from headwise.roles.effects import Effects, Score, labels_of_rows
-from headwise.roles.relations import PROBED, Tokenized
-from headwise.roles.results import Roles, length_measures, tested_rows
+from headwise._progress import Progress
+from headwise.roles.effects import Score
+from headwise.roles.evaluation import DetailedScores, RoleScores
+from headwise.roles.relations import PROBED
+from headwise.roles.results import Roles, labels_of_rows, length_measures, tested_rows
 from headwise.roles.testing import (
-    FEWEST_TEXTS,
-    SEQUENCES,
-    Evaluated,
+    Baseline,
     Evidence,
     Family,
     Trial,
+    halves,
+    halves_of_texts,
+    has_role,
     is_promising,
     judge,
+    make_family,
+    null_head_baseline,
     plant,
 )
 
+_DRAWS = 1000  # resamples of the test under each further split
 _EXAMPLES = 3  # texts where a role is strongest, and as many where it is weakest
 EXCERPT = 200  # characters of a text shown as an example
+
+# The best null heads of one model, for each split and trial.
+NullHeads = Sequence[Sequence[Baseline]]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What each head and the best null heads score, for several splits of the same texts.
+
+    Attributes:
+        trials: The trials under each split; results are reported of the first.
+        scores: The scores of each trial, whatever its split.
+        contrasts: The scores of each trial's contrast.
+        null_heads: The best heads of each null model, by the name of the null.
+    """
+
+    trials: Sequence[Sequence[Trial]]
+    scores: Sequence[DetailedScores]
+    contrasts: Sequence[RoleScores | None]
+    null_heads: Mapping[str, Sequence[NullHeads]]
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        trials: Sequence[Trial],
+        evidence: Evidence,
+        on_progress: Progress | None,
+    ) -> "Evaluated":
+        """Evaluate the model and its null models, each in one pass for all splits."""
+        scores = [trial.evaluator.evaluate_detailed(model, on_progress) for trial in trials]
+        contrasts = [
+            None if trial.contrast is None else trial.contrast.evaluate(model, on_progress)
+            for trial in trials
+        ]
+        nulls = (
+            (null, [trial.evaluator.evaluate(null_model, on_progress) for trial in trials])
+            for null, null_model in evidence.models_like(model)
+        )
+        return cls.of_scores(trials, evidence, scores, contrasts, nulls)
+
+    @classmethod
+    def of_scores(
+        cls,
+        trials: Sequence[Trial],
+        evidence: Evidence,
+        scores: Sequence[DetailedScores],
+        contrasts: Sequence[RoleScores | None],
+        nulls: Iterable[tuple[str, Sequence[RoleScores]]],
+    ) -> "Evaluated":
+        """Keep the best heads of null models; `nulls` has the scores of each in every trial."""
+        splits = [
+            [_resplit(trial, evidence, n) for trial in trials] for n in range(evidence.n_splits)
+        ]
+        null_heads: dict[str, list[NullHeads]] = {}
+        for null, of_null in nulls:
+            null_heads.setdefault(null, []).append(_best_null_heads(of_null, splits))
+        return cls(splits, scores, contrasts, null_heads)
+
+    def families(self, split: int = 0) -> list[Family]:
+        """The hypotheses of each trial under a split."""
+        return [
+            make_family(
+                trial,
+                self.scores[index],
+                contrast=self.contrasts[index],
+                null_heads={
+                    null: Baseline.strongest([best[split][index] for best in models])
+                    for null, models in self.null_heads.items()
+                },
+            )
+            for index, trial in enumerate(self.trials[split])
+        ]
+
+    def stability(self, seed: int) -> list[Float[np.ndarray, " _"]]:
+        """The share of the further splits under which each head has each role, for each trial.
+
+        NaN without a further split.
+        """
+        per_split = []
+        for split in range(1, len(self.trials)):
+            families = self.families(split)
+            verdicts = judge(families, draws=_DRAWS, seed=seed, intervals=False)
+            pairs = zip(families, verdicts, strict=True)
+            per_split.append([has_role(*pair) for pair in pairs])
+        if not per_split:
+            sizes = (scores.value.shape[1:] for scores in self.scores)
+            return [np.full(roles * heads, np.nan) for roles, heads in sizes]
+        return [np.mean(columns, axis=0) for columns in zip(*per_split, strict=True)]
+
+    @property
+    def passes(self) -> str:
+        """How many passes over the texts the evaluation took, and for which models."""
+        contrast = self.trials[0][0].contrast is not None
+        kinds = ["the model's own"]
+        kinds += [f"{len(models)} with {null} weights" for null, models in self.null_heads.items()]
+        kinds += ["one of shuffled words"] if contrast else []
+        total = 1 + sum(map(len, self.null_heads.values())) + contrast
+        count = counted(total, "pass", "passes")
+        return f"{count} over the texts, about equally long: {', '.join(kinds)}"
+
+
+def _best_null_heads(scores: Sequence[RoleScores], splits: Sequence[Sequence[Trial]]) -> NullHeads:
+    """The best heads of a null model, from its scores in each trial, for each split."""
+    return [
+        [
+            null_head_baseline(null_scores, trial.split)
+            for null_scores, trial in zip(scores, trials, strict=True)
+        ]
+        for trials in splits
+    ]
+
+
+def _resplit(trial: Trial, evidence: Evidence, number: int) -> Trial:
+    """The trial with another split of its texts; number 0 keeps its own."""
+    if number == 0:
+        return trial
+    split = trial.split
+    if split.digests:
+        selection = halves_of_texts(split.digests, evidence.seed, number)
+    else:
+        selection = halves(len(split.selection), [evidence.seed, number])
+    return replace(trial, split=replace(split, selection=selection))
 
 
 def judged(
@@ -51,7 +183,7 @@ def judged(
     rows = _tested(evaluated, families, evidence.seed)
     if copying:
         rows = _with_copying(rows, copying)
-    rows["label"] = labels_of_rows(rows, Effects())
+    rows["label"] = labels_of_rows(rows)
     if original:
         pairs = zip(heads, original, strict=True)
         rows["original"] = rows["name"].map({str(head): str(was or "") for head, was in pairs})
@@ -111,34 +243,6 @@ def _held_out(texts: Sequence[str], trial: Trial) -> list[str]:
     """The texts on which nothing was selected."""
     pairs = zip(texts, trial.split.selection, strict=True)
     return [text for text, selected in pairs if not selected]
-
-
-def notes_on(tokenized: Tokenized, n_texts: int, trials: Sequence[Trial]) -> tuple[str, ...]:
-    selection = trials[0].split.selection
-    distinct, held = len(selection), int((~selection).sum())
-    notes = [
-        f"{distinct} distinct texts of {n_texts}; heads, rules and null heads chosen on "
-        f"{distinct - held}, all numbers from the other {held}",
-    ]
-    if tokenized.unknown:
-        notes.append(f"{tokenized.unknown:.1%} of the tokens are unknown to the tokenizer")
-    if tokenized.cut_at_sentences or tokenized.cut_within:
-        cut = tokenized.cut_at_sentences + tokenized.cut_within
-        notes.append(
-            f"{counted(cut, 'text was', 'texts were')} longer than what is read at once and "
-            f"cut between sentences, {tokenized.cut_within} of them also within one"
-        )
-    if held < FEWEST_TEXTS:
-        notes.append(
-            f"roles of text were not tested: {held} held-out texts, not {FEWEST_TEXTS}; give "
-            f"{2 * FEWEST_TEXTS} distinct texts or more"
-        )
-    notes.append(
-        f"{SEQUENCES} sequences of random tokens that repeat, and as many controls"
-        if len(trials) > 1
-        else "too few different tokens, or too short a context, for sequences"
-    )
-    return tuple(notes)
 
 
 def _examples(

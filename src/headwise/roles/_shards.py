@@ -9,8 +9,8 @@ from torch import nn
 from headwise.corpora import AnnotatedText
 from headwise.corpora.streams import windows
 from headwise.models import check_model, originals_of
-from headwise.roles._find import copying_of
-from headwise.roles._judged import EXCERPT, judged, notes_on
+from headwise.roles._find import copying_of, notes_on
+from headwise.roles._judged import EXCERPT, Evaluated, judged
 from headwise.roles._sums import (
     PROBE,
     SCHEMA,
@@ -26,15 +26,12 @@ from headwise.roles.evaluation import Evaluator
 from headwise.roles.relations import Pairs, Role, TokenText, tokenize
 from headwise.roles.results import Roles
 from headwise.roles.testing import (
-    Evaluated,
     Evidence,
     Split,
     Trial,
-    best_null_heads,
     digest_of_text,
     distinct_texts,
     halves_of_texts,
-    resplit,
     text_trial,
 )
 from headwise.tables import Head
@@ -62,9 +59,9 @@ def sums_of_shard(
     parts: list[RoleSums] = []
     read: list[str] = []
     for window in windows(kept(texts, survey.left_out(shard))):
-        tokenized = tokenize(tokenizer, window, survey.limit)
-        if tokenized.pieces:
-            trial = text_trial(tokenized, window, roles, evidence, survey.tags)
+        pieces = tokenize(tokenizer, window, survey.limit).pieces
+        if pieces:
+            trial = text_trial(pieces, window, roles, evidence, survey.tags)
             parts.append(evaluate_trial(model, trial, evidence, len(read)))
         read += distinct_texts(window)
     about: dict[str, Any] = {
@@ -114,8 +111,16 @@ def merge_roles(
     facts: dict[str, Any] = {}
     for part in reversed(parts):
         facts |= {name: part.about[name] for name in ("copying", "original") if name in part.about}
+    nulls = enumerate(merged[0].nulls)
+    evaluated = Evaluated.of_scores(
+        trials,
+        evidence,
+        [each.scores() for each in merged],
+        [each.contrast() for each in merged],
+        ((null, [each.null(index) for each in merged]) for index, null in nulls),
+    )
     return judged(
-        _evaluated(merged, trials, evidence),
+        evaluated,
         evidence,
         texts=list(excerpts.values()),
         notes=notes_on(survey.tokenized(), survey.texts, trials),
@@ -123,19 +128,6 @@ def merge_roles(
         original=facts["original"],
         model=model,
     )
-
-
-def _evaluated(
-    merged: Sequence[MergedTrial], trials: Sequence[Trial], evidence: Evidence
-) -> Evaluated:
-    """What `Evaluated.of` measures, from the sums of all shards."""
-    splits = [[resplit(t, evidence, n) for t in trials] for n in range(evidence.n_splits)]
-    null_heads: dict[str, list[Any]] = {}
-    for index, name in enumerate(merged[0].nulls):
-        of_null = [each.null(index) for each in merged]
-        null_heads.setdefault(name, []).append(best_null_heads(of_null, splits))
-    scores, contrasts = [each.scores() for each in merged], [each.contrast() for each in merged]
-    return Evaluated(splits, scores, contrasts, null_heads)
 
 
 def _text_trial(

@@ -182,7 +182,4 @@ class MergedTrial:
 
     def _of(self, name: str) -> RoleScores:
         value = self.arrays[f"{name}.value"]
-        count = np.broadcast_to(self.arrays[f"{name}.count"], value.shape)
-        # What even attention scores is taken from the watched model.
-        chance = np.broadcast_to(np.float32(np.nan), value.shape)
-        return RoleScores(self.heads, self.about["causal"], value, count, chance)
+        return RoleScores(value, np.broadcast_to(self.arrays[f"{name}.count"], value.shape))

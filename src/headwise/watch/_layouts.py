@@ -1,6 +1,6 @@
 """What calls on the same text share: positions, columns, requests and eligible rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,12 +12,12 @@ from headwise._torch_private import version_of
 from headwise.kernels import RowRequest
 from headwise.masks import Mask, Window
 from headwise.masks.parts import Dense
-from headwise.models import AttentionCall, StackInputs, Text
+from headwise.models import AttentionCall, Site, StackInputs, Text
 from headwise.watch._eligible_rows import EligibleRows
-from headwise.watch._pairs import Columns
-from headwise.watch._positions import Positions
+from headwise.watch._pairs import Columns, Pairs
+from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
-from headwise.watch._spans import SpanMembers
+from headwise.watch._spans import SpanMembers, Spans
 
 # Layers may alternate between several masks, and between self- and cross-attention.
 _MOST = 8
@@ -51,35 +51,54 @@ class CallLayout:
 
 
 class CallLayouts:
-    """The latest layouts, found again for calls on the same text, or on one of the same form.
+    """The layouts of calls; the latest are found again for calls on the same text or a similar one.
 
     Whether layers of a pass read the same text is known without a look at it. For a later pass
     lengths, padding and positions are compared; relations, classes and spans are of one text alone.
+
+    Attributes:
+        pairs: The pairs of queries and keys of the current texts.
+        spans: The named stretches of the current texts.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, stacks: Collection[str]) -> None:
+        self.pairs, self.spans = Pairs(request), Spans(request, stacks)
         self._is_of_text = bool(
             request.classes or request.relations or request.pairs or request.spans
         )
         self._known: list[_Known] = []
 
-    def find(self, call: AttentionCall, inputs: StackInputs, kind: str) -> CallLayout | None:
-        """The layout of an earlier call that fits a call, if there is one."""
+    def of(
+        self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str, forward_pass: int
+    ) -> CallLayout:
+        """The layout of a call: that of an earlier call where it fits, or a new one."""
         shape = _shape(call, kind)
         for known in self._known:
             if known.shape == shape and known.fits(call.rule.visible, inputs):
                 return known.layout
-        return None
-
-    def add(self, call: AttentionCall, inputs: StackInputs, kind: str, layout: CallLayout) -> None:
-        """Keep the layout of a call that says nothing about its text by itself."""
-        if call.real is None:
+        text, key_text, positions = _located(call, inputs, kind)
+        columns = self.pairs.columns(positions, text, forward_pass)
+        spans = self.spans.members(site, positions, key_text, inputs.text, forward_pass)
+        layout = CallLayout(key_text, positions, columns, spans)
+        if call.real is None:  # or the call says something about its text by itself
             form = None if self._is_of_text else _form(inputs)
             visible = call.rule.visible
             tensor = _Snapshot.of(visible.visible if isinstance(visible, Dense) else None)
             layout.is_shared = tensor.is_followed
-            known = _Known(_shape(call, kind), inputs, form, visible, tensor, layout)
+            known = _Known(shape, inputs, form, visible, tensor, layout)
             self._known = [known, *self._known[: _MOST - 1]]
+        return layout
+
+
+def _located(call: AttentionCall, inputs: StackInputs, kind: str) -> tuple[Text, Text, Positions]:
+    """The text of the queries, the text of the keys, and the positions of both."""
+    if kind == "cross":
+        key_text = inputs.cross_text.filled(Text(real=call.real))
+        return inputs.text, key_text, positions_across(call, inputs.text, key_text)
+    text = inputs.text.filled(Text(real=call.real))
+    if kind == "condensed":
+        return text, Text(), positions_across(call, text, Text())
+    return text, text, positions_within(call, text)
 
 
 def _shape(call: AttentionCall, kind: str) -> tuple[Any, ...]:

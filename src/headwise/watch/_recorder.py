@@ -19,7 +19,6 @@ from headwise.models import (
     Site,
     Sites,
     StackInputs,
-    Text,
     Understanding,
     capture_calls,
     output_projection,
@@ -30,11 +29,8 @@ from headwise.watch._accumulator import Accumulator
 from headwise.watch._decoding import Decoding
 from headwise.watch._layouts import CallLayout, CallLayouts
 from headwise.watch._maps import Maps
-from headwise.watch._pairs import Pairs
-from headwise.watch._positions import Positions, positions_across, positions_within
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, row_request, without_autocast
-from headwise.watch._spans import Spans
 from headwise.watch._verification import refuse_wrapped, verify_heads
 
 
@@ -57,11 +53,10 @@ class Recorder:
         self._inputs = InputTracker(model, self._sites.stacks.roots)
         self._understanding = Understanding()
         self._active = ActiveModules(understanding=self._understanding)
-        self._layouts = CallLayouts(request)
+        self._layouts = CallLayouts(request, self._sites.stacks.roots)
         self._accumulator = Accumulator(request)
         self._decoding = Decoding(request)
-        self.pairs = Pairs(request)
-        self.spans = Spans(request, self._sites.stacks.roots)
+        self.pairs, self.spans = self._layouts.pairs, self._layouts.spans
         self._answered: set[Site] = set()
         self._verified: set[Site] = set()
         self.coverage = Coverage()
@@ -237,15 +232,9 @@ class Recorder:
         self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str
     ) -> CallLayout:
         """Where the queries and keys of a call lie in their texts."""
-        passes = self._inputs.passes
-        layout = self._layouts.find(call, inputs, kind)
-        if layout is None:
-            text, key_text, positions = self._locate(site, call, inputs, kind)
-            columns = self.pairs.columns(positions, text, passes)
-            spans = self.spans.members(site, positions, key_text, inputs.text, passes)
-            layout = CallLayout(key_text, positions, columns, spans)
-            self._layouts.add(call, inputs, kind, layout)
-        return layout
+        if kind != "cross" and inputs.text.real is None and call.real is not None:
+            self._inputs.learn(site.stack, call.real)
+        return self._layouts.of(site, call, inputs, kind, self._inputs.passes)
 
     def _enter(
         self,
@@ -271,20 +260,6 @@ class Recorder:
                 f"which was not found. Request neither, or leave its layer out with layers=."
             )
         return projection.per_head
-
-    def _locate(
-        self, site: Site, call: AttentionCall, inputs: StackInputs, kind: str
-    ) -> tuple[Text, Text, Positions]:
-        """The text of the queries, the text of the keys, and the positions of both."""
-        if kind == "cross":
-            key_text = inputs.cross_text.filled(Text(real=call.real))
-            return inputs.text, key_text, positions_across(call, inputs.text, key_text)
-        if inputs.text.real is None and call.real is not None:
-            self._inputs.learn(site.stack, call.real)
-        text = inputs.text.filled(Text(real=call.real))
-        if kind == "condensed":
-            return text, Text(), positions_across(call, text, Text())
-        return text, text, positions_within(call, text)
 
     def _kind(self, site: Site, call: AttentionCall, tokens: int | None) -> str:
         """How keys relate to queries: of another text, of the same, or condensed.

@@ -14,8 +14,7 @@ from headwise._evaluation import in_evaluation
 from headwise.corpora import Corpus
 from headwise.errors import InputError
 from headwise.models import batches, check_reads_text, context_of, device_of, reads_two_texts
-from headwise.roles.cross_attention._linked import evaluate_pairs, linked_pairs
-from headwise.roles.cross_attention._linked_words import LinkedWords
+from headwise.roles.cross_attention._linked_words import LinkedWords, evaluate_pairs, linked_pairs
 from headwise.roles.evaluation import Units
 from headwise.roles.relations import Item, TokenText, texts_of, tokenize
 from headwise.roles.testing import best_of, halves

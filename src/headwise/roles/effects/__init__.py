@@ -1,16 +1,13 @@
 """Ablation effects: how much behaviours of a model depend on the heads that have a role."""
 
-from headwise.roles.effects._ablation_trial import AblationTrial, ablate_each, find_groups
+from headwise.roles.effects._ablation_trial import ablate_each
 from headwise.roles.effects._behaviour import Behaviour, BehaviourBatch, behaviour
 from headwise.roles.effects._copying import Score, copying_scores
 from headwise.roles.effects._effects import WITHOUT, Effect, Effects, Group, group_line
-from headwise.roles.effects._labels import BEHAVIOUR_LABELS, labels_of_rows
 from headwise.roles.effects._language import agreement, repetition, translation
 
 __all__ = [
-    "BEHAVIOUR_LABELS",
     "WITHOUT",
-    "AblationTrial",
     "Behaviour",
     "BehaviourBatch",
     "Effect",
@@ -21,9 +18,7 @@ __all__ = [
     "agreement",
     "behaviour",
     "copying_scores",
-    "find_groups",
     "group_line",
-    "labels_of_rows",
     "repetition",
     "translation",
 ]

@@ -6,8 +6,8 @@ from headwise.roles.evaluation._evaluate import (
     RoleScores,
     check_reads_one_text,
 )
-from headwise.roles.evaluation._heuristics import OFFSETS, heuristic_names
-from headwise.roles.evaluation._tag_rules import TagRows, TagRule, fit_tag_rules
+from headwise.roles.evaluation._synthetic_heads import OFFSETS, heuristic_names
+from headwise.roles.evaluation._tag_rules import TagRows, fit_tag_rules
 from headwise.roles.evaluation._units import Units
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Evaluator",
     "RoleScores",
     "TagRows",
-    "TagRule",
     "Units",
     "check_reads_one_text",
     "fit_tag_rules",

@@ -1,7 +1,7 @@
 """The eligible pairs under a mask, and what attention weights score on them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -17,23 +17,6 @@ _EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
 # A share of the attention of a query: if less than this is left for keys that are no sinks, the
 # evenness over them is 0.
 _LEAST_LEFT = 1e-3
-
-
-@dataclass(frozen=True)
-class HeadWeights:
-    """The attention weights of some heads of a layer, and the evenness of each row, 0 to 1.
-
-    Attributes:
-        evenness: By the score that it is for, over all keys or over those that are no sinks.
-    """
-
-    heads: slice
-    weights: Float[Tensor, "B h T S"]
-    evenness: Mapping[str, Float[Tensor, "B h T"]]
-
-    @cached_property
-    def table(self) -> Float[Tensor, "N h"]:
-        return heads_last(self.weights)
 
 
 class EligiblePairs:
@@ -99,62 +82,72 @@ class EligiblePairs:
         return torch.where(self.candidates, 2.0, -1.0).to(self._device)
 
     @cached_property
-    def _top_pairs(self) -> tuple[Segments, Tensor, Tensor]:
-        """The pairs that may hold the largest weight, the rows of their queries, their weights."""
+    def _top_pairs(self) -> tuple[Segments, Tensor]:
+        """The pairs that may hold the largest weight, and the rows of their queries."""
         index = self.index
         weight = self._allowed * self.eligible[index.query]
         keep = self._top[index.query] & (weight > 0).any(1)
         query, key = index.query[keep], index.key[keep]
-        segments = Segments.of(index.rows(query, key), index.cell[query], index.n_cells)
         rows = index.text[query] * index.units.n + index.unit[query]
-        return segments.to(self._device), rows.to(self._device), weight[keep].to(self._device)
+        return self._segments(index.rows(query, key), weight[keep], query), rows.to(self._device)
 
     @cached_property
-    def _entropy_rows(self) -> dict[str, tuple[Segments, Tensor]]:
-        """The rows of the queries of each score of evenness, if a role has that score."""
+    def _evenness_segments(self) -> dict[str, Segments]:
+        """The queries of each score of evenness, if a role has that score."""
         index, by_score = self.index, {}
         for score in ("entropy", "content entropy"):
-            keep = index.scored_by(score)
-            rows = index.text[keep] * index.units.n + index.unit[keep]
-            segments = Segments.of(rows, index.cell[keep], index.n_cells)
+            query = torch.nonzero(index.scored_by(score)).flatten()
+            rows = index.text[query] * index.units.n + index.unit[query]
             if len(rows):
-                eligible = self.eligible[keep].to(self._device)
-                by_score[score] = segments.to(self._device), eligible
+                by_score[score] = self._segments(rows, self.eligible[query], query)
         return by_score
 
     @cached_property
-    def _mass_segments(self) -> tuple[Segments, Tensor]:
-        return self._segments(self.index.mass_pairs)
+    def _mass_segments(self) -> Segments:
+        return self._segments_of(self.index.mass_pairs)
 
     @cached_property
-    def _all_segments(self) -> tuple[Segments, Tensor]:
-        return self._segments(self.index.token_pairs)
+    def _all_segments(self) -> Segments:
+        return self._segments_of(self.index.token_pairs)
 
-    def _segments(self, pairs: TokenPairs) -> tuple[Segments, Tensor]:
+    def _segments_of(self, pairs: TokenPairs) -> Segments:
         S = self._visible.shape[-1]
         rows = (self.index.text[pairs.query] * S + pairs.query_token) * S + pairs.key_token
-        segments = Segments.of(rows, self.index.cell[pairs.query], self.index.n_cells)
         weights = pairs.share[:, None] * self.eligible[pairs.query]
-        return segments.to(self._device), weights.to(self._device)
+        return self._segments(rows, weights, pairs.query)
 
-    def value(self, block: HeadWeights) -> Float[Tensor, "cells h"]:
-        """What each head scores in each cell, summed over the queries."""
-        segments, weights = self._mass_segments
-        total = segments.sums(block.table, _for_heads(weights, block))
+    def _segments(
+        self, rows: Int[Tensor, " K"], weights: Float[Tensor, "K hv"], query: Int[Tensor, " K"]
+    ) -> Segments:
+        """Weighted rows of a table, in the cells of their queries."""
+        index = self.index
+        return Segments.of(rows, weights, index.cell[query], index.n_cells).to(self._device)
+
+    def value(
+        self,
+        block: HeadBlock,
+        table: Float[Tensor, "N h"],
+        evenness: Mapping[str, Float[Tensor, "B h T"]],
+    ) -> Float[Tensor, "cells h"]:
+        """What each head of a block scores in each cell, summed over the queries.
+
+        Args:
+            table: The weights of the block, heads last.
+            evenness: The evenness of each row, 0 to 1, by the score that it is for.
+        """
+        total = self._mass_segments.sums(table, block.heads)
         if len(self._top_pairs[0].rows):
-            total += self._top_sums(block)
+            total += self._top_sums(block, table)
         if len(self.index.choices.query):
             total += self._choice_sums(block)
-        for score in block.evenness.keys() & self._entropy_rows.keys():
-            segments, weights = self._entropy_rows[score]
-            evenness = heads_last(block.evenness[score])
-            total += segments.sums(evenness, _for_heads(weights, block))
+        for score in evenness.keys() & self._evenness_segments.keys():
+            segments = self._evenness_segments[score]
+            total += segments.sums(heads_last(evenness[score]), block.heads)
         return total
 
-    def mass(self, block: HeadWeights, table: Float[Tensor, "N h"]) -> Float[Tensor, "cells h"]:
+    def mass(self, block: HeadBlock, table: Float[Tensor, "N h"]) -> Float[Tensor, "cells h"]:
         """The sum of a table of token pairs over the relations, whichever score a role has."""
-        segments, weights = self._all_segments
-        return segments.sums(table, _for_heads(weights, block))
+        return self._all_segments.sums(table, block.heads)
 
     def top_of(self, queries: Int[Tensor, " K"], rows: Float[Tensor, "K n"]) -> Float[Tensor, " K"]:
         """Whether the largest weight of each query is on its relation, under a shared mask.
@@ -175,7 +168,7 @@ class EligiblePairs:
         hits = high.new_zeros(len(queries)).index_add_(0, row, high[row, key])
         return hits / high.sum(-1).clamp_(min=1.0)
 
-    def _choice_sums(self, block: HeadWeights) -> Float[Tensor, "cells h"]:
+    def _choice_sums(self, block: HeadBlock) -> Float[Tensor, "cells h"]:
         """Queries whose candidate with the largest weight is right."""
         index, choices = self.index, self.index.choices
         weights = choices.entries(index.units.fold(block.weights))
@@ -185,21 +178,21 @@ class EligiblePairs:
             0, index.cell.to(hits.device), hits
         )
 
-    def _top_sums(self, block: HeadWeights) -> Float[Tensor, "cells h"]:
+    def _top_sums(self, block: HeadBlock, table: Float[Tensor, "N h"]) -> Float[Tensor, "cells h"]:
         """Queries whose largest weight is on the relation; weights that tie share it."""
-        segments, rows, weights = self._top_pairs
-        tokens = self.index.units.grid == "token"
+        segments, rows = self._top_pairs
         folded = self.index.units.fold(block.weights)
         capped = torch.minimum(folded, _for_heads(self._ceiling, block))
         highest = capped.amax(-1, keepdim=True).mul_(_EQUAL)
-        table = block.table if tokens else heads_last(folded)
+        if self.index.units.grid != "token":
+            table = heads_last(folded)
         tied = torch.ge(capped, highest, out=capped).sum(-1).clamp_(min=1.0)
         high, ties = (
             heads_last(values).index_select(0, rows) for values in (highest[..., 0], tied)
         )
         hits = torch.ge(table.index_select(0, segments.rows), high).to(ties).div_(ties)
-        in_order = Segments(torch.arange(len(rows), device=rows.device), segments.starts)
-        return in_order.sums(hits, _for_heads(weights, block))
+        in_order = replace(segments, rows=torch.arange(len(rows), device=rows.device))
+        return in_order.sums(hits, block.heads)
 
 
 class SinkKeys(NamedTuple):
@@ -258,7 +251,7 @@ def heads_last(values: Float[Tensor, "B h *rest"]) -> Float[Tensor, "N h"]:
     return values.movedim(1, -1).reshape(-1, values.shape[1])
 
 
-def _for_heads(weights: Tensor, block: HeadWeights) -> Tensor:
+def _for_heads(weights: Tensor, block: HeadBlock) -> Tensor:
     """The columns of the block's heads, where heads differ."""
     return weights if weights.shape[1] == 1 else weights[:, block.heads]
 

@@ -14,18 +14,17 @@ from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise._torch_private import without_function_modes
 from headwise.errors import UnsupportedError
+from headwise.kernels import HeadBlock
 from headwise.models import check_reads_text, device_of, reads_two_texts, text_alone
 from headwise.roles.evaluation._eligible import (
     EligiblePairs,
-    HeadWeights,
     evenness_of,
     heads_last,
     sink_keys,
 )
-from headwise.roles.evaluation._heuristics import heuristic_sums, tag_rows
-from headwise.roles.evaluation._planted import planted_sums
 from headwise.roles.evaluation._relation_index import RelationIndex
-from headwise.roles.evaluation._tag_rules import TagRows
+from headwise.roles.evaluation._synthetic_heads import heuristic_sums, planted_sums
+from headwise.roles.evaluation._tag_rules import TagRows, tag_rows
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import GRIDS, Item, Role
 from headwise.tables import Head
@@ -40,17 +39,12 @@ class RoleScores:
     """Per-text sums for every role and head, from one pass over the texts.
 
     Attributes:
-        causal: Whether no head may attend to later tokens.
         value: What each head scores.
         count: The number of queries.
-        chance: What even attention would score.
     """
 
-    heads: tuple[Head, ...]
-    causal: bool
     value: Float[np.ndarray, "M R N"]
     count: Float[np.ndarray, "M R N"]
-    chance: Float[np.ndarray, "M R N"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +52,8 @@ class DetailedScores(RoleScores):
     """Scores with further measures, which are needed of the watched model alone.
 
     Attributes:
+        causal: Whether no head may attend to later tokens.
+        chance: What even attention would score.
         mass: The attention on the relation.
         value_mass: The same with each key weighted by the norm of its projected value, as a
             share of the sum over all keys of the query; NaN without a known output projection.
@@ -69,6 +65,9 @@ class DetailedScores(RoleScores):
             None without tags.
     """
 
+    heads: tuple[Head, ...]
+    causal: bool
+    chance: Float[np.ndarray, "M R N"]
     mass: Float[np.ndarray, "M R N"]
     value_mass: Float[np.ndarray, "M R N"]
     heuristics: Float[np.ndarray, "M R K"]
@@ -136,13 +135,11 @@ class Evaluator:
             name: np.concatenate([part[name].numpy() for part in parts])[original_order]
             for name in parts[0]
         }
-        causal = not sums.pop("ahead").any()
         if detailed:
+            sums["causal"] = not sums.pop("ahead").any()
+            sums["heads"] = tuple(head for layer in layers for head in layer.heads)
             sums["tag_rows"] = TagRows.joined(rows) if self.tags and rows else None
-        return sums | {
-            "causal": causal,
-            "heads": tuple(head for layer in layers for head in layer.heads),
-        }
+        return sums
 
 
 class _Batch:
@@ -157,7 +154,7 @@ class _Batch:
             self._ids[row, : len(item.ids)] = torch.tensor(item.ids)
             self._mask[row, : len(item.ids)] = 1
         grids = [grid for grid in GRIDS if any(role.grid == grid for role in roles)]
-        self._indexes = [RelationIndex(Units(grid, items, S), items, roles) for grid in grids]
+        self._indexes = [RelationIndex(Units(grid, items, S), roles) for grid in grids]
         self._sinks = sink_keys(items, S)
         self._cached: tuple[Tensor, list[EligiblePairs]] | None = None
 
@@ -187,21 +184,17 @@ class _Batch:
     ) -> list[TagRows]:
         """The rows of both grids that have parts of speech, with these numbers of the texts."""
         grids = self._eligible_under(_visible_to_any(layers)) if tags else []
-        parts = [
-            tag_rows(pairs, self.items, tags)
-            for pairs in grids
-            if pairs.index.units.grid != "mention"
-        ]
+        parts = [tag_rows(pairs, tags) for pairs in grids if pairs.index.units.grid != "mention"]
         return [replace(rows, item=texts[rows.item]) for rows in parts]
 
     def sums(self, layers: Sequence[Layer], detailed: bool) -> _Sums:
         """Sums of every text and role; in detail with heuristics and masses."""
         per_layer = [self._layer_sums(layer, detailed) for layer in layers]
         sums = {name: torch.cat([part[name] for part in per_layer], -1) for name in per_layer[0]}
-        visible = _visible_to_any(layers)
         if detailed:
+            visible = _visible_to_any(layers)
             grids = self._eligible_under(visible)
-            heuristics = [heuristic_sums(pairs, self.items) for pairs in grids]
+            heuristics = [heuristic_sums(pairs) for pairs in grids]
             most = max(part.shape[-1] for part in heuristics)
             sums["heuristics"] = _add(pad(part, (0, most - part.shape[-1])) for part in heuristics)
             sums["heuristic_count"] = _add(pairs.count for pairs in grids)
@@ -209,30 +202,33 @@ class _Batch:
             sums["planted_chance"] = _add(pairs.chance for pairs in grids)
         shape = (len(self.items), self._n_roles, -1)
         sums = {name: part.view(shape) for name, part in sums.items()}
-        return sums | {"ahead": visible.triu(1).any().cpu().expand(len(self.items))}
+        if detailed:
+            sums["ahead"] = visible.triu(1).any().cpu().expand(len(self.items))
+        return sums
 
     def _layer_sums(self, layer: Layer, detailed: bool) -> _Sums:
         grids = self._eligible_under(layer.visible)
         H = len(layer.heads)
         norms = layer.value_norms() if detailed else None
         blocks: list[_Sums] = []
-        for weights in layer.blocks():
+        for block in layer.blocks():
+            table = heads_last(block.weights)
             # No null model is compared by its evenness.
-            evenness = evenness_of(weights, layer.visible, self._sinks) if detailed else {}
-            block = HeadWeights(weights.heads, weights.weights, evenness)
-            sums = {"value": _add(pairs.value(block) for pairs in grids)}
+            evenness = evenness_of(block, layer.visible, self._sinks) if detailed else {}
+            sums = {"value": _add(pairs.value(block, table, evenness) for pairs in grids)}
             if detailed:
-                sums["mass"] = _add(pairs.mass(block, block.table) for pairs in grids)
-                table = None if norms is None else _value_shares(block, norms)
+                sums["mass"] = _add(pairs.mass(block, table) for pairs in grids)
+                shares = None if norms is None else _value_shares(block, norms)
                 sums["value_mass"] = (
                     torch.full_like(sums["mass"], torch.nan)
-                    if table is None
-                    else _add(pairs.mass(block, table) for pairs in grids)
+                    if shares is None
+                    else _add(pairs.mass(block, shares) for pairs in grids)
                 )
             blocks.append(sums)
         joined = {name: torch.cat([part[name] for part in blocks], -1).cpu() for name in blocks[0]}
         joined["count"] = _add(pairs.count for pairs in grids).expand(-1, H)
-        joined["chance"] = _add(pairs.chance for pairs in grids).expand(-1, H)
+        if detailed:
+            joined["chance"] = _add(pairs.chance for pairs in grids).expand(-1, H)
         return joined
 
     def _eligible_under(self, visible: Bool[Tensor, "B hv T S"]) -> list[EligiblePairs]:
@@ -278,7 +274,7 @@ def _batches(items: Sequence[Item]) -> list[list[int]]:
     return batches
 
 
-def _value_shares(block: HeadWeights, norms: Float[Tensor, "B H S"]) -> Float[Tensor, "N h"]:
+def _value_shares(block: HeadBlock, norms: Float[Tensor, "B H S"]) -> Float[Tensor, "N h"]:
     """Weights times value norms, as a share of their sum over all keys of a query."""
     weighted = block.weights * norms[:, block.heads, None]
     return heads_last(weighted.div_(weighted.sum(-1, keepdim=True).clamp_(min=_TINY)))

@@ -15,36 +15,47 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from headwise.roles.evaluation._units import Units
-from headwise.roles.relations import Item, Role
+from headwise.roles.relations import Role
 
 _TIE = 1e-6  # scores this close to the largest, as a share of it, tie with it
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Rows of a table grouped into cells: the row numbers, and where each cell begins."""
+    """Weighted rows of a table, grouped into cells.
+
+    Attributes:
+        rows: The numbers of the rows.
+        starts: Where each cell begins.
+        weights: The weight of each row; `hv` is 1, or there is one for each head of a layer.
+    """
 
     rows: Int[Tensor, " K"]
     starts: Int[Tensor, " cells"]
+    weights: Float[Tensor, "K hv"]
 
     @classmethod
-    def of(cls, rows: Int[Tensor, " K"], cell: Int[Tensor, " K"], n_cells: int) -> "Segments":
+    def of(
+        cls,
+        rows: Int[Tensor, " K"],
+        weights: Float[Tensor, "K hv"],
+        cell: Int[Tensor, " K"],
+        n_cells: int,
+    ) -> "Segments":
         length = torch.bincount(cell, minlength=n_cells)
-        return cls(rows, length.cumsum(0) - length)
+        return cls(rows, length.cumsum(0) - length, weights)
 
     def to(self, device: torch.device) -> "Segments":
-        return Segments(self.rows.to(device), self.starts.to(device))
+        return Segments(self.rows.to(device), self.starts.to(device), self.weights.to(device))
 
-    def sums(
-        self, table: Float[Tensor, "N h"], weights: Float[Tensor, "K hv"]
-    ) -> Float[Tensor, "cells h"]:
-        """The weighted sum of the rows of each cell; `hv` is 1, or one weight per head."""
-        rows, weights = self.rows, weights.to(table)
+    def sums(self, table: Float[Tensor, "N h"], heads: slice) -> Float[Tensor, "cells h"]:
+        """The weighted sum of the rows of each cell, for some heads of a layer."""
+        rows, weights = self.rows, self.weights.to(table)
         if weights.shape[1] == 1:
             return embedding_bag(
                 rows, table, self.starts, mode="sum", per_sample_weights=weights[:, 0].contiguous()
             )
-        weighted = table.index_select(0, rows) * weights
+        weighted = table.index_select(0, rows) * weights[:, heads]
         order = torch.arange(len(rows), device=rows.device)
         return embedding_bag(order, weighted, self.starts, mode="sum")
 
@@ -64,6 +75,11 @@ class TokenPairs:
     query_token: Int[Tensor, " E"]
     key_token: Int[Tensor, " E"]
     share: Float[Tensor, " E"]
+
+    def take(self, rows: Bool[Tensor, " E"]) -> "TokenPairs":
+        return TokenPairs(
+            self.query[rows], self.query_token[rows], self.key_token[rows], self.share[rows]
+        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +110,6 @@ class Choices:
     def of(
         cls,
         units: Units,
-        items: Sequence[Item],
         roles: Sequence[Role],
         queries: Int[Tensor, " Q"],
         pairs: Int[Tensor, " P"],
@@ -108,7 +123,7 @@ class Choices:
         n, members = units.n, units.units
         entries = [
             (cell * n + query) * n + candidate
-            for text, item in enumerate(items)
+            for text, item in enumerate(units.items)
             for cell, role in enumerate(roles, text * len(roles))
             if role.score == "choice" and role.grid == units.grid
             for query, candidate in item.candidates.get(role.name, ())
@@ -185,17 +200,17 @@ class RelationIndex:
         token_pairs: The pairs of tokens of all roles.
     """
 
-    def __init__(self, units: Units, items: Sequence[Item], roles: Sequence[Role]) -> None:
+    def __init__(self, units: Units, roles: Sequence[Role]) -> None:
         self.units, self.roles = units, roles
-        self.n_cells = len(items) * len(roles)
-        number = _pair_numbers(units, items, roles)
+        self.n_cells = len(units.items) * len(roles)
+        number = _pair_numbers(units, roles)
         queries, self.query = torch.unique_consecutive(number // units.n, return_inverse=True)
         self.key = number % units.n
         self.cell, self.unit = queries // units.n, queries % units.n
         self.text, self.role = self.cell // len(roles), self.cell % len(roles)
-        self.choices = Choices.of(units, items, roles, queries, number)
-        self.token_pairs = _token_pairs(self, torch.ones_like(self.query, dtype=torch.bool))
-        self.mass_pairs = _token_pairs(self, self.scored_by("mass")[self.query])
+        self.choices = Choices.of(units, roles, queries, number)
+        self.token_pairs = _token_pairs(self)
+        self.mass_pairs = self.token_pairs.take(self.scored_by("mass")[self.token_pairs.query])
 
     def scored_by(self, score: str) -> Bool[Tensor, " Q"]:
         """Which queries are of roles with this score."""
@@ -216,11 +231,17 @@ class RelationIndex:
         n = self.units.n
         return (self.text[query] * n + self.unit[query]) * n + key
 
+    def is_key(self, queries: Int[Tensor, " K"]) -> Bool[Tensor, "K n"]:
+        """Which units are keys of each of some queries."""
+        keys = torch.zeros(len(self.text), self.units.n, dtype=torch.bool)
+        keys[self.query, self.key] = True
+        return keys[queries]
 
-def _pair_numbers(units: Units, items: Sequence[Item], roles: Sequence[Role]) -> Int[Tensor, " P"]:
+
+def _pair_numbers(units: Units, roles: Sequence[Role]) -> Int[Tensor, " P"]:
     """All pairs, each as one number made of its cell, query and key; sorted."""
     n, numbers = units.n, [np.zeros(0, dtype=np.int64)]
-    for text, item in enumerate(items):
+    for text, item in enumerate(units.items):
         has_tokens = np.array([bool(tokens) for tokens in units.units[text]], dtype=bool)
         for column, role in enumerate(roles):
             relation = item.pairs.get(role.name, ()) if role.grid == units.grid else ()
@@ -234,8 +255,8 @@ def _pair_numbers(units: Units, items: Sequence[Item], roles: Sequence[Role]) ->
     return torch.from_numpy(np.unique(np.concatenate(numbers)))
 
 
-def _token_pairs(index: RelationIndex, keep: Bool[Tensor, " P"]) -> TokenPairs:
-    query, key = index.query[keep], index.key[keep]
+def _token_pairs(index: RelationIndex) -> TokenPairs:
+    query, key = index.query, index.key
     if index.units.grid == "token":
         return TokenPairs(query, index.unit[query], key, torch.ones(len(query)))
     tokens = index.units.tokens_of

@@ -5,10 +5,15 @@ of speech belongs to a set. The sets are grown greedily, on the queries that a c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int, Int16
+from torch import Tensor
+
+from headwise.roles.evaluation._eligible import EligiblePairs
+from headwise.roles.evaluation._synthetic_heads import at_offsets
 
 FAR = 2**14  # the distance to a word that does not exist
 SIDES = ("to the left", "to the right", "to the left or itself")
@@ -55,12 +60,53 @@ class TagRows:
         distance = np.take_along_axis(self.distance, own, -1)
         right = np.take_along_axis(self.right, own, -1) & (own >= 0)
         distance[self.tag < 0] = FAR
-        return TagRows(
-            *(self.item, self.role, self.tag, self.chance),
+        return replace(
+            self,
             distance=np.concatenate([self.distance, distance], -1),
             right=np.concatenate([self.right, right], -1),
-            offsets=self.offsets,
         )
+
+
+def tag_rows(eligible: EligiblePairs, tags: Sequence[str]) -> TagRows:
+    """The nearest words of every part of speech for the eligible queries of structural roles.
+
+    On the grid of tokens a word is named by the last of its tokens on the left, by the first on
+    the right, and the query's own word may be named as well.
+    """
+    index, units = eligible.index, eligible.index.units
+    n = units.n
+    rows = torch.nonzero(index.structural & (eligible.eligible[:, 0] > 0)).flatten()
+    place, of_row = torch.unique(index.text[rows] * n + index.unit[rows], return_inverse=True)
+    text, unit = place // n, place % n
+    members, tag_of_unit = units.by_tag(tags)
+    columns = members[text]  # U tag m
+    allowed = eligible.candidates[text, 0, unit].gather(1, columns.clamp(min=0).flatten(1))
+    allowed = allowed.view(columns.shape) & (columns >= 0)
+    step = columns - unit[:, None, None]
+    sides = [(step < 0, -1), (step > 0, 1), ((step <= 0) & (units.grid == "token"), -1)]
+    assert len(sides) == len(SIDES)
+    is_key, distances, rights = index.is_key(rows), [], []
+    for inside, sign in sides:
+        near = _two_nearest(torch.where(allowed & inside, sign * step, FAR))[of_row]
+        key = (index.unit[rows, None, None] + sign * near).clamp(0, n - 1)
+        right = is_key.gather(1, key.flatten(1)).view(near.shape) & (near < FAR)
+        distances.append(near)
+        rights.append(right)
+    return TagRows(
+        item=index.text[rows].numpy(),
+        role=index.role[rows].numpy(),
+        tag=tag_of_unit[index.text[rows], index.unit[rows]].numpy(),
+        chance=eligible.chance_of_top()[rows, 0].numpy(),
+        distance=torch.stack(distances, 1).numpy().astype(np.int16),
+        right=torch.stack(rights, 1).numpy(),
+        offsets=at_offsets(eligible, rows).numpy(),
+    )
+
+
+def _two_nearest(distance: Int[Tensor, "U tag m"]) -> Int[Tensor, "U 2 tag"]:
+    nearest = distance.amin(-1)
+    others = torch.where(distance == nearest[..., None], FAR, distance)
+    return torch.stack([nearest, others.amin(-1)], 1)
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,38 @@ class Units:
     """The queries and keys of one grid (tokens, words or mentions) in each text of a batch.
 
     Attributes:
+        items: The texts.
         n: The number of units in the longest text. On the grid of tokens, units are numbered by
             the positions of their tokens, and special tokens are no candidates.
         units: The tokens of each unit of each text; empty for a word of another piece.
     """
 
     def __init__(self, grid: Grid, items: Sequence[Item], S: int) -> None:
-        self.grid, self._S = grid, S
+        self.items, self.grid, self._S = items, grid, S
         self.units = [item.units[grid] for item in items]
         self.n = S if grid == "token" else max(1, *(len(units) for units in self.units))
 
     def tokens_of(self, text: int, unit: int) -> Sequence[int]:
         return (unit,) if self.grid == "token" else self.units[text][unit]
+
+    def by_tag(self, tags: Sequence[str]) -> tuple[Int[Tensor, "B tag m"], Int[Tensor, "B n"]]:
+        """The units with each part of speech, padded with −1, and the part of speech of each."""
+        number = {tag: column for column, tag in enumerate(tags)}
+        tag_of_unit = torch.full((len(self.items), self.n), -1)
+        members: list[list[list[int]]] = []
+        for row, item in enumerate(self.items):
+            of_tag: list[list[int]] = [[] for _ in tags]
+            for word, tag in enumerate(item.tags):
+                units = [word] if self.grid == "word" else item.units["word"][word]
+                if tag in number:
+                    of_tag[number[tag]] += units
+                    tag_of_unit[row, list(units)] = number[tag]
+            members.append(of_tag)
+        most = max((len(units) for of_tag in members for units in of_tag), default=0)
+        padded = [[units + [-1] * (most - len(units)) for units in of_tag] for of_tag in members]
+        columns = torch.tensor(padded, dtype=torch.int64).view(len(self.items), len(tags), most)
+        # At least one column, to reduce over.
+        return torch.nn.functional.pad(columns, (0, 1), value=-1), tag_of_unit
 
     @cached_property
     def excluded(self) -> Bool[Tensor, "B #n n"]:

@@ -4,7 +4,6 @@ from headwise.roles.relations._gold import dependencies_in, dependency_roles, go
 from headwise.roles.relations._probe import (
     PREFIX_MATCHING,
     PROBED,
-    SAME,
     before_text,
     draw_probe,
     probe,
@@ -22,7 +21,6 @@ from headwise.roles.relations._relations import (
     Pairs,
     Role,
     as_item,
-    content,
     roles_of_frequency,
     token_roles,
 )
@@ -35,7 +33,6 @@ __all__ = [
     "GRIDS",
     "PREFIX_MATCHING",
     "PROBED",
-    "SAME",
     "SHAPES",
     "SINKS",
     "Grid",
@@ -46,7 +43,6 @@ __all__ = [
     "Tokenized",
     "as_item",
     "before_text",
-    "content",
     "dependencies_in",
     "dependency_roles",
     "draw_probe",

@@ -1,4 +1,7 @@
-"""The rows of the table of roles: the evidence of every test, and its outcome."""
+"""The rows of the table of roles: the evidence of every test, its outcome, and labels.
+
+A pattern of attention is labelled as a behaviour only if the head has that effect.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,7 +11,8 @@ import pandas as pd
 from jaxtyping import Bool, Float
 
 from headwise._display import printable
-from headwise.roles.testing import FEWEST_TEXTS, NULLS, Family, Verdict, has_role
+from headwise.roles.effects import Effects
+from headwise.roles.testing import FEWEST_TEXTS, LEVEL, NULLS, Family, Verdict, has_role
 from headwise.tables import Head
 
 # Columns that are known only after the tests.
@@ -20,6 +24,11 @@ FOUND, NOT_FOUND = "found", "not found"
 # A text counts only if it has a query, so enough texts imply enough queries.
 _NEEDED = f"{FEWEST_TEXTS} needed"
 _UNREACHABLE = "not tested: these texts could not have shown it"
+_CONTROL_SHARE = 0.1  # of the effect, the most that ablation may cost on the control
+# The behaviour that a pattern is named after, and the sign of the copying score that shows it.
+_BY_COPYING = {"prefix matching": ("induction", 1.0), "same token": ("duplicate suppression", -1.0)}
+# No relation may take the name of a behaviour: attention alone does not show one.
+BEHAVIOUR_LABELS = tuple(label for label, _ in _BY_COPYING.values())
 
 
 def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.DataFrame:
@@ -92,6 +101,40 @@ def role_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.Dat
     columns |= {name: family.measures[name] for name in FURTHER if name in family.measures}
     columns |= {f"null.{name}": rates for name, rates in zip(NULLS, verdict.rates, strict=True)}
     return pd.DataFrame(columns)
+
+
+def labels_of_rows(rows: pd.DataFrame, effects: Effects | None = None) -> list[str]:
+    """The label of each row: "" unless found, its role, or the behaviour that was shown as well.
+
+    A behaviour is shown by the copying score, if its whole interval has the right sign, or by
+    ablation: it costs the behaviour significantly and specifically. An effect is specific if it
+    exceeds that on the behaviour's control, and the control loses at most a tenth of it. For
+    heads that back each other up, the effect of their group counts.
+    """
+    shown = {} if effects is None else _shown_by_ablation(effects)
+    return [_label(row, shown) if row["found"] else "" for row in rows.to_dict("records")]
+
+
+def _label(row: Mapping[Any, Any], shown: Mapping[tuple[str, str], str]) -> str:
+    role = str(row["role"])
+    if (row["name"], role) in shown:
+        return shown[row["name"], role]
+    label, sign = _BY_COPYING.get(role, ("", 0.0))
+    ends = [sign * row.get(f"copying.{end}", np.nan) for end in ("low", "high")]
+    return label if label and min(ends) > 0 else role
+
+
+def _shown_by_ablation(effects: Effects) -> dict[tuple[str, str], str]:
+    """The label of each head and role whose behaviour depends on the head, and specifically."""
+    tried = [(effect, effect.p < LEVEL) for effect in effects.alone]
+    tried += [(group.together, True) for group in effects.groups]
+    shown: dict[tuple[str, str], str] = {}
+    for effect, significant in tried:
+        specific = effect.excess_low > 0 and effect.control <= _CONTROL_SHARE * effect.effect
+        if significant and effect.low > 0 and specific:
+            for role, label in effects.labels.get(effect.behaviour, {}).items():
+                shown |= dict.fromkeys(((name, role) for name in effect.heads), label)
+    return shown
 
 
 def outcomes(

@@ -14,11 +14,12 @@ from headwise._progress import Progress, shows_progress
 from headwise.corpora import Several, list_items
 from headwise.errors import ArgumentError
 from headwise.models import check_model, fingerprint
-from headwise.roles.effects import Behaviour, Effects, ablate_each, labels_of_rows
+from headwise.roles.effects import Behaviour, Effects, ablate_each
 from headwise.roles.results._explanation import explanations
 from headwise.roles.results._rows import (
     example_rows,
     heads_with,
+    labels_of_rows,
     none_found,
     none_found_by_head,
     outcomes_by_role,

@@ -1,20 +1,109 @@
-"""One pass of a model over examples: the mass of every head on every stretch."""
+"""The mass of every head on every stretch of examples, and what heads and sets of heads decide.
+
+A head decides for the stretch that gets the most of its attention.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float
 from torch import nn
 
 from headwise._evaluation import in_evaluation
 from headwise._progress import Progress
 from headwise.errors import UnsupportedError
 from headwise.models import Batch, device_of, pad, text_alone
-from headwise.roles.task._decisions import Masses
 from headwise.roles.task._examples import TokenExample
+from headwise.tables import Head
 from headwise.watch import Request, observe
 
 _TOKENS = 4096  # in one batch
+_EQUAL = 1 - 1e-6  # masses this close to the largest tie with it
+_CANDIDATES = 64  # heads that a set is chosen from
+_RANDOM_SETS = 200
+
+PerHead = Float[np.ndarray, "M N"]
+
+
+@dataclass(frozen=True)
+class Masses:
+    """The attention that each of `N` heads gives to each of up to `K` stretches of `M` examples.
+
+    Attributes:
+        mass: The mean over the queries of an example of their mass on a stretch.
+        exists: Whether an example has so many stretches.
+        right: Whether a stretch is a right one.
+    """
+
+    heads: tuple[Head, ...]
+    mass: Float[np.ndarray, "M K N"]
+    exists: Bool[np.ndarray, "M K"]
+    right: Bool[np.ndarray, "M K"]
+
+    def hits(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
+        """1 where the stretch with the largest mass is a right one; stretches that tie share it."""
+        shown = self._shown(self.mass if mass is None else mass)
+        top = shown >= shown.max(1, keepdims=True) * _EQUAL
+        right: PerHead = (top & self.right[..., None]).sum(1) / top.sum(1)
+        return right
+
+    def margins(self, mass: Float[np.ndarray, "M K N"] | None = None) -> PerHead:
+        """The largest mass on a right stretch less the largest on a wrong one: the contrast."""
+        shown = self._shown(self.mass if mass is None else mass)
+        right = np.where(self.right[..., None], shown, -np.inf).max(1)
+        margins: PerHead = right - np.where(self.right[..., None], -np.inf, shown).max(1)
+        return margins
+
+    def of_set(self, heads: Sequence[int]) -> Float[np.ndarray, "M K 1"]:
+        """The mean mass of some heads."""
+        mean: Float[np.ndarray, "M K 1"] = self.mass[..., list(heads)].mean(-1, keepdims=True)
+        return mean
+
+    def best_head(self, selection: Bool[np.ndarray, " M"]) -> int:
+        """The head that decides best on some examples."""
+        return int(self.hits()[selection].mean(0).argmax())
+
+    def best_set(self, selection: Bool[np.ndarray, " M"], most: int) -> list[int]:
+        """A set whose mean mass decides best on some examples, grown one head at a time.
+
+        A head joins if the set then decides more examples rightly; among equal heads, the one
+        that leaves the largest mean margin.
+        """
+        chosen_from = self._only(selection)
+        order = np.argsort(-chosen_from.margins().mean(0), kind="stable")[:_CANDIDATES]
+        chosen: list[int] = []
+        best = -1.0
+        total = np.zeros((*chosen_from.mass.shape[:2], 1))
+        while len(chosen) < most:
+            sums = total + chosen_from.mass[..., order]
+            accuracy = chosen_from.hits(sums).mean(0)
+            margin = chosen_from.margins(sums).mean(0)
+            taken = np.isin(order, chosen)
+            accuracy[taken] = -np.inf
+            head = np.lexsort((-margin, -accuracy))[0]
+            if accuracy[head] <= best:
+                break
+            best = float(accuracy[head])
+            chosen.append(int(order[head]))
+            total = sums[..., [head]]
+        return chosen
+
+    def random_sets(self, size: int, seed: int) -> Float[np.ndarray, " M"]:
+        """How often random sets of this size decide rightly, in each example."""
+        rng = np.random.default_rng(seed)
+        size = min(size, len(self.heads))
+        sets = [rng.permutation(len(self.heads))[:size] for _ in range(_RANDOM_SETS)]
+        hits = [self.hits(self.of_set(heads.tolist()))[:, 0] for heads in sets]
+        mean: Float[np.ndarray, " M"] = np.mean(hits, axis=0)
+        return mean
+
+    def _shown(self, mass: Float[np.ndarray, "M K N"]) -> Float[np.ndarray, "M K N"]:
+        return np.where(self.exists[..., None], mass, -np.inf)
+
+    def _only(self, examples: Bool[np.ndarray, " M"]) -> "Masses":
+        return Masses(self.heads, self.mass[examples], self.exists[examples], self.right[examples])
 
 
 @torch.no_grad()
@@ -82,3 +171,28 @@ def padded(batch: Sequence[TokenExample], model: nn.Module, answers: bool = Fals
     device = device_of(model)
     ids = [(*example.ids, *example.answer) if answers else example.ids for example in batch]
     return pad(ids, device)
+
+
+def chance(examples: Sequence[TokenExample]) -> Float[np.ndarray, " M"]:
+    """The share of right stretches among the candidates of each example."""
+    return np.array([example.n_right / len(example.stretches) for example in examples])
+
+
+POSITIONS = ("the first", "the last", "the nearest to the query", "the longest")
+
+
+def positional_hits(examples: Sequence[TokenExample]) -> Float[np.ndarray, "M 4"]:
+    """Whether each rule of position or length picks a right stretch; ties share it."""
+    return np.array([_positional(example) for example in examples])
+
+
+def _positional(example: TokenExample) -> list[float]:
+    starts = np.array([start for start, _ in example.stretches])
+    ends = np.array([end for _, end in example.stretches])
+    query = min(start for start, _ in example.query)
+    distance = np.where(ends <= query, query - ends, np.abs(starts - query))
+    hits = []
+    for score in (-starts, starts, -distance, ends - starts):
+        top = score == score.max()
+        hits.append(float(top[: example.n_right].sum() / top.sum()))
+    return hits

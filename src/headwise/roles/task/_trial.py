@@ -12,9 +12,8 @@ from torch import nn
 
 from headwise._progress import Progress
 from headwise.roles.results import outcomes
-from headwise.roles.task._decisions import POSITIONS, Masses, chance, positional_hits
 from headwise.roles.task._examples import TokenExample
-from headwise.roles.task._masses import masses_of
+from headwise.roles.task._masses import POSITIONS, Masses, chance, masses_of, positional_hits
 from headwise.roles.task._table import NULLS
 from headwise.roles.testing import FEWEST_TEXTS, LEVEL, Evidence, Family, Verdict, halves, lift
 

@@ -13,10 +13,9 @@ from headwise.roles.testing._evidence import (
     judge,
     lift,
 )
-from headwise.roles.testing._families import NULLS
+from headwise.roles.testing._families import NULLS, Baseline, make_family, null_head_baseline
 from headwise.roles.testing._nulls import Evidence
 from headwise.roles.testing._significance import step_down
-from headwise.roles.testing._splits import Evaluated, best_null_heads, resplit
 from headwise.roles.testing._trials import (
     SEQUENCES,
     Split,
@@ -33,13 +32,12 @@ __all__ = [
     "LEVEL",
     "NULLS",
     "SEQUENCES",
-    "Evaluated",
+    "Baseline",
     "Evidence",
     "Family",
     "Split",
     "Trial",
     "Verdict",
-    "best_null_heads",
     "best_of",
     "digest_of_text",
     "distinct_texts",
@@ -49,9 +47,10 @@ __all__ = [
     "is_promising",
     "judge",
     "lift",
+    "make_family",
+    "null_head_baseline",
     "plant",
     "probe_trial",
-    "resplit",
     "step_down",
     "text_trial",
 ]

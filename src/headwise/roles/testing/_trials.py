@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int64
 
 from headwise.corpora import AnnotatedText
 from headwise.roles.evaluation import Evaluator
-from headwise.roles.relations import PROBED, Item, Role, Tokenized, as_item
+from headwise.roles.relations import PROBED, Item, Role, TokenText, as_item
 from headwise.roles.testing._evidence import halves
 from headwise.roles.testing._nulls import Evidence, shuffled
 
@@ -68,7 +68,7 @@ class Trial:
 
 
 def text_trial(
-    tokenized: Tokenized,
+    pieces: Sequence[TokenText],
     texts: Sequence[AnnotatedText],
     roles: Sequence[Role],
     evidence: Evidence,
@@ -79,7 +79,7 @@ def text_trial(
     Args:
         tags: The parts of speech that rules may use. None is those of the texts.
     """
-    pieces, seed = tokenized.pieces, evidence.seed
+    seed = evidence.seed
     distinct = distinct_texts(texts)
     number = {text: index for index, text in enumerate(distinct)}
     items = [as_item(piece, roles) for piece in pieces]

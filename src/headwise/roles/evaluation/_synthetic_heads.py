@@ -1,17 +1,108 @@
-"""Planted heads: one for each role, whose attention is on the pairs of the role alone.
+"""Synthetic heads: heuristics that a head must beat, and planted heads that the test must find.
 
-Each is scored on its own role only, from the rows of attention that this role reads.
+They are scored like the heads of a model, under a mask that all heads share. A planted head is
+scored on its own role alone, from the rows of attention that this role reads.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from headwise.roles.evaluation._eligible import EligiblePairs
-from headwise.roles.evaluation._relation_index import RelationIndex
+from headwise.roles.evaluation._relation_index import Choices, RelationIndex
+from headwise.roles.relations import Grid, Item
 
-_MOST = 2**22  # weights computed at once
+OFFSETS = tuple(range(-10, 11))
+_RULES = ("nearest", "first", "longest", "most repeated")  # among the candidates of a choice
+_MOST = 2**22  # weights of planted heads computed at once
 _AFTER_ALL = 2**62  # the number of no row
+
+
+def heuristic_names(grid: Grid) -> list[str]:
+    """The names of the heuristics of a grid that are not fitted, in their order: offsets first.
+
+    Mentions are candidates of a choice: the one at offset −2 is the second one before the query.
+    """
+    if grid == "mention":
+        names = [f"candidate {offset:+d}" for offset in OFFSETS]
+        return names + [f"{rule} candidate" for rule in _RULES]
+    return [f"offset {offset:+d}" for offset in OFFSETS]
+
+
+def heuristic_sums(eligible: EligiblePairs) -> Float[Tensor, "cells K"]:
+    """What each heuristic scores in each cell, under a mask that all heads share.
+
+    A heuristic puts all its attention on the one candidate that it names, and spreads it over
+    the candidates where it names none.
+    """
+    index = eligible.index
+    if index.units.grid == "mention":
+        choosable = eligible.choosable
+        scores = _rule_scores(index.choices, index.units.items, choosable)
+        values = index.choices.hits(scores, choosable) * eligible.eligible
+    else:
+        values = at_offsets(eligible, torch.arange(len(index.text))) * eligible.eligible
+    return values.new_zeros(index.n_cells, values.shape[1]).index_add_(0, index.cell, values)
+
+
+def _rule_scores(
+    choices: Choices, items: Sequence[Item], allowed: Bool[Tensor, "C 1"]
+) -> Float[Tensor, "C K"]:
+    """How rules score the candidates: one rule per offset, then `_RULES`.
+
+    The candidate at offset −2 is the second one before the query.
+    """
+    mentions = [_mentions(item) for item in items]
+    first = np.cumsum([0, *(each.shape[1] for each in mentions)])[choices.text.numpy()]
+    numbers = np.concatenate(mentions, axis=1)
+    start, end, length, repeats = numbers[:, first + choices.candidate.numpy()]
+    own_start, own_end, *_ = numbers[:, first + choices.unit.numpy()]
+    place = np.where(start > own_start, start - own_end, end - own_start)
+    rank = _ranks(choices.query.numpy(), place, allowed[:, 0].numpy())
+    at_offset = rank[:, None] == np.array(OFFSETS)
+    rules = np.stack([-np.abs(place), -start, length, repeats], axis=-1)
+    return torch.from_numpy(np.concatenate([at_offset, rules], axis=-1)).float()
+
+
+def _mentions(item: Item) -> Int64[np.ndarray, "4 mentions"]:
+    """The first and the last token of each mention of a text, its characters, its occurrences."""
+    units = item.units.get("mention", ())
+    names = item.mentions or [""] * len(units)
+    rows = (
+        [min(tokens, default=0) for tokens in units],
+        [max(tokens, default=0) for tokens in units],
+        [len(name) for name in names],
+        [item.text.count(name) if name else 0 for name in names],
+    )
+    return np.array(rows, dtype=np.int64)
+
+
+def _ranks(
+    query: Int64[np.ndarray, " C"], place: Int64[np.ndarray, " C"], allowed: Bool[np.ndarray, " C"]
+) -> Int64[np.ndarray, " C"]:
+    """The rank of each candidate by distance: 1, 2, … after its query, −1, −2, … before it."""
+    ranks = np.zeros(len(query), dtype=np.int64)
+    for side in (1, -1):
+        there = np.flatnonzero(allowed & (side * place > 0))
+        order = there[np.lexsort((side * place[there], query[there]))]
+        first = np.searchsorted(query[order], query[order])
+        ranks[order] = side * (np.arange(len(order)) - first + 1)
+    return ranks
+
+
+def at_offsets(eligible: EligiblePairs, rows: Int[Tensor, " K"]) -> Float[Tensor, "K offset"]:
+    """What each offset scores for some queries."""
+    index, n = eligible.index, eligible.index.units.n
+    candidates = eligible.candidates[index.text[rows], 0, index.unit[rows]]
+    named = index.unit[rows, None] + torch.tensor(OFFSETS)
+    inside = (named >= 0) & (named < n)
+    named = named.clamp(0, max(0, n - 1))
+    exists = inside & candidates.gather(1, named)
+    chance = eligible.chance_of_top()[rows]
+    return torch.where(exists, index.is_key(rows).gather(1, named).float(), chance)
 
 
 def planted_sums(

@@ -1,0 +1,57 @@
+"""The traces in `docs/architecture.md` name files and definitions that exist, and count right."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from house.source import PACKAGE, ROOT
+
+TEXT = " ".join((ROOT / "docs" / "architecture.md").read_text("utf-8").split())
+# `file.py`, or `file.py: name`, or `file.py: Class.name`
+NAMED = sorted(set(re.findall(r"`([\w/]+\.py)(?:: ([\w.]+))?`", TEXT)))
+PLACEHOLDER = "NAME"
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=lambda value: value or "-")
+def test_every_file_and_definition_of_the_traces_exists(path: str, name: str) -> None:
+    if PLACEHOLDER in path:
+        return
+    files = [file for file in _files() if f"/{file.as_posix()}".endswith(f"/{path}")]
+    assert files, f"{path} is no file"
+    missing = [part for part in name.split(".") if part]
+    assert any(set(missing) <= _defined(file) for file in files), f"{path} has no {name}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("work", "says"),
+    [
+        ("plan", "enters {} files of these folders, and {} of their types"),
+        ("role", "enters {} files of `roles/`, and {} of its types"),
+    ],
+)
+def test_paths_have_as_many_files_and_types_as_stated(work: str, says: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "code_paths.py"), work]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    counts = re.findall(r"^(\d+) (?:files|types), and \d+ elsewhere$", done.stdout, re.MULTILINE)
+    assert len(counts) == 2
+    assert says.format(*counts) in TEXT
+
+
+def _files() -> list[Path]:
+    roots = (PACKAGE, ROOT / "tests", ROOT / "benchmarks")
+    return [path for root in roots for path in root.rglob("*.py")]
+
+
+def _defined(path: Path) -> set[str]:
+    """The classes and functions of a file, those of classes included."""
+    kinds = ast.ClassDef | ast.FunctionDef
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, kinds)
+    }
