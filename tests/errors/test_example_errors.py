@@ -19,6 +19,7 @@ def refused(said: str, weights: Path | None, values: Path | None = None) -> None
     with pytest.raises(InputError, match=re.escape(said)) as caught:
         load_example(weights, values)
     line = str(caught.value)
+    assert line.startswith("explain: ")
     assert "\n" not in line
     assert line.endswith((".", "}."))
     assert len(line) < 400
@@ -40,9 +41,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, position: int):
     refused(f"{tmp_path} cannot be read (Is a directory)", *given(tmp_path))
     latin = tmp_path / "latin.json"
     latin.write_bytes('{"tokens": "él"}'.encode("latin-1"))
-    refused(
-        f"{latin} is not JSON ('utf-8' codec can't decode byte 0xe9 in position 12", *given(latin)
-    )
+    refused(f"{latin} is not JSON (byte 12 is 0xe9, which is not UTF-8)", *given(latin))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_text_that_is_not_json(tmp_path: Path, text: str, said: str):
 @pytest.mark.parametrize(
     ("held", "said"),
     [
-        ([1, 2], "[1, 2], not the keys tokens, query, heads"),
+        ([1, 2], "f.json holds [1, 2], not the keys tokens, query and heads"),
         ({"tokens": "a"}, "['tokens'], not the keys"),
         ({**GOOD, "headz": []}, "'headz'"),
         ({**GOOD, "tokens": 7}, "tokens 7. Give a sentence"),
