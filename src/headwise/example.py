@@ -139,9 +139,7 @@ def _read_weights(path: Path) -> tuple[tuple[str, ...], int, np.ndarray]:
         )
     tokens = data["tokens"].split() if isinstance(data["tokens"], str) else data["tokens"]
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
-        raise InputError(
-            f"{where}: tokens {brief(tokens)}. Give a sentence or a list of strings."
-        )
+        raise InputError(f"{where}: tokens {brief(tokens)}. Give a sentence or a list of strings.")
     heads = data["heads"]
     if not isinstance(heads, list) or not heads:
         raise InputError(

@@ -345,7 +345,7 @@ def test_patterns_of_duo_attention(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"windows \[3, 4\] and \[2\] kv heads"):
         hw.save_duo_attention(several, tmp_path / "several")
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="file cannot be made"):
+    with pytest.raises(OutputError, match="file cannot be written"):
         hw.save_duo_attention(plan(), tmp_path / "file")
     folder = hw.save_duo_attention(plan(), tmp_path / "pattern")
     with pytest.raises(ArgumentError, match=r"keep=1\.2"):

@@ -85,6 +85,7 @@ def test_a_refused_command_leaves_the_folder_unchanged(
     place: Path, more: tuple[object, ...], message: str
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)
+    (place / "taken" / "config.json").touch()  # else --force would not replace it
     (place / "taken" / "mine").write_text("mine")
     arguments = (place / "some.txt" if argument == "SOME" else argument for argument in more)
     code, out, err = _group(place, "taken", *arguments)

@@ -186,6 +186,7 @@ def test_a_refused_command_leaves_the_folder_unchanged(
     place: Path, more: tuple[object, ...], message: str
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)
+    (place / "taken" / "config.json").touch()  # else --force would not replace it
     (place / "taken" / "mine").write_text("mine")
     (place / "one.txt").write_text("I work\n")
     more = tuple(place / argument if argument == "one.txt" else argument for argument in more)

@@ -1,6 +1,6 @@
 """Atomic writes of files and folders, and a strict reader of JSON."""
 
-from headwise.files._atomic import files_beside, folder_beside, write_beside
+from headwise.files._atomic import check_writable, files_beside, folder_beside, write_beside
 from headwise.files._claim import claim
 from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
 from headwise.files._scratch import sweep
@@ -8,6 +8,7 @@ from headwise.files._text import decode, kind_of
 
 __all__ = [
     "build_from",
+    "check_writable",
     "claim",
     "decode",
     "files_beside",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headwise.cli._options import Force, Json, Model, Shared, check_absent, check_output
+from headwise.cli._options import Force, Json, Model, Shared, check_folder, check_output
 from headwise.cli._print import print_json, print_note, print_table
 
 MethodName = Literal["half-gate", "gradient", "leave-one-out", "mass", "output"]
@@ -90,7 +90,7 @@ def cache(
     if out is not None:
         check_output(out, ".json", force=force)
     if duo_attention is not None:
-        check_absent(duo_attention, force)
+        check_folder(duo_attention, force=force)
     from headwise.cli import tasks
 
     plan = tasks.plan_cache(model, text, shared, **asdict(goal))

@@ -1,6 +1,5 @@
 """`headwise count`: what the attention of a model costs, computed from its sizes."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwise._display import did_you_mean
-from headwise.cli._options import DtypeName, Json
+from headwise.cli._options import DtypeName, Json, with_option_names
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError, InputError, ShapeError
 
@@ -108,7 +107,8 @@ def _model_sizes(model: str | None, options: Mapping[str, Any]) -> "ModelSizes":
         try:
             return ModelSizes("", layer_sizes(**sizes, out_proj=out_proj), n_layers)
         except (ArgumentError, ShapeError) as error:
-            raise type(error)(_with_option_names(str(error))) from error
+            message = with_option_names(str(error), _LAYER_OPTIONS, ["layer_sizes"], "count")
+            raise type(error)(message) from error
     if model in PRESETS:
         return PRESETS[model]
     if not Path(model).exists():
@@ -118,13 +118,6 @@ def _model_sizes(model: str | None, options: Mapping[str, Any]) -> "ModelSizes":
             f"The known models are {', '.join(PRESETS)}."
         )
     return read_config(model)
-
-
-def _with_option_names(message: str) -> str:
-    """A message of `layer_sizes`, with the names of the command's options."""
-    for name, option in _LAYER_OPTIONS.items():
-        message = re.sub(rf"\b{name}\b", option, message.replace(f"{name}=", f"{name} "))
-    return message.replace("layer_sizes:", "count:")
 
 
 def _option_names(names: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from headwise._packages import require
 from headwise.cli._options import (
+    MODEL_FILES,
     Figure,
     Force,
     Json,
@@ -16,8 +17,8 @@ from headwise.cli._options import (
     OutputFolder,
     PairsFile,
     Shared,
-    check_absent,
     check_figure,
+    check_folder,
 )
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError
@@ -110,7 +111,7 @@ def prune(
     shared: Shared,
 ) -> None:
     """Remove the least important heads from a model."""
-    check_absent(out, force)
+    check_folder(out, *MODEL_FILES, force=force)
     check_figure(figure, force)
     recovery.check()
     share = _share_of(remove)

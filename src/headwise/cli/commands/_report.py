@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli._options import Force, Shared, Target, check_absent, check_output
+from headwise.cli._options import STUDY_FILES, Force, Shared, Target, check_folder, check_output
 from headwise.cli._print import print_note, print_result
 from headwise.errors import ArgumentError
 
@@ -117,7 +117,7 @@ def report(
         )
     check_output(out, ".html", force=force)
     if save is not None:
-        check_absent(save, force)
+        check_folder(save, *STUDY_FILES, force=force)
     study = _study(model, inputs, sources, shared, full=full, per_text=save is not None)
     for line in study.findings():
         print_result(line)
