@@ -20,6 +20,7 @@ def failing(text): return [(0, text.tokens[99])]
 def yielding(text): yield text.tokens[99], 0
 def leaving(text): raise SystemExit(3)
 """
+EXAMPLE = '{"ids": [3, 4, 5], "query": [2, 3], "right": [[0, 1]], "wrong": [[1, 2]]}\n'
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "trees.conllu").write_text("# text = I\n1\tI" + "\t_" * 8 + "\n", "utf-8")
     (place / "cut.safetensors").write_bytes((5000).to_bytes(8, "little") + b'{"a": {')
     (place / "rules.py").write_text(RULES, "utf-8")
+    (place / "far.jsonl").write_text(EXAMPLE + EXAMPLE.replace("5", "99"), "utf-8")
     for ending in ("csv", "json", "parquet"):
         (place / f"image.{ending}").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
     (place / "latin.csv").write_bytes("# él\n".encode("latin-1"))
@@ -150,6 +152,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "top of 'first' is requested twice. Leave one of them out.",
         ),
         ("report --study model", "model/study.json holds no study"),
+        ("merge model", "corpus: model is not the folder of a corpus job: it has no job.json. Giv"),
+        ("merge t.txt", "corpus: t.txt is a file, not the folder of a corpus job. Give a folder"),
+        ("merge nowhere", "corpus: nowhere does not exist. Give a folder that a corpus job made."),
+        (
+            "heads model --examples far.jsonl",
+            "example 1 has the token id 99, and the model has 9. Give ids from 0 to 8.",
+        ),
+        ("prune model --by tab.csv --remove 1 -o out", "prune: --remove 1. Give a share above 0"),
+        ("prune model --by tab.csv --remove 0 -o out", "prune: --remove 0. Give a share above 0"),
         (
             "report model --text t.txt --save t.txt",
             "output: --save t.txt is the input --text t.txt",

@@ -155,9 +155,9 @@ def _share_of(remove: str) -> float | None:
         share = float(remove)
     except ValueError:
         share = float("nan")
-    if not 0 <= share <= 1:
+    if not 0 < share < 1:
         raise ArgumentError(
-            f"prune: --remove {remove}. Give a share between 0 and 1, such as 0.3, or auto."
+            f"prune: --remove {remove}. Give a share above 0 and below 1, such as 0.3, or auto."
         )
     return share
 
