@@ -158,7 +158,7 @@ def _read_query(where: str, query: Any, tokens: Sequence[str]) -> int:
         why = f"{where}: the query {brief(query)} occurs {count} times among the tokens"
         raise InputError(f"{why}. Give its position, from 0.")
     if count == 0 or not isinstance(query, str):
-        why = f"{where}: the query {brief(query)} is none of the {len(tokens)} tokens"
+        why = f"{where}: the query {brief(query)} is not one of the {len(tokens)} tokens"
         raise InputError(f"{why}. Give one of them, or its position from 0.")
     return tokens.index(query)
 
@@ -228,7 +228,7 @@ def _read_table(where: str, table: Any, tokens: Sequence[str]) -> dict[int, list
 def _check_known(where: str, named: Mapping[str, Any], tokens: Sequence[str]) -> None:
     for token in named:
         if token not in tokens:
-            why = f"{where}: {token!r} is none of the {len(tokens)} tokens"
+            why = f"{where}: {token!r} is not one of the {len(tokens)} tokens"
             raise InputError(f"{why}. Use the exact token, or leave it out.")
 
 

@@ -107,7 +107,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             "explain --values model/config.json",
-            "explain: model/config.json: head 1: 'architectures' is none of the 9 tokens.",
+            "explain: model/config.json: head 1: 'architectures' is not one of the 9 tokens.",
         ),
         ("report model --text - --show -", "--text and --show both read standard input"),
         (

@@ -50,7 +50,7 @@ AttentionName = Literal["headwise", "sdpa", "eager"]
 Attention = Annotated[
     AttentionName | None,
     typer.Option(
-        help="What computes attention: headwise's kernels, torch's, or the model's own code.",
+        help="The attention implementation: headwise's kernels, torch's, or the model's own.",
         show_default="what transformers chooses",
     ),
 ]
@@ -63,7 +63,7 @@ MaxTokens = Annotated[
     typer.Option(
         min=2,
         help="Split longer texts into pieces of at most this many tokens.",
-        show_default="the model's context, 2048 where it has no limit or a longer one",
+        show_default="the model's context, at most 2048",
     ),
 ]
 Statistics = Annotated[
@@ -74,7 +74,7 @@ Statistics = Annotated[
     ),
 ]
 PerText = Annotated[
-    bool, typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals.")
+    bool, typer.Option("--per-text", help="Keep statistics per text, for confidence intervals.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 Figure = Annotated[

@@ -25,7 +25,7 @@ def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: the text is no JSON, is nested too deeply, repeats a key in one object, or
+        ValueError: the text is not JSON, is nested too deeply, repeats a key in one object, or
             holds a lone surrogate or an integer of more than 18 digits.
     """
     try:

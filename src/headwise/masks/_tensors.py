@@ -77,7 +77,7 @@ def from_binary(binary: Shaped[Tensor, "*shape"]) -> Mask:
     """Read a mask of zeros and ones, 1 = may attend, of any dtype.
 
     Raises:
-        MaskError: it is no tensor, or has other entries.
+        MaskError: it is not a tensor, or has other entries.
         ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
     """
     _check_tensor(binary, "from_binary", "zeros and ones, 1 where a query may attend")

@@ -58,7 +58,7 @@ def attention(
     Returns:
         The heads, or an `AttentionOutput`. A row's weights sum to 1 (less with a sink).
     Raises:
-        ShapeError: sizes do not fit, H is no multiple of Hkv, or a mask does not broadcast.
+        ShapeError: sizes do not fit, H is not a multiple of Hkv, or a mask does not broadcast.
         MaskError: a mask or bias is neither boolean nor float, or a float mask is all 0 and 1.
         ArgumentError: an input that is not an array, a scale not finite, a softcap not positive,
             or a negative side of the window.

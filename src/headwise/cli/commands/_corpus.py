@@ -27,8 +27,9 @@ MethodName = Literal["half-gate", "gradient", "curvature", "zero-ablation"]
 Data = Annotated[
     list[str],
     typer.Option(
-        help="A glob of .parquet, .jsonl, .txt or .conllu files, in quotes; may be repeated. "
-        "Or datasets:NAME:SPLIT."
+        metavar="<glob>",
+        help="A glob of .parquet, .jsonl, .txt or .conllu files, in quotes. Repeatable. "
+        "Or datasets:NAME:SPLIT.",
     ),
 ]
 RunFolder = Annotated[Path, typer.Option("--out", "-o", help="The folder of the shards.")]
@@ -65,8 +66,8 @@ def corpus(
 ) -> None:
     """Study the heads on a corpus of any size, in shards.
 
-    Finished shards are skipped, so a command that was interrupted is simply run again; several
-    machines may run it on one folder. `headwise merge OUT` adds up the shards.
+    Finished shards are skipped: to resume an interrupted command, run it again. Several machines
+    may run it on one folder. `headwise merge OUT` adds up the shards.
     """
     named = f"--importance {importance}" if importance else "--roles"
     if (importance or roles) and (statistics is not None or per_text):

@@ -58,9 +58,9 @@ def count(
     ] = False,
     n_layers: Annotated[_Size, _size("--layers", "1", "The number of such layers.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens to compute.")] = 1024,
-    cached: Annotated[int, typer.Option(min=0, help="Earlier tokens, in the cache.")] = 0,
+    cached: Annotated[int, typer.Option(min=0, help="Earlier tokens, which are in the cache.")] = 0,
     keys: Annotated[
-        _Size, _size("--keys", "tokens + cached", "All keys, for cross-attention.")
+        _Size, _size("--keys", "tokens + cached", "The number of keys, for cross-attention.")
     ] = None,
     dtype: Annotated[DtypeName, typer.Option(help="The dtype of cached keys and values.")] = (
         "bfloat16"

@@ -26,7 +26,9 @@ MethodName = Annotated[
 ]
 Text = Annotated[
     Path | None,
-    typer.Option(help="A UTF-8 file: fit the outputs of the heads on it, instead of on any input."),
+    typer.Option(
+        help="A UTF-8 file: fit the outputs of the heads on these texts, not on arbitrary inputs."
+    ),
 ]
 
 

@@ -28,8 +28,8 @@ Remove = Annotated[
     str,
     typer.Option(
         metavar="SHARE|auto",
-        help="The share of heads to remove, such as 0.3; auto: as many as the loss on every "
-        "second text allows when it may grow by 1 %; the other texts measure the result.",
+        help="The share of heads to remove, such as 0.3. auto: as many as possible while the loss "
+        "on every second text grows by at most 1 %; the result is measured on the other texts.",
     ),
 ]
 Text = Annotated[
@@ -52,12 +52,13 @@ Curve = Annotated[
 Beside = Annotated[
     list[Path] | None,
     typer.Option(
-        help="With --curve: scores by another method, drawn in the same picture. Repeatable."
+        metavar="<path>",
+        help="With --curve: scores by another method, drawn in the same figure. Repeatable.",
     ),
 ]
 Recover = Annotated[
     int,
-    typer.Option(min=0, help="Train the smaller model to match the full one for so many steps."),
+    typer.Option(min=0, help="Train the smaller model for this many steps to match the full one."),
 ]
 Rate = Annotated[
     float | None,

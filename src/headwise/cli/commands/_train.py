@@ -37,14 +37,14 @@ def train(
     prompt: Annotated[str | None, typer.Option(help="A text that the model continues.")] = None,
     as_json: Json = False,
     seed: Seed = None,
-    steps: Annotated[_Count, _setting("--steps", 2000, "Batches to train on.")] = None,
+    steps: Annotated[_Count, _setting("--steps", 2000, "Training steps, a batch each.")] = None,
     batch_size: Annotated[_Count, _setting("--batch", 32, "Lines per batch.")] = None,
     learning_rate: Annotated[_Number, _setting("--lr", 0.002, "The peak learning rate.")] = None,
     warmup: Annotated[_Count, _setting("--warmup", 50, "Steps of warmup to the peak rate.")] = None,
     weight_decay: Annotated[
         _Number, _setting("--weight-decay", 0.01, "The weight decay of AdamW.")
     ] = None,
-    n_layers: Annotated[_Count, _setting("--layers", 3, "Layers.")] = None,
+    n_layers: Annotated[_Count, _setting("--layers", 3, "The number of layers.")] = None,
     n_heads: Annotated[_Count, _setting("--heads", 4, "Query heads per layer.")] = None,
     n_kv_heads: Annotated[
         _Count, _setting("--kv-heads", "heads", "Key/value heads per layer.")
@@ -54,7 +54,7 @@ def train(
         _Count, _setting("--mlp-ratio", 2, "The width of an MLP divided by d_model.")
     ] = None,
     context: Annotated[_Count, _setting("--context", 40, "The longest input, in tokens.")] = None,
-    dropout: Annotated[_Number, _setting("--dropout", 0.1, "The dropout in training.")] = None,
+    dropout: Annotated[_Number, _setting("--dropout", 0.1, "The dropout rate in training.")] = None,
     repeat_share: Annotated[
         _Number, _setting("--repeat-share", 0.5, "The share of lines that repeat a sequence.")
     ] = None,

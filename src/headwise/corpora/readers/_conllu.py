@@ -101,7 +101,7 @@ def _row(number: int, line: str, fault: Fault) -> _Row | None:
         )
     match = _ID.fullmatch(columns[0])
     if match is None and not re.fullmatch(r"0\.[1-9]\d*", columns[0]):
-        raise fault(f"{columns[0]!r} is no word number. Count words from 1.")
+        raise fault(f"{columns[0]!r} is not a word number. Count words from 1.")
     if match is None or match[3] is not None:
         return None
     first, last = int(match[1]), int(match[2] or match[1])

@@ -23,7 +23,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
     """Read a CSV file without a header: a sentence, another, and their similarity in each row.
 
     Raises:
-        InputError: the file cannot be read, is not UTF-8, has no row, or a row is no such pair.
+        InputError: the file cannot be read, is not UTF-8, has no row, or a row is not such a pair.
     """
     rows = csv.reader(io.StringIO(text_of(path, "read_pairs"), newline=""), strict=True)
     pairs = []
@@ -33,7 +33,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
                 pairs.append(_pair(row))
     except (csv.Error, ValueError) as error:
         raise InputError(
-            f"read_pairs: line {rows.line_num} of {path} is no pair ({error}). Write "
+            f"read_pairs: line {rows.line_num} of {path} is not a pair ({error}). Write "
             f"sentence,sentence,similarity."
         ) from error
     if not pairs:
@@ -46,5 +46,5 @@ def _pair(row: list[str]) -> SentencePair:
         raise ValueError(f"{len(row)} columns, not 3")
     similarity = float(row[2])
     if not isfinite(similarity) or not row[0].strip() or not row[1].strip():
-        raise ValueError("an empty sentence, or a similarity that is no number")
+        raise ValueError("an empty sentence, or a similarity that is not a number")
     return SentencePair(row[0], row[1], similarity)

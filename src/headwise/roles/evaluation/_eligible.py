@@ -14,7 +14,7 @@ from headwise.roles.evaluation._relation_index import RelationIndex, Segments, T
 from headwise.roles.relations import Item
 
 _EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
-# A share of the attention of a query: if less than this is left for keys that are no sinks, the
+# A share of the attention of a query: if less than this is left for keys that are not sinks, the
 # evenness over them is 0.
 _LEAST_LEFT = 1e-3
 
@@ -24,7 +24,7 @@ class HeadWeights:
     """The attention weights of some heads of a layer, and the evenness of each row, 0 to 1.
 
     Attributes:
-        evenness: By the score that it is for, over all keys or over those that are no sinks.
+        evenness: By the score that it is for, over all keys or over those that are not sinks.
     """
 
     heads: slice
@@ -232,7 +232,7 @@ def evenness_of(
 ) -> dict[str, Float[Tensor, "B h T"]]:
     """The entropy of each row as a share of that of even attention, 0 to 1.
 
-    Over all keys, and over those that are no sinks: a row that leaves almost no attention to them
+    Over all keys, and over those that are not sinks: a row that leaves almost no attention to them
     counts as 0.
     """
     visible = visible if visible.shape[1] == 1 else visible[:, block.heads]

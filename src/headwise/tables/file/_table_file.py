@@ -156,7 +156,7 @@ def numbers_of(frame: pd.DataFrame, name: str) -> Float64[np.ndarray, " N"]:
 
     Raises:
         KeyError: there is no such column.
-        ValueError: a cell is no number.
+        ValueError: a cell is not a number.
     """
     return np.asarray(_column(frame, name), dtype=np.float64)
 
@@ -180,7 +180,7 @@ def texts_of(frame: pd.DataFrame, name: str) -> list[str]:
 
     Raises:
         KeyError: there is no such column.
-        ValueError: a cell is no text.
+        ValueError: a cell is not a text.
     """
     cells = ["" if cell is None or cell != cell else cell for cell in _column(frame, name)]
     for cell in cells:
@@ -214,7 +214,7 @@ def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     about = _described(parse_json(decode(path.read_bytes())))
     if isinstance(about.get("format"), str):  # a plan, costs, or a file of task heads
         raise InputError(
-            f"table file: {path} is of the format {about['format']:.40}, which is no table. Give "
+            f"table file: {path} is of the format {about['format']:.40}, not a table. Give "
             f"another file."
         )
     if "heads" not in about:
