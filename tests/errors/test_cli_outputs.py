@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_written(place: Path, name: str, force: str) -> 
     ):
         assert message in _refused(place, f"{FOLDERS[name]} {path} {force}")
     if not force:
-        assert "full is there already. Add --force" in _refused(place, f"{FOLDERS[name]} full")
+        assert "full already exists. Add --force" in _refused(place, f"{FOLDERS[name]} full")
 
 
 @pytest.mark.usefixtures("read_only")

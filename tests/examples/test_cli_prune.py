@@ -165,7 +165,7 @@ def test_plain_transformers_opens_the_stock_and_padded_formats(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ((), "taken is there already. Add --force"),
+        ((), "taken already exists. Add --force"),
         (("--force", "--curve"), "--curve without a text"),
         (("--force", "--recover", 3), "--recover without a text"),
         (("--force", "--rate", 0.1), "--rate 0.1 with --recover 0"),

@@ -261,4 +261,4 @@ def _check_absent(path: Path, force: bool) -> None:
     """Refuse to overwrite a file or a folder that is not empty, except with --force."""
     empty = path.is_dir() and not any(path.iterdir())
     if path.exists() and not empty and not force:
-        raise ArgumentError(f"output: {path} is there already. Add --force to overwrite it.")
+        raise ArgumentError(f"output: {path} already exists. Add --force to overwrite it.")

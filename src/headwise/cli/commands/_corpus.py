@@ -71,9 +71,12 @@ def corpus(
     """
     named = f"--importance {importance}" if importance else "--roles"
     if (importance or roles) and (statistics is not None or per_text):
-        raise ArgumentError(f"corpus: {named} with --statistics or --per-text. Give one kind.")
+        raise ArgumentError(
+            f"corpus: {named} with --statistics or --per-text, which it does not use. Leave one of "
+            f"them out."
+        )
     if importance and roles:
-        raise ArgumentError(f"corpus: {named} with --roles. Give one kind.")
+        raise ArgumentError(f"corpus: {named} and --roles are both given. Give one of them.")
     from headwise.cli import tasks
 
     requested = tasks.RequestedStatistics(names_in(statistics), per_text)

@@ -93,16 +93,16 @@ def _model_sizes(model: str | None, options: Mapping[str, Any]) -> "ModelSizes":
 
     if model is not None and options:
         raise ArgumentError(
-            f"count: {model} has sizes of its own, and {_option_names(options)} would change them. "
-            f"Leave out either."
+            f"count: {model} has its own sizes, which {_option_names(options)} would change. Leave "
+            f"one of them out."
         )
     if model is None:
         sizes = dict(options)
         n_layers, out_proj = sizes.pop("n_layers", 1), not sizes.pop("no_out_proj", False)
-        if not {"d_model", "n_heads"} <= sizes.keys():
+        if missing := [name for name in ("d_model", "n_heads") if name not in sizes]:
             raise ArgumentError(
-                f"count: {_option_names(options)} alone does not describe a layer. Add --d-model "
-                f"and --heads."
+                f"count: {_option_names(options)} alone does not describe a layer. Add "
+                f"{' and '.join(_LAYER_OPTIONS[name] for name in missing)}."
             )
         try:
             return ModelSizes("", layer_sizes(**sizes, out_proj=out_proj), n_layers)

@@ -165,7 +165,7 @@ def _share_of(remove: str) -> float | None:
 
 def _check_texts(text: Path | None, pairs: Path | None, needs: Mapping[str, bool]) -> None:
     if text is not None and pairs is not None:
-        raise ArgumentError("prune: --text and --pairs. Give one of them.")
+        raise ArgumentError("prune: --text and --pairs are both given. Give one of them.")
     option = next((option for option, needed in needs.items() if needed), None)
     if option is not None and text is None and pairs is None:
         raise ArgumentError(f"prune: {option} without a text. Add --text FILE or --pairs FILE.")
