@@ -36,6 +36,7 @@ def test_impossible_requests(
     [
         ("", "holds no pair"),
         ("\n\n", "holds no pair"),
+        ("word\n", r"line 1 of .*pairs\.csv is not a pair \(1 column, not 3\)"),
         ("a,b,1\nc,d\n", r"line 2 of .*pairs\.csv is not a pair \(2 columns, not 3\)"),
         ("a,b,c\n", r"line 1 .*could not convert string to float: 'c'"),
         ("a,b,nan\n", "line 1 .*a similarity that is not a number"),

@@ -56,7 +56,7 @@ def row(number, form, head="0", relation="root", misc="_"):
 @pytest.mark.parametrize(
     ("lines", "line", "message"),
     [
-        (["1 a b"], 1, r"1 columns\. Give 10"),
+        (["1 a b"], 1, r"1 column\. Give 10"),
         ([row("1", "a") + "\tmore"], 1, r"11 columns\. Give 10"),
         ([row("01", "a")], 1, r"'01' is not a word number"),
         ([row("x", "a")], 1, r"'x' is not a word number"),

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from math import isfinite
 
+from headwise._display import counted
 from headwise.corpora.readers._file import text_of
 from headwise.errors import InputError
 
@@ -43,7 +44,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
 
 def _pair(row: list[str]) -> SentencePair:
     if len(row) != 3:
-        raise ValueError(f"{len(row)} columns, not 3")
+        raise ValueError(f"{counted(len(row), 'column')}, not 3")
     similarity = float(row[2])
     if not isfinite(similarity) or not row[0].strip() or not row[1].strip():
         raise ValueError("an empty sentence, or a similarity that is not a number")
