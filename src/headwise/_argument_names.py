@@ -164,5 +164,6 @@ def _advice(
         if close := get_close_matches(name, ours, 1):
             return f"there is no argument {name}. Did you mean {close[0]}?"
         listed = ", ".join(other for other in ours if other != "self")
-        return f"there is no argument {name}. The arguments are {listed}."
+        arguments = f"The arguments are {listed}" if listed else "It takes none"
+        return f"there is no argument {name}. {arguments}."
     return None

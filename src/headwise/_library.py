@@ -99,7 +99,7 @@ def library() -> Library:
         return open_library(Path(wanted).absolute(), reason)
     if wanted not in ("", *SETS):
         known = ", ".join(("0", *SETS))
-        return Library("none", f"{SWITCH}={wanted} is none of {known}, nor the path of a .so")
+        return Library("none", f"{SWITCH}={wanted} is not one of {known}, nor the path of a .so")
     if wanted:
         return _built(wanted, reason)
     none = Library("none", NOT_BUILT)

@@ -65,7 +65,7 @@ def stored_size(paths: Iterable[Path], packed: bool = False) -> StoredSize:
         packed: Whether an element may hold several quantised weights. Each of its bits then
             counts as a weight, unless the dtype is one of the usual floats.
     Raises:
-        SafetensorError: one of them is no complete safetensors file.
+        SafetensorError: one of them is not a complete safetensors file.
     """
     tensors, elements = 0, 0
     for path in paths:

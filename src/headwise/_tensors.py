@@ -33,7 +33,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """The tensors in a safetensors file.
 
     Raises:
-        InputError: the file cannot be read, or is no complete safetensors file.
+        InputError: the file cannot be read, or is not a complete safetensors file.
     """
     return read_with_metadata(path)[0]
 
@@ -42,7 +42,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The tensors in a safetensors file, as NumPy arrays.
 
     Raises:
-        InputError: the file cannot be read, or is no complete safetensors file.
+        InputError: the file cannot be read, or is not a complete safetensors file.
         TypeError: NumPy has no dtype for a tensor.
     """
     return {name: tensor.numpy() for name, tensor in read_tensors(path).items()}
@@ -51,7 +51,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 def read_with_metadata(
     path: str | os.PathLike[str],
     function: str = "load",
-    problem: str = "is no complete safetensors file",
+    problem: str = "is not a complete safetensors file",
     advice: str = "Copy or save it again.",
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a safetensors file.
@@ -61,7 +61,7 @@ def read_with_metadata(
         problem: What the error message says about the path.
         advice: What the error message advises.
     Raises:
-        InputError: the file cannot be read, or is no complete safetensors file.
+        InputError: the file cannot be read, or is not a complete safetensors file.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -138,7 +138,7 @@ def output_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _is_pickle(path: str | os.PathLike[str]) -> bool:
-    """Whether a file that is no complete safetensors file begins like a pickle.
+    """Whether a file that is not a complete safetensors file begins like a pickle.
 
     The length of a safetensors header may begin with the same bytes, but a brace follows it.
     """

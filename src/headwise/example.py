@@ -34,7 +34,9 @@ _VALUES = {
     "was": [0.1, 0.1, 0.2, 0.8],
     "tired": [0.3, 0.6, 0.1, 0.2],
 }
+_WHO = "explain"
 _FORM = '{"tokens": "I work", "query": "work", "heads": [{"I": 0.8, "work": 0.2}, [0.5, 0.5]]}'
+_VALUES_FORM = '{"animal": [0.8, 0.1], "road": [0.1, 0.7]}'
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,44 +119,46 @@ def load_example(
     if weights_path is not None:
         tokens, query, weights = _read_weights(weights_path)
     if values_path is None:
-        source = "explain" if weights_path is None else f"explain: {weights_path}"
+        source = _WHO if weights_path is None else f"{_WHO}: {weights_path}"
         raw: Any = {token: row for token, row in _VALUES.items() if token in tokens}
     else:
-        source, raw = str(values_path), _read_json(values_path)
+        source, raw = f"{_WHO}: {values_path}", _read_json(values_path, _VALUES_FORM)
     return WorkedExample(tokens, query, weights, _read_values(source, raw, tokens, weights))
 
 
-def _read_json(path: Path) -> Any:
-    return read_json(path, "explain", f"Write a JSON file like {_FORM}.")
+def _read_json(path: Path, form: str) -> Any:
+    return read_json(path, _WHO, f"Write a JSON file like {form}.")
 
 
 def _read_weights(path: Path) -> tuple[tuple[str, ...], int, np.ndarray]:
-    data = _read_json(path)
+    data, where = _read_json(path, _FORM), f"{_WHO}: {path}"
     if not isinstance(data, dict) or set(data) != {"tokens", "query", "heads"}:
         has = brief(sorted(data) if isinstance(data, dict) else data)
         raise InputError(
-            f"{path}: {has}, not the keys tokens, query, heads. Write it like {_FORM}."
+            f"{where} holds {has}, not the keys tokens, query and heads. Write it like {_FORM}."
         )
     tokens = data["tokens"].split() if isinstance(data["tokens"], str) else data["tokens"]
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
-        raise InputError(f"{path}: tokens {brief(tokens)}. Give a sentence or a list of strings.")
+        raise InputError(f"{where}: tokens {brief(tokens)}. Give a sentence or a list of strings.")
     heads = data["heads"]
     if not isinstance(heads, list) or not heads:
-        raise InputError(f"{path}: heads {brief(heads)}. Give a list with one entry for each head.")
-    query = _read_query(path, data["query"], tokens)
-    rows = [_read_head(f"{path}: head {h}", head, tokens) for h, head in enumerate(heads, 1)]
+        raise InputError(
+            f"{where}: heads {brief(heads)}. Give a list with one entry for each head."
+        )
+    query = _read_query(where, data["query"], tokens)
+    rows = [_read_head(f"{where}: head {h}", head, tokens) for h, head in enumerate(heads, 1)]
     return tuple(tokens), query, np.array(rows)
 
 
-def _read_query(path: Path, query: Any, tokens: Sequence[str]) -> int:
+def _read_query(where: str, query: Any, tokens: Sequence[str]) -> int:
     if type(query) is int and 0 <= query < len(tokens):
         return query
     count = tokens.count(query)
     if count > 1:
-        why = f"{path}: the query {brief(query)} occurs {count} times among the tokens"
+        why = f"{where}: the query {brief(query)} occurs {count} times among the tokens"
         raise InputError(f"{why}. Give its position, from 0.")
     if count == 0 or not isinstance(query, str):
-        why = f"{path}: the query {brief(query)} is none of the {len(tokens)} tokens"
+        why = f"{where}: the query {brief(query)} is not one of the {len(tokens)} tokens"
         raise InputError(f"{why}. Give one of them, or its position from 0.")
     return tokens.index(query)
 
@@ -224,7 +228,7 @@ def _read_table(where: str, table: Any, tokens: Sequence[str]) -> dict[int, list
 def _check_known(where: str, named: Mapping[str, Any], tokens: Sequence[str]) -> None:
     for token in named:
         if token not in tokens:
-            why = f"{where}: {token!r} is none of the {len(tokens)} tokens"
+            why = f"{where}: {token!r} is not one of the {len(tokens)} tokens"
             raise InputError(f"{why}. Use the exact token, or leave it out.")
 
 

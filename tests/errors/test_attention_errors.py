@@ -52,7 +52,7 @@ def test_a_layer_of_ours_knows_no_other(tmp_path: Path) -> None:
 
 def test_sinks_of_another_form() -> None:
     q = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(UnsupportedError, match=r"Linear has sinks of its own form"):
+    with pytest.raises(UnsupportedError, match=r"Linear has sinks of an unsupported form"):
         attention_forward(nn.Linear(2, 2), q, q, q, None, sinks=torch.zeros(1))
 
 

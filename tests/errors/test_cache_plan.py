@@ -259,7 +259,7 @@ def _mamba() -> nn.Module:
         (_bloom, "on cached keys outside of the attention interface"),
         (_deepseek, "calls linear on cached keys outside of the attention interface"),
         (_mamba, "MambaForCausalLM"),
-        (lambda: nn.Linear(3, 3), "Linear is no model of transformers"),
+        (lambda: nn.Linear(3, 3), "Linear is not a model of transformers"),
     ],
 )
 def test_models_without_such_a_cache(make: Any, message: str) -> None:
@@ -286,7 +286,7 @@ TEXTS = [{"input_ids": IDS}]
         ({"keep": 0.5, "sinks": -1}, "sinks=-1"),
         ({"keep": 0.5, "texts": None}, "keep=0.5 without texts"),
         ({"keep": 0.5, "window": 99}, "window=99 keep all 12 tokens"),
-        ({"keep": 0.5, "method": "luck"}, "method='luck' is none of half-gate"),
+        ({"keep": 0.5, "method": "luck"}, "method='luck' is not one of half-gate"),
         ({"bytes": 1}, "bytes=1, but windows alone take"),
         ({"full": {0: [0]}, "window": (2, 3)}, r"window=\[2, 3\] with full="),
         ({"keep": 0.5, "texts": [{"inputs_embeds": torch.zeros(1, 9, 16)}]}, "inputs_embeds"),
@@ -345,7 +345,7 @@ def test_patterns_of_duo_attention(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"windows \[3, 4\] and \[2\] kv heads"):
         hw.save_duo_attention(several, tmp_path / "several")
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="file cannot be made"):
+    with pytest.raises(OutputError, match="file cannot be written"):
         hw.save_duo_attention(plan(), tmp_path / "file")
     folder = hw.save_duo_attention(plan(), tmp_path / "pattern")
     with pytest.raises(ArgumentError, match=r"keep=1\.2"):

@@ -36,9 +36,10 @@ def test_impossible_requests(
     [
         ("", "holds no pair"),
         ("\n\n", "holds no pair"),
-        ("a,b,1\nc,d\n", r"line 2 of .*pairs\.csv is no pair \(2 columns, not 3\)"),
+        ("word\n", r"line 1 of .*pairs\.csv is not a pair \(1 column, not 3\)"),
+        ("a,b,1\nc,d\n", r"line 2 of .*pairs\.csv is not a pair \(2 columns, not 3\)"),
         ("a,b,c\n", r"line 1 .*could not convert string to float: 'c'"),
-        ("a,b,nan\n", "line 1 .*a similarity that is no number"),
+        ("a,b,nan\n", "line 1 .*a similarity that is not a number"),
         ("a, ,2\n", "line 1 .*an empty sentence"),
         ('a,"b,2\n', "line 1 .*unexpected end of data"),
     ],

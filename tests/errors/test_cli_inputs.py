@@ -20,6 +20,7 @@ def failing(text): return [(0, text.tokens[99])]
 def yielding(text): yield text.tokens[99], 0
 def leaving(text): raise SystemExit(3)
 """
+EXAMPLE = '{"ids": [3, 4, 5], "query": [2, 3], "right": [[0, 1]], "wrong": [[1, 2]]}\n'
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "trees.conllu").write_text("# text = I\n1\tI" + "\t_" * 8 + "\n", "utf-8")
     (place / "cut.safetensors").write_bytes((5000).to_bytes(8, "little") + b'{"a": {')
     (place / "rules.py").write_text(RULES, "utf-8")
+    (place / "far.jsonl").write_text(EXAMPLE + EXAMPLE.replace("5", "99"), "utf-8")
+    for ending in ("csv", "json", "parquet"):
+        (place / f"image.{ending}").write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    (place / "latin.csv").write_bytes("# él\n".encode("latin-1"))
+    (place / "words.csv").write_text("word,count\nhe,2\n", "utf-8")
     done = headwise("observe", place / "model", "--text", place / "t.txt", "-o", place / "tab.csv")
     assert done.code == 0, done.err
     return place
@@ -61,6 +67,48 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "table file: model is a folder. Give a file",
         ),
         ("prune model --by tab.csv --remove 0.3 -o out", "not the importance of heads (Scores)"),
+        (
+            "prune model --by image.csv --remove 0.3 -o out",
+            "image.csv cannot be read as csv (it is a picture). Give a file that headwise saved.",
+        ),
+        (
+            "compare tab.csv image.json",
+            "image.json cannot be read as json (it is a picture). Give a file",
+        ),
+        (
+            "prune model --by image.parquet --remove 0.3 -o out",
+            "image.parquet cannot be read as parquet (it is a picture). Give a file",
+        ),
+        (
+            "prune model --by latin.csv --remove 0.3 -o out",
+            "latin.csv cannot be read as csv (byte 2 is 0xe9, which is not UTF-8). Give a file",
+        ),
+        (
+            "prune model --by words.csv --remove 0.3 -o out",
+            "words.csv cannot be read as csv (its first line is not what headwise writes). Give",
+        ),
+        (
+            "prune model --by model/config.json --remove 0.3 -o out",
+            "model/config.json cannot be read as json (it holds no list of heads). Give a file",
+        ),
+        ("count image.json", "count: image.json is not JSON (it is a picture). Name a config.json"),
+        ("count latin.csv", "count: latin.csv is not JSON (byte 2 is 0xe9, which is not UTF-8)."),
+        (
+            "explain --weights image.json",
+            "explain: image.json is not JSON (it is a picture). Write a JSON file like",
+        ),
+        (
+            "explain --values image.json",
+            'image.json is not JSON (it is a picture). Write a JSON file like {"animal": [0.8, ',
+        ),
+        (
+            "explain --weights model/config.json",
+            "explain: model/config.json holds ['architectures', ",
+        ),
+        (
+            "explain --values model/config.json",
+            "explain: model/config.json: head 1: 'architectures' is not one of the 9 tokens.",
+        ),
         ("report model --text - --show -", "--text and --show both read standard input"),
         (
             "observe model --text lines.jsonl",
@@ -104,6 +152,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "top of 'first' is requested twice. Leave one of them out.",
         ),
         ("report --study model", "model/study.json holds no study"),
+        ("merge model", "corpus: model is not the folder of a corpus job: it has no job.json. Giv"),
+        ("merge t.txt", "corpus: t.txt is a file, not the folder of a corpus job. Give a folder"),
+        ("merge nowhere", "corpus: nowhere does not exist. Give a folder that a corpus job made."),
+        (
+            "heads model --examples far.jsonl",
+            "example 1 has the token id 99, and the model has 9. Give ids from 0 to 8.",
+        ),
+        ("prune model --by tab.csv --remove 1 -o out", "prune: --remove 1. Give a share above 0"),
+        ("prune model --by tab.csv --remove 0 -o out", "prune: --remove 0. Give a share above 0"),
         (
             "report model --text t.txt --save t.txt",
             "output: --save t.txt is the input --text t.txt",

@@ -74,10 +74,10 @@ def test_a_file_of_an_unknown_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "line 3: no JSON"),
-        ("[1]", r"line 3: '\[1\]' is no object with the key 'text'"),
+        ("{", "line 3: not JSON"),
+        ("[1]", r"line 3: '\[1\]' is not an object with the key 'text'"),
         ('{"text": 5}', "line 3: 'text' is '5'"),
-        ('{"text": "\\ud800"}', "line 3: no JSON .*surrogate"),
+        ('{"text": "\\ud800"}', "line 3: not JSON .*surrogate"),
     ],
 )
 def test_lines_that_hold_no_text(line: str, reason: str, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_folder_in_use_for_something_else(model: Path, data: Path, tmp_path: P
     (tmp_path / "run" / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match=r"run holds thesis\.txt, and no job"):
         hw.corpus(model, data, out=tmp_path / "run")
-    with pytest.raises(InputError, match=r"job\.json cannot be read"):
+    with pytest.raises(InputError, match=r"run is not the folder .* no job\.json"):
         merge_corpus(tmp_path / "run")
     with pytest.raises(OutputError, match=r"thesis\.txt cannot be written \(Not a directory\)"):
         hw.corpus(model, data, out=tmp_path / "run" / "thesis.txt")
@@ -393,7 +393,7 @@ def test_an_error_of_a_worker_is_raised_here(model: Path, tmp_path: Path) -> Non
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     path.write_text(path.read_text() + "{\n")
     job = hw.corpus(model, path, out=tmp_path / "run", shards=3)
-    with pytest.raises(InputError, match="line 13: no JSON"):
+    with pytest.raises(InputError, match="line 13: not JSON"):
         job.run(workers=2)
     assert job.unfinished() == [2]
 
@@ -431,7 +431,7 @@ def test_a_request_for_roles_that_is_none(settings: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("about", "message"),
     [
-        (None, "is no complete safetensors file"),
+        (None, "is not a complete safetensors file"),
         (b"{", "is damaged"),
         (b"[]", "holds no sums of roles"),
         (b'{"headwise_role_sums": 9}', "holds no sums of roles"),

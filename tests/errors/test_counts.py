@@ -89,7 +89,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     [
         (b"", "is not JSON (Expecting value"),
         (b"[" * 100_000, "is not JSON (maximum recursion"),
-        (b'{"a": "\xff"}', "is not JSON ('utf-8' codec can't decode byte 0xff"),
+        (b'{"a": "\xff"}', "is not JSON (byte 7 is 0xff, which is not UTF-8)"),
         (b"[768, 12]", "holds [768, 12]"),
     ],
     ids=["empty", "deep", "latin", "list"],
@@ -170,9 +170,10 @@ def test_a_model_pruned_by_headwise(name: str, tmp_path: Path):
     ("arguments", "message"),
     [
         (["nowhere"], "count: nowhere is neither a file or folder nor a known model"),
-        (["gpt2", "--heads", 4, "--no-out-proj"], "gpt2 has sizes of its own, and --heads "
-                                                  "--no-out-proj would change them"),
+        (["gpt2", "--heads", 4, "--no-out-proj"], "gpt2 has its own sizes, which --heads "
+                                                  "--no-out-proj would change"),
         (["--layers", 3], "--layers alone does not describe a layer. Add --d-model and --heads"),
+        (["--heads", 3], "--heads alone does not describe a layer. Add --d-model."),
         (["--d-model", 12, "--heads", 5], "count: --d-model 12 is not a multiple of --heads "
                                           "5. Give a multiple, or --head-dim."),
         (["--d-model", 12, "--heads", 4, "--kv-heads", 3], "count: --heads 4 is not a "

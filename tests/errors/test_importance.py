@@ -42,12 +42,12 @@ def _refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "magic"}, "method='magic' is none of half-gate, gradient"),
+        ({"method": "magic"}, "method='magic' is not one of half-gate, gradient"),
         ({"rounds": 0}, "rounds=0 for 8 heads"),
         ({"rounds": 9}, "rounds=9 for 8 heads"),
         ({"method": "gradient"}, "loss 'embedding' is least at the full model"),
         ({"method": "curvature", "loss": "lm", "name": "Llama"}, "the loss is 'lm'"),
-        ({"loss": "perplexity"}, "'perplexity' is none of lm, masked-lm, label, embedding"),
+        ({"loss": "perplexity"}, "'perplexity' is not one of lm, masked-lm, label, embedding"),
         ({"loss": "label"}, "has no logits"),
         ({"loss": "masked-lm", "name": "Llama"}, "input_ids, attention_mask, no labels"),
         ({"loss": "embedding", "name": "Llama"}, "CausalLMOutputWithPast has no vector"),

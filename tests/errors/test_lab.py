@@ -127,7 +127,7 @@ def test_another_run_is_not_resumed(tmp_path):
 
 def test_a_file_that_is_no_checkpoint(tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "training.safetensors")
-    with pytest.raises(InputError, match=r"training\.safetensors is no checkpoint .*has \[\]"):
+    with pytest.raises(InputError, match=r"training\.safetensors is not a checkpoint .*has \[\]"):
         train(SMALL, tmp_path)
 
 
@@ -135,7 +135,7 @@ def test_a_truncated_checkpoint(tmp_path):
     train(SMALL, tmp_path, lines_judged=3)
     path = tmp_path / "training.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"training\.safetensors is no complete safetensors"):
+    with pytest.raises(InputError, match=r"training\.safetensors is not a complete safetensors"):
         train(SMALL, tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_a_pickle_under_another_name(folder, write):
 def test_truncated_weights(folder, kept):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(InputError, match=r"model\.safetensors is no complete safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors is not a complete safetensors file"):
         load(folder)
 
 
@@ -257,7 +257,7 @@ def test_json_that_is_no_object(folder):
 
 def test_a_broken_tokenizer(folder):
     (folder / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(InputError, match=r"tokenizer\.json is no tokenizer"):
+    with pytest.raises(InputError, match=r"tokenizer\.json is not a tokenizer"):
         load(folder)
 
 

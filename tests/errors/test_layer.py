@@ -38,8 +38,8 @@ from headwise.layer import (
         ({"sinks": float("inf")}, ArgumentError, "sinks=inf"),
         ({"n_kv_heads": "2"}, ArgumentError, "n_kv_heads='2'"),
         ({"head_dim": 3.0}, ArgumentError, r"head_dim=3\.0"),
-        ({"rope": 10000}, ArgumentError, "rope=10000 is no RoPE"),
-        ({"position_bias": "alibi"}, ArgumentError, "position_bias='alibi' is no PositionBias"),
+        ({"rope": 10000}, ArgumentError, "rope=10000 is not of type RoPE"),
+        ({"position_bias": "alibi"}, ArgumentError, "='alibi' is not of type PositionBias"),
         ({"bias": "qk"}, ArgumentError, "bias='qk'"),
     ],
 )
@@ -214,7 +214,7 @@ def test_a_cache_that_does_not_fit_the_layer_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"window=\(5, 0\) sees 5 keys.*window=5"):
         near(x, cache=KVCache(window=5))
     near(x, cache=KVCache(window=6))
-    with pytest.raises(ArgumentError, match="cache='x' is no KVCache"):
+    with pytest.raises(ArgumentError, match="cache='x' is not a KVCache"):
         layer(x, cache="x")
 
 
@@ -276,7 +276,7 @@ def test_the_advice_never_leaves_a_bias_uninitialised() -> None:
 
 
 def test_a_module_that_is_no_layer_of_torch_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"from_torch: Linear is no nn\.MultiheadAttention"):
+    with pytest.raises(ArgumentError, match=r"from_torch: Linear is not an nn\.MultiheadAttention"):
         MultiHeadAttention.from_torch(nn.Linear(3, 3))
 
 

@@ -80,7 +80,7 @@ def test_a_shard_that_is_no_safetensors_file(folder: Path, name: Any) -> None:
     (folder / INDEX).write_text(json.dumps(index))
     if isinstance(name, str) and name:
         (folder / name).write_bytes(pickle.dumps(Trap(mark)))
-    _refused(folder, rf"index\.json names .*{name!s}.*, which is no \.safetensors file")
+    _refused(folder, rf"index\.json names .*{name!s}.*, which is not a \.safetensors file")
     assert not mark.exists()
 
 
@@ -109,9 +109,9 @@ def test_an_unused_index_is_not_checked(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("adapter_model.bin", r"names 'adapter_model\.bin', which is no \.safetensors"),
+        ("adapter_model.bin", r"names 'adapter_model\.bin', which is not a \.safetensors"),
         ("../model.safetensors", r"names '\.\./model\.safetensors', which is not in"),
-        (["a"], r"names \['a'\], which is no \.safetensors"),
+        (["a"], r"names \['a'\], which is not a \.safetensors"),
     ],
 )
 def test_weight_files_named_by_the_configuration(folder: Path, name: Any, says: str) -> None:
@@ -194,7 +194,7 @@ def test_code_beside_the_weights_is_not_run(folder: Path) -> None:
 def test_an_unknown_tokenizer_class(folder: Path, name: str, file: str) -> None:
     path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": name}))
-    with pytest.raises(InputError, match=rf"{file} has tokenizer_class='{name}', which is no tok"):
+    with pytest.raises(InputError, match=rf"{file} has tokenizer_class='{name}', which is not a "):
         load_tokenizer(folder)
 
 
@@ -247,7 +247,10 @@ def test_shards_in_the_cache_are_read(cached: Path) -> None:
     ("entries", "says"),
     [
         ({"attn_implementation": "a/b"}, "has attn_implementation='a/b', a kernel whose code"),
-        ({"transformers_weights": "adapter_model.bin"}, "names 'adapter_model.bin', which is no"),
+        (
+            {"transformers_weights": "adapter_model.bin"},
+            "'adapter_model.bin', which is not a ",
+        ),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, but the weight files hold"),
         ({"intermediate_size": 10**9}, "mine/llama describes a model of more than .* parameters"),
     ],
@@ -260,13 +263,13 @@ def test_a_model_in_the_cache_is_checked(cached: Path, entries: dict[str, Any], 
 
 def test_an_index_in_the_cache_is_checked(cached: Path) -> None:
     _shard(cached, "a.bin")
-    with pytest.raises(InputError, match=r"names 'a\.bin', which is no \.safetensors file"):
+    with pytest.raises(InputError, match=r"names 'a\.bin', which is not a \.safetensors file"):
         load("mine/llama")
 
 
 def test_adapters_and_tokenizers_in_the_cache_are_checked(cached: Path) -> None:
     _config(cached, tokenizer_class="AutoModel")
-    with pytest.raises(InputError, match="tokenizer_class='AutoModel', which is no tokenizer"):
+    with pytest.raises(InputError, match="tokenizer_class='AutoModel', which is not a tokenizer"):
         load_tokenizer("mine/llama")
     (cached / "adapter_config.json").write_text('{"base_model_name_or_path": "mine/other"}')
     with pytest.raises(InputError, match=r"an adapter \(None\) of 'mine/other', which load does"):

@@ -43,7 +43,7 @@ def _costs(model: str = "abc") -> Costs:
         (
             {"budget": {"watts": 4}, "costs": _costs()},
             ArgumentError,
-            "'watts' is none of parameters",
+            "'watts' is not one of parameters",
         ),
         (
             {"budget": {"parameters": 1}, "costs": _costs()},

@@ -56,11 +56,11 @@ def row(number, form, head="0", relation="root", misc="_"):
 @pytest.mark.parametrize(
     ("lines", "line", "message"),
     [
-        (["1 a b"], 1, r"1 columns\. Give 10"),
+        (["1 a b"], 1, r"1 column\. Give 10"),
         ([row("1", "a") + "\tmore"], 1, r"11 columns\. Give 10"),
-        ([row("01", "a")], 1, r"'01' is no word number"),
-        ([row("x", "a")], 1, r"'x' is no word number"),
-        ([row("9" * 5000, "a")], 1, r"'9+' is no word number"),
+        ([row("01", "a")], 1, r"'01' is not a word number"),
+        ([row("x", "a")], 1, r"'x' is not a word number"),
+        ([row("9" * 5000, "a")], 1, r"'9+' is not a word number"),
         ([row("1", "")], 1, r"the word '1' has the form ''"),
         ([row("2-1", "ab"), row("1", "a")], 1, r"the word '2-1' has the form 'ab'"),
         (["# c", row("1", "a"), row("3", "b", "1", "x")], 3, r"'b' has the number 3, not 2"),
@@ -134,11 +134,11 @@ def test_text_that_is_no_winobias(tmp_path, sentence, message):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"no JSON"),
-        ("[" * 100_000, r"no JSON"),
-        ("[1]", r"'\[1\]' is no object with a text"),
-        ('{"text": 3}', r"is no object with a text"),
-        ('{"text": "a", "word": []}', r"'word' is no key of an annotated text"),
+        ("{", r"not JSON"),
+        ("[" * 100_000, r"not JSON"),
+        ("[1]", r"'\[1\]' is not an object with a text"),
+        ('{"text": 3}', r"is not an object with a text"),
+        ('{"text": "a", "word": []}', r"'word' is not a key of an annotated text"),
         ('{"text": "a", "words": 3}', r"words are '3'"),
         ('{"text": "a", "words": [[0, true]]}', r"words hold '\[0, True\]'"),
         (
@@ -158,7 +158,7 @@ def test_json_of_another_form(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("links", "line", "message"),
     [
-        ("0-0\n0-x\n", 2, r"'0-x' is no link"),
+        ("0-0\n0-x\n", 2, r"'0-x' is not a link"),
         ("0-0\n0-2\n", 2, r"the link 0-2 between 2 and 1 words"),
         ("0-0\n", 1, r"the files have 2, 2 and 1 lines"),
     ],

@@ -4,9 +4,10 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from jaxtyping import config
 
-from headwise import reference
+from headwise import masks, reference
 from headwise.errors import ArgumentError, MaskError, ShapeError
 from headwise.reference import MultiHeadAttention
 
@@ -41,6 +42,19 @@ def test_heads_that_cannot_share_are_counted(n_kv_heads):
     keys = zeros(1, n_kv_heads, 7, 3)
     with pytest.raises(ShapeError, match=f"8 query heads cannot share {n_kv_heads} key/value"):
         reference.attention(zeros(1, 8, 5, 3), keys, keys)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(1, 1, 5, 3), [[[[0.0] * 3] * 5]], "words", None])
+def test_inputs_that_are_not_arrays_are_named(value):
+    said = rf"is a {type(value).__name__}, not a NumPy array\. Give np\.asarray\("
+    q, layer = zeros(1, 1, 5, 3), MultiHeadAttention(6, 2)
+    with pytest.raises(ArgumentError, match=rf"^attention: k {said}k\)"):
+        reference.attention(q, value, q)
+    with pytest.raises(ArgumentError, match=rf"^MultiHeadAttention: x {said}x\)"):
+        layer(value)
+    if value is not None:
+        with pytest.raises(ArgumentError, match=rf"^MultiHeadAttention: memory {said}memory\)"):
+            layer(zeros(5, 6), memory=value)
 
 
 def test_sinks_must_be_one_for_each_head():
@@ -98,6 +112,13 @@ def test_a_width_that_does_not_divide_is_named_with_both_values(d_model, n_heads
         MultiHeadAttention(d_model, n_heads)
 
 
+def test_sizes_are_whole_numbers():
+    with pytest.raises(ArgumentError, match=r"n_heads='2'\. Give a positive whole number"):
+        MultiHeadAttention(6, "2")
+    with pytest.raises(ArgumentError, match=r"d_model=6\.0"):
+        MultiHeadAttention(6.0, 2)
+
+
 @pytest.mark.parametrize("shape", [(6,), (5, 7), (2, 3, 5, 6)])
 def test_the_layer_names_an_input_that_does_not_fit(shape):
     said = re.escape(str(shape))
@@ -117,6 +138,13 @@ def test_the_layer_names_both_shapes_of_a_wrong_mask(shape):
     said = re.escape(str(shape))
     with pytest.raises(ShapeError, match=rf"mask of shape {said} .* weights \(2, 2, 5, 5\)"):
         MultiHeadAttention(6, 2).forward(zeros(2, 5, 6), zeros(*shape))
+
+
+def test_a_rule_as_a_mask_leads_to_its_booleans():
+    rule = masks.causal()
+    with pytest.raises(MaskError, match=r"mask of type Window\. .*mask\.dense\(T, S\)\[0, 0\]"):
+        MultiHeadAttention(6, 2)(zeros(5, 6), rule)
+    MultiHeadAttention(6, 2)(zeros(5, 6), rule.dense(5, 5)[0, 0].numpy())
 
 
 def test_the_layer_names_the_type_of_a_wrong_mask():

@@ -54,7 +54,7 @@ def test_a_truncated_file_is_no_pickle(length: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     _write(path, length)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(InputError, match=r"model\.safetensors is no complete safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors is not a complete safetensors file"):
         read_tensors(path)
 
 

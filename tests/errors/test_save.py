@@ -47,7 +47,7 @@ def saved(tmp_path: Path, _trusted: None) -> Path:
 
 
 def test_a_class_unknown_to_transformers(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="Linear is no class of transformers"):
+    with pytest.raises(UnsupportedError, match="Linear is not a class of transformers"):
         save(nn.Linear(12, 4), tmp_path / "layer")
     assert not any(tmp_path.iterdir())
 
@@ -92,7 +92,7 @@ def test_a_layer_that_is_broken(tmp_path: Path) -> None:
             load(folder)
     path.write_text(about)
     weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"layer.*is no complete safetensors file"):
+    with pytest.raises(InputError, match=r"layer.*is not a complete safetensors file"):
         load(folder)
 
 

@@ -149,11 +149,11 @@ LINE: dict[str, Any] = {"text": "ab cd", "query": [3, 5], "right": [[0, 1]], "wr
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: no JSON"),
-        ("[]", "line 2: '\\[\\]' is no object"),
-        (json.dumps({k: v for k, v in LINE.items() if k != "query"}), "is no object with text"),
-        (json.dumps(LINE | {"ids": [1]}), "is no object with text or ids"),
-        (json.dumps(LINE | {"doc": 1}), "'doc' is no key"),
+        ("{", "line 2: not JSON"),
+        ("[]", "line 2: '\\[\\]' is not an object"),
+        (json.dumps({k: v for k, v in LINE.items() if k != "query"}), "is not an object with text"),
+        (json.dumps(LINE | {"ids": [1]}), "is not an object with text or ids"),
+        (json.dumps(LINE | {"doc": 1}), "'doc' is not a key"),
         (json.dumps(LINE | {"text": 3}), "its text is 3"),
         (json.dumps(LINE | {"answer": 3.5}), "its answer is 3.5"),
         (json.dumps(LINE | {"query": [3.5, 5]}), r"query is \[3.5, 5\]"),

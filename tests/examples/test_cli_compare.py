@@ -62,7 +62,7 @@ def test_two_tables_are_compared(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("before", "after"), "before is no table and no saved study"),
+        (("before", "after"), "before is neither a table nor a saved study"),
         (("before.parquet", "after.parquet", "--roles"), "--roles is for models"),
         (("before.parquet", "after.parquet", "--max-tokens", "9"), "--max-tokens is for models"),
         (("before.parquet", "after.parquet", "--text", "texts.txt"), "--text is for models"),

@@ -65,7 +65,10 @@ def test_roles_of_a_corpus(place: Path) -> None:
     [
         (("--importance", "gradient", "--per-text"), "--importance gradient with --statistics"),
         (("--roles", "--per-text"), "--roles with --statistics or --per-text"),
-        (("--roles", "--importance", "gradient"), "--importance gradient with --roles"),
+        (
+            ("--roles", "--importance", "gradient"),
+            "--importance gradient and --roles are both given",
+        ),
         (("--shards", "2", "--shard", "2"), "shard=2, workers=1 of 2 shards"),
         (("--statistics", "nothing"), "no statistic 'nothing'"),
         (("--data", "absent*.txt"), "no file matches 'absent*.txt'"),

@@ -59,7 +59,7 @@ def test_existing_output_is_kept_without_force(command: str, place: Path, tmp_pa
     out.write_text("mine", "utf-8")
     done = headwise(command, place / "model", "--text", place / "some.txt", "--out", out)
     assert done.code == 2
-    assert f"output: {out} is there already. Add --force to overwrite it." in done.err
+    assert f"output: {out} already exists. Add --force to overwrite it." in done.err
     assert out.read_text("utf-8") == "mine"
 
 
@@ -70,7 +70,7 @@ def test_existing_heads_and_figures_are_kept_without_force(place: Path, tmp_path
     examples = ("--examples", place / "some.txt", "--out", tmp_path / "heads.json")
     for command, options in (("observe", text), ("heads", examples)):
         done = headwise(command, place / "model", *options)
-        assert "is there already. Add --force" in done.err
+        assert "already exists. Add --force" in done.err
     assert headwise("observe", place / "model", *text, "--force", "--json").code == 0
 
 

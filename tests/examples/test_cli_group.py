@@ -35,6 +35,7 @@ def _group(place: Path, out: str, *more: object) -> tuple[int, str, str]:
 def test_the_command_groups_like_the_library(place: Path, method: str) -> None:
     (place / method).mkdir()
     (place / method / "old").write_text("old")
+    (place / method / "config.json").touch()
     code, out, err = _group(place, method, "--method", method, "--force")
     assert code == 0, err
     assert not (place / method / "old").exists()
@@ -75,7 +76,7 @@ def test_a_text_is_the_reference_for_grouping(place: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ((), "taken is there already. Add --force"),
+        ((), "taken already exists. Add --force"),
         (("--force", "--kv-heads", 3), "n_kv_heads=3, where the model has 4"),
         (("--force", "--text", "none.txt"), r"none.txt cannot be read"),
         (("--force", "--method", "mean", "--text", "SOME"), "some.txt with --method mean"),
@@ -85,6 +86,7 @@ def test_a_refused_command_leaves_the_folder_unchanged(
     place: Path, more: tuple[object, ...], message: str
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)
+    (place / "taken" / "config.json").touch()  # else --force would not replace it
     (place / "taken" / "mine").write_text("mine")
     arguments = (place / "some.txt" if argument == "SOME" else argument for argument in more)
     code, out, err = _group(place, "taken", *arguments)

@@ -57,7 +57,7 @@ def test_a_set_that_was_not_found_is_not_exported(place: Path) -> None:
 def test_examples_are_needed(place: Path) -> None:
     done = headwise("heads", place / "model")
     assert done.code == 2
-    assert "Give --examples FILE" in done.err
+    assert "Missing option '--examples'. Try headwise heads --help." in done.err
     done = headwise(
         "heads", place / "model", "--examples", place / "examples.jsonl", "-o", place / "heads.csv"
     )

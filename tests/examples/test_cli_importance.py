@@ -88,7 +88,7 @@ def test_force_overwrites_an_existing_file(folder: Path, text: Path) -> None:
     arguments = ("importance", folder, "--text", text, "-o", out)
     done = headwise(*arguments)
     assert (done.code, out.read_text()) == (2, "mine")
-    assert "scores.csv is there already. Add --force" in done.err
+    assert "scores.csv already exists. Add --force" in done.err
     assert headwise(*arguments, "--force").code == 0
     assert len(hw.Scores.load(out).heads) == 4
 

@@ -165,7 +165,7 @@ def test_plain_transformers_opens_the_stock_and_padded_formats(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ((), "taken is there already. Add --force"),
+        ((), "taken already exists. Add --force"),
         (("--force", "--curve"), "--curve without a text"),
         (("--force", "--recover", 3), "--recover without a text"),
         (("--force", "--rate", 0.1), "--rate 0.1 with --recover 0"),
@@ -186,6 +186,7 @@ def test_a_refused_command_leaves_the_folder_unchanged(
     place: Path, more: tuple[object, ...], message: str
 ) -> None:
     (place / "taken").mkdir(exist_ok=True)
+    (place / "taken" / "config.json").touch()  # else --force would not replace it
     (place / "taken" / "mine").write_text("mine")
     (place / "one.txt").write_text("I work\n")
     more = tuple(place / argument if argument == "one.txt" else argument for argument in more)

@@ -69,7 +69,7 @@ def test_two_saved_studies_are_compared(place: Path) -> None:
         (("--pruning",), "--pruning is for a MODEL, and none is named"),
         (("--study", "model"), "load_study: model/study.json holds no study"),
         (("model", "--text", "few.txt", "--pruning"), "report: --pruning with 2 texts or pairs"),
-        (("model", "--text", "some.txt", "--save", "study"), "study is there already. Add --force"),
+        (("model", "--text", "some.txt", "--save", "study"), "study already exists. Add --force"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -138,7 +138,7 @@ def test_unknown_modules_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["{", "[7]", '{"a": 1}', "[" * 10**5, '[{"path": ""}]'])
 def test_modules_that_cannot_be_read(content: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(content, "utf-8")
-    with pytest.raises(InputError, match=r"modules\.json is no list of modules"):
+    with pytest.raises(InputError, match=r"modules\.json is not a list of modules"):
         source_files(tmp_path)
 
 

@@ -311,7 +311,7 @@ def test_texts_are_encoded_with_their_tokenizer() -> None:
     tokenizer.pre_tokenizer = Whitespace()
     model = MiniGPT(MiniGPTConfig(3, 8, 12, 4, 2, 2)).eval()
     batch = {"input_ids": torch.tensor([[0, 1, 2]])}
-    # A single batch is no list of texts, although it is a mapping.
+    # A single batch is not a list of texts, although it is a mapping.
     alone, listed = (importance(model, texts, tokenizer=tokenizer) for texts in (batch, [batch]))
     np.testing.assert_array_equal(alone.per_text, listed.per_text)
     scores: Scores = importance(model, ["a b c", "c b"], tokenizer=tokenizer)

@@ -492,7 +492,7 @@ def test_python_threads_compute_concurrently() -> None:
 
 @pytest.mark.parametrize(
     ("switch", "why"),
-    [("0", "switched off by HEADWISE_NATIVE=0"), ("sse", "HEADWISE_NATIVE=sse is none of 0")],
+    [("0", "switched off by HEADWISE_NATIVE=0"), ("sse", "HEADWISE_NATIVE=sse is not one of 0")],
 )
 def test_without_the_native_kernel_everything_works_with_a_reason(switch: str, why: str) -> None:
     program = (

@@ -239,7 +239,7 @@ def test_the_given_clock_measures_the_time() -> None:
 def test_a_cache_of_latents_belongs_to_no_single_head() -> None:
     counted = costs(zoo.make("DeepseekV3"))
     assert counted.names == ("parameters", "multiply_adds")
-    with pytest.raises(ArgumentError, match=r"'cache_bytes' is none of .*latents that all"):
+    with pytest.raises(ArgumentError, match=r"'cache_bytes' is not one of .*latents that all"):
         counted.after([], "cache_bytes")
 
 

@@ -93,7 +93,7 @@ def test_a_plan_has_holes_where_heads_go() -> None:
         (head.head, head.layer) for head in plan.removed
     }
     assert len(kept.get_xdata()) == 12
-    assert ax.get_title() == "3 of 15 heads go"
+    assert ax.get_title() == "3 of 15 heads removed"
 
 
 def test_a_plan_for_a_cache_tells_the_heads_that_keep_all_tokens() -> None:

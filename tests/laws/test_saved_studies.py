@@ -121,9 +121,9 @@ def test_a_failed_save_leaves_the_old_study(
     ("change", "message"),
     [
         ({"format": "headwise-study/9"}, r"its format is 'headwise-study/9'"),
-        ({"title": 3}, "3 is no text"),
+        ({"title": 3}, "3 is not a text"),
         ({"model": {"class": []}}, r"class is \[\], neither a text nor a number"),
-        ({"samples": [{"tokens": "abc", "targets": []}]}, "'abc' is no list"),
+        ({"samples": [{"tokens": "abc", "targets": []}]}, "'abc' is not a list"),
         ({"samples": [{"tokens": ["a"], "targets": [], "weights": [["L0.H9"]]}]}, "does not have"),
         ({"samples": [{"tokens": ["a"], "targets": [], "weights": [[]]}]}, "weights of no head"),
         (

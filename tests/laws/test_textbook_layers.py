@@ -103,7 +103,7 @@ STATE = {f"W_{role}": W for role in "qkvo"}
 @pytest.mark.parametrize(
     ("state", "options", "error", "message"),
     [
-        (STATE | {"W_z": W}, {}, ArgumentError, "W_z is no weight or bias"),
+        (STATE | {"W_z": W}, {}, ArgumentError, "W_z is not a weight or bias"),
         (STATE | {"wq": W}, {}, ArgumentError, "wq gives the weight of 'q' for the second time"),
         ({"W_q": W}, {}, ArgumentError, r"no weights of k, v among \['W_q'\]"),
         ({}, {}, ArgumentError, r"no weights of q, k, v among \[\]"),

@@ -62,7 +62,7 @@ def _check(model: nn.Module, inner: nn.Module, batch: dict[str, Tensor], real: T
     """Statistics of `model` are those of the eager weights of the model within it.
 
     Args:
-        real: Which columns of the sequence that the model within reads are no padding.
+        real: Which columns of the sequence that the model within reads are not padding.
     """
     with torch.no_grad():
         plain = model(**batch)[0]

@@ -47,7 +47,10 @@ def save_duo_attention(plan: CachePlan, folder: str | Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"save_duo_attention: {folder} cannot be made ({error}).") from error
+        raise OutputError(
+            f"save_duo_attention: {folder} cannot be written ({error.strerror}). Choose another "
+            f"place."
+        ) from error
     for name, text in ((_TABLE, "\n".join(rows)), (_SETTINGS, json.dumps(settings))):
         with write_beside(folder / name) as beside:
             beside.write_text(text + "\n", "utf-8")

@@ -66,5 +66,5 @@ def read_layer(entry: Mapping[str, Any]) -> LayerCachePlan:
         raise ValueError(f"layer {entry['layer']!r} has {len(losses)} losses of {len(windows)}")
     size, sliding = entry["token_bytes"], entry["sliding_window"]
     if type(size) is not int or size < 0 or not (sliding is None or is_size(sliding)):
-        raise ValueError(f"token_bytes={size!r} or sliding_window={sliding!r} are no sizes")
+        raise ValueError(f"token_bytes={size!r} or sliding_window={sliding!r} are not sizes")
     return LayerCachePlan(entry["layer"], windows, losses, size, sliding)

@@ -245,7 +245,7 @@ def _fields_of(content: Mapping[str, Any]) -> tuple[Any, ...]:
     if content.get("format") != FORMAT:
         raise ValueError(f"its format is {content.get('format')!r}, not {FORMAT!r}")
     if type(content["sinks"]) is not int:
-        raise ValueError(f"{content['sinks']!r} sinks are no whole number")
+        raise ValueError(f"{content['sinks']!r} sinks are not a whole number")
     return (
         tuple(read_layer(entry) for entry in content["layers"]),
         content["sinks"],

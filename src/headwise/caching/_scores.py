@@ -143,7 +143,8 @@ class ScoringTexts:
         """
         if method not in METHODS:
             raise ArgumentError(
-                f"cache_plan: method={method!r} is none of {', '.join(METHODS)}. Give one of them."
+                f"cache_plan: method={method!r} is not one of {', '.join(METHODS)}. Give one of "
+                f"them."
             )
         if self.longest <= sinks + window:
             raise ArgumentError(

@@ -1,6 +1,7 @@
 """Options that several commands share, and checks of the output before any work is done."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -12,7 +13,7 @@ import typer
 
 from headwise._packages import require
 from headwise.errors import ArgumentError
-from headwise.files import write_beside
+from headwise.files import check_writable, write_beside
 
 DtypeName = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -49,7 +50,7 @@ AttentionName = Literal["headwise", "sdpa", "eager"]
 Attention = Annotated[
     AttentionName | None,
     typer.Option(
-        help="What computes attention: headwise's kernels, torch's, or the model's own code.",
+        help="The attention implementation: headwise's kernels, torch's, or the model's own.",
         show_default="what transformers chooses",
     ),
 ]
@@ -62,7 +63,7 @@ MaxTokens = Annotated[
     typer.Option(
         min=2,
         help="Split longer texts into pieces of at most this many tokens.",
-        show_default="the model's context, 2048 where it has no limit or a longer one",
+        show_default="the model's context, at most 2048",
     ),
 ]
 Statistics = Annotated[
@@ -73,7 +74,7 @@ Statistics = Annotated[
     ),
 ]
 PerText = Annotated[
-    bool, typer.Option("--per-text", help="Keep the sums of each text, for confidence intervals.")
+    bool, typer.Option("--per-text", help="Keep statistics per text, for confidence intervals.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 Figure = Annotated[
@@ -81,6 +82,10 @@ Figure = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+
+# A folder that holds one of these is a model's or a study's.
+MODEL_FILES = ("config.json", "headwise.json", "modules.json")
+STUDY_FILES = ("study.json",)
 
 _OUTPUTS = ("out", "figure", "save", "duo_attention")
 _MODELS = ("model", "before", "after")
@@ -179,6 +184,22 @@ class _EnoughError(Exception):
     pass
 
 
+def with_option_names(
+    message: str, options: Mapping[str, str], functions: Sequence[str], command: str
+) -> str:
+    """A message of one of these functions, with the names of the command and its options.
+
+    Args:
+        options: The options by the names of the functions' arguments.
+    """
+    caller, colon, problem = message.partition(":")
+    if caller not in functions:
+        return message
+    for name, option in options.items():
+        problem = re.sub(rf"\b{name}\b", option, problem.replace(f"{name}=", f"{name} "))
+    return f"{command}{colon}{problem}"
+
+
 def names_in(statistics: str | None) -> list[str] | None:
     """The names that `--statistics` lists; None for the default."""
     return None if statistics is None else [name.strip() for name in statistics.split(",")]
@@ -195,9 +216,9 @@ def check_output(path: Path, *endings: str, force: bool) -> None:
     """
     if path.suffix not in endings:
         raise ArgumentError(f"output: {path} does not end in {', '.join(endings)}. Rename it.")
-    check_absent(path, force)
     with suppress(_EnoughError), write_beside(path):
         raise _EnoughError  # removes the temporary file and keeps an existing output
+    _check_absent(path, force)
 
 
 def check_figure(path: Path | None, force: bool) -> None:
@@ -213,12 +234,31 @@ def check_figure(path: Path | None, force: bool) -> None:
         check_output(path, ".svg", ".png", ".pdf", force=force)
 
 
-def check_absent(path: Path, force: bool) -> None:
-    """Refuse to overwrite a file or a folder that is not empty, except with --force.
+def check_folder(path: Path, *ours: str, force: bool) -> None:
+    """Refuse a folder that could not be written at the end of the work.
 
+    Args:
+        ours: The names of which a folder holds one if headwise wrote it. A folder without any of
+            them is not replaced. Without names, other files in the folder are left as they are.
+        force: Whether an existing folder may be overwritten.
     Raises:
-        ArgumentError: it exists and must not be overwritten.
+        ArgumentError: it is a file, or a folder that must not be overwritten.
+        OutputError: nothing can be written there.
     """
+    if path.exists() and not path.is_dir():
+        raise ArgumentError(f"output: {path} is a file. Name a folder.")
+    _check_absent(path, force)
+    present = sorted(entry.name for entry in path.iterdir()) if path.exists() else []
+    if ours and present and not {*ours} & {*present}:
+        raise ArgumentError(
+            f"output: {path} holds {present[0]}, which headwise did not write and would delete. "
+            f"Name another folder."
+        )
+    check_writable(path)
+
+
+def _check_absent(path: Path, force: bool) -> None:
+    """Refuse to overwrite a file or a folder that is not empty, except with --force."""
     empty = path.is_dir() and not any(path.iterdir())
     if path.exists() and not empty and not force:
-        raise ArgumentError(f"output: {path} is there already. Add --force to overwrite it.")
+        raise ArgumentError(f"output: {path} already exists. Add --force to overwrite it.")

@@ -91,7 +91,7 @@ class LayerSizes:
         """The bytes of one token's keys and values, in all key/value heads.
 
         Raises:
-            ArgumentError: the dtype is none of `BYTES`.
+            ArgumentError: the dtype is not one of `BYTES`.
         """
         if dtype not in BYTES:
             raise ArgumentError(

@@ -1,15 +1,19 @@
 """Atomic writes of files and folders, and a strict reader of JSON."""
 
-from headwise.files._atomic import files_beside, folder_beside, write_beside
+from headwise.files._atomic import check_writable, files_beside, folder_beside, write_beside
 from headwise.files._claim import claim
 from headwise.files._json import build_from, parse_json, read_json, read_object, write_json
 from headwise.files._scratch import sweep
+from headwise.files._text import decode, kind_of
 
 __all__ = [
     "build_from",
+    "check_writable",
     "claim",
+    "decode",
     "files_beside",
     "folder_beside",
+    "kind_of",
     "parse_json",
     "read_json",
     "read_object",

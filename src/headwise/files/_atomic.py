@@ -70,6 +70,21 @@ def folder_beside(target: Path, force: bool) -> Iterator[Path]:
             put_in_place(new, target)
 
 
+def check_writable(target: Path) -> None:
+    """Refuse a file or folder that could not be written, before the work for it begins.
+
+    A missing parent does not count, because `folder_beside` creates it.
+
+    Raises:
+        OutputError: its nearest existing parent is a file or cannot be written.
+    """
+    with _output_errors(target, "Choose another place."):
+        path = target.absolute()
+        first = next(p for p in (path, *path.parents) if p.parent.exists())
+        with scratch_folder(first):
+            pass
+
+
 @contextmanager
 def files_beside(folder: Path, last: str) -> Iterator[Path]:
     """Yield a new folder whose files replace those in `folder` when the block succeeds.

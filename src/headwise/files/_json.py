@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from headwise.errors import HeadwiseError, InputError
 from headwise.files._atomic import write_beside
+from headwise.files._text import decode
 
 # The errors of Python and its libraries for a missing value or a value of the wrong type.
 _WRONG_FORM = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
@@ -24,7 +25,7 @@ def parse_json(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: the text is no JSON, is nested too deeply, repeats a key in one object, or
+        ValueError: the text is not JSON, is nested too deeply, repeats a key in one object, or
             holds a lone surrogate or an integer of more than 18 digits.
     """
     try:
@@ -62,7 +63,7 @@ def read_json(
         InputError: the file cannot be read, or `parse_json` refuses its text.
     """
     try:
-        return parse_json(Path(path).read_bytes().decode("utf-8-sig"))
+        return parse_json(decode(Path(path).read_bytes()))
     except OSError as error:
         message, reason = problem or "cannot be read", str(error.strerror or error)
         raise InputError(f"{function}: {path} {message} ({reason}). {advice}") from error

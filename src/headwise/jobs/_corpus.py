@@ -120,7 +120,7 @@ def measurement_of(request: Request | ImportanceRequest | RolesRequest) -> Measu
     """What a request measures.
 
     Raises:
-        ArgumentError: it is no request, or one that needs more than the texts of a shard.
+        ArgumentError: it is not a request, or one that needs more than the texts of a shard.
     """
     if isinstance(request, ImportanceRequest):
         return Importance(request)

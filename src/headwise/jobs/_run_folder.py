@@ -46,6 +46,8 @@ class RunFolder:
         description = path / "job.json"
         if about is not None and not description.exists():
             self._create(description, about)
+        if problem := _not_a_job(path):
+            raise InputError(f"corpus: {path} {problem}. {_ADVICE}")
         stored = read_object(description, "corpus", _ADVICE)
         if about is not None:
             self._check_same(stored, json.loads(json.dumps(about)))
@@ -241,6 +243,14 @@ class RunFolder:
 
     def _result(self, shard: int) -> Path:
         return self.path / "shards" / f"{shard:05}{self._ending}"
+
+
+def _not_a_job(path: Path) -> str:
+    """Why a path cannot be the folder of a job; empty if it has a description."""
+    if not path.is_dir():
+        return "is a file, not the folder of a corpus job" if path.exists() else "does not exist"
+    is_described = (path / "job.json").exists()
+    return "" if is_described else "is not the folder of a corpus job: it has no job.json"
 
 
 def _cannot_write(path: Path, error: Exception) -> OutputError:

@@ -113,7 +113,7 @@ def read_tokenizer(folder: str | os.PathLike[str]) -> "tokenizers.Tokenizer":
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise InputError(
-            f"load: {path} is no tokenizer ({error}). Copy or save it again."
+            f"load: {path} is not a tokenizer ({error}). Copy or save it again."
         ) from error
 
 

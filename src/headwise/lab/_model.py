@@ -21,6 +21,7 @@ class MiniGPTConfig:
         dropout: The share of each update of the residual stream dropped in training.
     Raises:
         ArgumentError: a size is not positive, or `dropout` is not a share below 1.
+        ShapeError: the heads do not divide `d_model`, or the key/value heads the heads, evenly.
     """
 
     vocab_size: int
@@ -41,6 +42,17 @@ class MiniGPTConfig:
         if not 0 <= self.dropout < 1:
             raise ArgumentError(
                 f"MiniGPTConfig: dropout is {self.dropout}. Give a share from 0 to below 1."
+            )
+        n_kv_heads = self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+        if self.d_model % self.n_heads:
+            raise ShapeError(
+                f"MiniGPTConfig: d_model={self.d_model} is not a multiple of "
+                f"n_heads={self.n_heads}. Give a multiple."
+            )
+        if n_kv_heads < 1 or self.n_heads % n_kv_heads:
+            raise ShapeError(
+                f"MiniGPTConfig: n_heads={self.n_heads} is not a multiple of "
+                f"n_kv_heads={n_kv_heads}. Give a multiple."
             )
 
 

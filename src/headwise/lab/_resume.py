@@ -42,15 +42,15 @@ def read_facts(path: Path) -> tuple[dict[str, object], int, float]:
     """The settings, the number of steps and the seconds of a run.
 
     Raises:
-        InputError: the file is no checkpoint of a training run.
+        InputError: the file is not a checkpoint of a training run.
     """
     read_tensors(path)  # refuses a file that is not safetensors
     with safe_open(path, "pt") as file:
         about = file.metadata() or {}
     if not about.keys() >= {*_FACTS}:
         raise InputError(
-            f"train: {path} is no checkpoint of a training run (its metadata has {sorted(about)}). "
-            f"Train into another folder."
+            f"train: {path} is not a checkpoint of a training run (its metadata has "
+            f"{sorted(about)}). Train into another folder."
         )
     try:
         settings = json.loads(about["settings"])

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from headwise.errors import ArgumentError
-from headwise.files import write_json
+from headwise.files import check_writable, write_json
 from headwise.lab._checkpoint import make_folder, save
 from headwise.lab._evaluate import Evaluation, evaluate
 from headwise.lab._model import MiniGPT
@@ -80,6 +80,7 @@ def train(
             raise ArgumentError(f"train: {name} is {number}. Give 1 or more.")
     run = TrainingRun(settings)  # first: impossible settings leave no folder behind
     folder = make_folder(folder)
+    check_writable(folder / _STATE)
     if (folder / _STATE).exists():
         run.resume(folder / _STATE)
     if on_start is not None:

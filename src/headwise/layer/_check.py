@@ -78,7 +78,7 @@ def check_parts(
     for name, part, kind in ("rope", rope, RoPE), ("position_bias", position_bias, PositionBias):
         if not isinstance(part, kind | None):
             raise ArgumentError(
-                f"MultiHeadAttention: {name}={part!r} is no {kind.__name__}. "
+                f"MultiHeadAttention: {name}={part!r} is not of type {kind.__name__}. "
                 f"Give one, such as {_EXAMPLES[name]}, or None."
             )
     if rope is not None and rope.width > sizes.head_dim:
@@ -129,7 +129,7 @@ def check_cache(cache: KVCache, window: WindowLike | None, reads_itself: bool) -
     """Refuse a cache in cross-attention, or one whose kept keys do not match the window."""
     if not isinstance(cache, KVCache):
         raise ArgumentError(
-            f"MultiHeadAttention: cache={cache!r} is no KVCache. Give one, or None."
+            f"MultiHeadAttention: cache={cache!r} is not a KVCache. Give one, or None."
         )
     if not reads_itself:
         raise ArgumentError(

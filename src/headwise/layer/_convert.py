@@ -90,7 +90,7 @@ class ConvertibleLayer(nn.Module):
             n_heads: The number of query heads, which shapes alone do not show.
             options: Further arguments of the constructor, such as `rope` or `dropout`.
         Raises:
-            ArgumentError: a name is unknown, missing or given twice, a value is no array, or an
+            ArgumentError: a name is unknown, missing or given twice, a value is not an array, or an
                 option follows from the tensors.
             ShapeError: the shapes do not fit `n_heads` or each other.
         """
@@ -122,7 +122,7 @@ class ConvertibleLayer(nn.Module):
         """
         if not isinstance(module, nn.MultiheadAttention):
             raise ArgumentError(
-                f"from_torch: {type(module).__name__} is no nn.MultiheadAttention. "
+                f"from_torch: {type(module).__name__} is not an nn.MultiheadAttention. "
                 f"Give one, or load the weights of another layer with load_state_dict."
             )
         if module.bias_k is not None:

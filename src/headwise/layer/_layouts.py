@@ -40,7 +40,7 @@ def translate(theirs: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Tenso
     Raises:
         UnsupportedError: there are `bias_k` and `bias_v`, a learned key that our layer lacks.
         ShapeError: a packed tensor has another number of rows.
-        ArgumentError: two names mean the same tensor, or a value is no tensor.
+        ArgumentError: two names mean the same tensor, or a value is not a tensor.
     """
     ours: dict[str, Tensor] = {}
     for name, tensor in theirs.items():

@@ -137,7 +137,7 @@ def _parse(bare: str, name: str) -> tuple[str, bool, bool]:
     if bare in _BIASES:
         return _BIASES[bare], True, False
     raise ArgumentError(
-        f"from_state_dict: {name} is no weight or bias of a textbook layer. Rename it to W_q, "
+        f"from_state_dict: {name} is not a weight or bias of a textbook layer. Rename it to W_q, "
         f"W_k, W_v, W_o or b_q, b_k, b_v, b_o, or leave it out."
     )
 

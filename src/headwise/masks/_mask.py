@@ -89,7 +89,7 @@ def _checked(other: object) -> Mask:
     if isinstance(other, Mask):
         return other
     raise MaskError(
-        f"masks: a mask combined with a {type(other).__name__}. "
+        f"masks: a mask is combined with a value of type {type(other).__name__}. "
         f"Give another mask: masks.as_mask(tensor) reads booleans, True = may attend."
     )
 

@@ -3,24 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from headwise._argument_names import suggests
 from headwise._torch_private import can_read, statically
 from headwise.errors import ArgumentError, ShapeError
 from headwise.masks._mask import Mask
 from headwise.masks.tiles import Tile
 
 
+@suggests({}, positional="it takes no sizes and fits any number of keys. Give causal().")
 def causal() -> Mask:
     """A query sees its own position and what comes before."""
     return Window(None, 0)
 
 
+@suggests(
+    dict.fromkeys(("left", "right"), "window((left, right))"),
+    positional="both sides are one argument. Give window((3, 0)) for 3 earlier keys, for example.",
+)
 def window(size: int | tuple[int | None, int | None]) -> Mask:
     """A query sees its neighbors: `(left, right)` keys on each side besides its own position.
 
@@ -55,14 +61,13 @@ def padding(
         ArgumentError: a length is negative or no whole number, or `side` is neither "left" nor
             "right".
     """
-    counts = torch.as_tensor(lengths)
+    advice = "Give one whole number of real keys for each text."
+    counts = _as_tensor(lengths, "padding: lengths", advice)
     if side not in ("left", "right"):
         raise ArgumentError(f"padding: side={side!r}. Say 'left' or 'right'.")
     whole = not counts.is_floating_point() and counts.dtype != torch.bool
     if counts.ndim != 1 or not whole or (can_read(counts) and bool((counts < 0).any())):
-        raise ArgumentError(
-            f"padding: lengths {counts.tolist()}. Give one whole number of real keys for each text."
-        )
+        raise ArgumentError(f"padding: lengths {counts.tolist()}. {advice}")
     return _Padding(counts, side)
 
 
@@ -73,15 +78,21 @@ def documents(ids: Int[Tensor, "B S"] | Sequence[Sequence[int]]) -> Mask:
         ids: For each key the number of its document; queries are the last `T` of them. There can
             be no more queries than keys.
     Raises:
+        ArgumentError: they are not numbers, or their rows have different lengths.
         ShapeError: they are not a row for each text.
     """
-    ids = torch.as_tensor(ids)
+    advice = "Give [batch, keys]: a row of numbers for each text."
+    ids = _as_tensor(ids, "documents: ids", advice)
     if ids.ndim != 2:
-        raise ShapeError(
-            f"documents: ids of shape {tuple(ids.shape)}. Give [batch, keys]: a row of numbers for "
-            f"each text."
-        )
+        raise ShapeError(f"documents: ids of shape {tuple(ids.shape)}. {advice}")
     return _Documents(ids)
+
+
+def _as_tensor(values: Any, argument: str, advice: str) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError) as error:  # words, rows of different lengths
+        raise ArgumentError(f"{argument} {values!r:.40}. {advice}") from error
 
 
 @dataclass(frozen=True)

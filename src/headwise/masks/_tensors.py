@@ -45,6 +45,7 @@ def from_blocked(blocked: Bool[Tensor, "*shape"]) -> Mask:
         MaskError: the mask is not boolean.
         ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
     """
+    _check_tensor(blocked, "from_blocked", "booleans, True where a key is blocked")
     if blocked.dtype != torch.bool:
         raise MaskError(
             f"from_blocked: dtype {blocked.dtype}. Give booleans, True where a key is blocked."
@@ -76,14 +77,10 @@ def from_binary(binary: Shaped[Tensor, "*shape"]) -> Mask:
     """Read a mask of zeros and ones, 1 = may attend, of any dtype.
 
     Raises:
-        MaskError: it is no tensor, or has other entries.
+        MaskError: it is not a tensor, or has other entries.
         ShapeError: it is neither `[T, S]` nor `[B, H, T, S]`.
     """
-    if not isinstance(binary, Tensor):
-        raise MaskError(
-            f"from_binary: a {type(binary).__name__}. Give a tensor of zeros and ones, 1 where a "
-            f"query may attend."
-        )
+    _check_tensor(binary, "from_binary", "zeros and ones, 1 where a query may attend")
     visible = binary.bool()
     if has_readable_values(binary) and bool((others := binary != visible).any()):
         value = binary[others][0].item()
@@ -92,6 +89,13 @@ def from_binary(binary: Shaped[Tensor, "*shape"]) -> Mask:
             f"attend; numbers to be added to the logits are attend(bias=...)."
         )
     return Dense(_four(visible, "from_binary"))
+
+
+def _check_tensor(mask: object, where: str, content: str) -> None:
+    if not isinstance(mask, Tensor):
+        raise MaskError(
+            f"{where}: a mask of type {type(mask).__name__}. Give a tensor of {content}."
+        )
 
 
 def _check_not_binary(mask: Tensor, where: str) -> None:
@@ -152,6 +156,7 @@ class _Flex(Mask):
 
 def as_mask(visible: Bool[Tensor, "*shape"], where: str = "mask") -> Mask:
     """Read booleans, True = may attend: `[T, S]`, or `[B, H, T, S]` with ones to broadcast."""
+    _check_tensor(visible, where, "booleans, True where a query may attend")
     return Dense(_four(visible, where))
 
 
@@ -205,6 +210,7 @@ def _least(dtype: torch.dtype) -> float:
 
 
 def _checked(additive: Tensor, where: str) -> Float[Tensor, "#B #H T S"]:
+    _check_tensor(additive, where, "floats, which are added to the logits")
     if not additive.is_floating_point():
         raise MaskError(
             f"{where}: dtype {additive.dtype}. "

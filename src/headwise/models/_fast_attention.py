@@ -53,7 +53,7 @@ def fast_attention(model: nn.Module) -> Iterator[None]:
         raise UnsupportedError(
             f"fast_attention: {type(model).__name__} ran and never called "
             f"scaled_dot_product_attention. For models of transformers see register_attention(); "
-            f"others compute attention in a way of their own."
+            f"other models compute attention in their own way."
         )
 
 

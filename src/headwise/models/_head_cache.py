@@ -82,6 +82,6 @@ def _check_transformers(model: nn.Module) -> None:
     name = type(check_model("CachePlan", model)).__name__
     if not hasattr(model, "config"):
         raise UnsupportedError(
-            f"CachePlan: {name} is no model of transformers. Give one, or a "
+            f"CachePlan: {name} is not a model of transformers. Give one, or a "
             f"headwise.PerHeadKVCache to a layer of your own."
         )

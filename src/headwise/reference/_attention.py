@@ -8,7 +8,7 @@ from jaxtyping import Float, Num
 
 from headwise._argument_names import ATTEND, suggests
 from headwise.errors import ArgumentError, ShapeError
-from headwise.reference._formula import Mask, additive, softmax
+from headwise.reference._formula import Mask, additive, check_arrays, softmax
 
 
 class AttentionOutput(NamedTuple):
@@ -58,12 +58,14 @@ def attention(
     Returns:
         The heads, or an `AttentionOutput`. A row's weights sum to 1 (less with a sink).
     Raises:
-        ShapeError: sizes do not fit, H is no multiple of Hkv, or a mask does not broadcast.
+        ShapeError: sizes do not fit, H is not a multiple of Hkv, or a mask does not broadcast.
         MaskError: a mask or bias is neither boolean nor float, or a float mask is all 0 and 1.
-        ArgumentError: a scale not finite, a softcap not positive, or a negative side of the window.
+        ArgumentError: an input that is not an array, a scale not finite, a softcap not positive,
+            or a negative side of the window.
     Source:
         Vaswani et al. 2017, eq. 1 (arXiv:1706.03762); Ainslie et al. 2023 (arXiv:2305.13245).
     """
+    check_arrays("attention", q=q, k=k, v=v)
     _check_sizes(q, k, v, sinks)
     _check_values(scale, softcap, window)
     (B, H, T, D), (Hkv, S), Dv = q.shape, k.shape[1:3], v.shape[3]

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Bool, Float
 
-from headwise.errors import MaskError, ShapeError
+from headwise.errors import ArgumentError, MaskError, ShapeError
 
 Mask = Bool[np.ndarray, "*mask"] | Float[np.ndarray, "*mask"]
 
@@ -34,11 +34,30 @@ def scaled_dot_product(
     return weights @ v, weights
 
 
+def check_arrays(caller: str, **inputs: object) -> None:
+    """Refuse tensors, lists and the like.
+
+    Raises:
+        ArgumentError: an input is not a NumPy array.
+    """
+    for name, value in inputs.items():
+        if not isinstance(value, np.ndarray):
+            raise ArgumentError(
+                f"{caller}: {name} is a {type(value).__name__}, not a NumPy array. Give "
+                f"np.asarray({name}), or {name}.detach().numpy() of a tensor."
+            )
+
+
 def additive(argument: str, mask: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     """Convert any mask to the additive form: −inf where a query may not attend."""
-    mask = np.zeros((1, 1)) if mask is None else np.asarray(mask)
+    rule, mask = mask, np.zeros((1, 1)) if mask is None else np.asarray(mask)
+    advice = "Give booleans (True = may attend) or floats (added to the logits)."
+    if hasattr(rule, "dense"):  # of headwise.masks
+        raise MaskError(
+            f"{argument} of type {type(rule).__name__}. {advice[:-1]}; a rule of headwise.masks "
+            f"becomes booleans by mask.dense(T, S)[0, 0].numpy()."
+        )
     if mask.dtype.kind not in "bf":
-        advice = "Give booleans (True = may attend) or floats (added to the logits)."
         raise MaskError(f"{argument} of dtype {mask.dtype}. {advice}")
     if argument.endswith("mask") and mask.dtype.kind == "f" and {*mask.flat} == {0, 1}:
         advice = "Give mask.astype(bool) if 1 means may attend, or bias=mask to add the numbers."

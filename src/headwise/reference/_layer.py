@@ -2,14 +2,15 @@
 
 import copy
 import math
+from numbers import Integral
 
 import numpy as np
 from jaxtyping import Float, Num
 from numpy.typing import DTypeLike
 
 from headwise._argument_names import LAYER, MASKS, suggests
-from headwise.errors import ShapeError
-from headwise.reference._formula import Mask, additive, scaled_dot_product
+from headwise.errors import ArgumentError, ShapeError
+from headwise.reference._formula import Mask, additive, check_arrays, scaled_dot_product
 
 Rows = Num[np.ndarray, "*B T d_model"]
 Memory = Num[np.ndarray, "*B S d_model"]
@@ -37,11 +38,18 @@ class MultiHeadAttention:
     scaled by 1 / sqrt(d_model), in float32.
 
     Raises:
+        ArgumentError: a size is not a whole number.
         ShapeError: d_model cannot be divided evenly among the heads.
     """
 
     @suggests(LAYER | {"head_dim": "nothing: d_head follows from d_model and n_heads"})
     def __init__(self, d_model: int, n_heads: int, seed: int = 0) -> None:
+        sizes: dict[str, object] = {"d_model": d_model, "n_heads": n_heads}
+        for name, size in sizes.items():
+            if not isinstance(size, Integral):
+                raise ArgumentError(
+                    f"MultiHeadAttention: {name}={size!r}. Give a positive whole number."
+                )
         if d_model < 1 or n_heads < 1 or d_model % n_heads:
             raise ShapeError(
                 f"MultiHeadAttention: d_model {d_model} cannot be divided evenly among "
@@ -92,6 +100,7 @@ def multi_head_batched(
     Returns:
         The output, and the weights of every head (T×S numbers between 0 and 1, never averaged).
     Raises:
+        ArgumentError: x or memory is not a NumPy array.
         ShapeError: x, memory or mask do not fit the layer or each other.
         MaskError: the mask is neither boolean nor float.
     Source:
@@ -140,6 +149,7 @@ def _project(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Queries, keys and values of all heads, concatenated, and the mask of every head."""
     memory = x if memory is None else memory
+    check_arrays("MultiHeadAttention", x=x, memory=memory)
     fits = x.ndim in (2, 3) and x.shape[:-2] == memory.shape[:-2]
     if not fits or {x.shape[-1], memory.shape[-1]} != {layer.d_model}:
         raise ShapeError(

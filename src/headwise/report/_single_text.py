@@ -104,7 +104,7 @@ def look(
         The attention: `.save("look.html")` writes a page, and a notebook shows it. A text of up
         to 64 tokens has exact maps, a longer one the four strongest pairs of each query.
     Raises:
-        ArgumentError: the text is no string, or there is a target for a model that reads one text.
+        ArgumentError: the text is not a string, or a model that reads one text has a target.
         InputError: the text holds no token.
         UnsupportedError: the model cannot be watched exactly, or reads more than text.
     """

@@ -173,8 +173,8 @@ def notes_on(tokenized: Tokenized, n_texts: int, trials: Sequence[Trial]) -> tup
     selection = trials[0].split.selection
     distinct, held = len(selection), int((~selection).sum())
     notes = [
-        f"{distinct} distinct texts of {n_texts}; heads, rules and null heads chosen on "
-        f"{distinct - held}, all numbers from the other {held}",
+        f"{counted(distinct, 'distinct text')} of {n_texts:,}; heads, rules and null heads chosen "
+        f"on {distinct - held:,}, all numbers from the other {held:,}",
     ]
     if tokenized.unknown:
         notes.append(f"{tokenized.unknown:.1%} of the tokens are unknown to the tokenizer")
@@ -186,8 +186,8 @@ def notes_on(tokenized: Tokenized, n_texts: int, trials: Sequence[Trial]) -> tup
         )
     if held < FEWEST_TEXTS:
         notes.append(
-            f"roles of text were not tested: {held} held-out texts, not {FEWEST_TEXTS}; give "
-            f"{2 * FEWEST_TEXTS} distinct texts or more"
+            f"roles of text were not tested: {counted(held, 'held-out text')}, not "
+            f"{FEWEST_TEXTS}; give {2 * FEWEST_TEXTS} distinct texts or more"
         )
     notes.append(
         f"{SEQUENCES} sequences of random tokens that repeat, and as many controls"

@@ -171,7 +171,7 @@ def _method(method: str | Gates) -> tuple[str, Method]:
         return "gates", method
     if method not in METHODS:
         raise ArgumentError(
-            f"importance: method={method!r} is none of {', '.join(METHODS)}. Give one of them."
+            f"importance: method={method!r} is not one of {', '.join(METHODS)}. Give one of them."
         )
     return method, METHODS[method]
 

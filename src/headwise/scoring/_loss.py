@@ -84,7 +84,7 @@ def embedding(pooling: Pooling = "mean") -> Loss:
         pooling: How the vectors of the last layer become one: their mean over the tokens of the
             text, that of the first token, or that of the last.
     Raises:
-        ArgumentError: `pooling` is none of these.
+        ArgumentError: `pooling` is not one of these.
     """
     if pooling not in ("mean", "first", "last"):
         raise ArgumentError(f"embedding: pooling={pooling!r}. Give 'mean', 'first' or 'last'.")
@@ -109,7 +109,7 @@ def find_loss(loss: Any, model: nn.Module, batch: Inputs) -> Loss:
         return Loss("embedding", partial(_sentence_vectors, model), compares=True)
     name = _default_name(model, batch) if loss is None else loss
     if name not in _LOSSES:
-        raise ArgumentError(f"loss: {name!r} is none of {', '.join(_LOSSES)}. Give one of them.")
+        raise ArgumentError(f"loss: {name!r} is not one of {', '.join(_LOSSES)}. Give one of them.")
     resolved = _LOSSES[name]()
     if name == "label" and "labels" in batch:
         return replace(resolved, score=label_score(batch["labels"]))

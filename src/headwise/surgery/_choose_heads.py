@@ -178,7 +178,8 @@ def _check_possible(chosen: list[Head], steps: list[Step], limit: float, request
     if not chosen:
         least = sizes[0] if sizes else 0
         raise ArgumentError(
-            f"plan: {request} removes none. The least that can go is {counted(least, 'head')}."
+            f"plan: {request} removes none. The least that can be removed is "
+            f"{counted(least, 'head')}."
         )
     if len(chosen) == sum(sizes) and limit >= len(chosen) + sizes[-1]:
         raise ArgumentError(

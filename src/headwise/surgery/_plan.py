@@ -77,7 +77,7 @@ class Plan:
         >>> [str(head) for head in plan.removed], plan.uniform
         (['L0.H1', 'L1.H0', 'L1.H2'], False)
         >>> print(plan)
-        3 of 6 heads go: L0.H1, L1.H0, L1.H2
+        3 of 6 heads removed: L0.H1, L1.H0, L1.H2
     """
 
     layers: tuple[LayerPlan, ...]
@@ -171,7 +171,7 @@ class Plan:
 
     @property
     def _count(self) -> str:
-        return f"{len(self.removed)} of {counted(len(self._heads), 'head')} go"
+        return f"{len(self.removed)} of {counted(len(self._heads), 'head')} removed"
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON.

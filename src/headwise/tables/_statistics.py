@@ -29,7 +29,7 @@ STATISTICS: Mapping[str, Statistic] = {
     "distance": Statistic("tokens", 0.0, np.inf, "mean distance of the attended keys"),
     "max_logit": Statistic("logit", -np.inf, np.inf, "the largest scaled query·key product"),
     "lse": Statistic("logit", -np.inf, np.inf, "log of the sum of the exponentiated logits"),
-    "sink": Statistic(*_SHARE, "attention on a sink that is no token"),
+    "sink": Statistic(*_SHARE, "attention on a sink that is not a token"),
     "participation": Statistic(
         "keys", 1.0, np.inf, "effective number of attended keys, (Σp)² / Σp²"
     ),

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from headwise.cli._options import Force, Json, Model, Shared, check_absent, check_output
+from headwise.cli._options import Force, Json, Model, Shared, check_folder, check_output
 from headwise.cli._print import print_json, print_note, print_table
 
 MethodName = Literal["half-gate", "gradient", "leave-one-out", "mass", "output"]
@@ -20,24 +20,27 @@ Text = Annotated[
 ]
 PlanFile = Annotated[Path | None, typer.Option("--out", "-o", help="The plan to write: .json.")]
 Pattern = Annotated[
-    Path | None, typer.Option(help="A folder to write the plan to as a pattern of DuoAttention.")
+    Path | None,
+    typer.Option(help="Also write the plan to this folder, in the format of DuoAttention."),
 ]
 Keep = Annotated[
     float | None,
     typer.Option(help="The largest share of kv heads that keep all tokens.", show_default="0.5"),
 ]
-MostBytes = Annotated[int | None, typer.Option(help="The most bytes of the cache of one text.")]
+MostBytes = Annotated[
+    int | None, typer.Option(help="The largest size of the cache of one text, in bytes.")
+]
 MostLoss = Annotated[float | None, typer.Option(help="The largest increase of the mean loss.")]
-Sinks = Annotated[int, typer.Option(min=0, help="First tokens that the other heads keep.")]
+Sinks = Annotated[int, typer.Option(min=0, help="How many first tokens the other heads keep.")]
 WindowSizes = Annotated[
-    str, typer.Option(help="Last tokens that the other heads keep; several as 64,256.")
+    str, typer.Option(help="How many last tokens the other heads keep; several as 64,256.")
 ]
 Lengths = Annotated[
     int | None,
     typer.Option(
         min=2,
         help="Split longer texts into pieces of at most this many tokens; without --text, the "
-        "tokens of each made-up text.",
+        "tokens of each generated text.",
         show_default="the model's context, 2048 at most; without --text 1024 at most",
     ),
 ]
@@ -45,7 +48,7 @@ NumberOfTexts = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Use this many texts, drawn at random; without --text, make up so many.",
+        help="Use this many texts, drawn at random; without --text, generate this many.",
         show_default="all; without --text 16",
     ),
 ]
@@ -85,12 +88,12 @@ def cache(
 ) -> None:
     """Plan a smaller cache: which tokens each kv head keeps.
 
-    Prints the plan and what it loses. With -o, writes it; with --json, prints it as JSON.
+    Prints the plan and the loss that it costs. With -o, writes it; with --json, prints it as JSON.
     """
     if out is not None:
         check_output(out, ".json", force=force)
     if duo_attention is not None:
-        check_absent(duo_attention, force)
+        check_folder(duo_attention, force=force)
     from headwise.cli import tasks
 
     plan = tasks.plan_cache(model, text, shared, **asdict(goal))

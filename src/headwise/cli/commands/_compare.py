@@ -16,8 +16,8 @@ Before = Annotated[
     str,
     typer.Argument(
         metavar="BEFORE",
-        help="A folder or a name on the Hugging Face hub; or a study of report --save, or a table "
-        "of observe --per-text.",
+        help="A model's folder or its name on the Hugging Face hub, a study saved by report "
+        "--save, or a table written by observe --per-text.",
     ),
 ]
 After = Annotated[str, typer.Argument(metavar="AFTER", help="The same for the other model.")]
@@ -30,20 +30,21 @@ PageOrTable = Annotated[
     typer.Option("--out", "-o", help="The file to write: .html, .parquet, .csv or .json."),
 ]
 FindRoles = Annotated[
-    bool, typer.Option("--roles", help="Find the roles of both models, too; takes longer.")
+    bool, typer.Option("--roles", help="Also find the roles of both models; takes longer.")
 ]
 
 
 def compare(
     before: Before,
     after: After,
-    shared: Shared,
     text: Text = None,
     out: PageOrTable = None,
     roles: FindRoles = False,
     force: Force = False,
     figure: Figure = None,
     as_json: Json = False,
+    *,
+    shared: Shared,
 ) -> None:
     """Compare two models head by head, on the same texts.
 
@@ -81,7 +82,7 @@ def _check_sides(names: list[str], text: Path | None, shared: Shared, roles: boo
         is_saved = Path(name).is_file() or (Path(name) / "study.json").is_file()
         if text is None and not is_saved:
             raise ArgumentError(
-                f"compare: {name} is no table and no saved study, and models need something to "
+                f"compare: {name} is neither a table nor a saved study, and models need texts to "
                 f"read. Add --text FILE."
             )
         if text is not None and is_saved:

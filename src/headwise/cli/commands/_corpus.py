@@ -27,8 +27,9 @@ MethodName = Literal["half-gate", "gradient", "curvature", "zero-ablation"]
 Data = Annotated[
     list[str],
     typer.Option(
-        help="A glob of .parquet, .jsonl, .txt or .conllu files, in quotes; may be repeated. "
-        "Or datasets:NAME:SPLIT."
+        metavar="<glob>",
+        help="A glob of .parquet, .jsonl, .txt or .conllu files, in quotes. Repeatable. "
+        "Or datasets:NAME:SPLIT.",
     ),
 ]
 RunFolder = Annotated[Path, typer.Option("--out", "-o", help="The folder of the shards.")]
@@ -65,14 +66,17 @@ def corpus(
 ) -> None:
     """Study the heads on a corpus of any size, in shards.
 
-    Finished shards are skipped, so a command that was interrupted is simply run again; several
-    machines may run it on one folder. `headwise merge OUT` adds up the shards.
+    Finished shards are skipped: to resume an interrupted command, run it again. Several machines
+    may run it on one folder. `headwise merge OUT` adds up the shards.
     """
     named = f"--importance {importance}" if importance else "--roles"
     if (importance or roles) and (statistics is not None or per_text):
-        raise ArgumentError(f"corpus: {named} with --statistics or --per-text. Give one kind.")
+        raise ArgumentError(
+            f"corpus: {named} with --statistics or --per-text, which it does not use. Leave one of "
+            f"them out."
+        )
     if importance and roles:
-        raise ArgumentError(f"corpus: {named} with --roles. Give one kind.")
+        raise ArgumentError(f"corpus: {named} and --roles are both given. Give one of them.")
     from headwise.cli import tasks
 
     requested = tasks.RequestedStatistics(names_in(statistics), per_text)

@@ -1,6 +1,5 @@
 """`headwise count`: what the attention of a model costs, computed from its sizes."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwise._display import did_you_mean
-from headwise.cli._options import DtypeName, Json
+from headwise.cli._options import DtypeName, Json, with_option_names
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError, InputError, ShapeError
 
@@ -59,9 +58,9 @@ def count(
     ] = False,
     n_layers: Annotated[_Size, _size("--layers", "1", "The number of such layers.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="New tokens to compute.")] = 1024,
-    cached: Annotated[int, typer.Option(min=0, help="Earlier tokens, in the cache.")] = 0,
+    cached: Annotated[int, typer.Option(min=0, help="Earlier tokens, which are in the cache.")] = 0,
     keys: Annotated[
-        _Size, _size("--keys", "tokens + cached", "All keys, for cross-attention.")
+        _Size, _size("--keys", "tokens + cached", "The number of keys, for cross-attention.")
     ] = None,
     dtype: Annotated[DtypeName, typer.Option(help="The dtype of cached keys and values.")] = (
         "bfloat16"
@@ -94,21 +93,22 @@ def _model_sizes(model: str | None, options: Mapping[str, Any]) -> "ModelSizes":
 
     if model is not None and options:
         raise ArgumentError(
-            f"count: {model} has sizes of its own, and {_option_names(options)} would change them. "
-            f"Leave out either."
+            f"count: {model} has its own sizes, which {_option_names(options)} would change. Leave "
+            f"one of them out."
         )
     if model is None:
         sizes = dict(options)
         n_layers, out_proj = sizes.pop("n_layers", 1), not sizes.pop("no_out_proj", False)
-        if not {"d_model", "n_heads"} <= sizes.keys():
+        if missing := [name for name in ("d_model", "n_heads") if name not in sizes]:
             raise ArgumentError(
-                f"count: {_option_names(options)} alone does not describe a layer. Add --d-model "
-                f"and --heads."
+                f"count: {_option_names(options)} alone does not describe a layer. Add "
+                f"{' and '.join(_LAYER_OPTIONS[name] for name in missing)}."
             )
         try:
             return ModelSizes("", layer_sizes(**sizes, out_proj=out_proj), n_layers)
         except (ArgumentError, ShapeError) as error:
-            raise type(error)(_with_option_names(str(error))) from error
+            message = with_option_names(str(error), _LAYER_OPTIONS, ["layer_sizes"], "count")
+            raise type(error)(message) from error
     if model in PRESETS:
         return PRESETS[model]
     if not Path(model).exists():
@@ -118,13 +118,6 @@ def _model_sizes(model: str | None, options: Mapping[str, Any]) -> "ModelSizes":
             f"The known models are {', '.join(PRESETS)}."
         )
     return read_config(model)
-
-
-def _with_option_names(message: str) -> str:
-    """A message of `layer_sizes`, with the names of the command's options."""
-    for name, option in _LAYER_OPTIONS.items():
-        message = re.sub(rf"\b{name}\b", option, message.replace(f"{name}=", f"{name} "))
-    return message.replace("layer_sizes:", "count:")
 
 
 def _option_names(names: Iterable[str]) -> str:

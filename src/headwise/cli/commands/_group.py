@@ -5,7 +5,15 @@ from typing import Annotated, Literal
 
 import typer
 
-from headwise.cli._options import Force, Json, Model, OutputFolder, Shared, check_absent
+from headwise.cli._options import (
+    MODEL_FILES,
+    Force,
+    Json,
+    Model,
+    OutputFolder,
+    Shared,
+    check_folder,
+)
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError
 
@@ -18,7 +26,9 @@ MethodName = Annotated[
 ]
 Text = Annotated[
     Path | None,
-    typer.Option(help="A UTF-8 file: fit the outputs of the heads on it, instead of on any input."),
+    typer.Option(
+        help="A UTF-8 file: fit the outputs of the heads on these texts, not on arbitrary inputs."
+    ),
 ]
 
 
@@ -38,7 +48,7 @@ def group(
     The grouped model has fewer key/value heads, and so a smaller cache. Its costs are printed
     before and after.
     """
-    check_absent(out, force)
+    check_folder(out, *MODEL_FILES, force=force)
     if method == "mean" and text is not None:
         raise ArgumentError(
             f"group: --text {text} with --method mean, which fits nothing. Leave one of them out."

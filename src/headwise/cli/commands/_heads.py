@@ -8,13 +8,12 @@ import typer
 from headwise.cli._options import Force, Json, Model, Shared, check_output
 from headwise.cli._print import print_json, print_note, print_table
 from headwise.cli.commands._roles import Nulls, names_of
-from headwise.errors import ArgumentError
 
 Examples = Annotated[
-    Path | None,
+    Path,
     typer.Option(
-        help="JSON lines with text (or ids), query, right, wrong and perhaps an answer; query, "
-        "right and wrong are stretches of characters (or tokens)."
+        help="JSON lines with text (or ids), query, right, wrong and optionally an answer; query, "
+        "right and wrong are spans of characters (or tokens)."
     ),
 ]
 HeadsFile = Annotated[
@@ -28,14 +27,14 @@ QRHead = Annotated[
     Path | None, typer.Option("--qrhead", help="Also write the set as QRHead reads it: .yaml.")
 ]
 Most = Annotated[
-    int | None, typer.Option(min=1, help="The most heads in the set.", show_default="5 %")
+    int | None,
+    typer.Option(min=1, help="The largest number of heads in the set.", show_default="5 %"),
 ]
 
 
 def heads(
     model: Model,
-    shared: Shared,
-    examples: Examples = None,
+    examples: Examples,
     out: HeadsFile = None,
     vllm_hook: VllmHook = None,
     qrhead: QRHead = None,
@@ -43,14 +42,14 @@ def heads(
     nulls: Nulls = None,
     force: Force = False,
     as_json: Json = False,
+    *,
+    shared: Shared,
 ) -> None:
-    """Find the heads that pick the right stretch of a text.
+    """Find the heads that attend to the right span of a text.
 
-    Prints the heads that were found. With -o, writes all of them with their evidence; with
+    Prints the heads that were found. With -o, writes all heads with their evidence; with
     --json, prints JSON.
     """
-    if examples is None:
-        raise ArgumentError("heads: no examples. Give --examples FILE.")
     exports = [("vllm-hook", ".json", vllm_hook), ("qrhead", ".yaml", qrhead)]
     for _, ending, path in (("", ".json", out), *exports):
         if path is not None:

@@ -33,7 +33,7 @@ Text = Annotated[
 Method = Annotated[MethodName, typer.Option(help="How importance is measured.")]
 Loss = Annotated[
     LossName | None,
-    typer.Option(help="The loss that importance refers to.", show_default="by the model's class"),
+    typer.Option(help="The loss whose increase is measured.", show_default="by the model's class"),
 ]
 Rounds = Annotated[
     int,

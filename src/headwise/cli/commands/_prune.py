@@ -9,6 +9,7 @@ import typer
 
 from headwise._packages import require
 from headwise.cli._options import (
+    MODEL_FILES,
     Figure,
     Force,
     Json,
@@ -16,8 +17,8 @@ from headwise.cli._options import (
     OutputFolder,
     PairsFile,
     Shared,
-    check_absent,
     check_figure,
+    check_folder,
 )
 from headwise.cli._print import print_json, print_result
 from headwise.errors import ArgumentError
@@ -27,8 +28,8 @@ Remove = Annotated[
     str,
     typer.Option(
         metavar="SHARE|auto",
-        help="The share of heads to remove, such as 0.3; auto: as many as the loss on every "
-        "second text allows when it may grow by 1 %; the other texts measure the result.",
+        help="The share of heads to remove, such as 0.3. auto: as many as possible while the loss "
+        "on every second text grows by at most 1 %; the result is measured on the other texts.",
     ),
 ]
 Text = Annotated[
@@ -51,12 +52,13 @@ Curve = Annotated[
 Beside = Annotated[
     list[Path] | None,
     typer.Option(
-        help="With --curve: scores by another method, drawn in the same picture. Repeatable."
+        metavar="<path>",
+        help="With --curve: scores by another method, drawn in the same figure. Repeatable.",
     ),
 ]
 Recover = Annotated[
     int,
-    typer.Option(min=0, help="Train the smaller model to match the full one for so many steps."),
+    typer.Option(min=0, help="Train the smaller model for this many steps to match the full one."),
 ]
 Rate = Annotated[
     float | None,
@@ -110,7 +112,7 @@ def prune(
     shared: Shared,
 ) -> None:
     """Remove the least important heads from a model."""
-    check_absent(out, force)
+    check_folder(out, *MODEL_FILES, force=force)
     check_figure(figure, force)
     recovery.check()
     share = _share_of(remove)
@@ -154,16 +156,16 @@ def _share_of(remove: str) -> float | None:
         share = float(remove)
     except ValueError:
         share = float("nan")
-    if not 0 <= share <= 1:
+    if not 0 < share < 1:
         raise ArgumentError(
-            f"prune: --remove {remove}. Give a share between 0 and 1, such as 0.3, or auto."
+            f"prune: --remove {remove}. Give a share above 0 and below 1, such as 0.3, or auto."
         )
     return share
 
 
 def _check_texts(text: Path | None, pairs: Path | None, needs: Mapping[str, bool]) -> None:
     if text is not None and pairs is not None:
-        raise ArgumentError("prune: --text and --pairs. Give one of them.")
+        raise ArgumentError("prune: --text and --pairs are both given. Give one of them.")
     option = next((option for option, needed in needs.items() if needed), None)
     if option is not None and text is None and pairs is None:
         raise ArgumentError(f"prune: {option} without a text. Add --text FILE or --pairs FILE.")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli._options import Force, Shared, Target, check_absent, check_output
+from headwise.cli._options import STUDY_FILES, Force, Shared, Target, check_folder, check_output
 from headwise.cli._print import print_note, print_result
 from headwise.errors import ArgumentError
 
@@ -26,14 +26,14 @@ _FindRoles = Annotated[
     bool | None,
     typer.Option(
         "--roles/--no-roles",
-        help="Find the roles of the heads of MODEL, too.",
-        show_default="unless MODEL is an encoder-decoder",
+        help="Also find the roles of the heads of MODEL.",
+        show_default="yes, unless MODEL is an encoder-decoder",
     ),
 ]
 _Show = Annotated[
     Path | None,
     typer.Option(
-        help="Up to 48 texts whose attention the page shows: a file like that of --text.",
+        help="A file like that of --text with up to 48 texts, whose attention the page shows.",
         show_default="the beginnings of three texts",
     ),
 ]
@@ -41,32 +41,33 @@ _Pruning = Annotated[
     bool,
     typer.Option(
         "--pruning",
-        help="Fill the section about removing heads: half of the texts score the heads, the other "
-        "half measures the loss as heads go. Costs 100 to 250 further passes over half of the "
-        "texts.",
+        help="Add a section about removing heads: they are scored on half of the texts, and the "
+        "loss is measured on the other half as they are removed. Takes 100 to 250 more passes "
+        "over half of the texts.",
     ),
 ]
 _Full = Annotated[
-    bool, typer.Option("--full", help="Leave nothing out to keep the page below 5 MB.")
+    bool, typer.Option("--full", help="Leave nothing out, even if the page exceeds 5 MB.")
 ]
 
 
 _LabFolder = Annotated[
     Path | None,
     typer.Option(
-        help="The folder of the Mini-GPT, which is trained there if need be.",
+        help="The folder of the Mini-GPT; it is trained there if the folder holds none.",
         show_default=str(_LAB_FOLDER),
     ),
 ]
 _Save = Annotated[
     Path | None,
     typer.Option(
-        help="A folder to save the study to, with the sums of each text: for headwise compare, "
-        "and for drawing the page again."
+        help="Save the study to this folder, with statistics per text, for headwise compare and "
+        "report --study."
     ),
 ]
 _SavedStudy = Annotated[
-    Path | None, typer.Option(help="Instead of MODEL: draw the page of the study saved here.")
+    Path | None,
+    typer.Option(help="Instead of MODEL: write the page of the study saved in this folder."),
 ]
 
 
@@ -107,7 +108,7 @@ def report(
 ) -> None:
     """Study every head of a model and write a page about it.
 
-    Without MODEL, trains and studies a small model of a generated grammar: the Mini-GPT.
+    Without MODEL, trains a small model on a generated grammar, the Mini-GPT, and studies it.
     """
     _check(model, inputs, sources, shared)
     if sources.study is not None and save is not None:
@@ -117,7 +118,7 @@ def report(
         )
     check_output(out, ".html", force=force)
     if save is not None:
-        check_absent(save, force)
+        check_folder(save, *STUDY_FILES, force=force)
     study = _study(model, inputs, sources, shared, full=full, per_text=save is not None)
     for line in study.findings():
         print_result(line)

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 Nulls = Annotated[
     str | None,
     typer.Option(
-        help="The nulls to test against, separated by commas: permuted, random, shuffled; or "
-        "none. Each takes an evaluation of its own.",
+        help="The null models to test against, separated by commas: permuted weights, random "
+        "weights, shuffled words, written permuted,random,shuffled; or none. Each takes an "
+        "evaluation of its own.",
         show_default="all that the model allows",
     ),
 ]
@@ -39,8 +40,8 @@ Relations = Annotated[
     typer.Option(
         "--relation",
         metavar="FILE.py:NAME",
-        help="A relation of your own: a function in a Python file of yours, which is run. It maps "
-        "a TokenText to pairs of tokens (query, key). Repeatable.",
+        help="Your own relation: a function in a Python file, which is executed. It maps a "
+        "TokenText to pairs of tokens (query, key). Repeatable.",
     ),
 ]
 
@@ -98,19 +99,20 @@ class CorpusFiles:
 def roles(
     model: Model,
     files: CorpusFiles,
-    shared: Shared,
     out: TableFile = None,
     relation: Relations = None,
     nulls: Nulls = None,
     force: Force = False,
     figure: Figure = None,
     as_json: Json = False,
+    *,
+    shared: Shared,
 ) -> None:
     """Find what each head looks at, tested against baselines.
 
-    Roles are evaluated on held-out texts. Prints the roles of heads, then what became of each
+    Roles are evaluated on held-out texts. Prints the roles of heads, then the outcome for each
     role: found, not found (with the nearest head and the smallest effect that these texts could
-    have shown), or not tested. With -o, writes the table instead, and prints what became of your
+    have shown), or not tested. With -o, writes the table instead, and prints the outcomes for your
     own relations; with --json, prints the roles as JSON.
     """
     if files == CorpusFiles():

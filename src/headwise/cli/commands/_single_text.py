@@ -33,7 +33,7 @@ def look(
 ) -> None:
     """Show the attention of every head of a model on one sentence.
 
-    Writes a page and opens it in a browser where there is one.
+    Writes a page and opens it in a browser, if there is one.
     """
     if out is not None:
         check_output(out, ".html", force=force)

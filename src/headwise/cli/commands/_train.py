@@ -2,12 +2,26 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwise.cli._options import Json, Seed
+from headwise.cli._options import Json, Seed, with_option_names
 from headwise.cli._print import print_json, print_result
+from headwise.errors import ArgumentError, ShapeError
+
+if TYPE_CHECKING:
+    from headwise.lab import Trained
+
+# The options that do not have the name of their setting, and the classes that check settings.
+_OPTIONS = {
+    "batch_size": "--batch",
+    "learning_rate": "--lr",
+    "n_layers": "--layers",
+    "n_heads": "--heads",
+    "n_kv_heads": "--kv-heads",
+}
+_SETTINGS_OF = ("TrainSettings", "MiniGPTConfig", "Grammar")
 
 _Count = int | None
 _Number = float | None
@@ -23,14 +37,14 @@ def train(
     prompt: Annotated[str | None, typer.Option(help="A text that the model continues.")] = None,
     as_json: Json = False,
     seed: Seed = None,
-    steps: Annotated[_Count, _setting("--steps", 2000, "Batches to train on.")] = None,
+    steps: Annotated[_Count, _setting("--steps", 2000, "Training steps, a batch each.")] = None,
     batch_size: Annotated[_Count, _setting("--batch", 32, "Lines per batch.")] = None,
     learning_rate: Annotated[_Number, _setting("--lr", 0.002, "The peak learning rate.")] = None,
     warmup: Annotated[_Count, _setting("--warmup", 50, "Steps of warmup to the peak rate.")] = None,
     weight_decay: Annotated[
         _Number, _setting("--weight-decay", 0.01, "The weight decay of AdamW.")
     ] = None,
-    n_layers: Annotated[_Count, _setting("--layers", 3, "Layers.")] = None,
+    n_layers: Annotated[_Count, _setting("--layers", 3, "The number of layers.")] = None,
     n_heads: Annotated[_Count, _setting("--heads", 4, "Query heads per layer.")] = None,
     n_kv_heads: Annotated[
         _Count, _setting("--kv-heads", "heads", "Key/value heads per layer.")
@@ -40,7 +54,7 @@ def train(
         _Count, _setting("--mlp-ratio", 2, "The width of an MLP divided by d_model.")
     ] = None,
     context: Annotated[_Count, _setting("--context", 40, "The longest input, in tokens.")] = None,
-    dropout: Annotated[_Number, _setting("--dropout", 0.1, "The dropout in training.")] = None,
+    dropout: Annotated[_Number, _setting("--dropout", 0.1, "The dropout rate in training.")] = None,
     repeat_share: Annotated[
         _Number, _setting("--repeat-share", 0.5, "The share of lines that repeat a sequence.")
     ] = None,
@@ -55,12 +69,9 @@ def train(
     can use --prompt as often as you like.
     """
     values = dict(locals())  # all parameters; most have the name of a setting
-    from headwise.cli import tasks
     from headwise.lab import sample
 
-    names = sorted(tasks.SETTINGS & values.keys())
-    settings = {name: values[name] for name in names if values[name] is not None}
-    trained = tasks.train_mini_gpt(out, settings, prompt)
+    trained = _train(out, values, prompt)
     sampled = None if prompt is None else sample(trained.model, trained.tokenizer, prompt)
     if as_json:
         print_json({"folder": str(out), **trained.facts(), "sample": sampled})
@@ -68,6 +79,25 @@ def train(
         print_result(sampled)
     else:
         _print_facts(trained.facts())
+
+
+def _train(out: Path, values: Mapping[str, Any], prompt: str | None) -> "Trained":
+    """Train with those values that are settings; errors name the options."""
+    from headwise.cli import tasks
+
+    names = sorted(tasks.SETTINGS & values.keys())
+    settings = {name: values[name] for name in names if values[name] is not None}
+    try:
+        return tasks.train_mini_gpt(out, settings, prompt)
+    except (ArgumentError, ShapeError) as error:
+        options = {name: _option(name) for name in names}
+        message = with_option_names(str(error), options, _SETTINGS_OF, "train")
+        raise type(error)(message) from error
+
+
+def _option(setting: str) -> str:
+    """The option of a setting."""
+    return _OPTIONS.get(setting, f"--{setting.replace('_', '-')}")
 
 
 def _print_facts(facts: Mapping[str, str | int | float]) -> None:

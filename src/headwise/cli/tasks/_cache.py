@@ -26,13 +26,13 @@ def plan_cache(
         settings: Further arguments of `cache_plan`.
 
     Raises:
-        ArgumentError: the window sizes are no numbers.
+        ArgumentError: the window sizes are not numbers.
     """
     try:
         windows = [int(size) for size in window.split(",")]
     except ValueError as error:
         raise ArgumentError(
-            f"cache: --window {window} is no number of tokens. Write 256, or 64,256."
+            f"cache: --window {window} is not a number of tokens. Write 256, or 64,256."
         ) from error
     read = [] if path is None else read_drawn_texts(path, shared)
     model, tokenizer = open_model(name, shared)

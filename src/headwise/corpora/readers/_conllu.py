@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from headwise._display import counted
 from headwise.corpora._text import AnnotatedText, Arc, Span
 from headwise.corpora.readers._file import Fault, check_filled, fault_at, lines_of, located_by
 
@@ -96,12 +97,12 @@ def _row(number: int, line: str, fault: Fault) -> _Row | None:
     columns = line.split("\t")
     if len(columns) != _COLUMNS:
         raise fault(
-            f"{len(columns)} columns. Give {_COLUMNS}, with tabs between them and blank lines "
-            f"between sentences."
+            f"{counted(len(columns), 'column')}. Give {_COLUMNS}, with tabs between them and blank "
+            f"lines between sentences."
         )
     match = _ID.fullmatch(columns[0])
     if match is None and not re.fullmatch(r"0\.[1-9]\d*", columns[0]):
-        raise fault(f"{columns[0]!r} is no word number. Count words from 1.")
+        raise fault(f"{columns[0]!r} is not a word number. Count words from 1.")
     if match is None or match[3] is not None:
         return None
     first, last = int(match[1]), int(match[2] or match[1])

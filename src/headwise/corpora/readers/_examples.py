@@ -20,8 +20,8 @@ def read_examples(path: str | os.PathLike[str]) -> list[Example]:
     the place of `text`, and positions then count tokens. The answer may be left out.
 
     Raises:
-        InputError: the file cannot be read or holds no example, or a line is no such object. The
-            error names the line.
+        InputError: the file cannot be read or holds no example, or a line is not such an object.
+            The error names the line.
     """
     examples = [
         _example(line, fault_at(_WHO, path, number))
@@ -37,16 +37,16 @@ def _example(line: str, fault: Fault) -> Example:
     try:
         fields = parse_json(line)
     except ValueError as error:
-        raise fault(f"no JSON ({error}). Give one object per line.") from error
+        raise fault(f"not JSON ({error}). Give one object per line.") from error
     is_object = isinstance(fields, dict) and ("text" in fields) != ("ids" in fields)
     missing = [name for name in ("query", "right", "wrong") if not is_object or name not in fields]
     if not is_object or missing:
         raise fault(
-            f"{line[:40]!r} is no object with text or ids, query, right and wrong. Give one object "
-            f"per line."
+            f"{line[:40]!r} is not an object with text or ids, query, right and wrong. Give one "
+            f"object per line."
         )
     if unknown := sorted(fields.keys() - set(_KEYS)):
-        raise fault(f"{unknown[0]!r} is no key of an example. Choose from {', '.join(_KEYS)}.")
+        raise fault(f"{unknown[0]!r} is not a key of an example. Choose from {', '.join(_KEYS)}.")
     text = fields.get("text", fields.get("ids"))
     answer = fields.get("answer", ())
     if ("text" in fields) != isinstance(text, str) or not _is_text(text):

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from headwise.corpora._text import AnnotatedText
 from headwise.errors import ArgumentError, InputError
+from headwise.files import kind_of
 
 
 @runtime_checkable
@@ -57,7 +58,7 @@ def decode(data: bytes, source: Source, who: str) -> str:
     Raises:
         InputError: they are not UTF-8.
     """
-    if kind := _kind_of(data):
+    if kind := kind_of(data):
         raise InputError(
             f"{who}: {name_of(source)} is {kind}, not UTF-8 text. Name a UTF-8 text file."
         )
@@ -68,33 +69,6 @@ def decode(data: bytes, source: Source, who: str) -> str:
             f"{who}: {name_of(source)} is not UTF-8 (byte {error.start} is "
             f"0x{data[error.start]:02x}). Convert it, for example with iconv."
         ) from error
-
-
-# The first bytes of files that are given in place of a text file.
-_KINDS = {
-    b"PAR1": "a Parquet file",
-    b"PK\x03\x04": "a ZIP archive (such as .docx, .xlsx or .npz)",
-    b"%PDF": "a PDF",
-    b"\x1f\x8b": "compressed by gzip",
-    b"\x28\xb5\x2f\xfd": "compressed by Zstandard",
-    b"\x89PNG": "a picture",
-    b"\xff\xd8\xff": "a picture",
-    b"\xff\xfe": "text in UTF-16",
-    b"\xfe\xff": "text in UTF-16",
-}
-
-
-_LONGEST_HEADER = 100_000_000  # of a safetensors file, in bytes, by its specification
-
-
-def _kind_of(data: bytes) -> str:
-    """The kind of a file that is not UTF-8 text, by its first bytes; empty if unknown."""
-    for start, kind in _KINDS.items():
-        if data.startswith(start):
-            return kind
-    # A safetensors file: the length of a JSON header, then the header.
-    is_tensors = data[8:10] == b'{"' and int.from_bytes(data[:8], "little") < _LONGEST_HEADER
-    return "a safetensors file" if is_tensors else ""
 
 
 def lines_of(path: Source, who: str) -> list[str]:

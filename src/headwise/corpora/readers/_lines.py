@@ -22,7 +22,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[AnnotatedText]:
     with `true`: a pronoun. A pair is a relation of your own, from the first word to the second.
 
     Raises:
-        InputError: the file cannot be read, a line is no such object, or annotations do not fit
+        InputError: the file cannot be read, a line is not such an object, or annotations do not fit
             their text. The error names the line.
     """
     texts = [
@@ -51,13 +51,13 @@ def _from_json(line: str, fault: Fault) -> AnnotatedText:
     try:
         fields = parse_json(line)
     except ValueError as error:
-        raise fault(f"no JSON ({error}). Give one object per line.") from error
+        raise fault(f"not JSON ({error}). Give one object per line.") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("text"), str):
-        raise fault(f"{line[:40]!r} is no object with a text. Give one object per line.")
+        raise fault(f"{line[:40]!r} is not an object with a text. Give one object per line.")
     unknown = sorted(fields.keys() - {"text", "tags", *_ITEMS})
     if unknown:
         raise fault(
-            f"{unknown[0]!r} is no key of an annotated text. "
+            f"{unknown[0]!r} is not a key of an annotated text. "
             f"Choose from text, tags, {', '.join(_ITEMS)}."
         )
     lists: dict[str, Any] = {name: _items(name, fields.get(name, []), fault) for name in _ITEMS}
@@ -121,7 +121,7 @@ def _pair(source: str, target: str, links: str, joint: str, fault: Fault) -> Ann
     for link in links.split():
         match = _LINK.fullmatch(link)
         if match is None:
-            raise fault(f"{link!r} is no link. Give them as 0-0 1-2.")
+            raise fault(f"{link!r} is not a link. Give them as 0-0 1-2.")
         source_word, target_word = int(match[1]), int(match[2])
         if source_word >= len(sources) or target_word >= len(targets):
             raise fault(

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from math import isfinite
 
+from headwise._display import counted
 from headwise.corpora.readers._file import text_of
 from headwise.errors import InputError
 
@@ -23,7 +24,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
     """Read a CSV file without a header: a sentence, another, and their similarity in each row.
 
     Raises:
-        InputError: the file cannot be read, is not UTF-8, has no row, or a row is no such pair.
+        InputError: the file cannot be read, is not UTF-8, has no row, or a row is not such a pair.
     """
     rows = csv.reader(io.StringIO(text_of(path, "read_pairs"), newline=""), strict=True)
     pairs = []
@@ -33,7 +34,7 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
                 pairs.append(_pair(row))
     except (csv.Error, ValueError) as error:
         raise InputError(
-            f"read_pairs: line {rows.line_num} of {path} is no pair ({error}). Write "
+            f"read_pairs: line {rows.line_num} of {path} is not a pair ({error}). Write "
             f"sentence,sentence,similarity."
         ) from error
     if not pairs:
@@ -43,8 +44,8 @@ def read_pairs(path: str | os.PathLike[str]) -> list[SentencePair]:
 
 def _pair(row: list[str]) -> SentencePair:
     if len(row) != 3:
-        raise ValueError(f"{len(row)} columns, not 3")
+        raise ValueError(f"{counted(len(row), 'column')}, not 3")
     similarity = float(row[2])
     if not isfinite(similarity) or not row[0].strip() or not row[1].strip():
-        raise ValueError("an empty sentence, or a similarity that is no number")
+        raise ValueError("an empty sentence, or a similarity that is not a number")
     return SentencePair(row[0], row[1], similarity)

@@ -50,11 +50,11 @@ def read_objects(part: FileRange, column: str) -> Iterator[AnnotatedText]:
         except InputError:
             raise
         except ValueError as error:
-            raise _fault(record, f"no JSON ({error}). Give one object per line.") from error
+            raise _fault(record, f"not JSON ({error}). Give one object per line.") from error
         if not isinstance(fields, dict) or column not in fields:
             raise _fault(
                 record,
-                f"{record.text()[:40]!r} is no object with the key {column!r}. Name another "
+                f"{record.text()[:40]!r} is not an object with the key {column!r}. Name another "
                 f"column, or give one object per line.",
             )
         text = fields[column]

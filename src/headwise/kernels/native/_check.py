@@ -35,7 +35,7 @@ def check_heads(H: int, Hkv: int) -> None:
     """Refuse heads that cannot share keys and values evenly: the kernel divides one by the other.
 
     Raises:
-        ShapeError: H is no multiple of Hkv.
+        ShapeError: H is not a multiple of Hkv.
     """
     if Hkv < 1 or H % Hkv:
         raise ShapeError(
@@ -102,7 +102,7 @@ def check_tensor(
 
 
 def check_memory(name: str, x: Tensor, dtype: torch.dtype, length: int) -> ByteSpan:
-    """Refuse what is no array of such numbers in memory, all of so many bytes.
+    """Refuse what is not an array of such numbers in memory, all of so many bytes.
 
     Raises:
         ArgumentError: it is of another dtype, device or kind, or its memory is too short.

@@ -23,8 +23,8 @@ MOST_REMEMBERED = 4096
 def outline_of(q: Tensor, k: Tensor, v: Tensor, words: Hashable) -> Outline | None:
     """The outline of inputs with the words about them; None where none may be remembered.
 
-    None is for what is no plain tensor, is traced or mapped, or is differentiated by anything but
-    the usual autograd.
+    None is for what is not a plain tensor, is traced or mapped, or is differentiated by anything
+    but the usual autograd.
     """
     if not is_eager(q, k, v):
         return None

@@ -28,7 +28,7 @@ def register_attention() -> None:
         from headwise.models.attention.huggingface import attention_forward, attention_mask
     except ImportError as error:
         raise UnsupportedError(
-            f"register_attention: transformers has no attention interface as it is known here "
+            f"register_attention: this version of transformers has another attention interface "
             f"({error}). Install transformers 5.1 or later."
         ) from error
     AttentionInterface.register(NAME, attention_forward)

@@ -69,7 +69,8 @@ def capture_torch_layer(
     if module.bias_k is not None or module.add_zero_attn:
         raise UnsupportedError(
             "observe: nn.MultiheadAttention with add_bias_kv or add_zero_attn attends to a key "
-            "that is no token. Disable it, or convert with headwise.MultiHeadAttention.from_torch."
+            "that is not a token. Disable it, or convert with "
+            "headwise.MultiHeadAttention.from_torch."
         )
     query, key, value = (_batched(active.detach(arguments[name]), module) for name in names[:3])
     q, k, v = _projected(module, query, key, value)

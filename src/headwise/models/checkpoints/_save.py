@@ -75,7 +75,7 @@ def save(
     Returns:
         The folder.
     Raises:
-        ArgumentError: the format is none of these, `source` is given for a
+        ArgumentError: the format is not one of these, `source` is given for a
             `SentenceTransformer`, which brings its own files, the reference is empty or holds
             something other than tensors, or there is none and no input can be made up.
         InputError: `source` cannot be read, or holds a pickle, a link that leads out of it or a

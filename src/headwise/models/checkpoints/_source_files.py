@@ -84,7 +84,7 @@ def _modules(folder: Path) -> Iterator[Path]:
         modules = [(str(module["path"]), str(module["type"])) for module in content]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"save: {path} is no list of modules of a SentenceTransformer ({error}). Save the "
+            f"save: {path} is not a list of modules of a SentenceTransformer ({error}). Save the "
             f"model again with sentence-transformers, or remove the file."
         ) from error
     for name, kind in modules:

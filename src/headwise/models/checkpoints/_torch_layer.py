@@ -97,8 +97,9 @@ class TorchCompatibleAttention(nn.Module):
             return mask
         if mask.shape[0] % self.all_heads:
             raise ShapeError(
-                f"attn_mask: {tuple(mask.shape)} is for {mask.shape[0]} heads of all texts, which "
-                f"had {self.all_heads} each before some were cut out. Give a mask for all of them."
+                f"attn_mask: {tuple(mask.shape)} does not begin with a multiple of the "
+                f"{self.all_heads} heads that the layer had before pruning. Give a mask for all of "
+                f"them."
             )
         return mask.reshape(-1, self.all_heads, *mask.shape[1:])[:, self.heads]  # B H T S
 

@@ -144,7 +144,7 @@ def check_weights_name(name: Any, source: Path, suffixes: tuple[str, ...]) -> No
     """
     if not isinstance(name, str) or not name.endswith(suffixes):
         raise InputError(
-            f"load: {source} names {name!r}, which is no {' or '.join(suffixes)} file; nothing "
+            f"load: {source} names {name!r}, which is not a {' or '.join(suffixes)} file; nothing "
             f"else is read. Save the model again with safe serialization."
         )
     paths = PurePosixPath(name), PureWindowsPath(name)
@@ -200,7 +200,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_tokenizer_class(folder: Path) -> None:
-    """Refuse a `tokenizer_class` that is no tokenizer, because transformers would open it.
+    """Refuse a `tokenizer_class` that is not a tokenizer, because transformers would open it.
 
     Raises:
         InputError: the configuration of the tokenizer, or of the model, names such a class.
@@ -215,6 +215,6 @@ def check_tokenizer_class(folder: Path) -> None:
         if cls is None or missing or (isinstance(cls, type) and issubclass(cls, tokenizers)):
             continue
         raise InputError(
-            f"load_tokenizer: {path} has tokenizer_class={name!r}, which is no tokenizer. Save the "
-            f"tokenizer beside the model again."
+            f"load_tokenizer: {path} has tokenizer_class={name!r}, which is not a tokenizer. Save "
+            f"the tokenizer beside the model again."
         )

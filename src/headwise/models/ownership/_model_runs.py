@@ -38,7 +38,7 @@ def call_model(model: nn.Module, batch: Any) -> Any:
     texts = [batch] if isinstance(batch, str) else batch if isinstance(batch, list | tuple) else ()
     for text in texts:
         if isinstance(text, str):
-            raise ArgumentError(f"batch: it is the text {text[:40]!r}. Give its token ids.")
+            raise ArgumentError(f"batch: {text[:40]!r} is a text. Give its token ids.")
     with _same_draws(model):
         if isinstance(batch, Mapping):
             return model(**batch)
@@ -123,7 +123,7 @@ def _guess(model: nn.Module) -> Any:
     batch = {name: value for name, value in values.items() if value is not None}
     if not batch:
         raise ArgumentError(
-            f"heads: what {type(model).__name__} reads cannot be guessed from "
+            f"heads: the inputs of {type(model).__name__} cannot be guessed from "
             f"({', '.join(names)}). Give reference=[batch], so that it can be run once."
         )
     return batch

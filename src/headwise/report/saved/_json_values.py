@@ -11,7 +11,7 @@ def text_of(value: Any) -> str:
         TypeError: it is something else.
     """
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"{value!r:.40} is not a text")
     return value
 
 
@@ -22,7 +22,7 @@ def texts_of(values: Any) -> tuple[str, ...]:
         TypeError: they are something else.
     """
     if not isinstance(values, list):
-        raise TypeError(f"{values!r:.40} is no list")
+        raise TypeError(f"{values!r:.40} is not a list")
     return tuple(map(text_of, values))
 
 

@@ -29,7 +29,7 @@ def write_study(study: StudyData, folder: Path, *, force: bool) -> Path:
 
     Raises:
         OutputError: the folder exists and `force` is False, holds something else than a study,
-            cannot be written, or a text of the study is no Unicode.
+            cannot be written, or a text of the study is not Unicode.
     """
     arrays = NamedArrays()
     content = {

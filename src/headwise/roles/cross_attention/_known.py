@@ -26,7 +26,7 @@ class AlignedBatch:
         outputs: The token ids of each output.
         spans: For each output its tokens' spans `(start, end)` of source positions, without the
             position `end`; None for a token without one.
-        lengths: The number of source positions of each example; None for all that are no padding.
+        lengths: The number of source positions of each example; None for all that are not padding.
     """
 
     inputs: Mapping[str, Any]

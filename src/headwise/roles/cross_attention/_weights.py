@@ -47,7 +47,7 @@ class CrossAttention:
         return tuple(head for site in self.calls for head in site.heads())
 
     def visible(self) -> Bool[Tensor, "B S"]:
-        """Which source positions of each example are no padding."""
+        """Which source positions of each example are not padding."""
         call = next(iter(self.calls.values()))
         (B, _, T, _), S = call.q.shape, call.k.shape[2]
         mask = call.rule.visible_in(Tile.whole(T, S, call.q.device))

@@ -14,7 +14,7 @@ from headwise.roles.evaluation._relation_index import RelationIndex, Segments, T
 from headwise.roles.relations import Item
 
 _EQUAL = 1 - 1e-6  # weights this close to the largest tie with it
-# A share of the attention of a query: if less than this is left for keys that are no sinks, the
+# A share of the attention of a query: if less than this is left for keys that are not sinks, the
 # evenness over them is 0.
 _LEAST_LEFT = 1e-3
 
@@ -225,7 +225,7 @@ def evenness_of(
 ) -> dict[str, Float[Tensor, "B h T"]]:
     """The entropy of each row as a share of that of even attention, 0 to 1.
 
-    Over all keys, and over those that are no sinks: a row that leaves almost no attention to them
+    Over all keys, and over those that are not sinks: a row that leaves almost no attention to them
     counts as 0.
     """
     visible = visible if visible.shape[1] == 1 else visible[:, block.heads]

@@ -16,7 +16,7 @@ class Units:
     Attributes:
         items: The texts.
         n: The number of units in the longest text. On the grid of tokens, units are numbered by
-            the positions of their tokens, and special tokens are no candidates.
+            the positions of their tokens, and special tokens are not candidates.
         units: The tokens of each unit of each text; empty for a word of another piece.
     """
 
@@ -49,7 +49,7 @@ class Units:
 
     @cached_property
     def excluded(self) -> Bool[Tensor, "B #n n"]:
-        """Which units are no candidates: missing ones, and a word's or mention's own tokens."""
+        """Which units are not candidates: missing ones, and a word's or mention's own tokens."""
         members = torch.zeros(len(self.units), self.n, self._S)
         for text, units in enumerate(self.units):
             for unit, tokens in enumerate(units):

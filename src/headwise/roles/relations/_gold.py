@@ -162,7 +162,7 @@ def _mention_roles() -> Iterator[Role]:
 
 
 def _names(text: TokenText) -> list[tuple[int, int]]:
-    """Each pronoun with all mentions that are no pronouns, before it and after it."""
+    """Each pronoun with all mentions that are not pronouns, before it and after it."""
     pronoun = [text.text.is_pronoun(mention) for mention in text.text.mentions]
     indices = range(len(pronoun))
     return [(p, name) for p in indices if pronoun[p] for name in indices if not pronoun[name]]

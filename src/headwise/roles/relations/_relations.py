@@ -128,7 +128,7 @@ def _sinks() -> list[Role]:
 def _breadths() -> list[Role]:
     """Evenness is compared with its limit alone, so no lift is needed."""
     even = "a token → all visible tokens, evenly"
-    beside = "a token → all visible tokens that are no sinks, evenly"
+    beside = "a token → all visible tokens that are not sinks, evenly"
     return [
         Role(DIFFUSE, even, partial(_offset, 0), score="entropy", kind="breadth", bar=0.0),
         Role(
@@ -143,7 +143,7 @@ def _breadths() -> list[Role]:
 
 
 def _behind_two(text: TokenText) -> Pairs:
-    """Queries that see two tokens or more that are no sinks, in a causal model as well."""
+    """Queries that see two tokens or more that are not sinks, in a causal model as well."""
     return [(query, query) for query in content(text)[2:]]
 
 

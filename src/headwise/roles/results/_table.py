@@ -276,7 +276,7 @@ class Roles:
         """Load a table that `save` wrote.
 
         Raises:
-            InputError: the file is missing, or is no table of roles of this schema.
+            InputError: the file is missing, or is not a table of roles of this schema.
         """
         return read_saved(
             "Roles", path, ("headwise_roles", SCHEMA), lambda *saved: cls(**fields_of(*saved))

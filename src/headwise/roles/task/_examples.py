@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from headwise._packages import is_tokenizer_of_rust
 from headwise.corpora import Example, Several, list_items
@@ -64,6 +65,22 @@ def tokenized_examples(
                 f"{len(read[-1].answer)}, and the model reads {limit}. Shorten it."
             )
     return read
+
+
+def check_ids(examples: Sequence[TokenExample], model: nn.Module) -> None:
+    """Refuse token ids that the model does not have, if its configuration says how many it has.
+
+    Raises:
+        ArgumentError: an id is negative or too large.
+    """
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    for number, example in enumerate(examples):
+        for token in (*example.ids, *example.answer):
+            if isinstance(size, int) and not 0 <= token < size:
+                raise ArgumentError(
+                    f"find_heads: example {number} has the token id {token}, and the model has "
+                    f"{size}. Give ids from 0 to {size - 1}."
+                )
 
 
 def _read(

@@ -91,13 +91,13 @@ def _answers(effect: Mapping[str, Any]) -> AnswerEffect:
 
 def _names(values: Any) -> Sequence[str]:
     if not isinstance(values, list):
-        raise TypeError(f"{values!r:.40} is no list")
+        raise TypeError(f"{values!r:.40} is not a list")
     return [_text(value) for value in values]
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
+        raise TypeError(f"{value!r:.40} is not a text")
     return value
 
 
@@ -109,7 +109,7 @@ def _flag(value: Any) -> bool:
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r:.40} is no whole number")
+        raise TypeError(f"{value!r:.40} is not a whole number")
     return value
 
 
@@ -118,5 +118,5 @@ def _number(value: Any) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{value!r:.40} is no finite number")
+        raise TypeError(f"{value!r:.40} is not a finite number")
     return float(value)

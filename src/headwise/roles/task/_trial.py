@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Bool, Float
 from torch import nn
 
+from headwise._display import counted
 from headwise._progress import Progress
 from headwise.roles.results import outcomes
 from headwise.roles.task._examples import TokenExample
@@ -136,13 +137,13 @@ class TaskTrial:
     def notes(self) -> tuple[str, ...]:
         selected, held = int(self.selection.sum()), int((~self.selection).sum())
         notes = [
-            f"{selected + held} examples: the set and the strongest baselines chosen on "
+            f"{counted(selected + held, 'example')}: the set and the strongest baselines chosen on "
             f"{selected}, all numbers from the other {held}",
         ]
         if held < FEWEST_TEXTS:
             notes.append(
-                f"no head was tested: {held} held-out examples, not {FEWEST_TEXTS}; give "
-                f"{2 * FEWEST_TEXTS} or more"
+                f"no head was tested: {counted(held, 'held-out example')}, not {FEWEST_TEXTS}; "
+                f"give {2 * FEWEST_TEXTS} or more"
             )
         return tuple(notes)
 

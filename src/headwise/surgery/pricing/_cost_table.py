@@ -102,7 +102,7 @@ class Costs:
         if name not in self.names:
             reason = _WHY_MISSING.get(name, "")
             raise ArgumentError(
-                f"costs: {name!r} is none of {', '.join(self.names)}. {reason}Give one of them."
+                f"costs: {name!r} is not one of {', '.join(self.names)}. {reason}Give one of them."
             )
         removed = set(removed)
         remaining = [row for row, head in enumerate(self.heads) if head not in removed]

@@ -12,7 +12,7 @@ import pyarrow as pa
 from jaxtyping import Float64, Int64
 
 from headwise.errors import ArgumentError, InputError, OutputError
-from headwise.files import build_from, parse_json, write_beside
+from headwise.files import build_from, decode, kind_of, parse_json, write_beside
 from headwise.tables._heads import Head
 from headwise.tables.file._size_limits import check_table_size
 
@@ -93,8 +93,10 @@ def read_table_file(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     except InputError:
         raise
     except (ValueError, OSError, pa.ArrowException) as error:
+        reason = str(error).rstrip(".")
         raise InputError(
-            f"table file: {path} cannot be read as {path.suffix[1:]} ({error}). Save it again."
+            f"table file: {path} cannot be read as {path.suffix[1:]} ({reason}). Give a file that "
+            f"headwise saved."
         ) from error
 
 
@@ -154,7 +156,7 @@ def numbers_of(frame: pd.DataFrame, name: str) -> Float64[np.ndarray, " N"]:
 
     Raises:
         KeyError: there is no such column.
-        ValueError: a cell is no number.
+        ValueError: a cell is not a number.
     """
     return np.asarray(_column(frame, name), dtype=np.float64)
 
@@ -178,7 +180,7 @@ def texts_of(frame: pd.DataFrame, name: str) -> list[str]:
 
     Raises:
         KeyError: there is no such column.
-        ValueError: a cell is no text.
+        ValueError: a cell is not a text.
     """
     cells = ["" if cell is None or cell != cell else cell for cell in _column(frame, name)]
     for cell in cells:
@@ -197,6 +199,10 @@ def _column(frame: pd.DataFrame, name: str) -> list[Any]:
 def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     import pyarrow.parquet as pq
 
+    with path.open("rb") as file:
+        kind = kind_of(file.read(16))
+    if kind not in ("", "a Parquet file"):
+        raise ValueError(f"it is {kind}")
     table = pq.ParquetFile(path).read()
     table.validate(full=True)  # texts are UTF-8, among others
     about = parse_json((table.schema.metadata or {}).get(_ATTRIBUTES, b"{}").decode())
@@ -205,13 +211,15 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def _read_json(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    about = _described(parse_json(path.read_bytes().decode("utf-8-sig")))
+    about = _described(parse_json(decode(path.read_bytes())))
     if isinstance(about.get("format"), str):  # a plan, costs, or a file of task heads
         raise InputError(
-            f"table file: {path} is of the format {about['format']:.40}, which is no table. Give "
+            f"table file: {path} is of the format {about['format']:.40}, not a table. Give "
             f"another file."
         )
-    rows = about.pop("heads", None)
+    if "heads" not in about:
+        raise ValueError("it holds no list of heads")
+    rows = about.pop("heads")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"its heads are {str(rows)[:40]}, not a list of objects")
     return pd.DataFrame(rows), about
@@ -223,7 +231,9 @@ _EXACT: dict[str, Any] = {} if _READS_EXACTLY else {"float_precision": "round_tr
 
 
 def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    first, _, body = path.read_bytes().decode("utf-8-sig").partition("\n")
+    first, _, body = decode(path.read_bytes()).partition("\n")
+    if not first.startswith(_COMMENT):
+        raise ValueError("its first line is not what headwise writes")
     about = _described(parse_json(first.removeprefix(_COMMENT)))
     # With low_memory pandas reads in chunks and may give one column several types.
     frame = pd.read_csv(io.StringIO(body), low_memory=False, **_EXACT)

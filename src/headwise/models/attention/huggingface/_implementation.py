@@ -55,7 +55,7 @@ def attention_forward(
     """
     if more.get("sinks") is not None:
         raise UnsupportedError(
-            f"headwise attention: {type(module).__name__} has sinks of its own form. "
+            f"headwise attention: {type(module).__name__} has sinks of an unsupported form. "
             f"Load the model with attn_implementation='eager'."
         )
     call = Call(module, query, key, value, attention_mask, dropout, scaling, more)

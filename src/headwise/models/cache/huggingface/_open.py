@@ -54,7 +54,7 @@ def sliding_windows(model: nn.Module) -> list[int | None]:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedError(
-            f"CachePlan: {name} is no model of transformers. Give one, or a "
+            f"CachePlan: {name} is not a model of transformers. Give one, or a "
             f"headwise.PerHeadKVCache to a layer of your own."
         )
     if model.config.is_encoder_decoder:

@@ -209,9 +209,9 @@ class SoftmaxTracker:
 def _check_prepared(pending: _PendingSoftmax) -> None:
     if not pending.prepared:
         raise UnsupportedError(
-            f"observe: {type(pending.module).__name__} computes attention by hand, as in none of "
-            f"the forward passes before, so the masks of this call were not followed. Run the "
-            f"pass again: every function is followed from now on."
+            f"observe: {type(pending.module).__name__} computes attention by hand, which no "
+            f"earlier forward pass did, so the masks of this call were not followed. Run the pass "
+            f"again: every function is followed from now on."
         )
 
 

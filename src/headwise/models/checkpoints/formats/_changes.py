@@ -84,8 +84,8 @@ class Differences:
                 known = isinstance(key, str) and key.removeprefix(CONFIG_PREFIX) in _COUNTS
                 if not known or type(count) is not int or count < 1:
                     raise InputError(
-                        f"load: {path} sets {key!r} of {name} to {count!r}, which is no count of "
-                        f"heads. Save the model again."
+                        f"load: {path} sets {key!r} of {name} to {count!r}, which is not a number "
+                        f"of heads. Save the model again."
                     )
         shapes = {name: tuple(shape) for name, shape in tensors.items()}
         return cls(shapes, counts, _read_heads(content.get("heads", {}), path))
@@ -138,8 +138,8 @@ def describe_changes(model: nn.Module) -> dict[str, Any] | None:
     cls = getattr(transformers, name, None)
     if not isinstance(model, transformers.PreTrainedModel) or cls is None:
         raise UnsupportedError(
-            f"save: {name} is no class of transformers, and only those can be loaded again. Keep "
-            f"its state_dict, and cut the model again before loading it."
+            f"save: {name} is not a class of transformers, and only those can be loaded again. "
+            f"Keep its state_dict, and cut the model again before loading it."
         )
     changes = differences_of(model)
     return None if changes is None else {"format": FORMAT, "architecture": name, **changes}

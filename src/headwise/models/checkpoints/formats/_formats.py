@@ -88,7 +88,7 @@ def _check_own_class(model: MiniGPT | MultiHeadAttention) -> None:
         base = MiniGPT if isinstance(model, MiniGPT) else MultiHeadAttention
         raise UnsupportedError(
             f"save: {type(model).__name__} is a subclass of {base.__name__}, and load would give "
-            f"a {base.__name__}. Keep its state_dict, and make the model anew."
+            f"a {base.__name__}. Keep its state_dict, and build the model again."
         )
 
 

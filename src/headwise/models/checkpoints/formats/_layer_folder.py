@@ -95,7 +95,7 @@ def _config(layer: MultiHeadAttention) -> dict[str, Any]:
         part = rope if scaled else layer.position_bias
         raise UnsupportedError(
             f"save: a layer with {type(part).__name__} can only be saved in a model. Keep its "
-            f"state_dict, and make the layer anew."
+            f"state_dict, and build the layer again."
         )
     return {
         **{name: getattr(layer, name) for name in _SIZES},
