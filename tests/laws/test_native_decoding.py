@@ -233,6 +233,22 @@ def test_training_in_bfloat16_stays_with_torch_on_amx(monkeypatch: pytest.Monkey
     assert choose(AttentionProblem(frozen, frozen, frozen, rule), "auto").backend == "native"
 
 
+@pytest.mark.parametrize(("how", "expected"), [
+    ({"mask": masks.padding([500]), "is_causal": True}, "native"),
+    ({"mask": masks.as_mask(torch.rand(1, 1, 512, 512) < 0.5)}, "fused"),
+    ({"bias": torch.rand(1, 1, 512, 512, dtype=torch.bfloat16)}, "fused"),
+])  # fmt: skip
+def test_with_amx_masks_and_biases_that_are_tensors_stay_with_torch(
+    how: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading one takes longer than all products."""
+    monkeypatch.setattr(cpu, "HAS_AMX", True)
+    monkeypatch.setattr(_kernel, "library", lambda: Library("amx", "", library().functions))
+    q = torch.zeros(1, 8, 512, 64, dtype=torch.bfloat16)
+    rule = make_rule(head_dim=64, **how).simplify(512, 512)
+    assert choose(AttentionProblem(q, q, q, rule), "auto").backend == expected
+
+
 @pytest.mark.parametrize(("dtype", "H", "S", "expected"), [
     (torch.bfloat16, 8, 4096, True),
     (torch.bfloat16, 8, 64, False),  # what a call takes in Python is more

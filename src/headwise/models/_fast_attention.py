@@ -150,7 +150,9 @@ def scaled_dot_product_attention(
 
 def _is_faster(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
     """Whether `attend` takes such a call, and the kernel is faster."""
-    if not (q.is_cpu and q.ndim == k.ndim == v.ndim == 4 and native_is_faster(q, k)):
+    if not (q.is_cpu and q.ndim == k.ndim == v.ndim == 4):
+        return False
+    if not native_is_faster(q, k, mask is not None):
         return False
     has_heads = k.shape[1] in (1, q.shape[1]) or (enable_gqa and q.shape[1] % k.shape[1] == 0)
     fits = q.shape[0] == k.shape[0] and k.shape[:3] == v.shape[:3] and has_heads

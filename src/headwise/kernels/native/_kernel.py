@@ -22,9 +22,11 @@ from headwise.kernels.spec import (
     RowRequest,
     RowStatistics,
     SolveHeads,
+    TensorBias,
     cpu,
     why_no_gradients_or_dropout,
 )
+from headwise.masks.parts import Dense
 
 # Multiplications of q · k per thread, as powers of two, from which a call in C++ pays for what it
 # takes in Python. Half precision gains sooner: torch is slower in it.
@@ -55,7 +57,9 @@ class NativeKernel(AttentionKernel):
         return why_no_gradients_or_dropout(problem) or why_not_native(problem)
 
     def is_preferred(self, problem: AttentionProblem) -> bool:
-        return is_faster(problem.q, problem.k)
+        rule = problem.rule
+        has_tensor = isinstance(rule.visible, Dense) or isinstance(rule.bias, TensorBias)
+        return is_faster(problem.q, problem.k, has_tensor)
 
     def plan(self, problem: AttentionProblem, reason: str) -> KernelChoice:
         q, k, v, rule, *_ = problem
@@ -82,8 +86,13 @@ class NativeKernel(AttentionKernel):
         return prepare_statistics(problem, request)
 
 
-def is_faster(q: Tensor, k: Tensor) -> bool:
-    """Whether the native kernel is faster than torch's, if it can compute this."""
+def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
+    """Whether the native kernel is faster than torch's, if it can compute this.
+
+    Args:
+        has_tensor: Whether its mask or bias is a tensor. With AMX reading one takes longer than all
+            products, and torch's kernel reads it in half the time.
+    """
     # An exported program is for other places, where the native kernel may not be.
     if torch.compiler.is_exporting() or q.dtype == torch.float64:
         return False
@@ -93,20 +102,20 @@ def is_faster(q: Tensor, k: Tensor) -> bool:
     tiles = _torch_multiplies_tiles(q)
     if packed:
         return not tiles or rows_of_kv_head <= MOST_ROWS_BESIDE_AMX
-    if tiles and (trained or not _multiplies_tiles(D)):
+    if tiles and (trained or has_tensor or not _multiplies_tiles(D)):
         return False
     least = LEAST_PRODUCTS if tiles or q.dtype == torch.float32 else LEAST_PRODUCTS_HALF
     least += MORE_IN_TRAINING if trained else 0
     return T >= LEAST_QUERIES and B * H * T * k.shape[2] * D >= _n_threads() << least
 
 
-def is_faster_than_a_call(q: Tensor, k: Tensor) -> bool:
+def is_faster_than_a_call(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
     """Whether it is faster even than torch's function by itself, if it can compute this.
 
     In float32, and in bfloat16 with AMX, a token on few keys is not: torch's kernel is nearly as
     fast there, and its function takes less time in Python.
     """
-    if not is_faster(q, k):
+    if not is_faster(q, k, has_tensor):
         return False
     B, H, T, D = q.shape
     is_long = B * H * T * k.shape[2] * D >= _n_threads() << LEAST_PRODUCTS

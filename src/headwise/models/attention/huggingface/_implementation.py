@@ -105,7 +105,9 @@ class Call(NamedTuple):
         q, k, v, more = self.q, self.k, self.v, self.more
         if more.get("softcap") is not None or more.get("s_aux") is not None or self.needs_weights:
             return False
-        if self.dropout or not q.is_cpu or not native_is_faster(q, k):
+        is_tensor = self.mask is not None and not isinstance(self.mask, RuleMask)
+        has_tensor = is_tensor or more.get("position_bias") is not None
+        if self.dropout or not q.is_cpu or not native_is_faster(q, k, has_tensor):
             return True
         fits = q.ndim == k.ndim == 4 and q.shape[0] == k.shape[0] and v.shape[:3] == k.shape[:3]
         mask_fits = self.mask is None or self.mask.ndim == 4
