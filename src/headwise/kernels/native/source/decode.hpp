@@ -15,7 +15,8 @@
 
 // Keys of a chunk; and how many keys ahead of the products to prefetch: hardware does not predict
 // reading several keys side by side.
-constexpr int CHUNK = 4 * KEYS, PREFETCH_KEYS = 32;
+constexpr int CHUNK = 256, PREFETCH_KEYS = 32;
+static_assert(CHUNK % KEYS == 0);
 // Rows in a tile of logits at most, and in one of heads, with so many vectors of columns.
 constexpr int TILE_ROWS = W < 8 ? W : 8, TILE_MIXED_ROWS = 4, TILE_COLUMNS = W == 8 ? 2 : 4;
 
