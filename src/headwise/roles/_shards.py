@@ -16,10 +16,9 @@ from headwise.roles._sums import (
     SCHEMA,
     TEXTS,
     Arrays,
-    MergedTrial,
     RoleSums,
+    TrialSums,
     evaluate_trial,
-    joined,
 )
 from headwise.roles._survey import Survey, kept
 from headwise.roles.evaluation import Evaluator
@@ -56,7 +55,7 @@ def sums_of_shard(
     """
     model = check_model("find_roles", model)
     roles = survey.roles(relations)
-    parts: list[RoleSums] = []
+    parts: list[TrialSums] = []
     read: list[str] = []
     for window in windows(kept(texts, survey.left_out(shard))):
         pieces = tokenize(tokenizer, window, survey.limit).pieces
@@ -69,7 +68,7 @@ def sums_of_shard(
         "digests": [digest_of_text(text).hex() for text in read],
         "excerpts": [text[:EXCERPT] for text in read],
     }
-    trials = {TEXTS: joined(parts)} if parts else {}
+    trials = {TEXTS: TrialSums.joined(parts)} if parts else {}
     probe = survey.probe_trial(evidence.seed) if shard == 0 else None
     if probe is not None:
         trials[PROBE] = evaluate_trial(model, probe, evidence, 0)
@@ -102,12 +101,12 @@ def merge_roles(
     for part in parts:
         for digest, excerpt in zip(part.about["digests"], part.about["excerpts"], strict=True):
             excerpts.setdefault(bytes.fromhex(digest), excerpt)
-    merged = [MergedTrial.of(parts, TEXTS)]
+    merged = [TrialSums.of_shards(parts, TEXTS)]
     trials = [_text_trial(merged[0], parts, survey.roles(relations), survey.tags, evidence.seed)]
     probe = survey.probe_trial(evidence.seed)
     if probe is not None:
         trials.append(probe)
-        merged.append(MergedTrial.of(parts, PROBE))
+        merged.append(TrialSums.of_shards(parts, PROBE))
     facts: dict[str, Any] = {}
     for part in reversed(parts):
         facts |= {name: part.about[name] for name in ("copying", "original") if name in part.about}
@@ -131,7 +130,7 @@ def merge_roles(
 
 
 def _text_trial(
-    merged: MergedTrial,
+    merged: TrialSums,
     parts: Sequence[RoleSums],
     roles: Sequence[Role],
     tags: Sequence[str],

@@ -69,76 +69,27 @@ class RoleSums:
         return cls(about, arrays)
 
 
-def evaluate_trial(model: nn.Module, trial: Trial, evidence: Evidence, first: int) -> RoleSums:
-    """The sums of each text of a trial; the first of its texts has the number `first`."""
-    split = trial.split
-    rows = np.unique(split.text_of_item)
-    row_of_item = np.searchsorted(rows, split.text_of_item)
-
-    def per_text(sums: np.ndarray) -> np.ndarray:
-        total = np.zeros((len(rows), *sums.shape[1:]), sums.dtype)
-        np.add.at(total, row_of_item, sums)
-        return total
-
-    scores = trial.evaluator.evaluate_detailed(model)
-    arrays = {name: per_text(getattr(scores, name)) for name in _DETAILS} | {"row": rows + first}
-    if trial.sizes is not None:
-        arrays["sizes"] = per_text(trial.sizes)
-    if scores.tag_rows is not None:
-        arrays |= {f"{_TAGS}.{f.name}": getattr(scores.tag_rows, f.name) for f in fields(TagRows)}
-        arrays[f"{_TAGS}.item"] = row_of_item[scores.tag_rows.item]
-    others = {} if trial.contrast is None else {"contrast": trial.contrast.evaluate(model)}
-    nulls: list[str] = []
-    for null, null_model in evidence.models_like(model):
-        others[f"null.{len(nulls)}"] = trial.evaluator.evaluate(null_model)
-        nulls.append(null)
-    for name, other in others.items():
-        arrays[f"{name}.value"] = per_text(other.value)
-        arrays[f"{name}.count"] = per_text(other.count)
-    heads = [[head.stack, head.layer, head.head] for head in scores.heads]
-    return RoleSums(
-        {"heads": heads, "causal": scores.causal, "nulls": nulls},
-        {name: _narrow(array) if _is_of_queries(name) else array for name, array in arrays.items()},
-    )
-
-
-def _is_of_queries(name: str) -> bool:
-    """Whether an array depends on queries alone, and is equal for all heads of most models."""
-    return name.split(".")[-1] in ("count", "chance") and not name.startswith(_TAGS)
-
-
-def _narrow(array: np.ndarray) -> np.ndarray:
-    """A single column for all heads, if they are equal."""
-    return array[..., :1] if (array == array[..., :1]).all() else array
-
-
-def joined(parts: Sequence[RoleSums]) -> RoleSums:
-    """The sums of all parts, concatenated along the texts."""
-    about = {**parts[0].about, "causal": all(part.about["causal"] for part in parts)}
-    return RoleSums(about, dict(_joined_arrays([part.arrays for part in parts])))
-
-
-def _joined_arrays(parts: Sequence[Arrays]) -> Iterator[tuple[str, np.ndarray]]:
-    rows = np.cumsum([0, *(len(part["value"]) for part in parts)])
-    heads = parts[0]["value"].shape[-1]
-    for name in parts[0]:
-        arrays = [part[name] for part in parts]
-        if name == f"{_TAGS}.item":
-            arrays = [array + row for array, row in zip(arrays, rows, strict=False)]
-        if _is_of_queries(name) and len({array.shape[-1] for array in arrays}) > 1:
-            arrays = [np.broadcast_to(array, (*array.shape[:-1], heads)) for array in arrays]
-        yield name, np.concatenate(arrays)
-
-
 @dataclass(frozen=True)
-class MergedTrial:
-    """The sums of one trial on all shards."""
+class TrialSums:
+    """The sums of one trial: of some texts, of a shard, or of all shards.
+
+    Attributes:
+        about: The heads, the names of null models, and whether the model is causal.
+        arrays: Sums by name; the first axis is that of texts.
+    """
 
     about: Mapping[str, Any]
     arrays: Arrays
 
     @classmethod
-    def of(cls, shards: Sequence[RoleSums], trial: str) -> "MergedTrial":
+    def joined(cls, parts: Sequence["TrialSums"]) -> "TrialSums":
+        """The sums of all parts, concatenated along the texts."""
+        about = {**parts[0].about, "causal": all(part.about["causal"] for part in parts)}
+        return cls(about, dict(_joined_arrays([part.arrays for part in parts])))
+
+    @classmethod
+    def of_shards(cls, shards: Sequence[RoleSums], trial: str) -> "TrialSums":
+        """The sums of one trial on all shards."""
         parts, rows = [], 0
         for shard in shards:
             if trial in shard.about:
@@ -148,10 +99,9 @@ class MergedTrial:
                     if name.startswith(f"{trial}.")
                 }
                 arrays["row"] = arrays["row"] + (rows if trial == TEXTS else 0)
-                parts.append(RoleSums(shard.about[trial], arrays))
+                parts.append(cls(shard.about[trial], arrays))
             rows += len(shard.about["digests"])
-        sums = joined(parts)
-        return cls(sums.about, sums.arrays)
+        return cls.joined(parts)
 
     @property
     def nulls(self) -> Sequence[str]:
@@ -183,3 +133,58 @@ class MergedTrial:
     def _of(self, name: str) -> RoleScores:
         value = self.arrays[f"{name}.value"]
         return RoleScores(value, np.broadcast_to(self.arrays[f"{name}.count"], value.shape))
+
+
+def evaluate_trial(model: nn.Module, trial: Trial, evidence: Evidence, first: int) -> TrialSums:
+    """The sums of each text of a trial; the first of its texts has the number `first`."""
+    split = trial.split
+    rows = np.unique(split.text_of_item)
+    row_of_item = np.searchsorted(rows, split.text_of_item)
+
+    def per_text(sums: np.ndarray) -> np.ndarray:
+        total = np.zeros((len(rows), *sums.shape[1:]), sums.dtype)
+        np.add.at(total, row_of_item, sums)
+        return total
+
+    scores = trial.evaluator.evaluate_detailed(model)
+    arrays = {name: per_text(getattr(scores, name)) for name in _DETAILS} | {"row": rows + first}
+    if trial.sizes is not None:
+        arrays["sizes"] = per_text(trial.sizes)
+    if scores.tag_rows is not None:
+        arrays |= {f"{_TAGS}.{f.name}": getattr(scores.tag_rows, f.name) for f in fields(TagRows)}
+        arrays[f"{_TAGS}.item"] = row_of_item[scores.tag_rows.item]
+    others = {} if trial.contrast is None else {"contrast": trial.contrast.evaluate(model)}
+    nulls: list[str] = []
+    for null, null_model in evidence.models_like(model):
+        others[f"null.{len(nulls)}"] = trial.evaluator.evaluate(null_model)
+        nulls.append(null)
+    for name, other in others.items():
+        arrays[f"{name}.value"] = per_text(other.value)
+        arrays[f"{name}.count"] = per_text(other.count)
+    heads = [[head.stack, head.layer, head.head] for head in scores.heads]
+    return TrialSums(
+        {"heads": heads, "causal": scores.causal, "nulls": nulls},
+        {name: _narrow(array) if _is_of_queries(name) else array for name, array in arrays.items()},
+    )
+
+
+def _is_of_queries(name: str) -> bool:
+    """Whether an array depends on queries alone, and is equal for all heads of most models."""
+    return name.split(".")[-1] in ("count", "chance") and not name.startswith(_TAGS)
+
+
+def _narrow(array: np.ndarray) -> np.ndarray:
+    """A single column for all heads, if they are equal."""
+    return array[..., :1] if (array == array[..., :1]).all() else array
+
+
+def _joined_arrays(parts: Sequence[Arrays]) -> Iterator[tuple[str, np.ndarray]]:
+    rows = np.cumsum([0, *(len(part["value"]) for part in parts)])
+    heads = parts[0]["value"].shape[-1]
+    for name in parts[0]:
+        arrays = [part[name] for part in parts]
+        if name == f"{_TAGS}.item":
+            arrays = [array + row for array, row in zip(arrays, rows, strict=False)]
+        if _is_of_queries(name) and len({array.shape[-1] for array in arrays}) > 1:
+            arrays = [np.broadcast_to(array, (*array.shape[:-1], heads)) for array in arrays]
+        yield name, np.concatenate(arrays)

@@ -9,9 +9,9 @@ from jaxtyping import Float64
 
 from headwise.models import Site
 from headwise.tables import TextSums, Totals
-from headwise.watch._positions import Positions
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, sum_rows
+from headwise.watch.layout import Positions
 
 # Calls of a site are added up together: so many of them, or so many numbers of each statistic.
 _CALLS, _NUMBERS = 64, 1 << 14

@@ -13,8 +13,8 @@ from headwise.kernels import HeadBlock, weights_in_blocks, weights_of_head
 from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Site, output_projection
 from headwise.tables import Head, HeadLike, resolve_heads
-from headwise.watch._positions import NONE
 from headwise.watch._row_sums import projected_norms
+from headwise.watch.layout import NONE
 
 Rows = range | slice | None
 # The number of weights that are computed at a time.

@@ -27,11 +27,11 @@ from headwise.models import (
 from headwise.tables import Totals
 from headwise.watch._accumulator import Accumulator
 from headwise.watch._decoding import Decoding
-from headwise.watch._layouts import CallLayout, CallLayouts
 from headwise.watch._maps import Maps
 from headwise.watch._request import Request
 from headwise.watch._row_sums import CallRows, row_request, without_autocast
 from headwise.watch._verification import refuse_wrapped, verify_heads
+from headwise.watch.layout import CallLayout, CallLayouts
 
 
 class Recorder:

@@ -11,10 +11,8 @@ from torch import Tensor
 from headwise.errors import UnsupportedError
 from headwise.kernels import RowRequest, RowStatistics, SharedRequest, under_autocast
 from headwise.models import AttentionCall, Text
-from headwise.watch._eligible_rows import EligibleRows, RowTexts, Rule, stacked
-from headwise.watch._layouts import CallLayout
-from headwise.watch._positions import Positions
 from headwise.watch._request import Request
+from headwise.watch.layout import CallLayout, EligibleRows, Positions, RowTexts, Rule, stacked
 
 PerHead = Float[Tensor, "H Dv d_model"]
 RowValues = Shaped[Tensor, "B H T"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.errors import UnsupportedError
 from headwise.models import Site
-from headwise.watch._positions import Positions
+from headwise.watch.layout import Positions
 
 # The largest relative difference between our heads and the model's own.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}

@@ -15,10 +15,9 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.models import Site, fingerprint, originals_of
 from headwise.tables import HeadLike, HeadTable, Totals, plot_weights
 from headwise.watch._maps import Layer, Rows, TopKeys
-from headwise.watch._pairs import TextPairs
 from headwise.watch._recorder import Recorder
 from headwise.watch._request import Request
-from headwise.watch._stretches import TextSpans
+from headwise.watch.layout import TextPairs, TextSpans
 
 
 @cache

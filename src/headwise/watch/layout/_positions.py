@@ -10,8 +10,8 @@ from torch import Tensor
 from headwise.errors import UnsupportedError
 from headwise.masks.tiles import Tile
 from headwise.models import AttentionCall, Text
-from headwise.watch._eligible_rows import RowTexts
-from headwise.watch._text_layout import TextLayout, text_layout
+from headwise.watch.layout._eligible_rows import RowTexts
+from headwise.watch.layout._text_layout import TextLayout, text_layout
 
 _ROWS = 256  # rows of a mask that are evaluated together
 NONE = -1  # the index of a key that does not exist

@@ -12,9 +12,9 @@ from headwise.errors import ArgumentError, UnsupportedError
 from headwise.kernels import RowStatistics
 from headwise.models import Site, Text
 from headwise.tables import HeadLike, resolve_heads
-from headwise.watch._positions import Positions
 from headwise.watch._request import Request
-from headwise.watch._stretches import GENERATED, LAST, Stretch, TextSpans
+from headwise.watch.layout._positions import Positions
+from headwise.watch.layout._stretches import GENERATED, LAST, Stretch, TextSpans
 
 
 @dataclass(frozen=True)
