@@ -151,7 +151,18 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "observe model --text t.txt --statistics top(first),top(first)",
             "top of 'first' is requested twice. Leave one of them out.",
         ),
-        ("report --study model", "model/study.json holds no study"),
+        (
+            "report --study model",
+            "load_study: model is not the folder of a study: it has no ",
+        ),
+        (
+            "cache model --keep 0.5 --bytes 100",
+            "cache: --keep and --bytes are both given. Give one of them.",
+        ),
+        (
+            "corpus nobody/nothing --data t.txt -o new",
+            "nobody/nothing is neither a folder nor a reachable hub model",
+        ),
         ("merge model", "corpus: model is not the folder of a corpus job: it has no job.json. Giv"),
         ("merge t.txt", "corpus: t.txt is a file, not the folder of a corpus job. Give a folder"),
         ("merge nowhere", "corpus: nowhere does not exist. Give a folder that a corpus job made."),

@@ -46,6 +46,15 @@ def saved(tmp_path: Path, _trusted: None) -> Path:
     return save(_small(), tmp_path / "small")
 
 
+@pytest.mark.usefixtures("_trusted")
+def test_a_file_or_pipe_gets_no_progress_bar(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save(_small(), tmp_path / "small")
+    load(tmp_path / "small")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_class_unknown_to_transformers(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="Linear is not a class of transformers"):
         save(nn.Linear(12, 4), tmp_path / "layer")

@@ -67,7 +67,7 @@ def test_two_saved_studies_are_compared(place: Path) -> None:
         (("--study", "study", "--seed", "3"), "--seed is for a MODEL, and the study in study"),
         (("model", "--text", "some.txt", "--study", "study"), "--study study is for a saved study"),
         (("--pruning",), "--pruning is for a MODEL, and none is named"),
-        (("--study", "model"), "load_study: model/study.json holds no study"),
+        (("--study", "model"), "load_study: model is not the folder of a study"),
         (("model", "--text", "few.txt", "--pruning"), "report: --pruning with 2 texts or pairs"),
         (("model", "--text", "some.txt", "--save", "study"), "study already exists. Add --force"),
     ],

@@ -113,7 +113,7 @@ def test_few_examples_test_nothing() -> None:
 
 
 def test_a_head_that_looks_at_a_place_is_no_task_head() -> None:
-    """The right stretch is always the last: any head that looks there decides rightly."""
+    """The right stretch is always the last: any head that looks there decides correctly."""
     examples = [
         hw.Example(e.text, e.query, [(11, 13)], [(s, s + 2) for s in range(1, 11, 2)])
         for e in retrieval(90)
@@ -222,7 +222,7 @@ def test_the_form_that_qrhead_reads(found: TaskHeads, tmp_path: Path) -> None:
 
 
 def test_the_result_is_readable(found: TaskHeads) -> None:
-    assert "decides 100.0% of 45 examples rightly" in str(found)
+    assert "decides 100.0% of 45 examples correctly" in str(found)
     assert RETRIEVAL in repr(found)
     assert "<table" in found._repr_html_()
     assert torch.is_grad_enabled()

@@ -207,8 +207,8 @@ class RunFolder:
         missing = self.unfinished()
         if missing:
             raise InputError(
-                f"corpus: {counted(len(missing), 'shard')} of {self.shards} in {self.path} are "
-                f"missing: {ranges(missing)}. Run them."
+                f"corpus: {self.path} lacks {counted(len(missing), 'shard')} of {self.shards}: "
+                f"{ranges(missing)}. Run the job again."
             )
         model = self.model()
         for shard in range(self.shards):

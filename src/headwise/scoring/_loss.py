@@ -179,7 +179,8 @@ def _token_loss(logits: Tensor, labels: Tensor, name: str) -> Tensor:
 def _labels(batch: Inputs, name: str) -> Tensor:
     if "labels" not in batch:
         raise ArgumentError(
-            f"loss {name}: the batch has {', '.join(batch)}, no labels. Add labels to each batch."
+            f"loss {name}: the batch has {', '.join(batch)}, no labels. Add labels to each batch, "
+            f"or choose another loss."
         )
     return batch["labels"]
 

@@ -8,6 +8,7 @@ import typer
 
 from headwise.cli._options import Force, Json, Model, Shared, check_folder, check_output
 from headwise.cli._print import print_json, print_note, print_table
+from headwise.errors import ArgumentError
 
 MethodName = Literal["half-gate", "gradient", "leave-one-out", "mass", "output"]
 
@@ -94,6 +95,9 @@ def cache(
         check_output(out, ".json", force=force)
     if duo_attention is not None:
         check_folder(duo_attention, force=force)
+    named = [f"--{name}" for name in ("keep", "bytes", "loss") if getattr(goal, name) is not None]
+    if len(named) > 1:
+        raise ArgumentError(f"cache: {' and '.join(named[:2])} are both given. Give one of them.")
     from headwise.cli import tasks
 
     plan = tasks.plan_cache(model, text, shared, **asdict(goal))

@@ -11,6 +11,7 @@ from headwise.errors import ArgumentError, OutputError
 from headwise.files import folder_beside
 from headwise.models._check import check_model
 from headwise.models._compiled import without_compiler
+from headwise.models._quiet import progress_bar_in_terminals_only
 from headwise.models.checkpoints._fresh_process import Reader, answer_in_fresh_process
 from headwise.models.checkpoints._sentence_transformers import (
     encode_sentences,
@@ -100,7 +101,8 @@ def save(
     with folder_beside(Path(folder).absolute(), force) as beside:
         if inner is not model:
             write_around(model, beside)
-        write_format(format, inner, beside, batch)
+        with progress_bar_in_terminals_only():
+            write_format(format, inner, beside, batch)
         if tokenizer is not None:
             _write_tokenizer(tokenizer, beside)
         if source is not None:

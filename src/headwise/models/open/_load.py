@@ -1,9 +1,7 @@
 """Open a model by folder or hub name: safetensors and JSON only, never a pickle, no remote code."""
 
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from headwise._progress import shows_progress
 from headwise._size_limits import limit_model_size
 from headwise.errors import HeadwiseError, InputError
 from headwise.lab import read_model, read_tokenizer
+from headwise.models._quiet import progress_bar_in_terminals_only
 from headwise.models.attention import set_attention
 from headwise.models.checkpoints import (
     ORIGINAL,
@@ -106,6 +105,8 @@ def load_tokenizer(source: str | Path) -> Any:
     except HeadwiseError:
         raise
     except Exception as error:  # transformers raises anything from OSError to TypeError here
+        if folder is None:
+            raise InputError(f"load_tokenizer: {source} {_unreachable(source, error)}") from error
         raise InputError(
             f"load_tokenizer: {source} has no tokenizer that can be opened ({_line(error)}). "
             f"Save the tokenizer beside the model."
@@ -184,7 +185,7 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
         # Open the revision that was checked, not one that was pushed since.
         pinned = {} if folder or checked is None else {"revision": checked.name}
         cls = cls or _model_class(str(source), **pinned)
-        with limit, _progress_bar_in_terminals_only():
+        with limit, progress_bar_in_terminals_only():
             model, report = cls.from_pretrained(
                 str(source),
                 trust_remote_code=False,
@@ -205,21 +206,6 @@ def _from_hugging_face(source: str | Path, folder: Path | None, cls: Any = None)
         )
     read_original(getattr(model.config, ORIGINAL, None), str(source))
     return model
-
-
-@contextmanager
-def _progress_bar_in_terminals_only() -> Iterator[None]:
-    """Keep transformers' progress bar out of files and pipes."""
-    from transformers.utils import logging
-
-    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
 
 
 def _why_not(error: Exception, source: str | Path, folder: Path | None) -> str:

@@ -68,6 +68,10 @@ def read_study(folder: Path) -> Fields:
     Raises:
         InputError: the folder is missing, or holds no complete study of this format.
     """
+    if not (folder / _FACTS).is_file():
+        raise InputError(
+            f"load_study: {folder} is not the folder of a study: it has no {_FACTS}. {_ADVICE}"
+        )
     problem = "holds no study"
     content = read_object(folder / _FACTS, "load_study", _ADVICE, problem)
     whole = f"load_study: {folder} {problem}"

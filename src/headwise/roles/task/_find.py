@@ -33,7 +33,7 @@ def find_heads(
 ) -> TaskHeads:
     """Find the heads whose attention picks the right stretch of a text, and a set that does.
 
-    A head decides an example rightly if its queries give a right stretch more mass (mean over the
+    A head decides an example correctly if its queries give a right stretch more mass (mean over the
     queries, sum over the stretch) than any other; its contrast is the margin. Half of the examples
     choose the set and the strongest baselines; all numbers come from the other half. The baselines
     are chance, the best rule of position or length, the best head (for the set, the best set) of

@@ -68,7 +68,7 @@ class Masses:
     def best_set(self, selection: Bool[np.ndarray, " M"], most: int) -> list[int]:
         """A set whose mean mass decides best on some examples, grown one head at a time.
 
-        A head joins if the set then decides more examples rightly; among equal heads, the one
+        A head joins if the set then decides more examples correctly; among equal heads, the one
         that leaves the largest mean margin.
         """
         chosen_from = self._only(selection)
@@ -91,7 +91,7 @@ class Masses:
         return chosen
 
     def random_sets(self, size: int, seed: int) -> Float[np.ndarray, " M"]:
-        """How often random sets of this size decide rightly, in each example."""
+        """How often random sets of this size decide correctly, in each example."""
         rng = np.random.default_rng(seed)
         size = min(size, len(self.heads))
         sets = [rng.permutation(len(self.heads))[:size] for _ in range(_RANDOM_SETS)]

@@ -31,7 +31,7 @@ class TaskHeads:
     Attributes:
         rows: A row per head. `outcome` is `found` (then `found` is true), `not found`, or
             `not tested: ` and what is missing. `effect` is the share of examples that the head
-            decides rightly, with its interval (95 %, over examples) from `ci_low` to `ci_high`;
+            decides correctly, with its interval (95 %, over examples) from `ci_low` to `ci_high`;
             `null` is the strongest baseline, `baseline` its share, `lift` the share of the range
             above it, `p_adj` the p adjusted over all heads and the set; `contrast` the mean margin
             of mass; `n` the held-out examples, `chosen_half` the effect on the selection half;
@@ -141,7 +141,7 @@ class TaskHeads:
         lines = [
             f"{counted(found, 'head')} of {len(self.rows)} found",
             f"the set {names} decides {row['effect']:.1%} of {counted(int(row['n']), 'example')} "
-            f"rightly [{row['ci_low']:.1%}, {row['ci_high']:.1%}], against {row['baseline']:.1%} "
+            f"correctly [{row['ci_low']:.1%}, {row['ci_high']:.1%}], against {row['baseline']:.1%} "
             f"of {printable(row['null']) or 'no baseline'}: {row['outcome']}",
         ]
         lines += [] if self.answers is None else [str(self.answers)]

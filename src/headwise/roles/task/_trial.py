@@ -37,7 +37,7 @@ class TaskTrial:
     Attributes:
         selection: The examples of the selection half.
         chosen: The heads of the set.
-        nulls: For each baseline, how often it decides each example rightly, where each head and,
+        nulls: For each baseline, how often it decides each example correctly, where each head and,
             last, the set are compared with it.
     """
 

@@ -46,7 +46,7 @@ class KvHeadCount:
         if changed:
             raise UnsupportedError(
                 f"group_heads: {kind} differs from its configuration (in {changed[0]}), as after "
-                f"heads were pruned. Group its heads first, and prune then."
+                f"heads were pruned. Group its heads first, then prune."
             )
         return cls(name, getattr(config, name))
 

@@ -79,7 +79,7 @@ def _uniform_counts(model: nn.Module, batch: Any) -> tuple[HeadCounts, int]:
         raise UnsupportedError(
             f"save: stock Transformers needs as many heads in each layer, and there are {listed}. "
             f"Choose the format 'padded', 'remote-code' or 'headwise', or plan with uniform=True "
-            f"if a {type(model.config).__name__} can set the width of a head."
+            f"(--uniform) if a {type(model.config).__name__} can set the width of a head."
         )
     first = attentions[0]
     return counts[first.site.name], first.output.per_head.shape[1]
