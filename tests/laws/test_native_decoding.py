@@ -222,13 +222,17 @@ def test_with_amx_bfloat16_is_native_in_tiles_or_for_few_rows_of_a_kv_head(
         assert choose(problem, "auto").backend == expected
 
 
-def test_training_in_bfloat16_stays_with_torch_on_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backward pass of the native kernel multiplies no tiles."""
+@pytest.mark.parametrize(("T", "expected"), [(128, "native"), (512, "fused")])
+def test_with_amx_training_on_long_texts_in_bfloat16_stays_with_torch(
+    T: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backward pass of the native kernel multiplies logits alone in tiles."""
     monkeypatch.setattr(cpu, "HAS_AMX", True)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(_kernel, "library", lambda: Library("amx", "", library().functions))
-    q = torch.zeros(1, 8, 512, 64, dtype=torch.bfloat16, requires_grad=True)
-    rule = make_rule(head_dim=64).simplify(512, 512)
-    assert choose(AttentionProblem(q, q, q, rule), "auto").backend == "fused"
+    q = torch.zeros(1, 8, T, 64, dtype=torch.bfloat16, requires_grad=True)
+    rule = make_rule(head_dim=64).simplify(T, T)
+    assert choose(AttentionProblem(q, q, q, rule), "auto").backend == expected
     frozen = q.detach()
     assert choose(AttentionProblem(frozen, frozen, frozen, rule), "auto").backend == "native"
 

@@ -41,6 +41,9 @@ LEAST_QUERIES = 8
 MOST_ROWS_BESIDE_AMX = 8
 # Numbers of a head that fill the row of a tile.
 TILE_DEPTH = 32
+# Tokens up to which it gains in training with AMX: its backward pass multiplies logits alone in
+# tiles, and that of torch is slow only in short texts.
+MOST_TRAINED_IN_TILES = 192
 
 
 class NativeKernel(AttentionKernel):
@@ -96,17 +99,19 @@ def is_faster(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
     # An exported program is for other places, where the native kernel may not be.
     if torch.compiler.is_exporting() or q.dtype == torch.float64:
         return False
-    B, H, T, D = q.shape
+    (B, H, T, D), n_keys = q.shape, k.shape[2]
     packed = is_packed(T, q, k)
     rows_of_kv_head, trained = T * H // k.shape[1], needs_gradient(q, k)
     tiles = _torch_multiplies_tiles(q)
     if packed:
         return not tiles or rows_of_kv_head <= MOST_ROWS_BESIDE_AMX
-    if tiles and (trained or has_tensor or not _multiplies_tiles(D)):
+    if tiles and (has_tensor or not _multiplies_tiles(D)):
+        return False
+    if tiles and trained and max(T, n_keys) > MOST_TRAINED_IN_TILES:
         return False
     least = LEAST_PRODUCTS if tiles or q.dtype == torch.float32 else LEAST_PRODUCTS_HALF
     least += MORE_IN_TRAINING if trained else 0
-    return T >= LEAST_QUERIES and B * H * T * k.shape[2] * D >= _n_threads() << least
+    return T >= LEAST_QUERIES and B * H * T * n_keys * D >= _n_threads() << least
 
 
 def is_faster_than_a_call(q: Tensor, k: Tensor, has_tensor: bool = False) -> bool:
@@ -128,7 +133,7 @@ def _torch_multiplies_tiles(q: Tensor) -> bool:
 
 
 def _multiplies_tiles(head_dim: int) -> bool:
-    """Whether the native kernel does, for more than a few queries; not in its backward pass."""
+    """Whether the native kernel does, for more than a few queries."""
     return library().name == "amx" and head_dim % TILE_DEPTH == 0
 
 
