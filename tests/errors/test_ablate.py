@@ -79,7 +79,7 @@ def test_a_model_with_unknown_inputs() -> None:
         def forward(self, spectrum: torch.Tensor) -> torch.Tensor:
             return self.layer(spectrum)
 
-    with pytest.raises(ArgumentError, match=r"what Own reads.*\(spectrum\)"):
+    with pytest.raises(ArgumentError, match=r"inputs of Own .*\(spectrum\)"):
         _refused(Own(), (0, 1))
     assert len(find_attentions(Own(), X)) == 1
 

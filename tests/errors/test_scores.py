@@ -49,7 +49,7 @@ def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
         Scores.load(path)
     plan = Plan.of("L0.H1", HEADS).save(tmp_path / "plan.json")
     with pytest.raises(
-        InputError, match=r"plan\.json is of the format headwise-plan/1, which is no"
+        InputError, match=r"plan\.json is of the format headwise-plan/1, not a table"
     ):
         Scores.load(plan)
     with pytest.raises(InputError, match=r"is a folder\. Give a file"):

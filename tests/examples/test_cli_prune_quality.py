@@ -90,7 +90,7 @@ def test_auto_removes_the_heads_at_the_elbow_and_states_its_bar(
 def test_a_share_that_is_none_is_named(share: str, place: Path, tmp_path: Path) -> None:
     code, _, err = _prune(place, tmp_path / "small", f"--remove={share}")
     assert code == 2
-    assert f"--remove {share}. Give a share between 0 and 1, such as 0.3, or auto." in err
+    assert f"--remove {share}. Give a share above 0 and below 1, such as 0.3, or auto." in err
 
 
 def test_auto_needs_two_halves(place: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_without_roles_the_outcomes_say_why(place: Path) -> None:
     [
         (("-o", "roles.csv"), "roles: no texts. Give --text, --conllu, --coref, --spans or"),
         (("--text", "texts.txt", "-o", "roles.txt"), "does not end in .parquet"),
-        (("--conllu", "texts.txt", "--json"), "line 1: 1 columns"),
+        (("--conllu", "texts.txt", "--json"), "line 1: 1 column."),
         (("--text", "texts.txt", "--json", "--nulls", "permuted,none"), "no null 'none'"),
     ],
 )
