@@ -53,9 +53,8 @@ inline void pack_tile_columns(const BFloat16 *from, int64_t stride, int64_t n, i
             UNROLL for (int i = 0; i < W; i++) {
                 int64_t key = first + 2 * i;
                 const BFloat16 *row = from + key * stride + c;
-                UInts low = key < n ? (UInts)load_some(row, W) >> 16 : UInts{};
-                UInts high = key + 1 < n ? (UInts)load_some(row + stride, W) : UInts{};
-                tile[i] = (Floats)(low | high);
+                tile[i] = interleaved(key < n ? load_some(row, W) : Floats{},
+                                      key + 1 < n ? load_some(row + stride, W) : Floats{});
             }
             transpose(tile);
             UNROLL for (int i = 0; i < W; i++)

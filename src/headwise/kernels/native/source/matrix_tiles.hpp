@@ -88,7 +88,6 @@ inline void multiply_tiles(Rows<BFloat16> rows, const float *lanes, int steps, b
     });
 }
 #else
-inline bool may_use_tiles() { return false; }
 struct TileRegisters {
     explicit TileRegisters(bool) {}
 };

@@ -33,7 +33,7 @@ inline Rows<Element> pack_rows(const Stored *from, int64_t stride, int n, int64_
             Floats x = load_some(from + c, columns - c);
             if constexpr (UNIT<Element> == 2) {
                 Floats next = r + 1 < n ? load_some(from + stride + c, columns - c) : Floats{};
-                x = (Floats)((UInts)x >> 16 | (UInts)next);
+                x = interleaved(x, next);
             }
             store(to + r / UNIT<Element> * wide + c, x);
         }

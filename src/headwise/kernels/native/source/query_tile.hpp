@@ -421,4 +421,3 @@ inline QueryTile query_tile(const Problem &problem, const Workspace &workspace, 
     return QueryTile(problem, workspace, head / problem.H, head % problem.H, first,
                      std::min<int64_t>(ROWS, problem.T - first));
 }
-

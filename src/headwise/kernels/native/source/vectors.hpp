@@ -98,6 +98,10 @@ INLINE Shorts narrow(Floats x, Float16) {
 #endif
 }
 
+// Numbers that bfloat16 represents, as pairs of it.
+INLINE Floats interleaved(Floats first, Floats second) {
+    return (Floats)((UInts)first >> 16 | (UInts)second);
+}
 // Two numbers of each lane as a pair of bfloat16, and sums of products with such pairs.
 INLINE Floats paired(Floats first, Floats second) {
     return (Floats)(widen_bits(narrow(first, BFloat16{}))
@@ -106,12 +110,8 @@ INLINE Floats paired(Floats first, Floats second) {
 // The same in a third of the instructions, with ties rounded up. For numbers >= 0: some NaN would
 // become 0.
 INLINE Floats paired_weights(Floats first, Floats second) {
-    UInts low = ((UInts)first + 0x8000) >> 16, high = (UInts)second + 0x8000;
-#if defined(__AVX512BF16__)
-    return (Floats)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)low, (__m512i)high);
-#else
-    return (Floats)(low | (high & 0xffff0000));
-#endif
+    return interleaved((Floats)((UInts)first + 0x8000),
+                       (Floats)(((UInts)second + 0x8000) & 0xffff0000));
 }
 INLINE void add_product(Floats &sum, float x, Floats y) { sum += x * y; }
 INLINE void add_pairs(Floats &sum, Floats x, Floats y) {
