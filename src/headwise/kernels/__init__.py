@@ -1,6 +1,12 @@
 """Attention: one function that mixes values, and one that describes the weights of each row."""
 
-from headwise.kernels._attend import AttendOutput, attend
+from headwise.kernels._attend import (
+    AttendOutput,
+    ComputeHeads,
+    attend,
+    plain_outline,
+    prepare_plain,
+)
 from headwise.kernels._choose import BACKENDS, choose, computes_natively
 from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.native import is_faster_than_a_call as native_is_faster
@@ -13,6 +19,7 @@ from headwise.kernels.spec import (
     BiasLike,
     KernelChoice,
     MaskLike,
+    Outline,
     RowRequest,
     RowStatistics,
     SharedRequest,
@@ -20,6 +27,7 @@ from headwise.kernels.spec import (
     WindowLike,
     autocast_inputs,
     make_rule,
+    remember,
     under_autocast,
 )
 
@@ -30,9 +38,11 @@ __all__ = [
     "AttentionRule",
     "Bias",
     "BiasLike",
+    "ComputeHeads",
     "HeadBlock",
     "KernelChoice",
     "MaskLike",
+    "Outline",
     "RowRequest",
     "RowStatistics",
     "SharedRequest",
@@ -45,6 +55,9 @@ __all__ = [
     "is_packed",
     "make_rule",
     "native_is_faster",
+    "plain_outline",
+    "prepare_plain",
+    "remember",
     "row_statistics",
     "statistics_kernel",
     "under_autocast",

@@ -1,5 +1,6 @@
 """The door to attention: check, choose a kernel, compute."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from headwise.errors import ArgumentError, ShapeError
 from headwise.kernels._choose import BY_NAME, choose
 from headwise.kernels.rows import ROWS, weights_from_lse
 from headwise.kernels.spec import (
+    HEADS_ALONE,
     AttentionProblem,
     AttentionRule,
     BiasLike,
@@ -32,6 +34,8 @@ from headwise.kernels.spec import (
 
 # Others, such as tensors, may change without becoming another object.
 _NUMBERS = frozenset((float, int, type(None)))
+
+ComputeHeads = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class AttendOutput(NamedTuple):
@@ -124,14 +128,31 @@ def attend(
             head_dim=q.shape[-1], mask=mask, is_causal=causal, near=window,
             scale=scale, bias=bias, softcap=softcap, sinks=sinks,
         )  # fmt: skip
-        check_rule(rule, q)
-        rule = rule.simplify(q.shape[2], k.shape[2])
         settled = _settle(AttentionProblem(q, k, v, rule, dropout_p, extras), backend, outline)
     result = settled.solve(AttentionProblem(q, k, v, settled.rule, dropout_p, extras))
     if not any(extras):
         return result["heads"]
     lse, choice = result["lse"] if need_lse else None, settled.choice
     return AttendOutput(result["heads"], result.get("weights"), lse, result.get("entropy"), choice)
+
+
+def plain_outline(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None
+) -> Outline | None:
+    """The outline of `attend(q, k, v, causal=causal, scale=scale)`; None if it has none."""
+    return outline_of(q, k, v, (causal, None, scale, None, 0.0, HEADS_ALONE, "auto"))
+
+
+def prepare_plain(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, outline: Outline
+) -> ComputeHeads:
+    """`attend` for all queries, keys and values of this plain outline."""
+    settled = _SETTLED.get(outline)
+    if settled is None:
+        _check(q, k, v, 0.0)
+        rule = make_rule(head_dim=q.shape[-1], is_causal=causal, scale=scale)
+        settled = _settle(AttentionProblem(q, k, v, rule), "auto", outline)
+    return settled.heads
 
 
 class _Settled(NamedTuple):
@@ -141,12 +162,19 @@ class _Settled(NamedTuple):
     choice: KernelChoice
     solve: SolveHeads
 
+    def heads(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The heads of another call of the outline, without dropout and extras."""
+        return self.solve(AttentionProblem(q, k, v, self.rule, 0.0, HEADS_ALONE))["heads"]
+
 
 _SETTLED: dict[Outline, _Settled] = {}
 
 
 def _settle(problem: AttentionProblem, backend: str, outline: Outline | None) -> _Settled:
     """Choose a kernel, and put around it what this problem needs besides."""
+    q, k, _, rule, *_ = problem
+    check_rule(rule, q)
+    problem = problem._replace(rule=rule.simplify(q.shape[2], k.shape[2]))
     choice = choose(problem, backend)
     kernel = BY_NAME[choice.backend]
     solve: SolveHeads = partial(kernel.attend, choice=choice)

@@ -1,7 +1,7 @@
 """The attention function that Hugging Face models call under the name "headwise"."""
 
-from collections.abc import MutableMapping
-from functools import reduce
+from collections.abc import Callable, MutableMapping
+from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
@@ -17,12 +17,17 @@ from headwise.kernels import (
     AttendOutput,
     AttentionProblem,
     Bias,
+    ComputeHeads,
+    Outline,
     TensorBias,
     attend,
     autocast_inputs,
     computes_natively,
     make_rule,
     native_is_faster,
+    plain_outline,
+    prepare_plain,
+    remember,
     under_autocast,
 )
 from headwise.masks import Mask, as_mask
@@ -33,6 +38,10 @@ try:
     from transformers.utils.output_capturing import _active_collector as _collector
 except ImportError:  # early versions of transformers 5 have none
     _collector = None
+
+# What a call may have besides queries, keys, values and a mask.
+_EXTRA = frozenset(("softcap", "s_aux", "position_bias", "cache"))
+_NUMBERS = frozenset((float, int, type(None)))
 
 
 def attention_forward(
@@ -59,12 +68,11 @@ def attention_forward(
             f"Load the model with attn_implementation='eager'."
         )
     call = Call(module, query, key, value, attention_mask, dropout, scaling, more)
+    route = call.known_route()
+    if route is not None:
+        return route(call), None
     if call.is_left_to_torch:
-        mask = as_tensor(attention_mask)
-        heads, _ = sdpa_attention_forward(
-            module, query, key, value, mask, dropout=dropout, scaling=scaling, **more
-        )
-        return heads, None
+        return _by_torch(call), None
     result = attend(
         *call.inputs(), **call.options(), dropout_p=dropout, need_weights=call.needs_weights
     )
@@ -113,6 +121,30 @@ class Call(NamedTuple):
         mask_fits = self.mask is None or self.mask.ndim == 4
         return not (fits and mask_fits) or more.get("cache") is not None
 
+    def known_route(self) -> "Route | None":
+        """How calls of this outline are computed; None for one with more than q, k and v.
+
+        A token takes about as long to decide about as to compute, so it is decided once for all
+        layers.
+        """
+        q, k, v, more = self.q, self.k, self.v, self.more
+        is_plain = self.mask is None and not self.dropout and not self.needs_weights
+        if not is_plain or type(self.scaling) not in _NUMBERS:
+            return None
+        if not _EXTRA.isdisjoint(more) and any(more.get(name) is not None for name in _EXTRA):
+            return None
+        causal = self.is_causal
+        if causal and q.shape[2] != k.shape[2]:
+            return None
+        outline = plain_outline(q, k, v, causal, self.scaling)
+        route: Route | None = None if outline is None else _ROUTES.get(outline)
+        if route is not None or outline is None or under_autocast(q):
+            return route
+        route = _by_torch
+        if not self.is_left_to_torch:
+            route = partial(_by_kernel, prepare_plain(q, k, v, causal, self.scaling, outline))
+        return remember(_ROUTES, outline, route)
+
     def native_problem(self) -> AttentionProblem | None:
         """The call for the native kernel, which can add statistics; None if it cannot."""
         is_added = self.mask is not None and self.mask.is_floating_point()
@@ -146,7 +178,8 @@ class Call(NamedTuple):
             "sinks": self.more.get("s_aux"),
         }
 
-    def _is_causal(self) -> bool:
+    @property
+    def is_causal(self) -> bool:
         """Whether there is no mask and the call is causal."""
         return self.mask is None and is_causal(self.module, self.q.shape[2], self.more)
 
@@ -155,16 +188,33 @@ class Call(NamedTuple):
         S = self.k.shape[2]
         if isinstance(self.mask, RuleMask):
             return self.mask.n_keys
-        return min(S, self.q.shape[2]) if self._is_causal() else S
+        return min(S, self.q.shape[2]) if self.is_causal else S
 
     def _visible(self, T: int, S: int) -> Mask | None:
         if isinstance(self.mask, RuleMask):
             return self.mask.rule
         if self.mask is not None:
             return as_mask(self.mask) if self.mask.dtype == torch.bool else None
-        if not self._is_causal():
+        if not self.is_causal:
             return None
         return top_left(T, S)
+
+
+Route = Callable[[Call], Tensor]
+_ROUTES: dict[Outline, Route] = {}
+
+
+def _by_torch(call: Call) -> Float[Tensor, "B T H Dv"]:
+    """The heads by the function of `sdpa`."""
+    heads, _ = sdpa_attention_forward(
+        call.module, call.q, call.k, call.v, as_tensor(call.mask), dropout=call.dropout,
+        scaling=call.scaling, **call.more,
+    )  # fmt: skip
+    return heads
+
+
+def _by_kernel(compute: ComputeHeads, call: Call) -> Float[Tensor, "B T H Dv"]:
+    return compute(call.q, call.k, call.v).transpose(1, 2)
 
 
 # Biases that held zeros alone, and how often they had been changed in place by then.
@@ -200,4 +250,4 @@ def _collects_weights() -> bool:
     if _collector is None:
         return False
     names = _collector.global_var if torch.compiler.is_compiling() else _collector.get()
-    return names is not None and any(name.endswith("attentions") for name in names)
+    return bool(names) and any(name.endswith("attentions") for name in names)
