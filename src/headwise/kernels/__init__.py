@@ -1,7 +1,7 @@
 """Attention: one function that mixes values, and one that describes the weights of each row."""
 
 from headwise.kernels._attend import AttendOutput, attend
-from headwise.kernels._choose import BACKENDS, choose, computes_natively
+from headwise.kernels._choose import choose, computes_natively
 from headwise.kernels._statistics import row_statistics, statistics_kernel
 from headwise.kernels.native import is_faster_than_a_call as native_is_faster
 from headwise.kernels.native import is_packed
@@ -24,7 +24,6 @@ from headwise.kernels.spec import (
 )
 
 __all__ = [
-    "BACKENDS",
     "AttendOutput",
     "AttentionProblem",
     "AttentionRule",
