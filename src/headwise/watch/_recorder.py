@@ -163,7 +163,7 @@ class Recorder:
 
     def _is_skipped(self) -> bool:
         """Whether the current forward pass is not watched."""
-        # A backward pass runs checkpointed layers again, but they were counted already.
+        # Gradient checkpointing runs layers again in the backward pass: they were counted already.
         is_backward = in_backward() and not self._inputs.inside
         return is_backward or max(0, self._inputs.passes - 1) % self._every > 0
 
