@@ -31,7 +31,7 @@ from headwise.masks.parts import Dense
 # Multiplications of q · k per thread, as powers of two, from which a call in C++ pays for what it
 # takes in Python. Half precision gains sooner: torch is slower in it.
 LEAST_PRODUCTS, LEAST_PRODUCTS_HALF = 20, 19
-# In training Python takes so much more, as a power of two.
+# The factor by which that is larger in training, as a power of two.
 MORE_IN_TRAINING = 2
 # Fewer queries would leave most lanes of a vector empty, unless heads are packed: then it is faster
 # for any number of keys.
