@@ -16,6 +16,7 @@ from headwise.cli.tasks._roles import find_roles_of
 from headwise.cli.tasks._texts import (
     STANDARD_INPUT,
     note_split_texts,
+    read_sentence,
     read_text_file,
     read_texts_and_targets,
 )
@@ -122,7 +123,8 @@ def _title(model: str) -> str:
 
 
 def look_at_text(name: str, text: str, target: str | None, shared: Shared) -> Look:
-    """Open a model and look at one text."""
+    """Open a model and look at one text, or at standard input for `-`."""
+    text = read_sentence(text)
     model, tokenizer = open_model(name, shared, text_for="look")
     return look(model, tokenizer, text, target=target, title=_title(name))
 
