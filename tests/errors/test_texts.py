@@ -30,6 +30,13 @@ def test_pieces_have_room_beside_special_tokens() -> None:
         hw.importance(model, ["one two"], tokenizer=tokenizer, max_tokens=2)
 
 
+def test_a_folder_around_a_model_names_the_model(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").touch()
+    with pytest.raises(InputError, match=r"neither .* Give a model's folder, such as .*hf\.$"):
+        hw.load(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["", " ", "-", "~", "~/model", "a\0b", "two words"])
 def test_names_that_are_no_model(name: str) -> None:
     with pytest.raises(InputError, match="is not a folder"):
