@@ -236,7 +236,7 @@ def test_a_window_wider_than_the_text_equals_full(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Llama", pytest.param("GptOss", marks=pytest.mark.full)])
-@pytest.mark.parametrize("how", ["greedy", "beams", "assisted", "lookup"])
+@pytest.mark.parametrize("how", ["greedy", "beams", "assisted", "lookup", "chunks"])
 def test_generate_equals_one_pass_under_the_masks(name: str, how: str) -> None:
     model = zoo.make(name)
     windows = mixed(model)
@@ -245,8 +245,9 @@ def test_generate_equals_one_pass_under_the_masks(name: str, how: str) -> None:
         "beams": {"num_beams": 3, "num_return_sequences": 3},
         "assisted": {"assistant_model": zoo.make("Llama")},
         "lookup": {"prompt_lookup_num_tokens": 4},
+        "chunks": {"prefill_chunk_size": 5},
     }[how]
-    inputs = prompt(4 if how in ("greedy", "beams") else 0)
+    inputs = prompt(4 if how in ("greedy", "beams", "chunks") else 0)
     if how in ("assisted", "lookup"):
         inputs = {name: x[:1] for name, x in inputs.items()}
     with plan_of(windows).cache(model) as cache:
