@@ -12,7 +12,15 @@ from jaxtyping import Bool, Float
 
 from headwise._display import printable
 from headwise.roles.effects import Effects
-from headwise.roles.testing import FEWEST_TEXTS, LEVEL, NULLS, Family, Verdict, has_role
+from headwise.roles.testing import (
+    FEWEST_TEXTS,
+    LEVEL,
+    NULLS,
+    POWER,
+    Family,
+    Verdict,
+    has_role,
+)
 from headwise.tables import Head
 
 # Columns that are known only after the tests.
@@ -35,7 +43,7 @@ def tested_rows(heads: Sequence[Head], family: Family, verdict: Verdict) -> pd.D
     """A row per role and head, without the planted head that each role of the family has last.
 
     A role that was not found in a head counts as not tested if the planted head was not found
-    either, or if no effect is large enough to be found.
+    either, or if no effect is large enough to be found reliably.
     """
     R, N = len(family.roles), len(heads)
     found = has_role(family, verdict)
@@ -63,6 +71,8 @@ def _out_of_reach(planted: Mapping[Any, Any], effect: float) -> str:
         return f"not tested: {null}, and no score is as far above it as a label needs"
     if not planted["found"]:
         return f"not tested: a planted head with {effect:.2f} was not found ({null})"
+    if np.isnan(planted["smallest"]):
+        return f"not tested: no score is labelled with a probability of {POWER:.0%} ({null})"
     return ""
 
 
