@@ -15,7 +15,7 @@ from headwise.roles.evaluation._relation_index import RelationIndex
 from headwise.roles.evaluation._units import Units
 from headwise.roles.relations import GRIDS, Role, as_item, gold_roles, token_roles, tokenize
 from headwise.roles.results import _rows
-from headwise.roles.testing import NULLS, has_role
+from headwise.roles.testing import FEWEST_TEXTS, NULLS, has_role
 from headwise.roles.testing._control import POWER, least_lift, plant
 from headwise.roles.testing._evidence import Family, halves, judge
 from headwise.roles.testing._trials import Split
@@ -100,6 +100,8 @@ def test_more_texts_show_smaller_effects():
     ]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < sizes[0] - 0.1
+    too_few = simulated(np.random.default_rng(0), 2 * FEWEST_TEXTS - 2, 12, 0.5)
+    assert np.isnan(smallest_in(plant(*too_few, tests=1)))  # with as few texts nothing is tested
 
 
 def test_a_planted_head_is_diluted_and_joins_its_role():
