@@ -235,10 +235,7 @@ def outcomes_by_role(rows: pd.DataFrame) -> pd.DataFrame:
 def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
     having = rows[rows["found"]]
     tested = rows[rows["outcome"].isin((FOUND, NOT_FOUND))]
-    best = (having if len(having) else tested if len(tested) else rows).sort_values(
-        ["lift", "effect"], ascending=False, kind="stable"
-    )
-    shown = best.iloc[0]
+    shown = by_nearness(having if len(having) else tested if len(tested) else rows).iloc[0]
     outcome = FOUND if len(having) else NOT_FOUND if len(tested) else str(shown["outcome"])
     names = ("effect", "ci_low", "ci_high", "null", "baseline", "lift", "smallest", "control", "n")
     return (
@@ -246,6 +243,17 @@ def _role_outcome(role: str, rows: pd.DataFrame) -> dict[str, Any]:
         | {name: shown[name] for name in names}
         | {"texts": shown["texts"]}
     )
+
+
+def by_nearness(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows from the one that comes nearest to a label down.
+
+    A null that is always right leaves no lift: its heads are ordered by their distance to it.
+    """
+    nearness = rows["lift"].fillna(rows["effect"] - rows["baseline"])
+    keys = rows.assign(nearness=nearness)[["nearness", "effect"]]
+    order = keys.sort_values(["nearness", "effect"], ascending=False, kind="stable").index
+    return rows.loc[order]
 
 
 def example_rows(
