@@ -7,7 +7,7 @@ from typing import Any
 from headwise._display import counted
 from headwise.report._study_data import StudyData
 from headwise.report.page._visible_text import digits, probability, visible
-from headwise.roles import Roles, shape_line, shapes_summary
+from headwise.roles import Roles, by_nearness, shape_line, shapes_summary
 from headwise.roles.effects import WITHOUT, group_line
 
 COLUMNS = ("Head", "Role", "Effect", "Strongest null", "Lift", "p", "Held-out queries")
@@ -108,7 +108,7 @@ def _nearest_roles(roles: Roles) -> dict[str, str]:
     rows = roles.frame()
     is_role = rows["role"].isin(set(roles.outcomes()["role"]))  # and not a shape
     missed = rows[is_role & rows["p_adj"].notna() & (rows["outcome"] == "not found")]
-    best = missed.sort_values("lift", ascending=False, kind="stable").drop_duplicates("name")
+    best = by_nearness(missed).drop_duplicates("name")
     return {
         row["name"]: (
             f"{row['role']}: {interval_text(row)}, against {digits(row['baseline'])} "
