@@ -21,7 +21,7 @@ from headwise.kernels.spec._outline import (
     remember,
     under_autocast,
 )
-from headwise.kernels.spec._problem import AttentionProblem, Extras
+from headwise.kernels.spec._problem import HEADS_ALONE, AttentionProblem, Extras
 from headwise.kernels.spec._request import Named, RowRequest, RowStatistics, SharedRequest
 from headwise.kernels.spec._rule import (
     AttentionRule,
@@ -33,6 +33,7 @@ from headwise.kernels.spec._rule import (
 )
 
 __all__ = [
+    "HEADS_ALONE",
     "AttentionKernel",
     "AttentionProblem",
     "AttentionRule",
